@@ -1,0 +1,38 @@
+# Everything runs inside .venv, which the first target makes. `make run`, `make test` are all the set-up there is.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+export OMP_NUM_THREADS := 1
+
+.PHONY: run test check fuzz bench clean
+
+run: $(VENV)/ready
+	$(PY) run.py $(ARGS)
+
+test: $(VENV)/ready
+	$(PY) -m pytest
+
+check: $(VENV)/ready
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+# The decoder's long test: 100,000 mutated payloads for every codec.
+fuzz: $(VENV)/ready
+	$(PY) -m pytest tests/compression/test_fuzz.py --mutations 100000
+
+bench: $(VENV)/ready
+	$(PY) -m benchmarks.engine
+
+# uv makes the environment in under a minute; where it is not installed, the new environment gets its own.
+$(VENV)/ready: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "python3 (3.11 to 3.13) is needed; or give make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+		|| { echo "Python 3.11, 3.12 or 3.13 is needed, this is $$($(PYTHON) -V); give make PYTHON=python3.12, say" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@if command -v uv >/dev/null; then UV=uv; else $(PY) -m pip install --quiet uv && UV=$(VENV)/bin/uv; fi; \
+		set -x; $$UV pip install --quiet --python $(PY) -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) outputs multirun .mypy_cache .ruff_cache .pytest_cache .hypothesis

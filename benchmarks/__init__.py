@@ -1,0 +1,1 @@
+"""Speed and size, each against a named peer or limit, printed as JSON."""

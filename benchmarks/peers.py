@@ -1,0 +1,198 @@
+"""What the engine is measured against, doing the same work: a bare PyTorch loop, and pfl.
+
+    python -m benchmarks.peers        # the peers alone, as JSON
+
+The bare loop is what a good PyTorch programmer writes for federated averaging when nothing else is
+needed: the standard optimizer, one model for all nodes, tensors in memory. pfl: `peers_pfl.py`.
+"""
+
+import importlib.util
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.timing import Child, Pipe, Turns, compare
+
+PFL_MISSING = (
+    "pfl is not installed: uv pip install -e '.[bench]' (Python 3.11 or 3.12), then run this again"
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Federated averaging of LeNet-5, one local epoch of plain SGD, on images of 1x28x28."""
+
+    nodes: int = 1000
+    cohort: int = 50
+    samples: int = 50
+    batch: int = 10
+    lr: float = 0.05
+    seed: int = 0
+
+
+class LeNet5(nn.Module):
+    """LeNet-5 with ReLU and max pooling: 61,706 parameters. (N, 1, 28, 28) -> (N, 10) logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(400, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        x = F.relu(self.fc2(x))
+        out: Tensor = self.fc3(x)
+        return out
+
+
+def make_data(work: Work) -> tuple[Tensor, Tensor]:
+    """Every node's float32 images (nodes, samples, 1, 28, 28) and int64 labels (nodes, samples).
+
+    Each class is a smooth pattern under noise. A tenth of the labels is random, so that the loss
+    falls but never to nothing, where tiny numbers would change the speed of arithmetic.
+    """
+    rng = torch.Generator().manual_seed(work.seed)
+    coarse = torch.randn(10, 1, 7, 7, generator=rng)
+    patterns = F.interpolate(coarse, size=(28, 28), mode="bilinear")
+    labels = torch.randint(10, (work.nodes, work.samples), generator=rng)
+    images = torch.randn(work.nodes, work.samples, 1, 28, 28, generator=rng).add_(patterns[labels])
+    wrong = torch.rand(labels.shape, generator=rng) < 0.1
+    noise = torch.randint(10, labels.shape, generator=rng)
+    return images.div_(2**0.5), torch.where(wrong, noise, labels)
+
+
+@torch.no_grad()
+def training_loss(model: nn.Module, images: Tensor, labels: Tensor, nodes: int = 40) -> float:
+    """Mean cross entropy over the data of the first `nodes` nodes."""
+    logits = model(images[:nodes].flatten(0, 1))
+    return F.cross_entropy(logits, labels[:nodes].flatten()).item()
+
+
+def bare_rounds(model: nn.Module, images: Tensor, labels: Tensor, work: Work) -> Iterator[None]:
+    """Endless rounds of federated averaging; `model` holds the new global parameters after each."""
+    rng = torch.Generator().manual_seed(work.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=work.lr)
+    parameters = [p.detach() for p in model.parameters()]
+    current = [p.clone() for p in parameters]
+    total = [torch.empty_like(p) for p in parameters]
+    while True:
+        for t in total:
+            t.zero_()
+        weight = 0
+        for node in torch.randperm(work.nodes, generator=rng)[: work.cohort].tolist():
+            for p, c in zip(parameters, current, strict=True):
+                p.copy_(c)
+            x, y = images[node], labels[node]
+            order = torch.randperm(len(y), generator=rng)
+            for start in range(0, len(y), work.batch):
+                batch = order[start : start + work.batch]
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x[batch]), y[batch])
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            for t, p in zip(total, parameters, strict=True):
+                t.add_(p, alpha=len(y))
+            weight += len(y)
+        for p, c, t in zip(parameters, current, total, strict=True):
+            torch.div(t, weight, out=c)
+            p.copy_(c)
+        yield
+
+
+def bare_loop(rounds: int, work: Work | None = None, warmup: int = 1) -> list[float]:
+    """Seconds of each round of the bare loop, in this process and on one thread."""
+    work = work or Work()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(work.seed)
+    run = bare_rounds(LeNet5(), *make_data(work), work)
+    seconds = []
+    for _ in range(warmup + rounds):
+        start = time.perf_counter()
+        next(run)
+        seconds.append(time.perf_counter() - start)
+    torch.set_num_threads(threads)
+    return seconds[warmup:]
+
+
+def bare() -> Child:
+    """The bare loop as a long-lived contestant."""
+    return Child([sys.executable, "-m", "benchmarks.peers", "serve"])
+
+
+def pfl(processes: int = 1) -> Child | None:
+    """pfl as a long-lived contestant; None, and a line on stderr, where it is not installed."""
+    if importlib.util.find_spec("pfl") is None:
+        print(PFL_MISSING, file=sys.stderr)
+        return None
+    command = [sys.executable, "-m", "benchmarks.peers_pfl"]
+    if processes == 1:
+        return Child(command)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # pfl's own way to start several processes by hand: everybody's address (only the first
+    # is connected to) and a rank.
+    addresses = ",".join([f"127.0.0.1:{port}"] * processes)
+    envs = [
+        {"PFL_WORKER_ADDRESSES": addresses, "PFL_WORKER_RANK": str(rank)}
+        for rank in range(processes)
+    ]
+    return Child(command, envs)
+
+
+def pfl_seconds(rounds: int, processes: int = 1, warmup: int = 1) -> list[float] | None:
+    """Seconds of each round of pfl, without start-up; None, and a line on stderr, without pfl."""
+    child = pfl(processes)
+    if child is None:
+        return None
+    with child:
+        return child(warmup + rounds)[warmup:]
+
+
+def add_losses(result: dict[str, dict[str, Any]], children: Mapping[str, Child]) -> None:
+    """Add `loss`: [rounds, training loss] after the first block and after the last that all had."""
+    common = sorted(set.intersection(*(set(child.losses) for child in children.values())))
+    for name, child in children.items():
+        result[name]["loss"] = [[r, round(child.losses[r], 3)] for r in (common[0], common[-1])]
+
+
+def _serve() -> None:
+    work = Work()
+    torch.set_num_threads(1)
+    torch.manual_seed(work.seed)
+    model, (images, labels) = LeNet5(), make_data(work)
+    run = bare_rounds(model, images, labels, work)
+    pipe = Pipe(lambda: training_loss(model, images, labels))
+    turns = Turns(pipe.receive, pipe.report)
+    while turns.lap():
+        next(run)
+
+
+def main() -> None:
+    """Compare the peers and print JSON."""
+    with ExitStack() as stack:
+        candidates = {"bare": bare(), "pfl, 1 process": pfl(1), "pfl, 2 processes": pfl(2)}
+        children = {k: stack.enter_context(v) for k, v in candidates.items() if v is not None}
+        result = compare(children)
+        add_losses(result, children)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    _serve() if sys.argv[1:] == ["serve"] else main()

@@ -1,0 +1,1 @@
+"""What runs on a device: the ClientApp, local training, the node's own data."""

@@ -1,0 +1,1 @@
+"""Lossless coders: one module each, found by the registry."""

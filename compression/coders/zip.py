@@ -1,0 +1,36 @@
+"""Deflate, the "standard Zip method" of the F2I paper (Edgify)."""
+
+import zlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from compression.registry import register
+from compression.stages import Array, Buffer, Coder, PayloadError, Spec
+
+
+@register("coder")
+@dataclass(frozen=True)
+class Zip(Coder):
+    """A zlib stream (RFC 1950) at level 6, bytes in their own order."""
+
+    name: ClassVar[str] = "zip"
+    id: ClassVar[int] = 1
+
+    def encode(self, data: Array, spec: Spec) -> Buffer | None:
+        """Deflate."""
+        return zlib.compress(data.data, 6)
+
+    @classmethod
+    def decode(cls, coded: memoryview, spec: Spec) -> Array:
+        """Inflate one byte beyond the expected size at most."""
+        inflater = zlib.decompressobj()
+        try:
+            data = inflater.decompress(coded, spec.nbytes + 1)
+        except zlib.error:
+            raise PayloadError("payload holds a broken zlib stream") from None
+        tail = inflater.unused_data or inflater.unconsumed_tail
+        if not inflater.eof or tail or len(data) != spec.nbytes:
+            raise PayloadError("payload holds a zlib stream of another length")
+        return np.frombuffer(data, dtype=spec.dtype)

@@ -1,0 +1,69 @@
+"""Zstandard (RFC 8878)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+from backports import zstd
+
+from compression.registry import register
+from compression.stages import Array, Buffer, Coder, Kind, PayloadError, Spec
+
+_WINDOW_LOG_MAX = zstd.DecompressionParameter.window_log_max
+
+
+@register("coder")
+@dataclass(frozen=True)
+class Zstd(Coder):
+    """One frame a stream; floats with their bytes in planes: all first bytes, all second, ...
+
+    Planes of one significance cost about 4 % less than float32 in its own order and code in
+    about half of the time. ``level``: 1 to 19.
+    """
+
+    name: ClassVar[str] = "zstd"
+    id: ClassVar[int] = 2
+
+    level: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.level <= 19:  # beyond, windows exceed what decode() accepts
+            raise ValueError(f"option level of zstd must be from 1 to 19, not {self.level}")
+
+    def encode(self, data: Array, spec: Spec) -> Buffer | None:
+        """Compress into one frame."""
+        ordered = _planes(data) if spec.kind is Kind.FLOATS else data
+        return zstd.compress(ordered.data, self.level)
+
+    @classmethod
+    def decode(cls, coded: memoryview, spec: Spec) -> Array:
+        """Decompress one byte beyond the expected size at most, window no larger than needed."""
+        window = min(23, max(10, spec.nbytes.bit_length()))
+        decompressor = zstd.ZstdDecompressor(options={_WINDOW_LOG_MAX: window})
+        try:
+            data = decompressor.decompress(coded, spec.nbytes + 1)
+        except zstd.ZstdError:
+            raise PayloadError("payload holds a broken zstd frame") from None
+        if not decompressor.eof or decompressor.unused_data or len(data) != spec.nbytes:
+            raise PayloadError("payload holds a zstd frame of another length")
+        if spec.kind is Kind.FLOATS:
+            return _interleaved(data, spec)
+        return np.frombuffer(data, dtype=spec.dtype)
+
+
+def _planes(data: Array) -> Array:
+    width = data.dtype.itemsize
+    own = data.view(np.uint8)
+    planes = np.empty((width, data.size), dtype=np.uint8)
+    for byte in range(width):
+        planes[byte] = own[byte::width]
+    return cast(Array, planes.reshape(-1))
+
+
+def _interleaved(data: bytes, spec: Spec) -> Array:
+    width = spec.dtype.itemsize
+    planes = np.frombuffer(data, dtype=np.uint8).reshape(width, spec.size)
+    own = np.empty((spec.size, width), dtype=np.uint8)
+    for byte in range(width):
+        own[:, byte] = planes[byte]
+    return cast(Array, own.reshape(-1).view(spec.dtype))

@@ -1,0 +1,128 @@
+"""The payload as a whole: prefix, tables, directory, bodies, checksum. See docs/payload.md."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+import numpy as np
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from compression.header import Reader, name_table, read_layout, shape_table, skip_layout
+from compression.layout import Layout
+from compression.registry import by_id
+from compression.stages import Array, Buffer, Coder, PayloadError, Quantizer, Sparsifier, Spec
+
+MAGIC = b"EWP"
+VERSION = 1
+NAMED = 1  # flag: the table of names is there
+ALL, INDICES = 0, 1  # selections
+_PREFIX = 8  # bytes before the tables
+_CHECKSUM = 8
+_MOST_NUMBERS = 16  # streams, and parameters of a quantizer
+
+
+class Body(NamedTuple):
+    """One stream as it lies in the payload."""
+
+    view: memoryview
+    coded: bool
+
+
+class Parsed(NamedTuple):
+    """A payload whose checksum and lengths are right; its streams are not decoded yet."""
+
+    sparsifier: type[Sparsifier]
+    quantizer: type[Quantizer]
+    coder: type[Coder]
+    layout: Layout
+    selected: int | None  # number of indices; None: every coordinate is there
+    params: tuple[int, ...]
+    bodies: list[Body]
+
+
+@lru_cache(maxsize=64)
+def tables(layout: Layout, ids: bytes) -> bytes:
+    """Return everything that stands before the selection and is the same for every update."""
+    names = name_table(layout) if ids[-1] else b""
+    return MAGIC + bytes((VERSION,)) + ids + shape_table(layout) + names
+
+
+def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
+    """Join header, padding, bodies and checksum: the only copy of the values that is made."""
+    parts = [head + bytes(-len(head) % 8), *bodies]
+    checksum = xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    return b"".join([*parts, checksum.intdigest().to_bytes(_CHECKSUM, "little")])
+
+
+def parse(payload: Buffer, layout: Layout | None, max_size: int) -> Parsed:
+    """Check the checksum, then everything but the streams' contents."""
+    view = memoryview(payload).cast("B")
+    if len(view) < _PREFIX + _CHECKSUM or view[:3] != MAGIC:
+        raise PayloadError("these bytes are no payload")
+    if view[3] != VERSION:
+        raise PayloadError(f"payload has version {view[3]}; this program reads {VERSION}")
+    view, checksum = view[:-_CHECKSUM], view[-_CHECKSUM:]
+    if xxh3_64_intdigest(view) != int.from_bytes(checksum, "little"):
+        raise PayloadError("payload is damaged: its checksum does not match")
+    sparsifier, quantizer, coder, flags = view[4:_PREFIX]
+    if flags & ~NAMED:
+        raise PayloadError(f"payload has unknown flags {flags:#x}")
+    reader = Reader(view, _PREFIX)
+    if layout is None:
+        layout = read_layout(reader, bool(flags), max_size)
+    else:
+        skip_layout(reader, bool(flags), layout)
+    return Parsed(
+        cast(type[Sparsifier], by_id("sparsifier", sparsifier)),
+        cast(type[Quantizer], by_id("quantizer", quantizer)),
+        cast(type[Coder], by_id("coder", coder)),
+        layout,
+        _read_selection(reader, layout),
+        _read_numbers(reader),
+        _read_bodies(reader),
+    )
+
+
+def _read_selection(reader: Reader, layout: Layout) -> int | None:
+    selection = reader.byte()
+    if selection == ALL:
+        return None
+    if selection != INDICES:
+        raise PayloadError(f"payload has the unknown selection {selection}")
+    count = reader.varint()
+    if count > layout.size:
+        raise PayloadError(f"payload declares {count} indices into {layout.size} entries")
+    return count
+
+
+def _read_numbers(reader: Reader) -> tuple[int, ...]:
+    count = reader.varint()
+    if count > _MOST_NUMBERS:
+        raise PayloadError(f"payload declares {count} streams or parameters")
+    return tuple([reader.varint() for _ in range(count)])
+
+
+def _read_bodies(reader: Reader) -> list[Body]:
+    sizes = _read_numbers(reader)
+    if any(reader.take(-reader.position % 8)):
+        raise PayloadError("payload has padding that is not zero")
+    bodies = [Body(reader.take(size >> 1), bool(size & 1)) for size in sizes]
+    if reader.position != len(reader.view):
+        raise PayloadError("payload goes on after its last stream")
+    return bodies
+
+
+def unpack(coder: type[Coder], body: Body, spec: Spec) -> Array:
+    """Return a stream, as a view of the payload where it is not coded."""
+    if not body.coded:
+        if len(body.view) != spec.nbytes:
+            raise PayloadError(
+                f"payload holds a stream of {len(body.view)} bytes instead of {spec.nbytes}"
+            )
+        stream = cast(Array, np.frombuffer(body.view, dtype=spec.dtype))
+        return stream if stream.flags.aligned else stream.copy()
+    if len(body.view) >= spec.nbytes:
+        raise PayloadError("payload holds a coded stream that is no smaller than uncoded")
+    return coder.decode(body.view, spec)

@@ -1,0 +1,64 @@
+"""Where each tensor of a model lies in one flat float32 vector."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tensors laid end to end in one flat float32 vector.
+
+    ``dtypes`` are the tensors' own dtype names ("float32", "int64", ...); in the vector every entry
+    is float32. A 0-d tensor holds one entry; zero-size tensors and an empty layout are legal.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.shapes) == len(self.dtypes):
+            raise ValueError(
+                f"a layout needs as many names ({len(self.names)}) as shapes "
+                f"({len(self.shapes)}) and dtypes ({len(self.dtypes)})"
+            )
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if any(d < 0 for d in shape):
+                raise ValueError(f"tensor {name} has a negative dimension: {tuple(shape)}")
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """(T+1,) int64, read-only: tensor t is entries ``offsets[t]:offsets[t + 1]``."""
+        sizes = [0, *(math.prod(shape) for shape in self.shapes)]
+        offsets = np.cumsum(np.array(sizes, dtype=np.int64))
+        offsets.flags.writeable = False
+        return offsets
+
+    @cached_property
+    def size(self) -> int:
+        """Number of float32 entries in the vector."""
+        return int(self.offsets[-1])
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self.names)
+
+    def __bool__(self) -> bool:
+        """Return True: a layout without tensors is still a layout."""
+        return True
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.names, self.shapes, self.dtypes))
+
+    def __hash__(self) -> int:
+        # Layouts key the caches on the hot path; hashing 122 names anew each time would show.
+        return self._hash
+
+    def __reduce__(self) -> tuple[type["Layout"], tuple[object, ...]]:
+        # Without the cached values: another process hashes strings differently.
+        return Layout, (self.names, self.shapes, self.dtypes)

@@ -1,0 +1,1 @@
+"""Quantizers: one module each, found by the registry."""

@@ -1,0 +1,82 @@
+"""Half precision, each tensor divided by its largest magnitude first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+
+from compression.quantizers.scaling import (
+    blocks,
+    check_scales,
+    divide,
+    magnitudes,
+    multiply,
+    workspace,
+)
+from compression.registry import register
+from compression.stages import (
+    Array,
+    Bounds,
+    Kind,
+    PayloadError,
+    Quantizer,
+    Rng,
+    Segments,
+    Spec,
+    Vector,
+    expect_params,
+)
+
+_F2 = np.dtype("<f2")
+_F4 = np.dtype("<f4")
+_ONE = 0x3C00  # the bits of float16 1.0; magnitudes compare like their bits
+
+
+@register("quantizer")
+@dataclass(frozen=True)
+class Float16(Quantizer):
+    """IEEE 754 half precision of x / scale, scale = max |x| of the tensor.
+
+    Unscaled, most of a small update is subnormal in half precision. Error: at most
+    |x| 2^-11 + scale 2^-25, and float32's own rounding.
+    Streams: T float32 scales, k float16 in [-1, 1].
+    """
+
+    name: ClassVar[str] = "float16"
+    id: ClassVar[int] = 1
+
+    def encode(self, values: Vector, segments: Segments, rng: Rng) -> Sequence[Array]:
+        """Divide and round to half precision, tensor by tensor."""
+        scales = magnitudes(values, segments)
+        halves = np.empty(len(values), dtype=_F2)
+        work = workspace(segments)
+        for block in blocks(segments):
+            halves[block.whole] = divide(values, scales, block, work)
+        return scales.astype(_F4, copy=False), halves
+
+    @classmethod
+    def specs(cls, params: tuple[int, ...], segments: Segments) -> tuple[Spec, ...]:
+        """One scale a tensor, one half a value."""
+        expect_params(params)
+        scales = Spec(Kind.FLOATS, _F4, len(segments) - 1)
+        return scales, Spec(Kind.FLOATS, _F2, int(segments[-1]))
+
+    @classmethod
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], segments: Segments
+    ) -> Vector:
+        """Multiply by the scales; halves beyond 1 and scales that are not finite are refused."""
+        scales = cast(Vector, streams[0].astype(np.float32, copy=False))
+        halves = streams[1]
+        check_scales(scales, 1)
+        for block in blocks(segments):
+            if (halves[block.whole].view("<u2") & 0x7FFF).max() > _ONE:
+                raise PayloadError("payload holds a float16 value beyond its scale")
+        return multiply(halves, scales, segments)
+
+    def error_bound(self, values: Vector, segments: Segments) -> Bounds:
+        """Half a unit in the last place of normal and subnormal halves, float32's own rounding."""
+        scales = np.repeat(magnitudes(values, segments).astype(np.float64), np.diff(segments))
+        own = np.abs(values.astype(np.float64)) * (2.0**-11 + 2.0**-22)
+        return own + scales * (2.0**-25 + 2.0**-45) + 2.0**-149

@@ -1,0 +1,57 @@
+"""Values as they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+
+from compression.registry import register
+from compression.stages import (
+    Array,
+    Bounds,
+    Kind,
+    PayloadError,
+    Quantizer,
+    Rng,
+    Segments,
+    Spec,
+    Vector,
+    expect_params,
+    is_finite,
+)
+
+_F4 = np.dtype("<f4")
+
+
+@register("quantizer")
+@dataclass(frozen=True)
+class Float32(Quantizer):
+    """IEEE 754 single precision; exact. Stream: k float32."""
+
+    name: ClassVar[str] = "float32"
+    id: ClassVar[int] = 0
+
+    def encode(self, values: Vector, segments: Segments, rng: Rng) -> Sequence[Array]:
+        """Return the values themselves."""
+        return (cast(Array, values.astype(_F4, copy=False)),)
+
+    @classmethod
+    def specs(cls, params: tuple[int, ...], segments: Segments) -> tuple[Spec, ...]:
+        """One stream of floats."""
+        expect_params(params)
+        return (Spec(Kind.FLOATS, _F4, int(segments[-1])),)
+
+    @classmethod
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], segments: Segments
+    ) -> Vector:
+        """Return the stream itself once it is known to be finite."""
+        values = cast(Vector, streams[0].astype(np.float32, copy=False))
+        if not is_finite(values):
+            raise PayloadError("payload holds NaN or infinity")
+        return values
+
+    def error_bound(self, values: Vector, segments: Segments) -> Bounds:
+        """Nothing is lost."""
+        return np.zeros(len(values))

@@ -1,0 +1,97 @@
+"""F2I: float32 to int8, symmetric, one scale a tensor (Edgify, large-batch training on edge)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+
+from compression.quantizers.scaling import (
+    blocks,
+    check_scales,
+    divide,
+    magnitudes,
+    multiply,
+    workspace,
+)
+from compression.registry import register
+from compression.stages import (
+    Array,
+    Bounds,
+    Kind,
+    PayloadError,
+    Quantizer,
+    Rng,
+    Segments,
+    Spec,
+    Vector,
+    expect_params,
+)
+
+_F4 = np.dtype("<f4")
+_I1 = np.dtype("i1")
+_LEVELS = 127
+_TINY = np.finfo(np.float32).smallest_normal
+_HUGE = np.finfo(np.float32).max
+_SAFE = np.float32(_HUGE / 128)  # 127 times any scale up to here is finite
+
+
+@register("quantizer")
+@dataclass(frozen=True)
+class Int8(Quantizer):
+    """x is written as rint(x / scale), scale = max |x| / 127 of its tensor, 0 if all is zero.
+
+    Error: at most scale / 2, and float32's own rounding.
+    Streams: T float32 scales, k int8 in [-127, 127].
+    """
+
+    name: ClassVar[str] = "int8"
+    id: ClassVar[int] = 2
+
+    def encode(self, values: Vector, segments: Segments, rng: Rng) -> Sequence[Array]:
+        """Divide, round half to even, cast: block by block, in cache."""
+        scales = _scales(magnitudes(values, segments))
+        levels = np.empty(len(values), dtype=_I1)
+        work = workspace(segments)
+        for block in blocks(segments):
+            scaled = divide(values, scales, block, work)
+            np.rint(scaled, out=scaled)
+            np.copyto(levels[block.whole], scaled, casting="unsafe")
+        return scales.astype(_F4, copy=False), levels
+
+    @classmethod
+    def specs(cls, params: tuple[int, ...], segments: Segments) -> tuple[Spec, ...]:
+        """One scale a tensor, one level a value."""
+        expect_params(params)
+        scales = Spec(Kind.FLOATS, _F4, len(segments) - 1)
+        return scales, Spec(Kind.LEVELS, _I1, int(segments[-1]))
+
+    @classmethod
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], segments: Segments
+    ) -> Vector:
+        """Multiply by the scales; -128 and scales whose 127-fold is infinite are refused."""
+        scales = cast(Vector, streams[0].astype(np.float32, copy=False))
+        levels = streams[1]
+        check_scales(scales, _LEVELS)
+        if len(levels) and levels.min() < -_LEVELS:
+            raise PayloadError("payload holds the int8 level -128, which is never sent")
+        return multiply(levels, scales, segments)
+
+    def error_bound(self, values: Vector, segments: Segments) -> Bounds:
+        """Half a level, and float32's own rounding."""
+        scales = _scales(magnitudes(values, segments)).astype(np.float64)
+        return np.repeat(scales * (0.5 + 2.0**-16), np.diff(segments))
+
+
+def _scales(largest: Vector) -> Vector:
+    """Return (T,) scales such that x / scale rounds to at most 127 and 127 scale is finite."""
+    scales = largest / np.float32(_LEVELS)
+    if len(scales) and (scales.min() < _TINY or scales.max() > _SAFE):
+        exact = scales.astype(np.float64)
+        # Among subnormals the quotient's own rounding can be half of it: round up instead.
+        low = exact * (_LEVELS + 0.5) < largest
+        scales[low] = np.nextafter(scales[low], np.float32(np.inf))
+        high = exact * _LEVELS > _HUGE
+        scales[high] = np.nextafter(scales[high], np.float32(0))
+    return scales

@@ -1,0 +1,105 @@
+"""What quantizers with one scale a tensor share: the vector cut in blocks that stay in cache."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.stages import PayloadError, Segments, Vector
+
+BLOCK = 1 << 16  # entries worked on at a time; a workspace of 256 kB fits a core's own cache
+
+
+class Piece(NamedTuple):
+    """The part of one tensor that lies in a block."""
+
+    tensor: int
+    whole: slice  # in the vector
+    here: slice  # in the block
+
+
+class Block(NamedTuple):
+    """Up to BLOCK entries and the non-empty pieces of tensors that they are made of."""
+
+    whole: slice
+    pieces: tuple[Piece, ...]
+    tensors: NDArray[np.intp]  # (P,) of the pieces
+    starts: NDArray[np.intp]  # (P,) of the pieces, in the block
+
+
+def blocks(segments: Segments) -> tuple[Block, ...]:
+    """Cut (n,) values at (T+1,) segments into blocks; remembered for the layouts in use."""
+    return _blocks(segments.tobytes())
+
+
+def workspace(segments: Segments) -> Vector:
+    """Return an array as long as the largest block."""
+    return np.empty(min(BLOCK, int(segments[-1])), dtype=np.float32)
+
+
+def magnitudes(values: Vector, segments: Segments) -> Vector:
+    """Return (T,) float32: max |x| of each tensor, 0 for an empty one."""
+    found = np.zeros(len(segments) - 1, dtype=np.float32)
+    work = workspace(segments)
+    for block in blocks(segments):
+        here = work[: block.whole.stop - block.whole.start]
+        np.abs(values[block.whole], out=here)
+        largest = np.maximum.reduceat(here, block.starts)
+        found[block.tensors] = np.maximum(found[block.tensors], largest)
+    return found
+
+
+def divide(values: Vector, scales: Vector, block: Block, work: Vector) -> Vector:
+    """Return x / scale for a block, in ``work``; a tensor of scale 0 holds zeros only."""
+    divisors = scales.tolist()
+    for tensor, whole, here in block.pieces:
+        # Not times 1 / scale, which overflows for the smallest scales.
+        np.divide(values[whole], divisors[tensor] or 1.0, out=work[here])
+    return work[: block.whole.stop - block.whole.start]
+
+
+def multiply(stream: NDArray[np.generic], scales: Vector, segments: Segments) -> Vector:
+    """Return (n,) float32: each entry of a stream of small numbers times its tensor's scale."""
+    values = np.empty(len(stream), dtype=np.float32)
+    factors = scales.tolist()
+    work = workspace(segments)
+    for block in blocks(segments):
+        work[: block.whole.stop - block.whole.start] = stream[block.whole]
+        for tensor, whole, here in block.pieces:
+            np.multiply(work[here], factors[tensor], out=values[whole])
+    return values
+
+
+def check_scales(scales: Vector, levels: int) -> None:
+    """Raise PayloadError unless all scales are >= 0 and finite when times ``levels``."""
+    with np.errstate(over="ignore"):
+        largest = scales * np.float32(levels)
+    if not np.isfinite(largest).all() or np.signbit(scales).any():
+        raise PayloadError("payload holds a scale that is negative or not finite")
+
+
+@lru_cache(maxsize=64)
+def _blocks(segments: bytes) -> tuple[Block, ...]:
+    bounds = np.frombuffer(segments, dtype=np.int64)
+    cuts = np.union1d(bounds, np.arange(0, bounds[-1], BLOCK))
+    owners = np.searchsorted(bounds, cuts[:-1], side="right") - 1
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for tensor, start, stop in zip(
+        owners.tolist(), cuts[:-1].tolist(), cuts[1:].tolist(), strict=True
+    ):
+        found.setdefault(start // BLOCK, []).append((tensor, start, stop))
+    return tuple(_block(number * BLOCK, parts) for number, parts in found.items())
+
+
+def _block(first: int, parts: list[tuple[int, int, int]]) -> Block:
+    pieces = tuple(
+        Piece(tensor, slice(start, stop), slice(start - first, stop - first))
+        for tensor, start, stop in parts
+    )
+    return Block(
+        slice(first, parts[-1][2]),
+        pieces,
+        np.array([piece.tensor for piece in pieces], dtype=np.intp),
+        np.array([piece.here.start for piece in pieces], dtype=np.intp),
+    )

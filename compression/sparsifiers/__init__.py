@@ -1,0 +1,1 @@
+"""Sparsifiers: one module each, found by the registry."""

@@ -1,0 +1,21 @@
+"""Everything is sent."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from compression.layout import Layout
+from compression.registry import register
+from compression.stages import Memory, Rng, Selection, Sparsifier, Vector
+
+
+@register("sparsifier")
+@dataclass(frozen=True)
+class Dense(Sparsifier):
+    """Send every coordinate; there is nothing to remember."""
+
+    name: ClassVar[str] = "dense"
+    id: ClassVar[int] = 0
+
+    def select(self, update: Vector, layout: Layout, memory: Memory | None, rng: Rng) -> Selection:
+        """Return the update itself."""
+        return Selection(None, update)

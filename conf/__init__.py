@@ -1,0 +1,6 @@
+"""The configuration: Hydra's groups (YAML) and their types (`schema`)."""
+
+from conf.load import load_config, run_config
+from conf.schema import Config, ConfigError, NetworkConfig
+
+__all__ = ["Config", "ConfigError", "NetworkConfig", "load_config", "run_config"]

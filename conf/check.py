@@ -1,0 +1,90 @@
+"""Checks that types alone cannot make: bounds, and keys that belong to a `_target_`'s signature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from hydra.utils import get_object
+
+from conf.schema import Config, ConfigError
+
+PRIMITIVES = (bool, int, float, str, NoneType)
+
+
+def check(config: Config) -> None:
+    """Raise `ConfigError` for the first value that is out of bounds or of the wrong type."""
+    _check_bounds(config, "")
+    for group in ("strategy", "partition", "optimizer", "schedule", "engine"):
+        check_target(group, getattr(config, group))
+    if config.dataset.holdout >= 1:
+        raise ConfigError(f"dataset.holdout must be below 1, not {config.dataset.holdout}")
+    if config.network.classes:
+        total = sum(c.share for c in config.network.classes.values())
+        if abs(total - 1) > 1e-6:
+            raise ConfigError(f"the shares of network.classes must add up to 1, not {total:g}")
+
+
+def _check_bounds(node: Any, prefix: str) -> None:
+    for entry in fields(node):
+        value, key = getattr(node, entry.name), prefix + entry.name
+        if is_dataclass(value):
+            _check_bounds(value, key + ".")
+        elif isinstance(value, Mapping):
+            for name, item in value.items():
+                if is_dataclass(item):
+                    _check_bounds(item, f"{key}.{name}.")
+        elif value is not None and not isinstance(value, str):
+            low, bound = entry.metadata.get("at_least"), entry.metadata.get("above")
+            if low is not None and not value >= low:  # `not >=` also refuses NaN
+                raise ConfigError(f"{key} must be at least {low:g}, not {value:g}")
+            if bound is not None and not bound < value < float("inf"):
+                raise ConfigError(f"{key} must be a number above {bound:g}, not {value:g}")
+
+
+def check_target(group: str, node: Any) -> None:
+    """Check the keys of a group that has a `_target_` against that target's signature."""
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise ConfigError(f"{group} must name one of conf/{group}/*.yaml")
+    try:
+        target = get_object(str(node["_target_"]))
+    except Exception as error:
+        raise ConfigError(f"{group}._target_={node['_target_']} cannot be imported") from error
+    parameters = inspect.signature(target).parameters
+    for key, value in node.items():
+        if key in ("_target_", "_partial_"):
+            continue
+        if key not in parameters:
+            near = get_close_matches(str(key), parameters, n=1)
+            hint = f"; did you mean {group}.{near[0]}?" if near else ""
+            raise ConfigError(f"{group}.{key} is not an option of {node['_target_']}{hint}")
+        _check_type(f"{group}.{key}", value, parameters[str(key)].annotation)
+
+
+def _check_type(key: str, value: Any, annotation: Any) -> None:
+    """Compare a plain value with the primitives in its parameter's annotation, if it has any."""
+    annotation = _resolve(annotation)
+    union = get_origin(annotation) in (Union, UnionType)
+    allowed = [t for t in (get_args(annotation) if union else (annotation,)) if t in PRIMITIVES]
+    if not allowed or not isinstance(value, PRIMITIVES):
+        return
+    if type(value) in allowed or (float in allowed and type(value) is int):
+        return
+    if value is None and any(t not in PRIMITIVES for t in get_args(annotation)):
+        return
+    kinds = " or ".join("null" if t is NoneType else t.__name__ for t in allowed)
+    raise ConfigError(f"{key} must be {kinds}, not {value!r}")
+
+
+def _resolve(annotation: Any) -> Any:
+    """Turn a string annotation ('float | None') into types; leave what it cannot resolve."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, {"Union": Union}, {t.__name__: t for t in PRIMITIVES})  # our own code
+    except Exception:
+        return None

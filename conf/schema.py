@@ -1,0 +1,121 @@
+"""Types of every configuration key, so that a wrong name or value is refused by its name.
+
+Groups with fixed keys are dataclasses here. Groups whose keys belong to a class elsewhere
+(`strategy`, `partition`, `optimizer`, `schedule`, `engine`) name it as `_target_`; their keys
+are checked against that class's own signature (`conf.check`). The keys of `compression` are
+the union of the options of every registered method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from compression.registry import option_fields
+
+
+class ConfigError(ValueError):
+    """The user's own mistake in the configuration: one line that says what to do."""
+
+
+def at_least(minimum: float, default: Any) -> Any:
+    """Declare a field of a default and a smallest allowed value (checked by `conf.check`)."""
+    return field(default=default, metadata={"at_least": minimum})
+
+
+def above(bound: float, default: Any) -> Any:
+    """Declare a field of a default and a bound that values must exceed."""
+    return field(default=default, metadata={"above": bound})
+
+
+@dataclass
+class DatasetConfig:
+    """Which data, and where it lies (`task.datasets`).
+
+    `classes`: the class folders' names, for devices whose own folder lacks some of them;
+    `holdout`: the share of a node's samples kept back from training, for its `evaluate`.
+    """
+
+    name: str = MISSING
+    root: str | None = None
+    download: bool = False
+    size: int | None = at_least(1, None)
+    classes: list[str] | None = None
+    holdout: float = at_least(0, 0.0)
+
+
+@dataclass
+class ModelConfig:
+    """Which model (`task.models`)."""
+
+    name: str = MISSING
+
+
+@dataclass
+class DeviceClass:
+    """A share of the nodes that computes `speed` times as fast as the reference device."""
+
+    share: float = above(0, 1.0)
+    speed: float = above(0, 1.0)
+
+
+@dataclass
+class NetworkConfig:
+    """Links and devices of the virtual clock. A bandwidth of null is unlimited.
+
+    `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `latency_ms`: one way, milliseconds;
+    `seconds_per_step`: one local step on the reference device, seconds.
+    """
+
+    up_mbps: float | None = above(0, None)
+    down_mbps: float | None = above(0, None)
+    latency_ms: float = at_least(0, 0.0)
+    seconds_per_step: float = at_least(0, 0.0)
+    classes: dict[str, DeviceClass] = field(default_factory=dict)
+
+
+def _compression_config() -> type:
+    """Return a dataclass: the three stages, and every registered method's options, unset."""
+    stages: list[tuple[str, type, Any]] = [
+        ("sparsifier", str, "dense"),
+        ("quantizer", str, "float32"),
+        ("coder", str, "zstd"),
+    ]
+    options = [(name, kind | None, None) for name, kind, _ in option_fields()]
+    return make_dataclass("CompressionConfig", [*stages, *options])  # type: ignore[arg-type]
+
+
+CompressionConfig = _compression_config()
+
+
+@dataclass
+class Config:
+    """The whole run. Groups first, then the run's own numbers."""
+
+    algorithm: str = "fedavg"
+    strategy: Any = MISSING
+    compression: CompressionConfig = field(default_factory=CompressionConfig)  # type: ignore[valid-type]
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    partition: Any = MISSING
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: Any = MISSING
+    schedule: Any = MISSING
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    engine: Any = MISSING
+
+    nodes: int = at_least(1, 10)
+    rounds: int = at_least(1, 10)
+    local_epochs: int = at_least(1, 1)
+    local_steps: int | None = at_least(1, None)
+    batch_size: int = at_least(1, 10)
+    lr: float = above(0, 0.1)
+    seed: int = at_least(0, 0)
+    eval_every: int = at_least(1, 1)
+    device: str = "cpu"
+    verbose: bool = False
+
+
+ConfigStore.instance().store(name="schema", node=Config)

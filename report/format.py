@@ -1,0 +1,29 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def human_bytes(count: float) -> str:
+    """Return bytes with a decimal unit: 61706 -> '61.7 kB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.4g} TB"
+
+
+def percent(share: float | None) -> str:
+    """Return a share in 0..1 as a percentage: 0.9731 -> '97.31 %'."""
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def human_seconds(seconds: float | None) -> str:
+    """Return seconds as '12.3 s', '4 min 05 s' or '2 h 03 min'."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,80 @@
+"""The nodes of one process: a ClientApp, and each node's Context from its first message on."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, cast
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+
+log = logging.getLogger("edgewire")
+
+
+def load_object(reference: str) -> Any:
+    """Return what `package.module:name` names."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What a process needs to be a host; sent to worker processes as it is.
+
+    `client_app` is a reference (`client.app:app`) or, within one machine, the app itself.
+    """
+
+    client_app: str | ClientApp
+    nodes: int
+    run_id: int
+    run_config: dict[str, Any]
+
+
+class Host:
+    """Answers messages for the nodes whose state lives in this process."""
+
+    def __init__(self, spec: HostSpec) -> None:
+        app = spec.client_app
+        self._app = cast(ClientApp, load_object(app)) if isinstance(app, str) else app
+        self._spec = spec
+        self._contexts: dict[int, Context] = {}
+
+    def answer(self, message: Message) -> tuple[Message, bool]:
+        """Return the node's reply, and whether the node has state to keep here.
+
+        What the ClientApp raises becomes an error reply, as in Flower's own runtimes.
+        """
+        node = message.metadata.dst_node_id
+        context = self._contexts.get(node) or self._new_context(node)
+        try:
+            reply = self._app(message, context)
+        except Exception as error:
+            log.debug("node %d raised", node, exc_info=True)
+            reason = f"{type(error).__name__}: {error}"
+            reply = _error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+        if context.state:
+            self._contexts[node] = context
+        return reply, bool(context.state)
+
+    def _new_context(self, node: int) -> Context:
+        """Make a node's Context; it is kept only once the app has put state into it."""
+        spec = self._spec
+        return Context(
+            run_id=spec.run_id,
+            node_id=node,
+            node_config={"partition-id": node - 1, "num-partitions": spec.nodes},
+            state=RecordDict(),
+            run_config=spec.run_config,
+        )
+
+
+def _error(message: Message, code: int, reason: str) -> Message:
+    return Message(Error(code, reason), reply_to=message)
+
+
+def unavailable(message: Message, reason: str) -> Message:
+    """Return the reply that stands for a node which cannot answer."""
+    return _error(message, ErrorCode.NODE_UNAVAILABLE, reason)

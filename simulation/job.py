@@ -1,0 +1,27 @@
+"""What every engine is asked to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simulation.clock import Ideal, Network
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: where the app lies, its Flower `run_config`, how many nodes, and their network.
+
+    `folder`: where log files may go. `server_app` and `client_app` are references as in
+    pyproject.toml's `tool.flwr.app.components`.
+    """
+
+    app_dir: Path
+    run_config: dict[str, Any]
+    nodes: int
+    folder: Path
+    seed: int = 0
+    network: Network = field(default_factory=Ideal)
+    server_app: str = "strategy.app:app"
+    client_app: str = "client.app:app"

@@ -1,0 +1,26 @@
+"""`engine=local`: ServerApp and ClientApps in this process and its workers, on a virtual clock."""
+
+from __future__ import annotations
+
+import os
+
+from flwr.app import Context, RecordDict
+
+from simulation.clock import VirtualClock
+from simulation.grid import SERVER, LocalGrid
+from simulation.host import HostSpec, load_object
+from simulation.job import Job
+from simulation.workers import make_pool
+
+
+def run_local(job: Job, *, workers: int = 0) -> None:
+    """Run a job to its end. `workers`: processes for the nodes; 1: this one, 0: one a core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    spec = HostSpec(job.client_app, job.nodes, run_id=1, run_config=job.run_config)
+    pool = make_pool(spec, min(workers or cores or 1, job.nodes))
+    try:
+        grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))
+        context = Context(1, SERVER, {}, RecordDict(), job.run_config)
+        load_object(job.server_app)(grid, context)
+    finally:
+        pool.close()

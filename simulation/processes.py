@@ -1,0 +1,104 @@
+"""Starting other people's process trees, and ending all of them.
+
+Flower's and Ray's processes start sessions of their own and outlive whoever started them, so
+neither a process group nor the parent's id finds them again. What every one of them does keep is
+its environment: each tree gets a marker there, and the marker is looked for.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+_MARKER = "EDGEWIRE_PROCESS_TREE"
+_INTERRUPTS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+class ProcessTree:
+    """Processes started with `environment`, and everything they start in turn."""
+
+    def __init__(self) -> None:
+        self._mark = f"{_MARKER}={uuid.uuid4().hex}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """This process's environment with the tree's marker added."""
+        name, value = self._mark.split("=")
+        return {**os.environ, name: value}
+
+    def alive(self) -> list[int]:
+        """Ids of the tree's living processes, however deep and whoever their parent is now."""
+        if sys.platform == "linux":
+            entries = Path("/proc").glob("[0-9]*/environ")
+            return [int(entry.parent.name) for entry in entries if self._marks(entry)]
+        lines = subprocess.run(
+            ["ps", "-A", "-E", "-ww", "-o", "pid=,command="], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        return [int(line.split()[0]) for line in lines if self._mark in line]
+
+    def end(self, grace: float) -> None:
+        """End every process of the tree: asked to, then after `grace` seconds made to."""
+        self._signal_all(signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        # A process may start another between the look and the signal: look again until none is left.
+        while self._signal_all(signal.SIGKILL) and time.monotonic() < deadline + 10:
+            time.sleep(0.05)
+
+    def _signal_all(self, number: signal.Signals) -> int:
+        pids = self.alive()
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        return len(pids)
+
+    def _marks(self, environ: Path) -> bool:
+        try:
+            return self._mark.encode() in environ.read_bytes().split(b"\0")
+        except OSError:  # ended meanwhile, or another user's
+            return False
+
+
+@contextmanager
+def orderly_exit() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that `finally` blocks run."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers, and only it receives signals
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in _INTERRUPTS}
+    try:
+        for number in _INTERRUPTS:
+            if number != signal.SIGINT:
+                signal.signal(number, leave)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold back interrupts while cleaning up: a second Ctrl-C must not leave half of it undone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,203 @@
+"""Hosts in this process or in worker processes, behind one face.
+
+A node without state may be served by any worker: whoever is free takes the next message, so
+workers end a round together. Once a node has state, the worker that holds it serves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from flwr.app import Message, RecordDict
+
+from simulation.host import Host, HostSpec, log, unavailable
+from simulation.parcel import Parcels, shared_folder
+
+WINDOW = 2  # messages a worker has at a time: one at work, one waiting at its door
+
+
+class Pool(Protocol):
+    """Takes messages, gives replies in the order in which they become ready."""
+
+    def put(self, messages: list[Message]) -> None:
+        """Take messages to be answered; their `message_id`s are set and unique."""
+
+    def get(self) -> Iterator[Message]:
+        """Wait for at least one reply; yield those that are ready."""
+
+    def close(self) -> None:
+        """End the pool; replies not fetched are lost."""
+
+
+class InProcess:
+    """One host in this very process; a message is answered when its reply is asked for."""
+
+    def __init__(self, spec: HostSpec) -> None:
+        self._host = Host(spec)
+        self._queue: deque[Message] = deque()
+
+    def put(self, messages: list[Message]) -> None:
+        """Queue the messages."""
+        self._queue.extend(messages)
+
+    def get(self) -> Iterator[Message]:
+        """Answer and yield the oldest message."""
+        yield self._host.answer(_private(self._queue.popleft()))[0]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def _private(message: Message) -> Message:
+    """Return a message whose content dict is its own: many messages share one content."""
+    copy = Message.__new__(Message)
+    copy.__dict__.update(message.__dict__, _content=RecordDict(dict(message.content)))
+    return copy
+
+
+@dataclass
+class _Worker:
+    process: Any
+    connection: Connection
+    replies: Parcels
+    inflight: dict[str, Message] = field(default_factory=dict)
+    own: deque[Message] = field(default_factory=deque)  # for nodes whose state is there
+    content: RecordDict | None = None  # what it was sent last
+
+
+class Processes:
+    """Hosts in `count` worker processes of one torch thread each."""
+
+    def __init__(self, spec: HostSpec, count: int) -> None:
+        self._spec = spec
+        # fork starts in milliseconds and shares loaded data; only Linux forks safely
+        method = "fork" if sys.platform == "linux" else "spawn"
+        self._mp = multiprocessing.get_context(method)
+        self._folder = shared_folder()
+        self._started = 0
+        self._workers: list[_Worker] = []
+        for _ in range(count):
+            self._workers.append(self._start())
+        self._home: dict[int, int] = {}  # node -> worker that holds its state
+        self._queue: deque[Message] = deque()
+        self._lost: list[Message] = []
+
+    def put(self, messages: list[Message]) -> None:
+        """Queue the messages and set idle workers to work."""
+        for message in messages:
+            home = self._home.get(message.metadata.dst_node_id)
+            (self._queue if home is None else self._workers[home].own).append(message)
+        # one message to each in turn, so that no worker takes two while another has none
+        for depth in range(1, WINDOW + 1):
+            for index in range(len(self._workers)):
+                self._feed(index, depth)
+
+    def get(self) -> Iterator[Message]:
+        """Wait for replies, refill the workers that sent them, yield the replies."""
+        if not self._lost:
+            connections = {w.connection: i for i, w in enumerate(self._workers)}
+            for connection in wait(list(connections)):
+                index = connections[connection]  # type: ignore[index]
+                try:
+                    message_id, content, has_state = self._workers[index].replies.receive()
+                except (EOFError, OSError):
+                    self._revive(index)
+                    continue
+                message = self._workers[index].inflight.pop(message_id)
+                self._feed(index, WINDOW)
+                if has_state:
+                    self._home[message.metadata.dst_node_id] = index
+                yield Message(content, reply_to=message)
+        while self._lost:
+            yield self._lost.pop()
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
+            worker.process.join(timeout=5)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self._folder.cleanup()
+
+    def _start(self) -> _Worker:
+        here, there = self._mp.Pipe()
+        others = [w.connection for w in self._workers] + [here]
+        others = others if self._mp.get_start_method() == "fork" else []
+        self._started += 1
+        place = (Path(self._folder.name), f"replies-{self._started}", WINDOW)
+        process = self._mp.Process(
+            target=_work, args=(there, others, place, self._spec), daemon=True
+        )
+        process.start()
+        there.close()
+        return _Worker(process, here, Parcels(here, *place))
+
+    def _feed(self, index: int, depth: int) -> None:
+        """Send a worker messages until `depth` are with it: its own nodes' first."""
+        worker = self._workers[index]
+        while len(worker.inflight) < depth and (queue := worker.own or self._queue):
+            message = queue.popleft()
+            try:
+                self._send(worker, message)
+            except OSError:  # it died; get() will notice and report
+                worker.inflight[message.metadata.message_id] = message
+                return
+            worker.inflight[message.metadata.message_id] = message
+
+    def _send(self, worker: _Worker, message: Message) -> None:
+        """Send a message; its content only if the worker does not have it from another one."""
+        content = message.content
+        fresh = worker.content is not content
+        worker.content = content
+        worker.connection.send((content if fresh else None, message.metadata))
+
+    def _revive(self, index: int) -> None:
+        """Replace a worker that died; what it was working on is answered by errors."""
+        worker = self._workers[index]
+        worker.process.join(timeout=5)
+        reason = f"its worker process died (exit code {worker.process.exitcode})"
+        log.warning("worker %d: %s; started anew", index, reason)
+        self._lost += [unavailable(m, reason) for m in worker.inflight.values()]
+        self._home = {node: home for node, home in self._home.items() if home != index}
+        self._queue.extendleft(reversed(worker.own))
+        worker.connection.close()
+        self._workers[index] = self._start()
+        self._feed(index, WINDOW)
+
+
+def _work(
+    connection: Connection, others: list[Connection], place: tuple[Path, str, int], spec: HostSpec
+) -> None:
+    """Serve messages until the other end closes; runs in a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for other in others:  # inherited by fork: open ends would hide the parent's closing
+        other.close()
+    host, content, replies = Host(spec), RecordDict(), Parcels(connection, *place)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            fresh, metadata = connection.recv()
+            content = content if fresh is None else fresh
+            message = Message(content=RecordDict(dict(content)), metadata=metadata)
+            reply, has_state = host.answer(message)
+            answer = reply.error if reply.has_error() else reply.content
+            replies.send((metadata.message_id, answer, has_state))
+    os._exit(0)  # no atexit work of the parent's in a forked child
+
+
+def make_pool(spec: HostSpec, workers: int) -> Pool:
+    """Return a pool of `workers` hosts: in this process for 1, else in processes."""
+    return InProcess(spec) if workers <= 1 else Processes(spec, workers)
+

@@ -1,0 +1,1 @@
+"""What runs on the server: the ServerApp, one file a training scheme, and the run's records."""

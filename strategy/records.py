@@ -1,0 +1,77 @@
+"""What a run leaves behind: `history.jsonl`, `result.json`, the model's weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+Row = dict[str, Any]
+
+
+class Records:
+    """Writes the result files of one run into `folder` ("": nothing is written).
+
+    Every row of the history holds the counters so far; the result is the last row and what is
+    known at the end. Floats that are not finite are written as null.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder) if folder else None
+        self.rows: list[Row] = []
+        self._start = time.perf_counter()
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "history.jsonl").write_text("")
+
+    def add(self, row: Row) -> Row:
+        """Append one round's row, with the seconds since the start; return it."""
+        row = {**row, "seconds": round(time.perf_counter() - self._start, 4)}
+        self.rows.append(row)
+        if self.folder is not None:
+            with (self.folder / "history.jsonl").open("a") as file:
+                file.write(_json(row) + "\n")
+        return row
+
+    def finish(self, summary: Row, weights: Mapping[str, Tensor]) -> Row:
+        """Write `result.json` and `model.safetensors`; return the result.
+
+        `summary` goes beside the last row's counters; accuracy and loss are the last measured
+        ones, `best_accuracy` the best of all rounds.
+        """
+        measured = [row for row in self.rows if row.get("accuracy") is not None]
+        result = dict(self.rows[-1])
+        result.update({key: measured[-1][key] for key in ("accuracy", "loss")} if measured else {})
+        best = max((row["accuracy"] for row in measured), default=None)
+        result.update(best_accuracy=best, **summary, versions=_versions())
+        if self.folder is not None:
+            tensors = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
+            save_file(tensors, self.folder / "model.safetensors")
+            partial = self.folder / "result.json.part"  # a reader never sees half a result
+            partial.write_text(_json(result, indent=2) + "\n")
+            os.replace(partial, self.folder / "result.json")
+        return result
+
+
+def _json(row: Row, indent: int | None = None) -> str:
+    clean = {k: None if isinstance(v, float) and v - v != 0 else v for k, v in row.items()}
+    return json.dumps(clean, indent=indent, allow_nan=False)
+
+
+def _versions() -> dict[str, str]:
+    packages = ("edgewire", "flwr", "torch", "torchvision", "numpy", "hydra-core")
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except ImportError:  # run from a checkout or a bundle that is not installed
+            found[package] = "not installed"
+    return found

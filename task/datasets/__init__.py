@@ -1,0 +1,39 @@
+"""Data sets, held in memory as uint8 tensors.
+
+A data set is one function `(Request) -> Data` registered by name in a module of this package.
+"""
+
+from dataclasses import replace
+
+from task.datasets.data import DATASETS, Data, Request, Split, resize
+from task.datasets.folder import load_folder
+from task.errors import TaskError
+
+__all__ = ["Data", "Split", "data_names", "load_data", "load_folder"]
+
+
+def load_data(
+    name: str, *, root: str | None = None, download: bool = False, size: int | None = None
+) -> Data:
+    """Read a data set into memory.
+
+    Args:
+        name: one of `data_names()`.
+        root: folder as torchvision's `root`; None looks where the data set usually lies.
+        download: fetch the files when they are absent.
+        size: side of the images in pixels; None keeps their own.
+
+    Raises:
+        TaskError: unknown name, files missing or broken, download failed.
+    """
+    if size is not None and size < 1:
+        raise TaskError(f"dataset.size={size}: give a number of pixels, 1 or more")
+    data = DATASETS.get(name)(Request(root, download, size))
+    if size is None:
+        return data
+    return replace(data, train=resize(data.train, size), test=resize(data.test, size))
+
+
+def data_names() -> list[str]:
+    """Names `load_data` knows, sorted."""
+    return DATASETS.names()

@@ -1,0 +1,115 @@
+"""Photos in folders, one folder a class: the user's own data, on one machine or on each device."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from task.datasets.data import DATASETS, DEFAULT_ROOT, Data, Request, Split, holdout, shown
+from task.errors import TaskError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+DEFAULT_SIZE = 32
+
+
+@DATASETS.register("imagefolder")
+def imagefolder(request: Request) -> Data:
+    """3 x size x size (default 32) from `root`, classes in the order of their names.
+
+    Either root/train/CLASS/* and root/test/CLASS/*, or root/CLASS/* of which a fixed 20 % a class
+    become the test set. The constants 0.5 and 0.25 are the same for any photos, on every device.
+    """
+    root = Path(request.root or DEFAULT_ROOT)
+    size = request.size or DEFAULT_SIZE
+    if (root / "train").is_dir() != (root / "test").is_dir():
+        raise TaskError(f"{shown(root)} has only one of the folders train and test: add the other")
+    split_by_user = (root / "train").is_dir()
+    source = root / "train" if split_by_user else root
+    names = class_folders(source)
+    train = load_folder(source, names, size, 3)
+    counts = torch.bincount(train.labels, minlength=len(names))
+    if len(names) < 2 or int(counts.min()) == 0:
+        empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
+        reason = f"no image for the class {empty[0]}" if empty else "one class only"
+        raise TaskError(f"{shown(source)} has {reason}: give two or more folders with images")
+    if split_by_user:
+        test = load_folder(root / "test", names, size, 3)
+    else:
+        train, test = holdout(train, 0.2, seed=0)
+        if len(test.labels) == 0:
+            raise TaskError(f"{shown(root)} has one image a class: none is left to test on, add more")
+    return Data(train, test, len(names), (0.5,) * 3, (0.25,) * 3, tuple(names))
+
+
+def class_folders(path: Path) -> list[str]:
+    """Names of the class folders in `path`, sorted; hidden ones are left out."""
+    if not path.is_dir():
+        raise TaskError(f"{shown(path)} is not a folder: give dataset.root=FOLDER with class folders")
+    names = sorted(f.name for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
+    if not names:
+        raise TaskError(f"{shown(path)} has no class folders: put the images into {path}/CLASS/")
+    return names
+
+
+def load_folder(
+    path: str | Path, classes: Sequence[str] | None = None, size: int = DEFAULT_SIZE, channels: int = 3
+) -> Split:
+    """The images in `path`/CLASS/*, squeezed to `size` x `size`.
+
+    Args:
+        path: folder of class folders, searched at any depth below them.
+        classes: the names all nodes agreed on; ids follow their sorted order, and a node may
+            lack some of them. None takes the names of the folders in `path`.
+        size: side in pixels.
+        channels: 3 (RGB) or 1 (grey).
+
+    Raises:
+        TaskError: no folder, no image, a class nobody knows, an image that cannot be read.
+    """
+    path = Path(path)
+    if channels not in (1, 3):
+        raise TaskError(f"images can be read with 1 or 3 channels, not {channels}")
+    names = sorted(set(classes)) if classes is not None else class_folders(path)
+    samples = []
+    for name in class_folders(path):
+        if name not in names:
+            raise TaskError(
+                f"{path / name} is no known class: rename it to one of {', '.join(names)}, or remove it"
+            )
+        files = sorted(f for f in (path / name).rglob("*") if f.suffix.lower() in EXTENSIONS)
+        samples += [(file, names.index(name)) for file in files]
+    if not samples:
+        raise TaskError(
+            f"{shown(path)} has class folders but no image in them: "
+            f"add files that end in {' '.join(EXTENSIONS)}"
+        )
+    images = torch.empty((len(samples), channels, size, size), dtype=torch.uint8)
+
+    def read(index: int) -> None:
+        images[index] = torch.from_numpy(_read(samples[index][0], size, channels))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside Python's lock
+        for _ in pool.map(read, range(len(samples))):
+            pass  # raises here what `read` raised
+    return Split(images, torch.tensor([label for _, label in samples]))
+
+
+def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:
+    """One image as (C, size, size)."""
+    from PIL import Image
+
+    mode = "RGB" if channels == 3 else "L"
+    try:
+        with Image.open(file) as image:
+            image.draft(mode, (size, size))  # lets JPEG decode a large photo at a fraction of its size
+            small = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
+    except Exception as error:  # decoders raise a dozen kinds, SyntaxError among them
+        reason = str(error).partition("\n")[0]
+        raise TaskError(
+            f"{file} cannot be read as an image ({reason}): replace or delete it"
+        ) from error
+    return np.array(small).reshape(size, size, channels).transpose(2, 0, 1)

@@ -1,0 +1,5 @@
+"""The one error for what the user can put right."""
+
+
+class TaskError(ValueError):
+    """The user's own mistake: one line that says what is wrong and what to do."""

@@ -1,0 +1,42 @@
+"""The registry of models, and what fits published networks to small images."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from task.errors import TaskError
+from task.registry import Registry
+
+MODELS: Registry[Callable[[int, int, int], nn.Module]] = Registry("model", "task.models")
+
+# Below this side in pixels, networks made for 224 x 224 get the stem usual for CIFAR.
+SMALL = 64
+
+
+def need(name: str, size: int, smallest: int) -> None:
+    """TaskError when `size` is below the `smallest` images that `name` can take."""
+    if size < smallest:
+        raise TaskError(
+            f"{name} needs images of at least {smallest} x {smallest} pixels, these have "
+            f"{size} x {size}: give dataset.size={smallest} or more, or another model"
+        )
+
+
+def stem(conv: nn.Conv2d, channels: int, size: int) -> nn.Conv2d:
+    """`conv`, a network's first layer, for `channels`; 3 x 3 with stride 1 for small images."""
+    if size < SMALL:
+        new = nn.Conv2d(channels, conv.out_channels, 3, padding=1, bias=conv.bias is not None)
+    elif channels != conv.in_channels:
+        new = nn.Conv2d(
+            channels,
+            conv.out_channels,
+            conv.kernel_size,  # type: ignore[arg-type]  # torch types it as any length
+            conv.stride,  # type: ignore[arg-type]
+            conv.padding,  # type: ignore[arg-type]
+            bias=conv.bias is not None,
+        )
+    else:
+        return conv
+    if new.bias is None:  # BatchNorm follows: initialised as torchvision's are
+        nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
+    return new

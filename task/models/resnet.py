@@ -1,0 +1,35 @@
+"""ResNets of torchvision; below 64 pixels: first layer 3 x 3, stride 1, no max pooling after it."""
+
+from typing import Any
+
+from torch import nn
+
+from task.models.parts import MODELS, SMALL, stem
+
+
+@MODELS.register("resnet18")
+def resnet18(channels: int, size: int, classes: int) -> nn.Module:
+    """He et al. 2015: 11,173,962 parameters on 3x32x32."""
+    return _resnet("resnet18", channels, size, classes)
+
+
+@MODELS.register("resnet50")
+def resnet50(channels: int, size: int, classes: int) -> nn.Module:
+    """He et al. 2015: 23,520,842 parameters on 3x32x32."""
+    return _resnet("resnet50", channels, size, classes)
+
+
+@MODELS.register("wideresnet")
+def wideresnet(channels: int, size: int, classes: int) -> nn.Module:
+    """WRN-50-2 (Zagoruyko and Komodakis 2016): 66,847,050 parameters on 3x32x32."""
+    return _resnet("wide_resnet50_2", channels, size, classes)
+
+
+def _resnet(torchvision_name: str, channels: int, size: int, classes: int) -> nn.Module:
+    from torchvision import models
+
+    model: Any = models.get_model(torchvision_name, weights=None, num_classes=classes)
+    model.conv1 = stem(model.conv1, channels, size)
+    if size < SMALL:
+        model.maxpool = nn.Identity()
+    return model  # type: ignore[no-any-return]  # torchvision has no types

@@ -1,0 +1,60 @@
+"""Small networks for small images."""
+
+from torch import nn
+
+from task.models.parts import MODELS, need
+
+
+@MODELS.register("mlp")
+def mlp(channels: int, size: int, classes: int) -> nn.Module:
+    """One hidden layer of 128, ReLU: 9,610 parameters on 1x8x8, 101,770 on 1x28x28."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(channels * size * size, 128),
+        nn.ReLU(),
+        nn.Linear(128, classes),
+    )
+
+
+@MODELS.register("lenet5")
+def lenet5(channels: int, size: int, classes: int) -> nn.Module:
+    """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 61,706 parameters on 1x28x28.
+
+    Images below the 32 x 32 of the paper are padded by 2 on each side, as its 28 x 28 digits were.
+    """
+    need("lenet5", size, 12)
+    padding = 2 if size < 32 else 0
+    side = ((size + 2 * padding - 4) // 2 - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * side * side, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, classes),
+    )
+
+
+@MODELS.register("adacomp_cnn")
+def adacomp_cnn(channels: int, size: int, classes: int) -> nn.Module:
+    """The CNN of AdaComp (Hardy et al. 2017): 211,690 parameters on 1x28x28."""
+    need("adacomp_cnn", size, 4)
+    side = size // 4
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * side * side, 128),
+        nn.ReLU(),
+        nn.Linear(128, classes),
+    )

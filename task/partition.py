@@ -1,0 +1,120 @@
+"""Which samples each simulated node holds.
+
+Any partitioner of `flwr_datasets` that goes by labels or sizes does, and `Sampled` of our own.
+"""
+
+import copy
+import os
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from task.errors import TaskError
+
+# Read when `datasets`, below flwr_datasets, is imported: no calls home, no bars on the screen.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+
+# Keys that keep the streams of this module apart from others with the same seed.
+_SHUFFLE, _DRAW = 1, 2
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Every node draws its own `samples` distinct samples; nodes may share some.
+
+    For populations larger than the data set: nothing is stored, so 100,000 nodes cost nothing.
+    """
+
+    samples: int = 50
+
+    def draw(self, total: int, seed: int, node: int) -> NDArray[np.int64]:
+        """The node's indices in 0..total-1, int64 (samples,), from a stream of its own."""
+        random = np.random.default_rng((seed, node, _DRAW))
+        return random.choice(total, self.samples, replace=False)
+
+
+class Partition:
+    """The indices of the samples of every node, computed when first asked for.
+
+    Args:
+        partitioner: an object of flwr_datasets (used on a copy, its `partition_by` being "label")
+            or `Sampled`.
+        labels: int64 (N,), the classes of all samples.
+        nodes: number of nodes.
+        seed: of the shuffling before the partitioner cuts, and of `Sampled`.
+
+    Raises:
+        TaskError: more nodes than samples, or a partition that the partitioner cannot make.
+    """
+
+    def __init__(self, partitioner: Any, labels: Tensor, nodes: int, seed: int) -> None:
+        total = len(labels)
+        if nodes < 1 or seed < 0:
+            raise TaskError(f"nodes={nodes}, seed={seed}: give 1 node or more and no negative seed")
+        if isinstance(partitioner, Sampled):
+            if not 1 <= partitioner.samples <= total:
+                raise TaskError(
+                    f"partition.samples={partitioner.samples}: give a number from 1 to {total}, "
+                    f"the number of training samples"
+                )
+        elif nodes > total:
+            raise TaskError(
+                f"nodes={nodes} is more than the {total} training samples: "
+                f"give nodes={total} or fewer, or partition=sampled, whose nodes share samples"
+            )
+        self._partitioner = partitioner
+        self._labels = labels.cpu().numpy()
+        self._nodes = nodes
+        self._seed = seed
+        self._cut: Any = None
+        self._indices: dict[int, Tensor] = {}
+
+    def indices(self, node: int) -> Tensor:
+        """The samples of `node` (0..nodes-1), int64 (n,): the same in every process and order."""
+        if not 0 <= node < self._nodes:
+            raise TaskError(f"there is no node {node}: with nodes={self._nodes} the last one is {self._nodes - 1}")
+        if isinstance(self._partitioner, Sampled):
+            return torch.from_numpy(self._partitioner.draw(len(self._labels), self._seed, node))
+        if node not in self._indices:
+            self._indices[node] = torch.from_numpy(self._load(node))
+        return self._indices[node]
+
+    def _load(self, node: int) -> NDArray[np.int64]:
+        with warnings.catch_warnings():
+            # What they warn of (a draw is repeated, an option of pyarrow is old) is not for the user.
+            warnings.simplefilter("ignore")
+            try:
+                if self._cut is None:
+                    self._cut = self._prepare()
+                rows: NDArray[np.int64] = self._cut.load_partition(node)
+            except (ValueError, TypeError, KeyError, IndexError) as error:
+                raise TaskError(f"the partition cannot be made: {_reason(error)}") from error
+        if len(rows) == 0:
+            raise TaskError(f"the partition leaves node {node} without a sample: give fewer nodes")
+        return rows
+
+    def _prepare(self) -> Any:
+        """A copy of the partitioner with the shuffled labels in it."""
+        from task.label_table import LabelTable
+
+        # Shuffled first: IidPartitioner cuts contiguous pieces, and folders come sorted by class.
+        order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(len(self._labels))
+        cut = copy.deepcopy(self._partitioner)
+        cut.dataset = LabelTable(order, self._labels[order])
+        if cut.num_partitions != self._nodes:
+            raise TaskError(
+                f"the partitioner makes {cut.num_partitions} partitions for nodes={self._nodes}: "
+                f"leave partition.num_partitions as it is and set nodes"
+            )
+        return cut
+
+
+def _reason(error: Exception) -> str:
+    """The error as one line, without the marks of its source code's line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__

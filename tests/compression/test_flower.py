@@ -1,0 +1,303 @@
+"""The mod and the wrapper: transparent when nothing is lost, safe when something is wrong."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import (
+    Bulyan,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    MultiKrum,
+    QFedAvg,
+)
+
+from compression import Layout, make_codec
+from compression.flower import (
+    Compressed,
+    CompressionMod,
+    FlatArray,
+    layout_of,
+    payload_of,
+    payload_record,
+    to_arrays,
+    to_vector,
+)
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+
+NODES, ROUNDS = 6, 3
+SHAPES = {"conv.weight": (4, 1, 3, 3), "conv.bias": (4,), "scale": (), "fc.weight": (5, 36)}
+PLAIN = make_codec(coder="raw")
+INT8 = make_codec(quantizer="int8")
+
+
+def initial():
+    rng = np.random.default_rng(0)
+    return ArrayRecord(
+        {n: Array(np.asarray(rng.normal(size=shape), np.float32)) for n, shape in SHAPES.items()}
+    )
+
+
+def node_app(mod=None, spoil=None):
+    """Return a ClientApp whose nodes move the model towards their own target."""
+    app = ClientApp()
+
+    @app.train(mods=[mod] if mod else [])
+    def train(message, context):
+        node = context.node_config["partition-id"]
+        moved = {}
+        for i, (name, array) in enumerate(message.content["arrays"].items()):
+            target = np.random.default_rng([node, i]).normal(size=array.shape)
+            value = array.numpy()
+            moved[name] = Array(np.asarray(value + 0.1 * (target - value), np.float32))
+        metrics = {"num-examples": node + 1, "loss": 1.0 / (node + 1)}
+        content = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord(metrics)})
+        return Message(content, reply_to=message)
+
+    if spoil is None:
+        return app
+
+    def spoiled(message, context):
+        reply = app(message, context)
+        return spoil(reply) if context.node_config["partition-id"] == 2 else reply
+
+    return spoiled
+
+
+def run(strategy, app, nodes=NODES, evaluate_fn=None):
+    pool = make_pool(HostSpec(app, nodes, 1, {}), 1)
+    grid = LocalGrid(pool, nodes)
+    result = strategy.start(grid, initial(), num_rounds=ROUNDS, evaluate_fn=evaluate_fn)
+    return {name: array.numpy() for name, array in result.arrays.items()}
+
+
+STRATEGIES = {
+    "FedAvg": lambda: FedAvg(fraction_evaluate=0),
+    "FedAvgM": lambda: FedAvgM(fraction_evaluate=0, server_momentum=0.9),
+    "FedAdam": lambda: FedAdam(fraction_evaluate=0),
+    "FedYogi": lambda: FedYogi(fraction_evaluate=0),
+    "FedAdagrad": lambda: FedAdagrad(fraction_evaluate=0),
+    "FedProx": lambda: FedProx(fraction_evaluate=0, proximal_mu=0.1),
+    "QFedAvg": lambda: QFedAvg(0.1, train_loss_key="loss", fraction_evaluate=0),
+    "FedMedian": lambda: FedMedian(fraction_evaluate=0),
+    "FedTrimmedAvg": lambda: FedTrimmedAvg(fraction_evaluate=0),
+    "Krum": lambda: Krum(fraction_evaluate=0, num_malicious_nodes=1),
+    "MultiKrum": lambda: MultiKrum(
+        fraction_evaluate=0, num_malicious_nodes=1, num_nodes_to_select=3
+    ),
+    "Bulyan": lambda: Bulyan(fraction_evaluate=0, num_malicious_nodes=0),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_float32_payloads_change_nothing_for_any_strategy(name):
+    plain = run(STRATEGIES[name](), node_app())
+    wrapped = run(Compressed(STRATEGIES[name]()), node_app(CompressionMod(PLAIN)))
+    assert list(wrapped) == list(SHAPES)
+    for key, value in plain.items():
+        assert wrapped[key].shape == value.shape
+        np.testing.assert_allclose(wrapped[key], value, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_int8_payloads_are_close_and_four_times_smaller(name):
+    plain = run(STRATEGIES[name](), node_app())
+    strategy = Compressed(STRATEGIES[name]())
+    wrapped = run(strategy, node_app(CompressionMod(INT8)))
+    moved = np.linalg.norm(plain["fc.weight"] - initial()["fc.weight"].numpy())
+    assert np.linalg.norm(wrapped["fc.weight"] - plain["fc.weight"]) < 0.05 * moved
+    traffic = strategy.traffic
+    assert traffic.client_updates == NODES * ROUNDS
+    assert traffic.uplink_bytes * 2 < traffic.uplink_bytes_float32
+
+
+def test_evaluate_fn_and_result_get_named_arrays():
+    seen = []
+    run(
+        Compressed(FedAvg(fraction_evaluate=0)),
+        node_app(CompressionMod(PLAIN)),
+        evaluate_fn=lambda r, arrays: seen.append((r, list(arrays), arrays["fc.weight"].shape)),
+    )
+    assert seen == [(r, list(SHAPES), SHAPES["fc.weight"]) for r in range(ROUNDS + 1)]
+
+
+def reply_with(change):
+    def spoil(reply):
+        name, payload = payload_of(reply.content)
+        reply.content[name] = payload_record(change(payload))
+        return reply
+
+    return spoil
+
+
+def with_metric(name, value):
+    def spoil(reply):
+        reply.content["metrics"][name] = value
+        return reply
+
+    return spoil
+
+
+def without_payload(reply):
+    reply.content["arrays"] = ArrayRecord({"x": Array(np.ones(3, np.float32))})
+    return reply
+
+
+def with_second_record(reply):
+    reply.content["more"] = ArrayRecord({"x": Array(np.ones(3, np.float32))})
+    return reply
+
+
+def raising(reply):
+    raise OSError("the sensor is gone\nand more lines")
+
+
+OTHER = Layout(("w",), ((3, 3),), ("float32",))
+SPOILED = {
+    "corrupt": (reply_with(lambda p: p[:-9] + bytes([p[-9] ^ 1]) + p[-8:]), "checksum"),
+    "truncated": (reply_with(lambda p: p[: len(p) // 2]), ""),
+    "empty": (reply_with(lambda p: b""), ""),
+    "another model": (
+        reply_with(lambda p: INT8.encode(np.ones(9, np.float32), OTHER)),
+        "another model",
+    ),
+    "no payload": (without_payload, "no payload"),
+    "two records": (with_second_record, "one ArrayRecord"),
+    "no weight": (with_metric("num-examples", 0), "num-examples"),
+    "weight is NaN": (with_metric("num-examples", float("nan")), "num-examples"),
+    "other metrics": (with_metric("extra", 1.0), "metrics"),
+    "raises": (raising, "and more lines"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
+    spoil, reason = SPOILED[case]
+    strategy = Compressed(FedAvg(fraction_evaluate=0))
+    app = node_app(CompressionMod(PLAIN), spoil)
+    with caplog.at_level(logging.WARNING, "edgewire"):
+        got = run(strategy, app)
+    assert strategy.traffic.failures == ROUNDS
+    assert strategy.traffic.client_updates == ROUNDS * (NODES - 1)
+    lines = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
+    assert len(lines) == ROUNDS
+    assert all("node 3 left out" in line and reason in line for line in lines)
+    assert all(np.isfinite(value).all() for value in got.values())
+
+
+def test_the_mean_is_over_the_nodes_that_remain():
+    """Node 3 of 6 fails: what remains is what Flower's FedAvg gives when node 3 fails there."""
+    spoiled = run(
+        Compressed(FedAvg(fraction_evaluate=0)),
+        node_app(CompressionMod(PLAIN), reply_with(lambda p: b"?")),
+    )
+    plain = run(FedAvg(fraction_evaluate=0), node_app(spoil=raising))
+    np.testing.assert_allclose(spoiled["fc.weight"], plain["fc.weight"], atol=2e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_update_that_is_not_finite_never_leaves_the_node(value, caplog):
+    app = ClientApp()
+
+    @app.train(mods=[CompressionMod(INT8)])
+    def train(message, context):
+        arrays = dict(message.content["arrays"])
+        if context.node_config["partition-id"] == 0:
+            arrays["conv.bias"] = Array(np.array([1, value, 1, 1], np.float32))
+        metrics = MetricRecord({"num-examples": 1})
+        content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    strategy = Compressed(FedAvg(fraction_evaluate=0))
+    got = run(strategy, app)
+    assert strategy.traffic.failures == ROUNDS
+    assert "conv.bias" in caplog.text
+    np.testing.assert_allclose(got["conv.bias"], initial()["conv.bias"].numpy(), atol=1e-6)
+
+
+def test_a_round_in_which_all_fail_leaves_the_model_as_it_was():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        raise RuntimeError("no")
+
+    seen = []
+    run(
+        Compressed(FedAvg(fraction_evaluate=0)),
+        app,
+        evaluate_fn=lambda r, arrays: seen.append(arrays["fc.weight"].numpy()),
+    )
+    assert len(seen) == ROUNDS + 1
+    for later in seen[1:]:
+        np.testing.assert_array_equal(later, seen[0])
+
+
+def test_bytes_are_the_payloads_lengths():
+    lengths = {"up": 0, "down": 0}
+
+    def weigh(message, context, call_next):
+        lengths["down"] += len(payload_of(message.content)[1])
+        reply = call_next(message, context)
+        lengths["up"] += len(payload_of(reply.content)[1])
+        return reply
+
+    inner = node_app(CompressionMod(INT8))
+    strategy = Compressed(FedAvg(fraction_evaluate=0))
+    run(strategy, lambda message, context: weigh(message, context, inner))
+    assert strategy.traffic.uplink_bytes == lengths["up"] > 0
+    assert strategy.traffic.downlink_bytes == lengths["down"] > 0
+    flower = sum(len(Array(a.numpy().astype(np.float32)).data) for a in initial().values())
+    assert strategy.traffic.uplink_bytes_float32 == flower * NODES * ROUNDS
+
+
+def test_messages_without_a_payload_pass_through():
+    mod, seen = CompressionMod(INT8), []
+    message = Message(
+        RecordDict({"arrays": initial(), "config": ConfigRecord()}), 1, "train"
+    )
+    mod(message, None, lambda m, c: seen.append(m) or m)
+    assert seen == [message]
+
+
+def test_the_senders_content_is_not_touched_by_the_mod():
+    record = RecordDict({"arrays": payload_record(PLAIN.encode(
+        to_vector(initial()), layout_of(initial()), names=True)), "config": ConfigRecord()})
+    message = Message(record, 1, "train")
+    before = record["arrays"]
+    pool = make_pool(HostSpec(node_app(CompressionMod(INT8)), 1, 1, {}), 1)
+    grid = LocalGrid(pool, 1)
+    (reply,) = grid.send_and_receive([message])
+    assert not reply.has_error()
+    assert record["arrays"] is before
+
+
+def test_arrays_to_vector_and_back():
+    arrays = initial()
+    arrays["count"] = Array(np.array(7, np.int64))  # as BatchNorm's num_batches_tracked
+    arrays["double"] = Array(np.array([0.5, 2.0]))
+    back = to_arrays(to_vector(arrays), layout_of(arrays))
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(back[name].numpy(), array.numpy())
+        assert back[name].dtype == array.dtype
+
+
+def test_a_flat_array_is_an_array():
+    vector = np.arange(5, dtype=np.float32)
+    flat, plain = FlatArray(vector), Array(vector)
+    assert flat.data == plain.data
+    assert flat.deflate() == plain.deflate()
+    assert (flat.dtype, flat.shape, flat.stype) == (plain.dtype, plain.shape, plain.stype)
+    flat.numpy()[0] = 9  # a fresh array, as Flower's own
+    assert vector[0] == 0

@@ -1,0 +1,104 @@
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import pytest
+
+from compression import make_codec, names, option_fields
+from compression.coders.zstd import Zstd
+from compression.registry import STAGES, by_id, get, register
+from compression.stages import Coder, PayloadError
+
+METHODS = [(stage, name) for stage in STAGES for name in names(stage)]
+# Ids stand in payloads that exist: they never change.
+IDS = {
+    "sparsifier": {"dense": 0},
+    "quantizer": {"float32": 0, "float16": 1, "int8": 2},
+    "coder": {"raw": 0, "zip": 1, "zstd": 2},
+}
+
+
+def test_ids_stay():
+    for stage, methods in IDS.items():
+        for name, number in methods.items():
+            assert get(stage, name).id == number
+
+
+@pytest.mark.parametrize(("stage", "name"), METHODS)
+def test_every_id_finds_its_method(stage, name):
+    method = get(stage, name)
+    assert by_id(stage, method.id) is method
+    assert method.name == name
+    assert issubclass(method, STAGES[stage])
+    assert method() == method(), "methods are values"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_unknown_id_is_a_payload_error(stage):
+    with pytest.raises(PayloadError, match=f"{stage} 255"):
+        by_id(stage, 255)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_unknown_name_lists_the_names(stage):
+    with pytest.raises(ValueError, match="nonsense") as error:
+        make_codec(**{stage: "nonsense"})
+    assert all(name in str(error.value) for name in names(stage))
+
+
+def test_options_reach_their_method():
+    assert make_codec(coder="zstd", level=7).coder == Zstd(level=7)
+    assert make_codec(coder="zstd", level=None).coder == Zstd()
+
+
+def test_an_option_nobody_has_is_one_line():
+    with pytest.raises(ValueError, match="option level does not go with") as error:
+        make_codec("dense", "int8", "raw", level=3)
+    message = str(error.value)
+    assert all(word in message for word in ("dense", "int8", "raw", "none"))
+    assert "\n" not in message
+    make_codec("dense", "int8", "raw", level=None)
+
+
+@pytest.mark.parametrize("level", ["3", 3.0, True, 0, 20, -1])
+def test_a_wrong_value_is_refused(level):
+    with pytest.raises(ValueError, match="option level of zstd must be"):
+        make_codec(coder="zstd", level=level)
+
+
+def test_option_fields_are_the_union():
+    found = {option: (kind, owners) for option, kind, owners in option_fields()}
+    assert found["level"] == (int, ["zstd"])
+    for stage, name in METHODS:
+        for field in fields(get(stage, name)):
+            assert name in found[field.name][1]
+
+
+def test_no_two_methods_share_a_name_or_an_id():
+    @dataclass(frozen=True)
+    class Other(Zstd):
+        name: ClassVar[str] = "other"
+
+    @dataclass(frozen=True)
+    class Same(Zstd):
+        id: ClassVar[int] = 200
+
+    for cls in (Other, Same):
+        with pytest.raises(ValueError, match="taken by zstd"):
+            register("coder")(cls)
+
+
+def test_an_option_has_one_type():
+    @dataclass(frozen=True)
+    class Other(Zstd):
+        name: ClassVar[str] = "other"
+        id: ClassVar[int] = 200
+        level: float = 1.0
+
+    with pytest.raises(ValueError, match="option level of other has another type"):
+        register("coder")(Other)
+
+
+def test_a_method_belongs_to_its_stage():
+    with pytest.raises(TypeError, match="no dataclass derived from Quantizer"):
+        register("quantizer")(Zstd)
+    assert issubclass(Zstd, Coder)

@@ -1,0 +1,56 @@
+"""The virtual clock's arithmetic."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulation.clock import Ideal, VirtualClock, steps_of
+
+
+@dataclass
+class Class:
+    share: float
+    speed: float
+
+
+seconds = st.floats(0, 1e4)
+sizes = st.integers(0, 10**9)
+
+
+@given(seconds, sizes, st.integers(0, 1000), sizes)
+def test_more_bytes_or_steps_never_arrive_earlier(sent, down, steps, up):
+    network = Ideal(up_mbps=10, down_mbps=100, latency_ms=20, seconds_per_step=0.01)
+    first = VirtualClock(network).arrival(1, sent, down, steps, up)
+    for more in ((down + 1000, steps, up), (down, steps + 1, up), (down, steps, up + 1000)):
+        assert VirtualClock(network).arrival(1, sent, *more) >= first
+    assert first >= sent + 0.04 - 1e-9 * (1 + sent)
+
+
+@given(seconds, st.integers(0, 100))
+def test_an_ideal_network_takes_no_time(sent, steps):
+    assert VirtualClock().arrival(1, sent, 10**9, steps, 10**9) == sent
+
+
+def test_a_node_does_one_thing_at_a_time():
+    clock = VirtualClock(Ideal(seconds_per_step=1.0))
+    assert clock.arrival(1, 0.0, 0, 5, 0) == 5
+    assert clock.arrival(1, 1.0, 0, 5, 0) == 10  # waits for the first
+    assert clock.arrival(2, 1.0, 0, 5, 0) == 6  # another node does not
+
+
+def test_classes_have_their_shares_and_speeds():
+    classes = {"fast": Class(0.3, 1.0), "slow": Class(0.7, 0.1)}
+    clock = VirtualClock(Ideal(seconds_per_step=1.0, classes=classes), seed=1)
+    speeds = [clock.speed(n) for n in range(2000)]
+    assert set(speeds) == {1.0, 0.1}
+    assert speeds.count(1.0) / 2000 == pytest.approx(0.3, abs=0.05)  # 4.9 sigma
+    assert speeds == [VirtualClock(clock.network, seed=1).speed(n) for n in range(2000)]
+    assert clock.arrival(speeds.index(0.1), 0.0, 0, 1, 0) == pytest.approx(10)
+
+
+@pytest.mark.parametrize(("value", "steps"), [(3, 3.0), (2.5, 2.5), ([1, 2], 0.0)])
+def test_steps_come_from_the_metrics(value, steps):
+    assert steps_of({"num-steps": value}) == steps
+    assert steps_of({}) == 0

@@ -1,0 +1,160 @@
+"""The in-process Grid: same answers for any number of workers; nothing a node does ends the run."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from simulation.clock import Ideal, VirtualClock
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+
+NODES = 7
+app = ClientApp()
+
+
+@app.train()
+def counting(message, context):
+    """Reply which partition this is, how often it was asked, and a copy of the arrays."""
+    config = context.state.config_records.get("memory", ConfigRecord({"calls": 0}))
+    config["calls"] = int(config["calls"]) + 1
+    context.state["memory"] = config
+    partition = context.node_config["partition-id"]
+    if message.content["config"].get("raise-at") == partition:
+        raise RuntimeError("no power")
+    if message.content["config"].get("die-at") == partition:
+        os.kill(os.getpid(), signal.SIGKILL)
+    metrics = {"partition": partition, "calls": int(config["calls"]), "num-steps": partition + 1}
+    content = {"arrays": message.content["arrays"], "metrics": MetricRecord(metrics)}
+    return Message(RecordDict(content), reply_to=message)
+
+
+@app.evaluate()
+def stateless(message, context):
+    """Leave no state behind; put something into the content that others share."""
+    seen = "mark" in message.content
+    message.content["mark"] = ConfigRecord({"x": 1})
+    metrics = MetricRecord({"seen": int(seen), "partition": context.node_config["partition-id"]})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+@pytest.fixture
+def grid(request):
+    made = []
+
+    def make(workers, network=None, nodes=NODES):
+        pool = make_pool(HostSpec(app, nodes, 1, {}), workers)
+        made.append(pool)
+        return LocalGrid(pool, nodes, VirtualClock(network))
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+def messages(grid, kind="train", size=50_000, **config):
+    data = np.arange(size, dtype=np.uint8).tobytes()
+    arrays = ArrayRecord({"payload": Array("uint8", (size,), "test", data)})
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
+    return [Message(content, dst_node_id=n, message_type=kind) for n in grid.get_node_ids()]
+
+
+def seen(replies):
+    return [
+        (r.metadata.src_node_id, "error")
+        if r.has_error()
+        else (
+            r.metadata.src_node_id,
+            dict(r.content["metrics"]),
+            r.content["arrays"]["payload"].data,
+        )
+        for r in replies
+    ]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_any_number_of_workers_gives_the_same_replies_in_the_same_order(grid, workers):
+    one, many = grid(1), grid(workers)
+    for size in (10, 50_000, 200_000, 100):
+        expected = seen(one.send_and_receive(messages(one, size=size)))
+        assert seen(many.send_and_receive(messages(many, size=size))) == expected
+    assert [node for node, *_ in expected] == list(one.get_node_ids())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_state_stays_with_its_node(grid, workers):
+    g = grid(workers)
+    for call in (1, 2, 3, 4):
+        replies = g.send_and_receive(messages(g)[:: call if call < 4 else 1])
+    calls = {r.content["metrics"]["partition"]: r.content["metrics"]["calls"] for r in replies}
+    assert calls == {0: 4, 1: 2, 2: 3, 3: 3, 4: 3, 5: 2, 6: 4}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_node_that_raises_is_an_error_reply(grid, workers):
+    g = grid(workers)
+    replies = g.send_and_receive(messages(g, **{"raise-at": 3}))
+    errors = [r for r in replies if r.has_error()]
+    assert [r.metadata.src_node_id for r in errors] == [4]
+    assert errors[0].error.reason == "RuntimeError: no power"
+    assert not any(r.has_error() for r in g.send_and_receive(messages(g)))
+
+
+def test_a_worker_that_dies_loses_its_messages_only(grid):
+    g = grid(2)
+    replies = g.send_and_receive(messages(g, **{"die-at": 2}))
+    assert len(replies) == NODES
+    failed = [r for r in replies if r.has_error()]
+    assert 1 <= len(failed) <= 2  # what it worked on, and what waited at its door
+    assert 3 in [r.metadata.src_node_id for r in failed]
+    assert "worker process died" in failed[0].error.reason
+    assert not any(r.has_error() for r in g.send_and_receive(messages(g)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nodes_do_not_see_what_others_do_to_a_shared_content(grid, workers):
+    g = grid(workers)
+    replies = g.send_and_receive(messages(g, "evaluate"))
+    assert [r.content["metrics"]["seen"] for r in replies] == [0] * NODES
+
+
+def test_nodes_without_state_cost_nothing():
+    pool = make_pool(HostSpec(app, 100_000, 1, {}), 1)
+    g = LocalGrid(pool, 100_000)
+    g.send_and_receive(messages(g, "evaluate")[:50])
+    assert pool._host._contexts == {}
+    g.send_and_receive(messages(g, "train")[:50])
+    assert len(pool._host._contexts) == 50
+
+
+def test_pull_goes_on_to_the_next_arrival(grid):
+    g = grid(2, Ideal(seconds_per_step=1.0))
+    ids = g.push_messages(messages(g))
+    times, nodes = [], []
+    while ids:
+        got = g.pull_messages(ids)
+        assert got  # there is always a next arrival
+        nodes += [r.metadata.src_node_id for r in got]
+        done = {r.metadata.reply_to_message_id for r in got}
+        ids = [i for i in ids if i not in done]
+        times.append(g.virtual_seconds)
+    assert times == [1, 2, 3, 4, 5, 6, 7]
+    assert nodes == [1, 2, 3, 4, 5, 6, 7]
+    assert g.pull_messages(["999"]) == []
+
+
+def test_a_reply_after_the_time_out_is_left_out(grid):
+    g = grid(1, Ideal(seconds_per_step=1.0))
+    replies = g.send_and_receive(messages(g), timeout=3.5)
+    assert [r.metadata.src_node_id for r in replies] == [1, 2, 3]
+    assert g.virtual_seconds == 3.5
+
+
+def test_a_round_takes_as_long_as_its_slowest_link(grid):
+    g = grid(1, Ideal(up_mbps=0.8, down_mbps=8.0, latency_ms=100))
+    g.send_and_receive(messages(g, size=100_000))
+    assert g.virtual_seconds == pytest.approx(0.1 + 0.1 + 1.0 + 0.1)

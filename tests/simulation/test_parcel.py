@@ -1,0 +1,57 @@
+"""Objects between processes arrive as they were sent, small and large ones mixed."""
+
+from multiprocessing import Pipe
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+
+from compression.flower import FlatArray, flat_record
+from simulation.parcel import Parcels, shared_folder
+
+
+@pytest.fixture
+def pair():
+    with shared_folder() as folder:
+        here, there = Pipe()
+        yield Parcels(here, Path(folder), "x", 2), Parcels(there, Path(folder), "x", 2)
+
+
+def test_records_arrive_whole(pair):
+    sender, receiver = pair
+    for size in (0, 10, 40_000, 3_000_000, 50_000):
+        data = np.random.default_rng(size).integers(0, 255, size, np.uint8).tobytes()
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"payload": Array("uint8", (size,), "test", data)}),
+                "flat": flat_record(np.arange(size // 4, dtype=np.float32)),
+                "metrics": MetricRecord({"loss": 0.5}),
+            }
+        )
+        sender.send((size, content))
+        got_size, got = receiver.receive()
+        assert got_size == size
+        assert got["arrays"]["payload"].data == data
+        assert got["metrics"]["loss"] == 0.5
+        assert isinstance(got["flat"]["flat"], FlatArray)
+        np.testing.assert_array_equal(got["flat"]["flat"].vector, np.arange(size // 4))
+
+
+def test_two_parcels_may_be_under_way(pair):
+    sender, receiver = pair
+    for turn in range(5):
+        for i in (0, 1):
+            sender.send(Array("uint8", (1,), "t", bytes([turn, i]) * 40_000))
+        for i in (0, 1):
+            assert receiver.receive().data == bytes([turn, i]) * 40_000
+
+
+def test_what_was_received_is_not_overwritten_later(pair):
+    sender, receiver = pair
+    sender.send(Array("uint8", (1,), "t", b"a" * 100_000))
+    first = receiver.receive()
+    for _ in range(4):
+        sender.send(Array("uint8", (1,), "t", b"b" * 100_000))
+        receiver.receive()
+    assert first.data == b"a" * 100_000
