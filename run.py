@@ -9,8 +9,11 @@ import logging
 import os
 import re
 import sys
-import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
+from typing import cast
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one torch thread a process: see README
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -21,18 +24,27 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.logging import RichHandler
 
 from conf import Config, ConfigError, run_config
-from conf.build import codec_of, data_of, model_of, optimizer_of, partition_of
-from conf.load import to_config
+from conf.build import (
+    codec_of,
+    data_of,
+    device_of,
+    model_of,
+    optimizer_of,
+    partition_of,
+    strategy_of,
+)
+from conf.load import compose_config, to_config
 from report.progress import RunProgress
 from report.summary import read_result, summary_table
-from simulation.errors import EngineError
+from simulation.errors import EngineError, UsageError
 from simulation.job import Job
+from strategy.schedule import Schedule
 from task.errors import TaskError
 
 HERE = Path(__file__).parent
@@ -45,25 +57,32 @@ def prepare(config: Config) -> None:
     data = data_of(config)
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))
+    device_of(config)
+    strategy_of(config)
+    Schedule(config.schedule, config.lr)
     partition_of(config, data).indices(0)
 
 
-def quiet(verbose: bool) -> None:
-    """Send warnings of ours and Flower's through the console; all of it when `verbose`."""
-    level = logging.INFO if verbose else logging.WARNING
-    handler = RichHandler(console=console, show_path=False, show_time=False, markup=False)
-    for name in ("edgewire", "flwr"):
+def set_up_logging(verbose: bool) -> None:
+    """Show our warnings through the console; when `verbose`, all of ours and of Flower's."""
+    handler = RichHandler(console=console, show_path=False, show_time=False)
+    for name, level in (("edgewire", logging.WARNING), ("flwr", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
-    warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+        logger.setLevel(logging.INFO if verbose else level)
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(composed: DictConfig) -> None:
     """Run one configuration (one job of a sweep)."""
+    with clear_errors():  # in here, since Hydra prints a line of its own about what it catches
+        run(composed)
+
+
+def run(composed: DictConfig) -> None:
+    """Run a composed configuration in Hydra's run folder and print its summary."""
     config = to_config(composed)
-    quiet(config.verbose)
+    set_up_logging(config.verbose)
     folder = Path(HydraConfig.get().runtime.output_dir)
     with console.status("loading"):
         prepare(config)
@@ -71,33 +90,62 @@ def main(composed: DictConfig) -> None:
     job = Job(HERE, values, config.nodes, folder, config.seed, config.network)
     with RunProgress(folder, config.rounds, console):
         instantiate(config.engine)(job)
-    console.print(summary_table(read_result(folder), folder))
+    result = read_result(folder)
+    console.print(summary_table(result, folder))
+    if not result["client_updates"]:
+        raise EngineError("not one update could be used: the warnings above say why")
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """End with one line and exit code 2 for a user's mistake, 1 for an engine's failure."""
+    code = 0
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ConfigError, TaskError, UsageError) as error:
+        code, failed = 2, error
+    except EngineError as error:
+        code, failed = 1, error
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    if code:
+        if full_errors:
+            raise failed
+        print(f"error: {one_line(failed)}", file=sys.stderr)
+        sys.exit(code)
 
 
 def one_line(error: BaseException) -> str:
     """Return an error's message as one line, Hydra's lists joined by commas."""
     text = str(error)
-    text = re.sub(r"\n\nConfig search path:.*", "", text, flags=re.DOTALL)
+    if unknown := re.search(r"Could not override '([^']+)'", text):
+        return unknown_key(unknown[1])
+    text = re.sub(r"\n+Config search path:.*", "", text, flags=re.DOTALL)
     text = re.sub(r"\n\s*(full_key|object_type|reference_type)[:=].*", "", text)
-    text = re.sub(r"\nSet the environment variable.*", "", text)
-    cause = error.__cause__
-    if isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
-        text += "\n" + str(cause).splitlines()[0]
-    text = re.sub(r"\n\t", ", ", text).replace(":, ", ": ")
-    return ". ".join(line.strip().rstrip(".") for line in text.splitlines() if line.strip())
+    text = re.sub(r"^In '[^']*': Could not find '(.+)/(.+)'", r"there is no \1=\2", text)
+    text = re.sub(r"Available options in '[^']*':\n\t", "there are: ", text)
+    text = re.sub(r"\n\t", ", ", text)
+    lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip()]
+    return ". ".join(lines)
+
+
+def unknown_key(key: str) -> str:
+    """Return what to say of a key that the configuration does not have."""
+    known = [".".join(path) for path in _keys(compose_config([]))]
+    near = get_close_matches(key, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else "python run.py --help lists all keys"
+    return f"there is no key {key}; {hint}"
+
+
+def _keys(node: DictConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name in node:
+        path = (*prefix, str(name))
+        yield path
+        if OmegaConf.is_dict(child := node._get_node(name)):
+            yield from _keys(cast(DictConfig, child), path)
 
 
 if __name__ == "__main__":
-    try:
+    with clear_errors():
         main()
-    except (HydraException, OmegaConfBaseException, ConfigError, TaskError) as error:
-        if full_errors:
-            raise
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except EngineError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)

@@ -10,10 +10,9 @@ import importlib.util
 import json
 import socket
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -36,7 +35,17 @@ class Work:
     samples: int = 50
     batch: int = 10
     lr: float = 0.05
+    shuffle: bool = True  # the bare loop's samples; pfl never does
     seed: int = 0
+
+    @classmethod
+    def from_argument(cls, argv: Sequence[str]) -> "Work":
+        """Read what `as_argument` wrote, the last of the arguments."""
+        return cls(**json.loads(argv[-1]))
+
+    def as_argument(self) -> str:
+        """For a contestant's command line."""
+        return json.dumps(asdict(self))
 
 
 class LeNet5(nn.Module):
@@ -98,9 +107,10 @@ def bare_rounds(model: nn.Module, images: Tensor, labels: Tensor, work: Work) ->
             for p, c in zip(parameters, current, strict=True):
                 p.copy_(c)
             x, y = images[node], labels[node]
-            order = torch.randperm(len(y), generator=rng)
+            order = torch.randperm(len(y), generator=rng) if work.shuffle else None
             for start in range(0, len(y), work.batch):
-                batch = order[start : start + work.batch]
+                here = slice(start, start + work.batch)
+                batch = here if order is None else order[here]
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(x[batch]), y[batch])
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -114,33 +124,17 @@ def bare_rounds(model: nn.Module, images: Tensor, labels: Tensor, work: Work) ->
         yield
 
 
-def bare_loop(rounds: int, work: Work | None = None, warmup: int = 1) -> list[float]:
-    """Seconds of each round of the bare loop, in this process and on one thread."""
-    work = work or Work()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(work.seed)
-    run = bare_rounds(LeNet5(), *make_data(work), work)
-    seconds = []
-    for _ in range(warmup + rounds):
-        start = time.perf_counter()
-        next(run)
-        seconds.append(time.perf_counter() - start)
-    torch.set_num_threads(threads)
-    return seconds[warmup:]
-
-
-def bare() -> Child:
+def bare(work: Work | None = None) -> Child:
     """The bare loop as a long-lived contestant."""
-    return Child([sys.executable, "-m", "benchmarks.peers", "serve"])
+    argument = (work or Work()).as_argument()
+    return Child([sys.executable, "-m", "benchmarks.peers", "serve", argument])
 
 
-def pfl(processes: int = 1) -> Child | None:
-    """pfl as a long-lived contestant; None, and a line on stderr, where it is not installed."""
+def pfl(processes: int = 1, work: Work | None = None) -> Child | None:
+    """pfl as a long-lived contestant; None where it is not installed (see `PFL_MISSING`)."""
     if importlib.util.find_spec("pfl") is None:
-        print(PFL_MISSING, file=sys.stderr)
         return None
-    command = [sys.executable, "-m", "benchmarks.peers_pfl"]
+    command = [sys.executable, "-m", "benchmarks.peers_pfl", (work or Work()).as_argument()]
     if processes == 1:
         return Child(command)
     with socket.socket() as probe:
@@ -156,10 +150,19 @@ def pfl(processes: int = 1) -> Child | None:
     return Child(command, envs)
 
 
-def pfl_seconds(rounds: int, processes: int = 1, warmup: int = 1) -> list[float] | None:
+def bare_loop(rounds: int, work: Work | None = None, warmup: int = 1) -> list[float]:
+    """Seconds of each round of the bare loop, without start-up."""
+    with bare(work) as child:
+        return child(warmup + rounds)[warmup:]
+
+
+def pfl_seconds(
+    rounds: int, processes: int = 1, work: Work | None = None, warmup: int = 1
+) -> list[float] | None:
     """Seconds of each round of pfl, without start-up; None, and a line on stderr, without pfl."""
-    child = pfl(processes)
+    child = pfl(processes, work)
     if child is None:
+        print(PFL_MISSING, file=sys.stderr)
         return None
     with child:
         return child(warmup + rounds)[warmup:]
@@ -172,8 +175,7 @@ def add_losses(result: dict[str, dict[str, Any]], children: Mapping[str, Child])
         result[name]["loss"] = [[r, round(child.losses[r], 3)] for r in (common[0], common[-1])]
 
 
-def _serve() -> None:
-    work = Work()
+def _serve(work: Work) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(work.seed)
     model, (images, labels) = LeNet5(), make_data(work)
@@ -189,10 +191,12 @@ def main() -> None:
     with ExitStack() as stack:
         candidates = {"bare": bare(), "pfl, 1 process": pfl(1), "pfl, 2 processes": pfl(2)}
         children = {k: stack.enter_context(v) for k, v in candidates.items() if v is not None}
+        if len(children) == 1:
+            print(PFL_MISSING, file=sys.stderr)
         result = compare(children)
         add_losses(result, children)
     print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":
-    _serve() if sys.argv[1:] == ["serve"] else main()
+    _serve(Work.from_argument(sys.argv)) if sys.argv[1:2] == ["serve"] else main()

@@ -8,6 +8,7 @@ Run by `peers.pfl`, a process a rank; rank 0 is talked to, and the others hear f
 """
 
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -82,7 +83,7 @@ def make_turns(loss: Callable[[], float]) -> Turns:
 def main() -> None:
     """Train until there are no more requests."""
     warnings.simplefilter("ignore", FutureWarning)  # pfl's use of torch.distributed.reduce_op
-    work = Work()
+    work = Work.from_argument(sys.argv)
     torch.set_num_threads(1)
     torch.manual_seed(work.seed)
     np.random.seed(work.seed)  # noqa: NPY002  # pfl draws from NumPy's global state

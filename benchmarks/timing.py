@@ -146,8 +146,8 @@ def compare(
     """Run all contestants in turns, `cycles` (at least 2) blocks of `rounds` rounds each.
 
     Returns for each: `seconds` (a round; median), `fastest`, `rounds` timed, and against `baseline`
-    `ratio` (median over the blocks), its `quartiles`, and `ratio_fastest`: that of the fastest rounds,
-    the one to read when the machine was never quiet for long.
+    `ratio` (median over the blocks), its `quartiles`, and `ratio_fastest`, that of the fastest
+    rounds: the one to read when the machine was never quiet for long.
     """
     for run in contestants.values():
         run(warmup)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from logging import getLogger
 from typing import Any
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from compression.layout import Layout
 from compression.payload import Codec, PayloadError, decode
 from compression.registry import make_codec
+from compression.stages import is_finite
 
 Vector = NDArray[np.float32]
 STYPE = "edgewire.payload"  # an Array of this kind holds a payload, not an .npy file
@@ -131,9 +132,7 @@ def payload_of(content: RecordDict) -> tuple[str, bytes] | None:
 def _usual_metrics(replies: list[Message]) -> frozenset[str]:
     """Return the metric names that most replies have: one odd node must not refuse all others."""
     names = Counter(
-        frozenset(next(iter(reply.content.metric_records.values()), ()))
-        for reply in replies
-        if reply.has_content()
+        frozenset(next(iter(reply.content.metric_records.values()))) for reply in replies
     )
     return max(names, key=names.__getitem__, default=frozenset())
 
@@ -163,13 +162,14 @@ class CompressionMod:
     codec: Codec
     layout: Layout | None = None
     seed: int = 0
+    _last: tuple[bytes, Vector, Layout] | None = field(default=None, init=False, repr=False)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         found = payload_of(message.content)
         if found is None:
             return call_next(message, context)
         name, payload = found
-        reference, layout = decode(payload, self.layout)
+        reference, layout = self._decode(payload)
         arrays = to_arrays(reference, layout) if self.layout is None else flat_record(reference)
         content = replace_arrays(message.content, name, arrays)
         inner = Message.__new__(Message)  # same metadata, other content; the sender's is shared
@@ -181,8 +181,14 @@ class CompressionMod:
             delta = to_vector(record, layout) - reference
             config = next(iter(message.content.config_records.values()), None)
             blob = self.codec.encode(delta, layout, seed=_seed(self.seed, context, config))
-            reply.content = replace_arrays(reply.content, key, payload_record(blob))
+            reply.content[key] = payload_record(blob)
         return reply
+
+    def _decode(self, payload: bytes) -> tuple[Vector, Layout]:
+        """Decode, or return what the very same bytes decoded to: nodes of a process share them."""
+        if self._last is None or self._last[0] is not payload:
+            self._last = (payload, *decode(payload, self.layout))
+        return self._last[1:]
 
 
 @dataclass
@@ -284,17 +290,23 @@ class Compressed(Strategy):  # type: ignore[misc]
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the replies, leave out what cannot be used, aggregate the rest."""
-        replies = list(replies)
-        names = _usual_metrics(replies)
-        accepted = []
-        for reply in replies:
+        decoded = []
+        for reply in replies:  # one by one: a grid may hand them over while others are under way
             node = reply.metadata.src_node_id
             try:
-                self._accept(reply, self._sent.pop(node, None), names)
+                decoded.append((reply, self._decoded(reply, self._sent.pop(node, None))))
             except PayloadError as error:
                 self._fail(server_round, node, str(error))
-            else:
+        accepted, names = [], _usual_metrics([reply for reply, _ in decoded])
+        for reply, size in decoded:
+            if names == set(next(iter(reply.content.metric_records.values()))):
                 accepted.append(reply)
+                self.traffic.uplink_bytes += size
+                self.traffic.uplink_bytes_float32 += self._float32_bytes
+                self.traffic.client_updates += 1
+            else:
+                reason = "the reply's metrics have other names than the other nodes'"
+                self._fail(server_round, reply.metadata.src_node_id, reason)
         for node in self._sent:
             self._fail(server_round, node, "no reply")
         self._sent.clear()
@@ -336,37 +348,35 @@ class Compressed(Strategy):  # type: ignore[misc]
         received, _ = decode(payload, self._layout)
         return replace_arrays(content, name, payload_record(payload)), received, len(payload)
 
-    def _accept(self, reply: Message, start: Vector | None, names: frozenset[str]) -> None:
-        """Put the decoded model in place of the payload. Raises `PayloadError` if there is none."""
+    def _decoded(self, reply: Message, start: Vector | None) -> int:
+        """Put the decoded model in place of the payload; return the payload's bytes.
+
+        Raises `PayloadError` for a reply that cannot be used.
+        """
         if reply.has_error():
             reason = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
             raise PayloadError(reason[-1])
         if start is None:
             raise PayloadError("a reply that was not asked for")
-        self._check_metrics(reply.content, names)
+        self._check_weight(reply.content)
         found = payload_of(reply.content)
         if found is None:
             raise PayloadError("the reply holds no payload; does the ClientApp use CompressionMod?")
         name, payload = found
         delta, _ = decode(payload, self._layout)
         model = delta + start
-        if not math.isfinite(float(model.sum())) and not np.isfinite(model).all():
+        if not is_finite(model):
             raise PayloadError("the update leads to values beyond float32")
-        reply.content = replace_arrays(reply.content, name, flat_record(model))
-        self.traffic.uplink_bytes += len(payload)
-        self.traffic.uplink_bytes_float32 += self._float32_bytes
-        self.traffic.client_updates += 1
+        reply.content[name] = flat_record(model)
+        return len(payload)
 
-    def _check_metrics(self, content: RecordDict, names: frozenset[str]) -> None:
+    def _check_weight(self, content: RecordDict) -> None:
         """Refuse what would make the wrapped strategy give up the whole round."""
         if len(content.array_records) != 1 or len(content.metric_records) != 1:
             raise PayloadError("a reply must hold one ArrayRecord and one MetricRecord")
-        metrics = next(iter(content.metric_records.values()))
-        weight = metrics.get(self.weighted_by_key)
+        weight = next(iter(content.metric_records.values())).get(self.weighted_by_key)
         if not isinstance(weight, int | float) or not 0 < weight < math.inf:
             raise PayloadError(f"{self.weighted_by_key} must be a positive number, not {weight!r}")
-        if set(metrics) != names:
-            raise PayloadError("the reply's metrics have other names than the other nodes'")
 
     def _fail(self, server_round: int, node: int, reason: str) -> None:
         self.traffic.failures += 1

@@ -30,6 +30,8 @@ __all__ = ["MAX_SIZE", "Codec", "Description", "PayloadError", "decode", "descri
 MAX_SIZE = 1 << 28  # entries decode() accepts when no layout says how many there are
 _SMALL = 64  # streams of fewer bytes are left as they are: coding gains nothing
 _U4 = np.dtype("<u4")
+# What overflows is found by looking at the result, whatever the caller's numpy settings.
+_quiet = np.errstate(all="ignore")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Codec:
     quantizer: Quantizer
     coder: Coder
 
+    @_quiet
     def encode(
         self,
         update: Vector,
@@ -99,6 +102,7 @@ class Description:
     bytes: int  # of the payload
 
 
+@_quiet
 def decode(
     payload: Buffer, layout: Layout | None = None, *, max_size: int = MAX_SIZE
 ) -> tuple[Vector, Layout]:

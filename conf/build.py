@@ -6,6 +6,8 @@ import functools
 from dataclasses import asdict
 from typing import Any
 
+import torch
+from flwr.serverapp.strategy import Strategy
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from torch import nn
@@ -43,6 +45,15 @@ def _data(name: str, root: str | None, download: bool, size: int | None) -> Data
     return load_data(name, root=root, download=download, size=size)
 
 
+def device_of(config: Config) -> torch.device:
+    """Return where tensors live. Raises `ConfigError` if this machine has no such device."""
+    try:
+        return torch.zeros(1, device=config.device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device={config.device} cannot be used here: {reason}") from error
+
+
 def model_of(config: Config, data: Data) -> nn.Module:
     """Return the configured model for the data's images, initialised from the run's seed."""
     channels, size = data.train.images.shape[1], data.train.images.shape[-1]
@@ -53,16 +64,43 @@ def model_of(config: Config, data: Data) -> nn.Module:
 
 def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:
     """Return the nodes' optimiser. Raises `ConfigError` for values that it does not take."""
-    try:
-        optimizer: Optimizer = instantiate(config.optimizer)(parameters, lr=config.lr)
-    except InstantiationException as error:
-        raise ConfigError(f"optimizer: {error.__cause__ or error}") from error
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"optimizer: {error}") from error
+    optimizer: Optimizer = build("optimizer", config.optimizer)(parameters, lr=config.lr)
     return optimizer
 
 
 def partition_of(config: Config, data: Data) -> Partition:
     """Return the spread of the training split over the nodes."""
-    partitioner: Any = instantiate(config.partition)
+    partitioner = build("partition", config.partition)
     return Partition(partitioner, data.train.labels, config.nodes, config.seed)
+
+
+def strategy_of(config: Config) -> Strategy:
+    """Return the server's strategy, as Flower or we define it."""
+    strategy: Strategy = build("strategy", config.strategy)
+    return strategy
+
+
+def build(group: str, node: Any) -> Any:
+    """Return what a group's `_target_` makes of its keys (a callable if `_partial_`).
+
+    Raises `ConfigError` with the target's own reason for values that it does not take.
+    """
+
+    def refuse(error: Exception) -> ConfigError:
+        reason = getattr(error, "__cause__", None) or error
+        return ConfigError(f"{group}: {str(reason).splitlines()[0]}")
+
+    try:
+        made = instantiate(node)
+    except InstantiationException as error:
+        raise refuse(error) from error
+    if not node.get("_partial_"):
+        return made
+
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return made(*args, **options)
+        except (ValueError, TypeError, ArithmeticError) as error:
+            raise refuse(error) from error
+
+    return call

@@ -21,12 +21,24 @@ def check(config: Config) -> None:
     _check_bounds(config, "")
     for group in ("strategy", "partition", "optimizer", "schedule", "engine"):
         check_target(group, getattr(config, group))
+    _check_sampling(config)
     if config.dataset.holdout >= 1:
         raise ConfigError(f"dataset.holdout must be below 1, not {config.dataset.holdout}")
     if config.network.classes:
         total = sum(c.share for c in config.network.classes.values())
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares of network.classes must add up to 1, not {total:g}")
+
+
+def _check_sampling(config: Config) -> None:
+    """Refuse what would make Flower's strategies wait for nodes that will never come."""
+    for key, value in config.strategy.items():
+        if key.startswith("fraction_") and not 0 <= value <= 1:
+            raise ConfigError(f"strategy.{key} must be between 0 and 1, not {value:g}")
+        if key.startswith("min_") and key.endswith("_nodes") and not 0 <= value <= config.nodes:
+            raise ConfigError(
+                f"strategy.{key} must be between 0 and nodes={config.nodes}, not {value}"
+            )
 
 
 def _check_bounds(node: Any, prefix: str) -> None:
@@ -85,6 +97,8 @@ def _resolve(annotation: Any) -> Any:
     if not isinstance(annotation, str):
         return annotation
     try:
-        return eval(annotation, {"Union": Union}, {t.__name__: t for t in PRIMITIVES})  # our own code
+        return eval(
+            annotation, {"Union": Union}, {t.__name__: t for t in PRIMITIVES}
+        )  # our own code
     except Exception:
         return None

@@ -45,7 +45,10 @@ class RunProgress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self._done.set()
         if not self._progress.disable:
@@ -69,7 +72,10 @@ class RunProgress:
             return
         self._offset += len(text[: text.rfind("\n") + 1].encode())
         row = json.loads(lines[-1])
-        fields = {"up": human_bytes(row["uplink_bytes"]), "down": human_bytes(row["downlink_bytes"])}
+        fields = {
+            "up": human_bytes(row["uplink_bytes"]),
+            "down": human_bytes(row["downlink_bytes"]),
+        }
         if row["accuracy"] is not None:
             fields["accuracy"] = percent(row["accuracy"])
         self._progress.update(self._task, completed=row["round"], total=row["rounds"], **fields)

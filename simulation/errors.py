@@ -3,3 +3,7 @@
 
 class EngineError(RuntimeError):
     """One clear line for the user: what went wrong and what to do or read."""
+
+
+class UsageError(EngineError):
+    """The user's own mistake in an engine's options."""

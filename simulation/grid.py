@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
+from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -32,10 +33,12 @@ class LocalGrid(Grid):  # type: ignore[misc]
         self._sent: dict[str, tuple[Message, float, int]] = {}  # message, when, bytes
         self._early: dict[str, Message] = {}  # computed, not yet dealt with
         self._arrivals: dict[str, tuple[float, Message]] = {}
+        self._open: Replies | None = None
 
     @property
     def virtual_seconds(self) -> float:
         """The virtual clock, seconds since the run began."""
+        self.settle()
         return self._clock.now
 
     def set_run(self, run: Run) -> None:
@@ -63,6 +66,7 @@ class LocalGrid(Grid):  # type: ignore[misc]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; return their ids."""
+        self.settle()
         messages, sizes = list(messages), dict[int, int]()
         for message in messages:
             message_id = str(next(self._ids))
@@ -76,6 +80,7 @@ class LocalGrid(Grid):  # type: ignore[misc]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Go on to the next arrival among these messages; return the replies that arrive then."""
+        self.settle()
         ids = [i for i in message_ids if i in self._sent or i in self._arrivals]
         self._compute(ids)
         if not ids:
@@ -86,16 +91,31 @@ class LocalGrid(Grid):  # type: ignore[misc]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        """Send messages and wait for the replies; return those in time, in the messages' order."""
+    ) -> Replies:
+        """Send messages; return the replies in time, in the messages' order, as they come.
+
+        Who iterates works on the first replies while the nodes work on the last ones.
+        """
         start = self._clock.now
-        ids = self.push_messages(messages)
-        self._compute(ids)
         deadline = float("inf") if timeout is None else start + timeout
-        replies = [self._arrivals.pop(i) for i in ids]
-        last = max((arrival for arrival, _ in replies), default=start)
+        self._open = Replies(self._stream(self.push_messages(messages), deadline))
+        return self._open
+
+    def _stream(self, ids: list[str], deadline: float) -> Iterator[Message]:
+        last = self._clock.now
+        for message_id in ids:
+            self._compute([message_id])
+            arrival, reply = self._arrivals.pop(message_id)
+            last = max(last, arrival)
+            if arrival <= deadline:
+                yield reply
         self._clock.now = min(last, deadline)
-        return [reply for arrival, reply in replies if arrival <= deadline]
+
+    def settle(self) -> None:
+        """Finish the last `send_and_receive`: the clock stands where its last reply arrived."""
+        if self._open is not None:
+            self._open, replies = None, self._open
+            len(replies)
 
     def _compute(self, ids: list[str]) -> None:
         """Wait until the replies to `ids` are there and have their arrival times."""
@@ -116,6 +136,35 @@ class LocalGrid(Grid):  # type: ignore[misc]
             return self._clock.arrival(node, sent, down, 0, 0)
         metrics = next(iter(reply.content.metric_records.values()), {})
         return self._clock.arrival(node, sent, down, steps_of(metrics), size_of(reply.content))
+
+
+class Replies(Sequence[Message]):
+    """The replies to a round's messages: a list that fills while it is gone through."""
+
+    def __init__(self, stream: Iterator[Message]) -> None:
+        self._stream = stream
+        self._here: list[Message] = []
+
+    def __iter__(self) -> Iterator[Message]:
+        position = 0
+        while position < len(self._here) or self._next():
+            yield self._here[position]
+            position += 1
+
+    def __len__(self) -> int:
+        while self._next():
+            pass
+        return len(self._here)
+
+    def __getitem__(self, index: Any) -> Any:
+        len(self)
+        return self._here[index]
+
+    def _next(self) -> bool:
+        reply = next(self._stream, None)
+        if reply is not None:
+            self._here.append(reply)
+        return reply is not None
 
 
 def size_of(content: RecordDict) -> int:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flwr.serverapp import ServerApp
+
 from simulation.clock import Ideal, Network
 
 
@@ -23,5 +25,5 @@ class Job:
     folder: Path
     seed: int = 0
     network: Network = field(default_factory=Ideal)
-    server_app: str = "strategy.app:app"
+    server_app: str | ServerApp = "strategy.app:app"
     client_app: str = "client.app:app"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from flwr.app import Context, RecordDict
 
 from simulation.clock import VirtualClock
+from simulation.errors import UsageError
 from simulation.grid import SERVER, LocalGrid
 from simulation.host import HostSpec, load_object
 from simulation.job import Job
@@ -15,12 +17,19 @@ from simulation.workers import make_pool
 
 def run_local(job: Job, *, workers: int = 0) -> None:
     """Run a job to its end. `workers`: processes for the nodes; 1: this one, 0: one a core."""
+    if workers < 0:
+        raise UsageError(f"engine.workers must be at least 0 (one a core), not {workers}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     spec = HostSpec(job.client_app, job.nodes, run_id=1, run_config=job.run_config)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: later collections pass over it, forked pages stay shared
     pool = make_pool(spec, min(workers or cores or 1, job.nodes))
     try:
         grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))
         context = Context(1, SERVER, {}, RecordDict(), job.run_config)
-        load_object(job.server_app)(grid, context)
+        app = job.server_app
+        (load_object(app) if isinstance(app, str) else app)(grid, context)
+        grid.settle()
     finally:
         pool.close()
+        gc.unfreeze()

@@ -12,26 +12,46 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 _MARKER = "EDGEWIRE_PROCESS_TREE"
-_INTERRUPTS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_INTERRUPTS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+_Handler = Callable[[int, FrameType | None], None] | signal.Handlers
+
+# Linux ends the process when its parent ends, even by SIGKILL; the setting survives the exec.
+_TIED = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
+)
 
 
 class ProcessTree:
-    """Processes started with `environment`, and everything they start in turn."""
+    """Processes started by `start`, and everything they start in turn."""
 
     def __init__(self) -> None:
         self._mark = f"{_MARKER}={uuid.uuid4().hex}"
+        self._started: list[subprocess.Popen[bytes]] = []
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """This process's environment with the tree's marker added."""
+    def start(
+        self, command: list[str], environment: dict[str, str], output: IO[bytes]
+    ) -> "subprocess.Popen[bytes]":
+        """Start `command` out of reach of the terminal's Ctrl-C: its starter handles that."""
+        if sys.platform == "linux":
+            command = [sys.executable, "-c", _TIED, *command]
         name, value = self._mark.split("=")
-        return {**os.environ, name: value}
+        process = subprocess.Popen(
+            command,
+            env={**environment, name: value},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
 
     def alive(self) -> list[int]:
         """Ids of the tree's living processes, however deep and whoever their parent is now."""
@@ -39,7 +59,10 @@ class ProcessTree:
             entries = Path("/proc").glob("[0-9]*/environ")
             return [int(entry.parent.name) for entry in entries if self._marks(entry)]
         lines = subprocess.run(
-            ["ps", "-A", "-E", "-ww", "-o", "pid=,command="], capture_output=True, text=True, check=True
+            ["ps", "-A", "-E", "-ww", "-o", "pid=,command="],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.splitlines()
         return [int(line.split()[0]) for line in lines if self._mark in line]
 
@@ -49,9 +72,11 @@ class ProcessTree:
         deadline = time.monotonic() + grace
         while self.alive() and time.monotonic() < deadline:
             time.sleep(0.05)
-        # A process may start another between the look and the signal: look again until none is left.
+        # A process may start another between the look and the signal: look until none is left.
         while self._signal_all(signal.SIGKILL) and time.monotonic() < deadline + 10:
             time.sleep(0.05)
+        for process in self._started:
+            process.wait()
 
     def _signal_all(self, number: signal.Signals) -> int:
         pids = self.alive()
@@ -71,34 +96,34 @@ class ProcessTree:
 
 @contextmanager
 def orderly_exit() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that `finally` blocks run."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers, and only it receives signals
-        return
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that `finally` blocks run.
+
+    A signal somebody handles already, or has ignored (nohup), stays as it is.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.getsignal(number) for number in _INTERRUPTS}
-    try:
-        for number in _INTERRUPTS:
-            if number != signal.SIGINT:
-                signal.signal(number, leave)
+    default = [number for number in _INTERRUPTS if signal.getsignal(number) is signal.SIG_DFL]
+    with _handled(default, leave):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Hold back interrupts while cleaning up: a second Ctrl-C must not leave half of it undone."""
-    if threading.current_thread() is not threading.main_thread():
+    with _handled(_INTERRUPTS, signal.SIG_IGN):
         yield
+
+
+@contextmanager
+def _handled(numbers: list[signal.Signals], handler: _Handler) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers, and only it receives signals
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -1,34 +1,31 @@
 """`engine=ray`: the app in Flower's Simulation Runtime, by the path of `flwr run`.
 
-    this process                        started here, all of it ended here
-    ------------                        ----------------------------------
-    run_ray  -- Control API (HTTP) -->  flower-superlink --simulation, on a loopback port of its own
-      |                                   `- flower-superexec
-      |                                        `- flwr-simulation   the ServerApp; Ray's driver
-      `<----- status and log lines ------           `- Ray's own    gcs, raylet, the ClientApps' actors
-
-The SuperLink keeps its state in memory, and Flower's home is a temporary folder: neither the user's
-`~/.flwr` nor a SuperLink running for other work is touched.
+this process                        started for this run, ended with it
+------------                        -----------------------------------
+run_ray  -- Control API (HTTP) -->  flower-superlink --simulation, on a loopback port of its own
+  |                                   `- flower-superexec
+  |                                        `- flwr-simulation   the ServerApp, Ray's driver
+  `<----- status and log lines ------           `- Ray          gcs, raylet, ClientApp actors
 """
 
 import hashlib
 import os
 import re
-import shutil
 import socket
-import subprocess
-import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 import click
 import httpx
-from flwr.cli.build import build_fab_from_disk
-from flwr.cli.utils import flwr_cli_exc_handler
+from flwr.app import UserConfig
+from flwr.cli.build import build_fab_from_files
+from flwr.cli.utils import collect_files, flwr_cli_exc_handler
 from flwr.common.config import flatten_dict, get_fab_config
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StreamLogsRequest
@@ -36,20 +33,19 @@ from flwr.proto.federation_config_pb2 import SimulationConfig
 from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from simulation.errors import EngineError
-from simulation.processes import ProcessTree, orderly_exit, undisturbed
+from simulation.errors import EngineError, UsageError
+from simulation.processes import orderly_exit
+from simulation.superlink import private_superlink
 
 _POLL_SECONDS = 0.5
-_START_SECONDS = 90.0  # a SuperLink is up in 3 s on a laptop; small boards import slowly
-_GRACE_SECONDS = 5.0
+_LAST_LINES_SECONDS = 3.0  # how long a finished run's log may take to arrive
 
 
 def run_ray(
     app_dir: Path,
     *,
-    run_config: dict[str, str | int | float | bool],
+    run_config: UserConfig,
     num_nodes: int,
     actors: int | None = None,
     gpus_per_client: float = 0.0,
@@ -69,19 +65,22 @@ def run_ray(
         address: an existing Ray cluster (what Ray reads from RAY_ADDRESS); it is left running. The
             cluster's machines must see the same Python packages and the same temporary folder.
         log_file: where the run's log goes; without it a temporary file, kept after a failure.
-        on_poll: called a few times a second while the run goes on.
+        on_poll: called about twice a second while the run goes on.
 
     The ServerApp and the ClientApps run in this process's working directory, with its environment.
 
     Raises:
+        UsageError: an argument cannot be.
         EngineError: the run could not start, failed or was stopped; says where its log lies.
     """
     if num_nodes < 1:
-        raise EngineError(f"engine=ray needs at least one node, not {num_nodes}")
+        raise UsageError(f"engine=ray needs at least one node, not {num_nodes}")
     if address is not None and actors is not None:
-        raise EngineError(
+        raise UsageError(
             "the number of actors is the cluster's CPU count when a Ray address is given: drop one"
         )
+    if address is not None:
+        _reach(address)
     simulation = SimulationConfig(
         num_supernodes=num_nodes,
         client_resources_num_cpus=1,
@@ -95,7 +94,7 @@ def run_ray(
         override_federation_config=simulation,
     )
     log = _open_log(log_file)
-    with orderly_exit(), _superlink(address, log) as (server, client):
+    with orderly_exit(), private_superlink(log, address) as (server, client):
         try:
             with flwr_cli_exc_handler():
                 run_id = client.StartRun(request).run_id
@@ -110,17 +109,52 @@ def run_ray(
         log.unlink()
 
 
-def _bundle(app_dir: Path, run_config: dict[str, str | int | float | bool]) -> Fab:
+def _reach(address: str) -> None:
+    """Refuse a cluster that is not there; Ray itself would wait for it without a word."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        return  # "auto" and the like: Ray knows
     try:
-        content = build_fab_from_disk(app_dir)
-        known = flatten_dict(get_fab_config(content)["tool"]["flwr"]["app"].get("config"))
-    except ValueError as error:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise UsageError(f"no Ray cluster answers at {address}: {error}") from error
+
+
+def _bundle(app_dir: Path, run_config: UserConfig) -> Fab:
+    try:
+        content, _ = build_fab_from_files(_files(app_dir))
+        app = get_fab_config(content)["tool"]["flwr"]["app"]
+    except (ValueError, OSError) as error:
         raise EngineError(f"{app_dir} is no Flower app: {_one_line(str(error))}") from error
-    if unknown := sorted(run_config.keys() - known.keys()):
-        raise EngineError(
+    if unknown := sorted(run_config.keys() - flatten_dict(app.get("config")).keys()):
+        raise UsageError(
             f"{', '.join(unknown)}: not in [tool.flwr.app.config] of {app_dir / 'pyproject.toml'}"
         )
+    _refuse_namesakes(app, app_dir)
     return Fab(hashlib.sha256(content).hexdigest(), content, {})
+
+
+def _files(app_dir: Path) -> dict[str, bytes | Path]:
+    """What `flwr run` collects, but for hidden folders: looking through a `.venv` takes seconds."""
+    files: dict[str, bytes | Path] = {}
+    for entry in app_dir.resolve().iterdir():
+        if entry.is_file():
+            files[entry.name] = entry
+        elif entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
+            files |= {f"{entry.name}/{name}": path for name, path in collect_files(entry).items()}
+    return files
+
+
+def _refuse_namesakes(app: dict[str, Any], app_dir: Path) -> None:
+    """Ray's actors look for modules in the working directory before they look in the app."""
+    here = Path.cwd()
+    for reference in app["components"].values():
+        package = reference.split(":")[0].split(".")[0]
+        found = PathFinder.find_spec(package, [str(here)])
+        if found is not None and found.origin is not None and here != app_dir.resolve():
+            raise UsageError(
+                f"Ray would take `{package}` from {here}, not from the app: run it in {app_dir}"
+            )
 
 
 def _open_log(log_file: Path | None) -> Path:
@@ -134,85 +168,6 @@ def _open_log(log_file: Path | None) -> Path:
     return log
 
 
-@contextmanager
-def _superlink(
-    address: str | None, log: Path
-) -> Iterator[tuple["subprocess.Popen[bytes]", ControlHttpClient]]:
-    """A SuperLink in simulation mode and a client of it; on the way out nothing is left of either."""
-    tree = ProcessTree()
-    home = Path(tempfile.mkdtemp(prefix="edgewire-"))
-    server: subprocess.Popen[bytes] | None = None
-    try:
-        port = _free_port()
-        environment = tree.environment | _settings(home, address)
-        with (home / "superlink.log").open("wb") as output:
-            server = subprocess.Popen(
-                [
-                    shutil.which("flower-superlink", path=environment["PATH"]) or "flower-superlink",
-                    *("--insecure", "--simulation", "--disable-runtime-dependency-installation"),
-                    *("--host", "127.0.0.1", "--port", str(port)),
-                ],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # a terminal's Ctrl-C is ours to handle
-            )
-        _wait_until_up(server, port, home / "superlink.log", log)
-        client = ControlHttpClient.from_server_address(
-            f"127.0.0.1:{port}",
-            insecure=True,
-            root_certificates=None,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
-        with client:
-            yield server, client
-    finally:
-        with undisturbed():
-            tree.end(_GRACE_SECONDS)
-            if server is not None:
-                server.wait()
-            shutil.rmtree(home, ignore_errors=True)
-
-
-def _settings(home: Path, address: str | None) -> dict[str, str]:
-    """What the processes find in their environment; the user's own settings stay as they are."""
-    settings = {
-        # Flower's processes start each other by bare name, Python's environment active or not.
-        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]),
-        "FLWR_HOME": str(home / "flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # An empty address counts as none. A temporary folder of its own keeps Ray from joining
-        # a cluster that `ray start` left word of in the usual one.
-        "RAY_ADDRESS": address or "",
-        "RAY_TMPDIR": str(home),
-    }
-    return settings
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_until_up(
-    server: "subprocess.Popen[bytes]", port: int, output: Path, log: Path
-) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while server.poll() is None and time.monotonic() < deadline:
-        with suppress(httpx.HTTPError):
-            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=1.0, trust_env=False).is_success:
-                return
-        time.sleep(0.05)
-    log.write_bytes(output.read_bytes())
-    ended = f"ended with code {server.returncode}" if server.poll() is not None else "did not answer"
-    raise EngineError(f"Flower's SuperLink {ended} at its start (log: {log})")
-
-
 def _follow(
     client: ControlHttpClient, run_id: int, log: Path, on_poll: Callable[[], None] | None
 ) -> RunStatus:
@@ -220,11 +175,12 @@ def _follow(
     copier = threading.Thread(target=_copy_log, args=(client, run_id, log), daemon=True)
     copier.start()
     while True:
-        status = client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status
+        runs = client.ListRuns(ListRunsRequest(run_id=run_id))
+        status: RunStatus = runs.run_dict[run_id].status
         if on_poll is not None:
             on_poll()
         if status.status == "finished":
-            copier.join(_GRACE_SECONDS)
+            copier.join(_LAST_LINES_SECONDS)
             return status
         time.sleep(_POLL_SECONDS)
 
@@ -238,11 +194,16 @@ def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): ")
-_NO_CAUSE = ("An error was encountered. Ending simulation.", "Simulation Runtime crashed.", "")
+_SILENT = "the simulation's process died without a word; was it out of memory?"
+_EMPTY_WORDS = {
+    "": "the run failed without saying why",
+    "An error was encountered. Ending simulation.": "the simulation failed",
+    "No heartbeat received from the task": _SILENT,
+}
 
 
 def _cause(status: RunStatus, log: Path) -> str:
-    """The one line that says why the run failed: the ServerApp's exception, or the first in the log."""
+    """The line that says why the run failed: the ServerApp's exception, or the log's first."""
     if status.sub_status == "stopped":
         return "the run was stopped"
     details = _one_line(status.details.removeprefix("Simulation failed with exception: "))
@@ -251,8 +212,8 @@ def _cause(status: RunStatus, log: Path) -> str:
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
     ]
     raised = [line for line in lines if _RAISED.match(line)]
-    if details in _NO_CAUSE:
-        return raised[0] if raised else details or "the run failed without saying why"
+    if details in _EMPTY_WORDS:
+        return raised[0] if raised else _EMPTY_WORDS[details]
     # Flower's details lack the exception's name, without which a KeyError says only 'name'.
     return next((line for line in raised if _RAISED.sub("", line) == details), details)
 

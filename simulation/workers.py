@@ -200,4 +200,3 @@ def _work(
 def make_pool(spec: HostSpec, workers: int) -> Pool:
     """Return a pool of `workers` hosts: in this process for 1, else in processes."""
     return InProcess(spec) if workers <= 1 else Processes(spec, workers)
-

@@ -8,12 +8,10 @@ import time
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Strategy
-from hydra.utils import instantiate
 
 from compression.flower import Compressed, to_vector
 from conf import Config, load_config
-from conf.build import data_of, model_of
+from conf.build import data_of, model_of, strategy_of
 from strategy.records import Records
 from strategy.schedule import Schedule
 from task.flat import FlatModel
@@ -29,13 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     random.seed(config.seed)  # Flower's strategies sample nodes with Python's global generator
     torch.set_num_threads(1)
     run = Run(config, grid, Records(str(context.run_config.get("output", ""))))
-    run.strategy.start(
-        grid,
-        ArrayRecord(run.model.state_dict()),
-        num_rounds=config.rounds,
-        train_config=run.train_config,
-        evaluate_fn=run.round_done,
-    )
+    run.start()
     run.finish()
 
 
@@ -55,14 +47,21 @@ class Run:
         self.records = records
         self.data = data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)
-        strategy: Strategy = instantiate(config.strategy)
-        self.strategy = Compressed(strategy, flat=True)
+        self.strategy = Compressed(strategy_of(config), flat=True)
         self.schedule = Schedule(config.schedule, config.lr)
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
-        self.test = prepare(
-            self.data.test.images, self.data.mean, self.data.std, config.device
-        )
+        self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
         self.labels = self.data.test.labels.to(config.device)
+
+    def start(self) -> None:
+        """Train: the strategy's rounds, each measured and recorded by `round_done`."""
+        self.strategy.start(
+            self.grid,
+            ArrayRecord(self.model.state_dict()),
+            num_rounds=self.config.rounds,
+            train_config=self.train_config,
+            evaluate_fn=self.round_done,
+        )
 
     def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Measure the model after a round (0: before the first), write the row, set the next lr."""

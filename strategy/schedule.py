@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hydra.utils import instantiate
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from conf.build import build
 
 
 class Schedule:
@@ -14,8 +15,7 @@ class Schedule:
 
     def __init__(self, node: Any, lr: float) -> None:
         self._optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
-        self._optimizer.step()  # a scheduler wants an optimiser that has stepped
-        self._scheduler = instantiate(node)(self._optimizer)
+        self._scheduler = build("schedule", node)(self._optimizer)
 
     @property
     def lr(self) -> float:
@@ -24,6 +24,7 @@ class Schedule:
 
     def step(self, loss: float | None) -> None:
         """Go on to the next round; `loss`: the last round's mean training loss, None if unknown."""
+        self._optimizer.step()  # a scheduler wants to come after an optimiser's step
         if not isinstance(self._scheduler, ReduceLROnPlateau):
             self._scheduler.step()
         elif loss is not None:

@@ -33,9 +33,7 @@ class FlatModel:
         trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
         kept = module.state_dict().keys()
-        buffers = [
-            (n, b) for n, b in module.named_buffers() if n in kept and b.is_floating_point()
-        ]
+        buffers = [(n, b) for n, b in module.named_buffers() if n in kept and b.is_floating_point()]
         named: list[tuple[str, Tensor]] = [*trained, *frozen, *buffers]
         for name, tensor in named:
             if tensor.dtype != torch.float32:
@@ -49,7 +47,8 @@ class FlatModel:
         for (_, tensor), view in zip(named, self._views, strict=True):
             tensor.data = view
 
-        self.parameters = nn.Parameter(self.state[: self.num_parameters])
+        # The module's own parameters ask autograd for gradients; this view is for optimisers.
+        self.parameters = nn.Parameter(self.state[: self.num_parameters], requires_grad=False)
         self.parameters.grad = self._grad = torch.zeros_like(self.parameters)
         self._grads = [
             (parameter, view)
@@ -70,7 +69,9 @@ class FlatModel:
     def load(self, state: Tensor | NDArray[np.float32]) -> None:
         """Copy `state`, float32 (n,), into the model in place."""
         if tuple(state.shape) != tuple(self.state.shape):
-            raise ValueError(f"a state of shape {tuple(state.shape)} for {self.state.numel()} values")
+            raise ValueError(
+                f"a state of shape {tuple(state.shape)} for {self.state.numel()} values"
+            )
         if isinstance(state, np.ndarray) and self.state.device.type == "cpu":
             np.copyto(self.state.numpy(), state)
         else:
@@ -83,5 +84,5 @@ class FlatModel:
     @staticmethod
     def _cut(vector: Tensor, shapes: Iterable[tuple[int, ...]]) -> list[Tensor]:
         shapes = list(shapes)
-        pieces = vector.split([math.prod(shape) for shape in shapes])
+        pieces = torch.split(vector, [math.prod(shape) for shape in shapes])
         return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]

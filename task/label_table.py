@@ -34,7 +34,8 @@ class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
 
     def unique(self, column: str) -> list[int]:
         """The values of a column, sorted."""
-        return np.unique(self._columns[column]).tolist()
+        values: list[int] = np.unique(self._columns[column]).tolist()
+        return values
 
     def sort(self, column_names: str, **_: Any) -> "LabelTable":
         """The rows in the order of a column, equal ones as they were."""
@@ -46,7 +47,9 @@ class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
         rows = np.fromiter(indices, np.int64) if isinstance(indices, range) else indices
         return self._columns["index"][np.asarray(rows, np.int64)]
 
-    def shard(self, num_shards: int, index: int, contiguous: bool = True, **_: Any) -> NDArray[np.int64]:
+    def shard(
+        self, num_shards: int, index: int, contiguous: bool = True, **_: Any
+    ) -> NDArray[np.int64]:
         """The "index" column of one of `num_shards` pieces; the first ones may be 1 longer."""
         column = self._columns["index"]
         if not contiguous:

@@ -78,7 +78,9 @@ class Partition:
     def indices(self, node: int) -> Tensor:
         """The samples of `node` (0..nodes-1), int64 (n,): the same in every process and order."""
         if not 0 <= node < self._nodes:
-            raise TaskError(f"there is no node {node}: with nodes={self._nodes} the last one is {self._nodes - 1}")
+            raise TaskError(
+                f"there is no node {node}: with nodes={self._nodes} they are 0 to {self._nodes - 1}"
+            )
         if isinstance(self._partitioner, Sampled):
             return torch.from_numpy(self._partitioner.draw(len(self._labels), self._seed, node))
         if node not in self._indices:
@@ -87,7 +89,7 @@ class Partition:
 
     def _load(self, node: int) -> NDArray[np.int64]:
         with warnings.catch_warnings():
-            # What they warn of (a draw is repeated, an option of pyarrow is old) is not for the user.
+            # What they warn of (a draw repeated, an old option of pyarrow) is not for the user.
             warnings.simplefilter("ignore")
             try:
                 if self._cut is None:
@@ -116,5 +118,5 @@ class Partition:
 
 
 def _reason(error: Exception) -> str:
-    """The error as one line, without the marks of its source code's line breaks."""
+    """The error as one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -45,7 +45,9 @@ class Registry(Generic[T]):
         """The member called `name`; TaskError lists the names when there is none."""
         self._discover()
         if name not in self._members:
-            raise TaskError(f"no {self._kind} named {name}: choose one of {', '.join(self.names())}")
+            raise TaskError(
+                f"no {self._kind} named {name}: choose one of {', '.join(self.names())}"
+            )
         return self._members[name]
 
     def _discover(self) -> None:

@@ -37,13 +37,27 @@ def _affine(
 
 
 def batches(
-    images: Tensor, labels: Tensor, batch_size: int, generator: torch.Generator
+    images: Tensor,
+    labels: Tensor,
+    batch_size: int,
+    generator: torch.Generator,
+    *,
+    single: bool = True,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch in an order drawn from `generator` (a CPU one); the last batch may be smaller."""
-    order = torch.randperm(len(labels), generator=generator).to(labels.device)
-    for batch in order.split(batch_size):
-        # index_select is several times as fast as images[batch].
-        yield images.index_select(0, batch), labels.index_select(0, batch)
+    """One epoch in an order drawn from `generator` (a CPU one); the last batch may be smaller.
+
+    With `single=False` a last batch of one sample joins the one before: BatchNorm cannot
+    normalise a single value.
+    """
+    total = len(labels)
+    order = torch.randperm(total, generator=generator).to(labels.device)
+    # One gather an epoch, then views; index_select is several times as fast as images[order].
+    images, labels = images.index_select(0, order), labels.index_select(0, order)
+    ends = [*range(batch_size, total, batch_size), total]
+    if not single and len(ends) > 1 and ends[-1] - ends[-2] == 1:
+        del ends[-2]
+    for start, end in zip([0, *ends], ends, strict=False):
+        yield images[start:end], labels[start:end]
 
 
 def evaluate(
@@ -61,7 +75,9 @@ def evaluate(
     correct = torch.zeros((), dtype=torch.int64, device=labels.device)
     try:
         with torch.inference_mode():
-            for batch, truth in zip(images.split(batch_size), labels.split(batch_size), strict=True):
+            for batch, truth in zip(
+                torch.split(images, batch_size), torch.split(labels, batch_size), strict=True
+            ):
                 logits = model(batch)
                 loss += nn.functional.cross_entropy(logits, truth, reduction="sum")
                 correct += (logits.argmax(1) == truth).sum()

@@ -73,9 +73,7 @@ def multiply(stream: NDArray[np.generic], scales: Vector, segments: Segments) ->
 
 def check_scales(scales: Vector, levels: int) -> None:
     """Raise PayloadError unless all scales are >= 0 and finite when times ``levels``."""
-    with np.errstate(over="ignore"):
-        largest = scales * np.float32(levels)
-    if not np.isfinite(largest).all() or np.signbit(scales).any():
+    if not np.isfinite(scales * np.float32(levels)).all() or np.signbit(scales).any():
         raise PayloadError("payload holds a scale that is negative or not finite")
 
 

@@ -41,14 +41,18 @@ def imagefolder(request: Request) -> Data:
     else:
         train, test = holdout(train, 0.2, seed=0)
         if len(test.labels) == 0:
-            raise TaskError(f"{shown(root)} has one image a class: none is left to test on, add more")
+            raise TaskError(
+                f"{shown(root)} has one image a class: none is left to test on, add more"
+            )
     return Data(train, test, len(names), (0.5,) * 3, (0.25,) * 3, tuple(names))
 
 
 def class_folders(path: Path) -> list[str]:
     """Names of the class folders in `path`, sorted; hidden ones are left out."""
     if not path.is_dir():
-        raise TaskError(f"{shown(path)} is not a folder: give dataset.root=FOLDER with class folders")
+        raise TaskError(
+            f"{shown(path)} is not a folder: give dataset.root=FOLDER with class folders"
+        )
     names = sorted(f.name for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
     if not names:
         raise TaskError(f"{shown(path)} has no class folders: put the images into {path}/CLASS/")
@@ -56,7 +60,10 @@ def class_folders(path: Path) -> list[str]:
 
 
 def load_folder(
-    path: str | Path, classes: Sequence[str] | None = None, size: int = DEFAULT_SIZE, channels: int = 3
+    path: str | Path,
+    classes: Sequence[str] | None = None,
+    size: int = DEFAULT_SIZE,
+    channels: int = 3,
 ) -> Split:
     """The images in `path`/CLASS/*, squeezed to `size` x `size`.
 
@@ -78,7 +85,8 @@ def load_folder(
     for name in class_folders(path):
         if name not in names:
             raise TaskError(
-                f"{path / name} is no known class: rename it to one of {', '.join(names)}, or remove it"
+                f"{path / name} is no known class: rename it to one of {', '.join(names)}, "
+                f"or remove it"
             )
         files = sorted(f for f in (path / name).rglob("*") if f.suffix.lower() in EXTENSIONS)
         samples += [(file, names.index(name)) for file in files]
@@ -105,7 +113,9 @@ def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:
     mode = "RGB" if channels == 3 else "L"
     try:
         with Image.open(file) as image:
-            image.draft(mode, (size, size))  # lets JPEG decode a large photo at a fraction of its size
+            image.draft(
+                mode, (size, size)
+            )  # lets JPEG decode a large photo at a fraction of its size
             small = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
     except Exception as error:  # decoders raise a dozen kinds, SyntaxError among them
         reason = str(error).partition("\n")[0]

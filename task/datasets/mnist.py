@@ -21,7 +21,11 @@ from task.errors import TaskError
 
 # Where Debian's package dataset-fashion-mnist puts its four .gz files.
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-FILES = tuple(f"{split}-{part}-ubyte" for split in ("train", "t10k") for part in ("images-idx3", "labels-idx1"))
+FILES = tuple(
+    f"{split}-{part}-ubyte"
+    for split in ("train", "t10k")
+    for part in ("images-idx3", "labels-idx1")
+)
 
 
 @DATASETS.register("mnist")
@@ -43,7 +47,13 @@ def fashion_mnist(request: Request) -> Data:
 
 
 def _load(
-    name: str, torchvision_name: str, request: Request, folders: list[Path], *ways: str, mean: float, std: float
+    name: str,
+    torchvision_name: str,
+    request: Request,
+    folders: list[Path],
+    *ways: str,
+    mean: float,
+    std: float,
 ) -> Data:
     folder = next((f for f in folders if all(_file(f, stem) for stem in FILES)), None)
     if folder is None and request.download:

@@ -12,9 +12,7 @@ from task.models.parts import MODELS
 __all__ = ["build_model", "model_names"]
 
 
-def build_model(
-    name: str, *, channels: int, size: int, classes: int, seed: int = 0
-) -> nn.Module:
+def build_model(name: str, *, channels: int, size: int, classes: int, seed: int = 0) -> nn.Module:
     """A new model for images (channels, size, size), on the CPU.
 
     Its weights follow from `seed` alone; torch's global random state is left as it was.

@@ -264,16 +264,20 @@ def test_bytes_are_the_payloads_lengths():
 
 def test_messages_without_a_payload_pass_through():
     mod, seen = CompressionMod(INT8), []
-    message = Message(
-        RecordDict({"arrays": initial(), "config": ConfigRecord()}), 1, "train"
-    )
+    message = Message(RecordDict({"arrays": initial(), "config": ConfigRecord()}), 1, "train")
     mod(message, None, lambda m, c: seen.append(m) or m)
     assert seen == [message]
 
 
 def test_the_senders_content_is_not_touched_by_the_mod():
-    record = RecordDict({"arrays": payload_record(PLAIN.encode(
-        to_vector(initial()), layout_of(initial()), names=True)), "config": ConfigRecord()})
+    record = RecordDict(
+        {
+            "arrays": payload_record(
+                PLAIN.encode(to_vector(initial()), layout_of(initial()), names=True)
+            ),
+            "config": ConfigRecord(),
+        }
+    )
     message = Message(record, 1, "train")
     before = record["arrays"]
     pool = make_pool(HostSpec(node_app(CompressionMod(INT8)), 1, 1, {}), 1)

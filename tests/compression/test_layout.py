@@ -50,5 +50,5 @@ def test_pickles_carry_no_hash():
     ],
 )
 def test_nonsense_is_refused(names, shapes, dtypes):
-    with pytest.raises(ValueError, match="layout needs as many|negative dimension"):
+    with pytest.raises(ValueError, match=r"layout needs as many|negative dimension"):
         Layout(names, shapes, dtypes)

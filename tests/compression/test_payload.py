@@ -119,6 +119,19 @@ def test_same_input_same_bytes(sparsifier, quantizer, coder, lenet, update_for):
 
 
 @every_combination
+def test_numpy_settings_do_not_matter(sparsifier, quantizer, coder, make_layout):
+    layout = make_layout([(300,)])
+    codec = make_codec(sparsifier, quantizer, coder)
+    for special in ("wide", "subnormal", "largest"):
+        update = SPECIAL[special].astype(np.float32)
+        expected = codec.encode(update, layout)
+        with np.errstate(all="raise"):
+            assert codec.encode(update, layout) == expected
+            decode(expected, layout)
+            assert np.geterr()["over"] == "raise"
+
+
+@every_combination
 def test_random_states_are_left_alone(sparsifier, quantizer, coder, mixed, update_for):
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     decode(make_codec(sparsifier, quantizer, coder).encode(update_for(mixed), mixed, seed=9))

@@ -9,6 +9,8 @@ from compression.quantizers.scaling import BLOCK, blocks, magnitudes
 from compression.stages import PayloadError, Rng
 
 RNG = Rng(0, 1)
+# Codec.encode and decode see to this for all methods.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MOST = float(np.finfo(np.float32).max)
 LEAST = float(np.finfo(np.float32).smallest_subnormal)
 

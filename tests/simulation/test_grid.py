@@ -125,9 +125,9 @@ def test_nodes_do_not_see_what_others_do_to_a_shared_content(grid, workers):
 def test_nodes_without_state_cost_nothing():
     pool = make_pool(HostSpec(app, 100_000, 1, {}), 1)
     g = LocalGrid(pool, 100_000)
-    g.send_and_receive(messages(g, "evaluate")[:50])
+    assert len(g.send_and_receive(messages(g, "evaluate")[:50])) == 50
     assert pool._host._contexts == {}
-    g.send_and_receive(messages(g, "train")[:50])
+    assert len(g.send_and_receive(messages(g, "train")[:50])) == 50
     assert len(pool._host._contexts) == 50
 
 
@@ -152,6 +152,20 @@ def test_a_reply_after_the_time_out_is_left_out(grid):
     replies = g.send_and_receive(messages(g), timeout=3.5)
     assert [r.metadata.src_node_id for r in replies] == [1, 2, 3]
     assert g.virtual_seconds == 3.5
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_replies_are_a_list_that_fills_while_it_is_gone_through(grid, workers):
+    g = grid(workers, Ideal(seconds_per_step=1.0))
+    first = g.send_and_receive(messages(g))
+    halfway = iter(first)
+    next(halfway)
+    second = g.send_and_receive(messages(g))  # the first round is finished before
+    assert [r.metadata.src_node_id for r in first] == list(g.get_node_ids())
+    assert first[-1] is list(first)[-1]
+    assert not g.send_and_receive([])
+    assert g.virtual_seconds == 2 * NODES
+    assert len(second) == NODES
 
 
 def test_a_round_takes_as_long_as_its_slowest_link(grid):

@@ -49,7 +49,9 @@ def test_layout_is_parameters_then_float_buffers():
     module = build_model("resnet18", channels=3, size=32, classes=10)
     parameters = dict(module.named_parameters())
     buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
-    expected = torch.cat([t.detach().flatten().clone() for t in (*parameters.values(), *buffers.values())])
+    expected = torch.cat(
+        [t.detach().flatten().clone() for t in (*parameters.values(), *buffers.values())]
+    )
 
     flat = FlatModel(module)
 
@@ -69,7 +71,7 @@ def test_parameters_gradients_and_buffers_share_the_flat_memory():
 
     def inside(view, vector):
         start = view.data_ptr() - vector.data_ptr()
-        return 0 <= start and start + 4 * view.numel() <= 4 * vector.numel()
+        return start >= 0 and start + 4 * view.numel() <= 4 * vector.numel()
 
     assert flat.parameters.data_ptr() == flat.state.data_ptr()
     gradient = flat.parameters.grad
@@ -156,7 +158,9 @@ def test_shared_frozen_scalar_and_local_tensors():
         model(images).square().sum().backward()
     torch.testing.assert_close(module.a.weight.grad, plain.a.weight.grad)
     torch.optim.SGD([flat.parameters], lr=0.1, weight_decay=0.1).step()
-    torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1, weight_decay=0.1).step()
+    torch.optim.SGD(
+        [p for p in plain.parameters() if p.requires_grad], lr=0.1, weight_decay=0.1
+    ).step()
     torch.testing.assert_close(module(images), plain(images))
     assert torch.equal(module.frozen.weight, plain.frozen.weight)
 

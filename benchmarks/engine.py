@@ -1,0 +1,185 @@
+"""Seconds a round of `engine=local`, beside a bare loop, pfl and Flower's Ray engine.
+
+    python -m benchmarks.engine              # everything, JSON on stdout (about six minutes)
+    python -m benchmarks.engine --no-ray     # without Ray's minutes
+    python -m benchmarks.engine --population # 100,000 registered nodes against 1,000
+
+The same work for all (`benchmarks.peers.Work`): FedAvg, LeNet-5, 50 of 1,000 nodes a round, 50
+samples each, batch 10, one local epoch. Ours runs the whole application: configuration, ServerApp,
+Flower's FedAvg, payloads, records. Contestants take turns; each is set against the bare loop's
+rounds just before and after (`benchmarks.timing`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import resource
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid
+
+from benchmarks.echo import echo_local
+from benchmarks.peers import PFL_MISSING, Work, add_losses, bare, pfl
+
+from benchmarks.timing import ROOT, Child, Pipe, Turns, compare
+from conf import load_config, run_config
+from conf.build import data_of, model_of, optimizer_of
+from conf.load import compose_config, to_config
+from simulation.job import Job
+from simulation.local import run_local
+from simulation.ray import run_ray
+from strategy.app import Run
+from strategy.records import Records
+
+FOREVER = 1_000_000
+
+
+def overrides(work: Work, rounds: int) -> list[str]:
+    """The benchmark's work as the command line says it; digits enlarged to 28 x 28 need no download."""
+    return [
+        "dataset=digits",
+        "dataset.size=28",
+        "model=lenet5",
+        "partition=sampled",
+        f"partition.samples={work.samples}",
+        f"nodes={work.nodes}",
+        f"strategy.fraction_train={work.cohort / work.nodes}",
+        f"batch_size={work.batch}",
+        f"lr={work.lr}",
+        f"rounds={rounds}",
+        f"eval_every={FOREVER}",
+    ]
+
+
+class Paced(Run):
+    """A run that takes its turn before each round and stops when there are no more."""
+
+    turns: Turns
+
+    def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Record the round as always, then hand over."""
+        metrics = super().round_done(server_round, arrays)
+        if not self.turns.lap():
+            raise StopRun
+        return metrics
+
+
+class StopRun(Exception):
+    """The comparison is over."""
+
+
+def serve(workers: int, work: Work) -> None:
+    """Be a contestant: the whole application on the local engine."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    composed = compose_config(overrides(work, FOREVER))
+    config = to_config(composed)
+    optimizer_of(config, list(model_of(config, data_of(config)).parameters()))  # before the fork
+
+    def server_app(grid: Grid, context: Context) -> None:
+        run = Paced(load_config(context.run_config, work.nodes), grid, Records(""))
+        pipe = Pipe(lambda: float(run.records.rows[-1]["train_loss"] or 0))
+        run.turns = Turns(pipe.receive, pipe.report)
+        try:
+            run.start()
+        except StopRun:
+            up = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+            print(json.dumps([u.ru_maxrss for u in up]), file=sys.stderr)
+
+    job = Job(ROOT, run_config(composed), work.nodes, ROOT, server_app=server_app)
+    run_local(job, workers=workers)
+
+
+def ours(workers: int, work: Work) -> Child:
+    """Our engine as a long-lived contestant."""
+    arguments = ["serve", str(workers), work.as_argument()]
+    return Child([sys.executable, "-m", "benchmarks.engine", *arguments])
+
+
+def on_ray(work: Work, rounds: int) -> list[float]:
+    """Seconds of each round of the very same application on Flower's Ray engine, two actors."""
+    with tempfile.TemporaryDirectory() as folder:
+        composed = compose_config(overrides(work, rounds))
+        values: dict[str, Any] = run_config(composed, output=folder)
+        run_ray(ROOT, run_config=values, num_nodes=work.nodes, actors=2)
+        lines = (Path(folder) / "history.jsonl").read_text().splitlines()
+    seconds = [json.loads(line)["seconds"] for line in lines]
+    return [b - a for a, b in zip(seconds, seconds[1:], strict=False)]
+
+
+def rounds_a_second(work: Work, cycles: int) -> dict[str, Any]:
+    """Compare bare loop, ours and pfl in turns."""
+    with ExitStack() as stack:
+        candidates = {
+            "bare": bare(work),
+            "local, 1 worker": ours(1, work),
+            "pfl, 1 process": pfl(1, work),
+            "local, 2 workers": ours(2, work),
+            "pfl, 2 processes": pfl(2, work),
+        }
+        children = {k: stack.enter_context(v) for k, v in candidates.items() if v is not None}
+        if candidates["pfl, 1 process"] is None:
+            print(PFL_MISSING, file=sys.stderr)
+        result = compare(children, cycles=cycles)
+        add_losses(result, children)
+    return result
+
+
+def ray(work: Work, rounds: int = 8) -> dict[str, Any]:
+    """Ray's rounds between two blocks of the bare loop; its first two rounds warm up."""
+    with bare(work) as child:
+        child(2)
+        before = child(6)
+        seconds = on_ray(work, rounds)[2:]
+        after = child(6)
+    ratio = median(seconds) / median(before + after)
+    return {"seconds": round(median(seconds), 4), "ratio": round(ratio, 3)}
+
+
+def population(small: int = 1_000, large: int = 100_000, cycles: int = 10) -> dict[str, Any]:
+    """Round time and peak memory with many registered nodes, 50 a round."""
+    with ExitStack() as stack:
+        counts = {f"{nodes} nodes": Work(nodes=nodes) for nodes in (small, large)}
+        children = {k: stack.enter_context(ours(1, work)) for k, work in counts.items()}
+        result = compare(children, baseline=f"{small} nodes", cycles=cycles)
+        for name, child in children.items():
+            result[name]["peak_memory_mb"] = child.peak_memory_mb()
+    return result
+
+
+def main() -> None:
+    """Run the comparisons asked for and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=10)
+    parser.add_argument("--no-ray", action="store_true")
+    parser.add_argument("--population", action="store_true")
+    options = parser.parse_args()
+    work, start = Work(), time.perf_counter()
+    result: dict[str, Any] = {}
+    if options.population:
+        result["population"] = population(cycles=options.cycles)
+    else:
+        result["seconds a round"] = rounds_a_second(work, options.cycles)
+        result["echo, round trips a second"] = {"local": round(echo_local())}
+        if not options.no_ray:
+            result["seconds a round"]["ray, 2 actors"] = ray(work)
+            echo = result["echo, round trips a second"]
+            echo["ray"] = round(echo_ray(), 1)
+            echo["ratio"] = round(echo["local"] / echo["ray"], 1)
+    result["minutes"] = round((time.perf_counter() - start) / 60, 1)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        serve(int(sys.argv[2]), Work.from_argument(["", "", sys.argv[3]]))
+    else:
+        main()

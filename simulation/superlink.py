@@ -1,0 +1,105 @@
+"""A SuperLink in simulation mode that belongs to one run: its own port, home folder and Ray."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from simulation.errors import EngineError
+from simulation.processes import ProcessTree, undisturbed
+
+_START_SECONDS = 90.0  # it takes 3 s on a laptop; small boards import slowly
+_GRACE_SECONDS = 3.0
+
+
+@contextmanager
+def private_superlink(
+    log: Path, ray_address: str | None = None
+) -> Iterator[tuple["subprocess.Popen[bytes]", ControlHttpClient]]:
+    """Start a SuperLink, yield it and a client of its Control API, and leave nothing of it behind.
+
+    Its state is in memory, and Flower's home is a temporary folder: neither the user's `~/.flwr`
+    nor a SuperLink that runs for other work is touched. Whatever it has started ends with it, Ray
+    included, except a cluster at `ray_address`.
+
+    Raises:
+        EngineError: it did not start; its output is then in `log`.
+    """
+    # Ray keeps sockets in its temporary folder, and their paths must stay under 104 characters.
+    short = ray_address is not None or len(tempfile.gettempdir()) < 24
+    home = Path(tempfile.mkdtemp(prefix="edgewire-", dir=None if short else "/tmp"))
+    tree = ProcessTree()
+    try:
+        port = _free_port()
+        settings = _settings(home, ray_address)
+        command = [
+            shutil.which("flower-superlink", path=settings["PATH"]) or "flower-superlink",
+            *("--insecure", "--simulation", "--disable-runtime-dependency-installation"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+        ]
+        output = home / "superlink.log"
+        with output.open("wb") as stream:
+            server = tree.start(command, {**os.environ, **settings}, stream)
+        if problem := _wait_until_up(server, port):
+            log.write_bytes(output.read_bytes())
+            raise EngineError(f"Flower's SuperLink {problem} (log: {log})")
+        with ControlHttpClient.from_server_address(
+            f"127.0.0.1:{port}",
+            insecure=True,
+            root_certificates=None,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        ) as client:
+            yield server, client
+    finally:
+        with undisturbed():
+            tree.end(_GRACE_SECONDS)
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _settings(home: Path, ray_address: str | None) -> dict[str, str]:
+    """What the SuperLink's processes find in their environment beside the user's own settings."""
+    scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
+    settings = {
+        # They start each other by bare name, whether the Python environment is active or not.
+        "PATH": os.pathsep.join([scripts, path]),
+        "FLWR_HOME": str(home / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ADDRESS": ray_address or "",  # empty counts as none
+    }
+    if ray_address is None:
+        # In the usual folder Ray would find, and join, a cluster that `ray start` left word of.
+        settings["RAY_TMPDIR"] = str(home)
+    return settings
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_up(server: "subprocess.Popen[bytes]", port: int) -> str:
+    """Return an empty string when it answers, else what is wrong with it."""
+    health = f"http://127.0.0.1:{port}/health"
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            return f"ended with code {server.returncode} at its start"
+        with suppress(httpx.HTTPError):
+            if httpx.get(health, timeout=1.0, trust_env=False).is_success:
+                return ""
+        time.sleep(0.05)
+    return f"did not answer within {_START_SECONDS:.0f} s"

@@ -1,0 +1,59 @@
+"""Write the stored payloads of version 1 for methods that have none yet; never changes one.
+
+Run it once when a method is added: python tests/compression/make_payloads.py
+"""
+
+import sys
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+FOLDER = HERE / "payloads"
+sys.path.insert(0, str(HERE.parents[1]))
+
+from compression import Layout, decode, make_codec, names  # noqa: E402
+
+LAYOUT = Layout(
+    ("conv.weight", "conv.bias", "steps", "none", "zeros", "fc.weight"),
+    ((4, 3, 3, 3), (4,), (), (0, 2), (3, 2), (7, 20)),
+    ("float32", "float32", "int64", "float32", "float32", "float16"),
+)
+
+
+def update() -> np.ndarray:
+    """Return (LAYOUT.size,) float32 of exact arithmetic: the same on every machine."""
+    counts = np.arange(LAYOUT.size, dtype=np.int64)
+    values = ((counts * counts * 31 + counts * 7) % 61 - 30).astype(np.float32)
+    for tensor in range(len(LAYOUT)):
+        values[LAYOUT.offsets[tensor] : LAYOUT.offsets[tensor + 1]] *= np.float32(2.0 ** (-tensor))
+    values[LAYOUT.offsets[4] : LAYOUT.offsets[5]] = 0
+    return values
+
+
+def combinations() -> list[tuple[str, str, str]]:
+    """Every sparsifier with every quantizer and every coder."""
+    return list(product(names("sparsifier"), names("quantizer"), names("coder")))
+
+
+def paths(combination: tuple[str, str, str]) -> tuple[Path, Path]:
+    """Where a combination's payload and the values that it decodes to are stored."""
+    stem = "v1-" + "-".join(combination)
+    return FOLDER / f"{stem}.ewp", FOLDER / f"{stem}.npy"
+
+
+def main() -> None:
+    """Fill the gaps."""
+    FOLDER.mkdir(exist_ok=True)
+    for combination in combinations():
+        payload_path, values_path = paths(combination)
+        if not payload_path.exists():
+            payload = make_codec(*combination).encode(update(), LAYOUT, seed=1, names=True)
+            payload_path.write_bytes(payload)
+            np.save(values_path, decode(payload)[0])
+            print(f"{payload_path.name}: {len(payload)} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""Payloads made with intent: each is refused with a PayloadError, before memory is allocated."""
+
+import re
+import time
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+from backports import zstd
+
+from compression import PayloadError, decode, describe, make_codec
+from compression import names as methods
+from compression.header import varint
+
+SIZE = 1000
+MEGABYTE = 1 << 20
+BOMB = 256 * MEGABYTE
+DENSE = b"\x00"
+TABLES = b"\x01\x01" + varint(SIZE)  # one tensor of SIZE entries
+
+
+@pytest.fixture
+def layout(make_layout):
+    return make_layout([(SIZE,)])
+
+
+@pytest.fixture
+def craft(reseal):
+    """Put a payload together from whatever parts a test wants to be wrong."""
+
+    def build(
+        bodies=(),
+        *,
+        ids=(0, 0, 0),
+        flags=0,
+        tables=TABLES,
+        selection=DENSE,
+        params=b"\x00",
+        entries=None,
+        pad=b"\x00",
+        tail=b"",
+    ):
+        if entries is None:
+            entries = [len(body) << 1 | coded for body, coded in bodies]
+        head = b"EWP\x01" + bytes((*ids, flags)) + tables + selection + params
+        head += varint(len(entries)) + b"".join(map(varint, entries))
+        head += pad * (-len(head) % 8)
+        return reseal(head + b"".join(body for body, _ in bodies) + tail)
+
+    return build
+
+
+@pytest.fixture
+def refused(layout):
+    """Assert that decoding fails, quickly and in little memory, with and without the layout."""
+
+    def check(payload, match, both=True, memory=MEGABYTE // 4):
+        for known in (layout, None) if both else (None,):
+            problem = ""
+            tracemalloc.start()
+            started = time.perf_counter()
+            try:
+                decode(payload, known)
+            except PayloadError as error:
+                problem = str(error)
+            seconds = time.perf_counter() - started
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert re.search(match, problem)
+            assert "\n" not in problem
+            assert peak < memory
+            assert seconds < 5
+
+    return check
+
+
+FLOATS = np.linspace(-1, 1, SIZE, dtype="<f4").tobytes()
+SCALE = np.ones(1, dtype="<f4").tobytes()
+LEVELS = bytes(SIZE)
+
+
+def test_the_craft_itself_is_right(craft, layout):
+    for known in (layout, None):
+        assert decode(craft([(FLOATS, 0)]), known)[0].tobytes() == FLOATS
+        coded = zstd.compress(LEVELS)
+        assert not decode(craft([(SCALE, 0), (coded, 1)], ids=(0, 2, 2)), known)[0].any()
+
+
+def zstd_with_window(log: int) -> zstd.ZstdCompressor:
+    """Return a compressor that does not know the size in advance and so declares this window."""
+    return zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: log})
+
+
+@pytest.mark.parametrize("log", [11, 23, 27])
+def test_zstd_windows_that_the_stream_does_not_need(craft, refused, log):
+    frames = []
+    for window in (10, log):
+        compressor = zstd_with_window(window)
+        frames.append(compressor.compress(LEVELS) + compressor.flush())
+    modest, greedy = (craft([(SCALE, 0), (frame, 1)], ids=(0, 2, 2)) for frame in frames)
+    assert not decode(modest)[0].any()
+    refused(greedy, "broken zstd frame")
+
+
+def zstd_bomb(declared: bool, window_log: int) -> bytes:
+    compressor = zstd_with_window(window_log)
+    if declared:
+        compressor.set_pledged_input_size(BOMB)
+    chunk = bytes(4 * MEGABYTE)
+    parts = [compressor.compress(chunk) for _ in range(BOMB // len(chunk))]
+    return b"".join([*parts, compressor.flush()])
+
+
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("window_log", [10, 20, 27])
+def test_zstd_bombs(craft, refused, make_layout, declared, window_log):
+    bomb = zstd_bomb(declared, window_log)
+    assert len(bomb) < BOMB // 200
+    payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, 2))
+    refused(payload, "no smaller than uncoded")
+    # With a model just large enough for the frame to be looked at.
+    size = len(bomb) + 100
+    tables = b"\x01\x01" + varint(size)
+    payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, 2), tables=tables)
+    refused(payload, "zstd frame", both=False, memory=4 * size + MEGABYTE // 4)
+
+
+def test_zlib_bomb(craft, refused):
+    compressor = zlib.compressobj(9)
+    chunk = bytes(4 * MEGABYTE)
+    bomb = b"".join(compressor.compress(chunk) for _ in range(BOMB // len(chunk)))
+    bomb += compressor.flush()
+    size = len(bomb) + 100
+    tables = b"\x01\x01" + varint(size)
+    payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, 1), tables=tables)
+    # Inflating costs no more than the model that the payload claims to be for.
+    refused(payload, "zlib stream of another length", both=False, memory=4 * size + MEGABYTE // 4)
+
+
+@pytest.mark.parametrize("coder", [1, 2])
+@pytest.mark.parametrize("length", [0, SIZE - 1, SIZE + 1, 4 * SIZE])
+def test_coded_streams_of_another_length(craft, refused, coder, length):
+    body = zlib.compress(bytes(length)) if coder == 1 else zstd.compress(bytes(length))
+    refused(craft([(SCALE, 0), (body, 1)], ids=(0, 2, coder)), "of another length|broken zstd")
+
+
+@pytest.mark.parametrize("coder", [1, 2])
+def test_coded_streams_that_do_not_end(craft, refused, coder):
+    if coder == 1:
+        deflater = zlib.compressobj()
+        body = deflater.compress(LEVELS) + deflater.flush(zlib.Z_SYNC_FLUSH)
+    else:
+        compressor = zstd_with_window(10)
+        body = compressor.compress(LEVELS, mode=compressor.FLUSH_BLOCK)
+    refused(craft([(SCALE, 0), (body, 1)], ids=(0, 2, coder)), "of another length")
+
+
+@pytest.mark.parametrize("coder", [1, 2])
+def test_coded_streams_that_are_broken(craft, refused, coder):
+    body = zlib.compress(LEVELS) if coder == 1 else zstd.compress(LEVELS)
+    skippable = b"\x50\x2a\x4d\x18\x00\x00\x00\x00"
+    for wrong in (body[:-1], body + b"\0", body + body, b"", b"\xff" * 9, body + skippable):
+        payload = craft([(SCALE, 0), (wrong, 1)], ids=(0, 2, coder))
+        refused(payload, "broken|of another length")
+
+
+def test_a_coded_stream_under_raw(craft, refused):
+    refused(craft([(SCALE, 0), (LEVELS[:9], 1)], ids=(0, 2, 0)), "coded stream where none can be")
+
+
+@pytest.mark.parametrize(
+    "dimensions",
+    [[1 << 60], [1 << 30, 1 << 30], [0, 1 << 60], [1 << 62, 0, 1 << 62], [1 << 28, 2]],
+)
+def test_shapes_beyond_all_bounds(craft, refused, dimensions, layout):
+    tables = b"\x01" + varint(len(dimensions)) + b"".join(map(varint, dimensions))
+    payload = craft([(FLOATS, 0)], tables=tables)
+    refused(payload, "payload declares more than", both=False)
+    with pytest.raises(PayloadError, match=r"another model|declares more than"):
+        decode(payload, layout)
+
+
+@pytest.mark.parametrize(
+    ("tables", "match"),
+    [
+        (varint(1 << 62), "tensors"),
+        (varint(16_385) + bytes(16_385), "tensors"),
+        (b"\x02\x01" + varint(SIZE), "goes on"),  # the selection is taken for a 0-d tensor
+        (b"\x01" + varint(33) + b"\x01" * 33, "33 dimensions"),
+        (b"\x01" + varint(1 << 62), "dimensions"),
+        (b"\x01\x01\xe8\x87\x00", "needless bytes"),
+        (b"\x01\x01" + b"\xff" * 9 + b"\x01", "63 bits"),
+        (b"\x02" + (b"\x01" + varint(1 << 28)) * 2, "more than"),
+    ],
+)
+def test_bad_tables(craft, refused, layout, tables, match):
+    payload = craft([(FLOATS, 0)], tables=tables)
+    refused(payload, match, both=False)
+    with pytest.raises(PayloadError):
+        decode(payload, layout)
+
+
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [
+        (b"\x00\x01", "ends within"),
+        (b"\xff\x01a", "unknown dtype 255"),
+        (b"\x00\x01\xff", "not UTF-8"),
+        (b"\x00\x01a\x00", "number of names"),
+        (b"", "ends within"),
+    ],
+)
+def test_bad_names(craft, refused, names, match):
+    tables = b"\x01\x01" + varint(SIZE) + varint(len(names)) + names
+    refused(craft([(FLOATS, 0)], flags=1, tables=tables), match, both=False)
+
+
+def test_equal_names(craft, refused):
+    tables = b"\x02\x01" + varint(SIZE) + b"\x01\x00" + b"\x06" + b"\x00\x01a" * 2
+    refused(craft([(FLOATS, 0)], flags=1, tables=tables), "number of names", both=False)
+
+
+@pytest.mark.parametrize(
+    ("parts", "match"),
+    [
+        ({"ids": (255, 0, 0)}, "sparsifier 255"),
+        ({"ids": (0, 255, 0)}, "quantizer 255"),
+        ({"ids": (0, 0, 255)}, "coder 255"),
+        ({"flags": 2}, "unknown flags"),
+        ({"flags": 128}, "unknown flags"),
+        ({"selection": b"\x02"}, "unknown selection 2"),
+        ({"params": b"\x01\x05"}, "1 quantizer parameters instead of 0"),
+        ({"params": b"\x11" + bytes(17)}, "17 streams or parameters"),
+        ({"params": varint(1 << 62)}, "streams or parameters"),
+        ({"entries": []}, "goes on"),
+        ({"entries": [len(FLOATS) << 1, 0]}, "2 streams of values, not 1"),
+        ({"entries": [1 << 62]}, "ends within"),
+        ({"entries": [(len(FLOATS) - 4) << 1], "tail": b""}, "goes on"),
+        ({"pad": b"\x01"}, "padding"),
+        ({"tail": b"\x00"}, "goes on"),
+        ({"tail": bytes(8)}, "goes on"),
+    ],
+)
+def test_bad_headers(craft, refused, parts, match):
+    refused(craft([(FLOATS, 0)], **parts), match)
+
+
+def test_a_stream_of_another_size(craft, refused):
+    refused(craft([(FLOATS[:-4], 0)]), "3996 bytes instead of 4000")
+    refused(craft([(FLOATS + bytes(4), 0)]), "4004 bytes instead of 4000")
+    refused(craft([(b"", 0)]), "0 bytes instead of 4000")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite(craft, refused, value):
+    floats = np.full(SIZE, 2e38, dtype="<f4")  # a finite vector whose sum is not
+    assert decode(craft([(floats.tobytes(), 0)]))[0].sum(dtype=np.float64) > 1e41
+    floats[SIZE // 2] = value
+    refused(craft([(floats.tobytes(), 0)]), "NaN or infinity")
+
+
+@pytest.mark.parametrize(
+    ("indices", "count", "match"),
+    [
+        ([3, 2, 5], 3, "do not increase"),
+        ([3, 3, 5], 3, "do not increase"),
+        ([3, 4, SIZE], 3, "beyond the model"),
+        ([1 << 31, 5, 6], 3, "do not increase"),
+        ([1, 2, 3], SIZE + 1, "1001 indices into 1000"),
+        ([1, 2, 3], 1 << 62, "indices into"),
+        ([1, 2, 3], 2, "12 bytes instead of 8"),
+    ],
+)
+def test_bad_indices(craft, refused, indices, count, match):
+    body = np.array(indices, dtype="<u4").tobytes()
+    selection = b"\x01" + varint(count)
+    refused(craft([(body, 0), (FLOATS[:12], 0)], selection=selection), match)
+    refused(craft([], selection=selection[:1] + b"\x03"), "holds none")
+
+
+def test_good_indices(craft):
+    body = np.array([0, 4, SIZE - 1], dtype="<u4").tobytes()
+    vector, _ = decode(craft([(body, 0), (FLOATS[:12], 0)], selection=b"\x01\x03"))
+    assert vector[[0, 4, SIZE - 1]].tobytes() == FLOATS[:12]
+    assert np.count_nonzero(vector) == 3
+
+
+def test_what_is_no_payload(craft, layout):
+    good = craft([(FLOATS, 0)])
+    for wrong in (b"", b"EWP", b"EWP\x01", bytes(1000), b"PK\x03\x04" + good, good[1:]):
+        with pytest.raises(PayloadError, match="no payload"):
+            decode(wrong, layout)
+        with pytest.raises(PayloadError, match="no payload"):
+            describe(wrong)
+    with pytest.raises(PayloadError, match="version 2"):
+        decode(good[:3] + b"\x02" + good[4:], layout)
+    with pytest.raises(PayloadError, match="checksum"):
+        decode(good[:-1] + bytes([good[-1] ^ 1]), layout)
+
+
+@pytest.mark.parametrize("quantizer", methods("quantizer"))
+@pytest.mark.parametrize("coder", methods("coder"))
+def test_memory_of_honest_payloads(quantizer, coder, make_layout, update_for):
+    layout = make_layout([(1000, 1000)])
+    payload = make_codec("dense", quantizer, coder).encode(update_for(layout), layout)
+    decode(payload, layout)
+    tracemalloc.start()
+    decode(payload, layout)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= 2.1 * 4 * layout.size + MEGABYTE
+    if (quantizer, coder) == ("float32", "raw"):
+        assert peak < 0.1 * MEGABYTE

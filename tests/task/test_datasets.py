@@ -1,0 +1,308 @@
+import gzip
+import hashlib
+import pickle
+import struct
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets as published
+from omegaconf import OmegaConf
+
+import task.datasets.mnist as mnist_module
+from task.datasets import data_names, load_data
+from task.errors import TaskError
+
+CONF = Path(__file__).parents[2] / "conf" / "dataset"
+
+
+def idx(array):
+    return struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def write_mnist(folder, zipped=False, train=12, test=5):
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    written = {}
+    for prefix, count in (("train", train), ("t10k", test)):
+        images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        for stem, array in (
+            (f"{prefix}-images-idx3-ubyte", images),
+            (f"{prefix}-labels-idx1-ubyte", labels),
+        ):
+            name, content = stem, idx(array)
+            if zipped:
+                name, content = f"{stem}.gz", gzip.compress(content)
+            (folder / name).write_bytes(content)
+        written[prefix] = (images, labels)
+    return written
+
+
+def write_cifar(root, reader, monkeypatch):
+    """Tiny files of the true form, and torchvision told their MD5 sums."""
+    folder = root / reader.base_folder
+    folder.mkdir(parents=True)
+    key = "labels" if reader is published.CIFAR10 else "fine_labels"
+    random = np.random.default_rng(1)
+
+    def store(name, value):
+        content = pickle.dumps(value)
+        (folder / name).write_bytes(content)
+        return hashlib.md5(content).hexdigest()
+
+    batches = {}
+    for attribute in ("train_list", "test_list"):
+        listed = []
+        for name, _ in getattr(reader, attribute):
+            pixels = random.integers(0, 256, (4, 3072), dtype=np.uint8)
+            batches[name] = (pixels, [0, 3, 9, 1])
+            listed.append([name, store(name, {"data": pixels, key: batches[name][1]})])
+        monkeypatch.setattr(reader, attribute, listed)
+    meta = dict(reader.meta)
+    meta["md5"] = store(meta["filename"], {meta["key"]: [str(i) for i in range(10)]})
+    monkeypatch.setattr(reader, "meta", meta)
+    return batches
+
+
+def one_line(error):
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture(autouse=True)
+def _empty_place(tmp_path, monkeypatch):
+    """No data in the current folder, and none from Debian."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mnist_module, "DEBIAN", tmp_path / "debian")
+
+
+def test_every_data_set_has_its_yaml_and_the_other_way_round():
+    assert sorted(path.stem for path in CONF.glob("*.yaml")) == data_names()
+    for path in CONF.glob("*.yaml"):
+        assert path.read_text().startswith("# ")
+        assert OmegaConf.to_container(OmegaConf.load(path)) == {
+            "name": path.stem, "root": None, "download": False, "size": None, "holdout": 0.0,
+        }  # fmt: skip
+
+
+def test_digits():
+    data = load_data("digits")
+    assert data.train.images.shape == (1438, 1, 8, 8)
+    assert data.test.images.shape == (359, 1, 8, 8)
+    assert data.train.images.dtype == data.test.images.dtype == torch.uint8
+    assert data.train.labels.dtype == torch.int64
+    assert int(data.train.images.max()) == 255
+    assert data.classes == 10
+    counts = torch.bincount(data.test.labels, minlength=10)
+    assert counts.min() >= 35
+    assert counts.max() <= 37
+    pixels = data.train.images.float() / 255
+    assert data.mean[0] == pytest.approx(pixels.mean().item(), abs=1e-4)
+    assert data.std[0] == pytest.approx(pixels.std().item(), abs=1e-4)
+
+
+def test_digits_are_split_the_same_way_for_ever():
+    # A changed split would make results of different devices and versions incomparable.
+    labels = load_data("digits").test.labels.numpy().tobytes()
+    assert hashlib.sha256(labels).hexdigest()[:16] == "7d108ee8fe30bb90"
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
+)
+@pytest.mark.parametrize("given", [False, True])
+def test_mnist_files(tmp_path, name, folder, zipped, given):
+    root = tmp_path / ("elsewhere" if given else "data")
+    written = write_mnist(root / folder / "raw", zipped)
+    data = load_data(name, root=str(root) if given else None)
+    for split, prefix in ((data.train, "train"), (data.test, "t10k")):
+        assert split.images.dtype == torch.uint8
+        assert split.labels.dtype == torch.int64
+        assert np.array_equal(split.images[:, 0].numpy(), written[prefix][0])
+        assert np.array_equal(split.labels.numpy(), written[prefix][1])
+    assert (data.classes, len(data.mean), len(data.std)) == (10, 1, 1)
+
+
+def test_plain_files_are_read_as_torchvision_reads_them(tmp_path):
+    write_mnist(tmp_path / "MNIST" / "raw")
+    expected = published.MNIST(tmp_path, train=True)
+    data = load_data("mnist", root=str(tmp_path))
+    assert torch.equal(data.train.images[:, 0], expected.data)
+    assert torch.equal(data.train.labels, expected.targets)
+
+
+def test_fashion_mnist_of_debian(tmp_path):
+    written = write_mnist(tmp_path / "debian", zipped=True)
+    data = load_data("fashion_mnist")
+    assert np.array_equal(data.test.images[:, 0].numpy(), written["t10k"][0])
+    with pytest.raises(TaskError, match="not found"):
+        load_data("fashion_mnist", root=str(tmp_path))
+
+
+def test_missing_says_where_it_looked_and_what_to_do(tmp_path):
+    with pytest.raises(TaskError) as error:
+        load_data("fashion_mnist")
+    assert one_line(error) == (
+        f"fashion_mnist not found: looked in ./data/FashionMNIST/raw and {tmp_path}/debian; "
+        "give dataset.root=FOLDER, or dataset.download=true, "
+        "or install the Debian package dataset-fashion-mnist"
+    )
+    for name, place in (
+        ("mnist", "MNIST/raw"),
+        ("cifar10", "cifar-10-batches-py"),
+        ("cifar100", "cifar-100-python"),
+    ):
+        with pytest.raises(TaskError) as error:
+            load_data(name, root="/nowhere")
+        assert one_line(error) == (
+            f"{name} not found: looked in /nowhere/{place}; "
+            "give dataset.root=FOLDER, or dataset.download=true"
+        )
+
+
+def test_a_missing_one_of_four_files_is_missing_data(tmp_path):
+    write_mnist(tmp_path / "MNIST" / "raw")
+    (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(TaskError, match="mnist not found"):
+        load_data("mnist", root=str(tmp_path))
+
+
+BROKEN = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[:-1],
+    "too long": lambda content: content + b"x",
+    "header": lambda content: b"\1" + content[1:],
+    "dimensions": lambda content: content[:3] + b"\2" + content[4:],
+    "huge": lambda content: content[:4] + b"\xff" * 12 + content[16:],
+}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("damage", BROKEN)
+def test_broken_idx_file_is_named(tmp_path, damage, zipped):
+    folder = tmp_path / "MNIST" / "raw"
+    write_mnist(folder, zipped)
+    path = folder / ("t10k-images-idx3-ubyte" + ".gz" * zipped)
+    content = path.read_bytes()
+    if zipped:
+        content = gzip.decompress(content)
+    content = BROKEN[damage](content)
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    with pytest.raises(TaskError) as error:
+        load_data("mnist", root=str(tmp_path))
+    assert one_line(error).startswith(f"{path} is broken (")
+
+
+@pytest.mark.parametrize("content", [b"no gzip at all", gzip.compress(b"x" * 1000)[:-9]])
+def test_broken_gz_is_named(tmp_path, content):
+    folder = tmp_path / "MNIST" / "raw"
+    write_mnist(folder, zipped=True)
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(content)
+    with pytest.raises(TaskError) as error:
+        load_data("mnist", root=str(tmp_path))
+    assert one_line(error).startswith(f"{folder}/train-labels-idx1-ubyte.gz is broken (")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.full(12, 10, np.uint8), np.zeros(11, np.uint8)],
+    ids=["a class too many", "a label too few"],
+)
+def test_wrong_labels_are_named(tmp_path, labels):
+    folder = tmp_path / "MNIST" / "raw"
+    write_mnist(folder)
+    (folder / "train-labels-idx1-ubyte").write_bytes(idx(labels))
+    with pytest.raises(TaskError, match="train-labels-idx1-ubyte is broken"):
+        load_data("mnist", root=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "reader"), [("cifar10", published.CIFAR10), ("cifar100", published.CIFAR100)]
+)
+def test_cifar_files(tmp_path, monkeypatch, name, reader):
+    batches = write_cifar(tmp_path, reader, monkeypatch)
+    data = load_data(name, root=str(tmp_path))
+    for split, listed in ((data.train, reader.train_list), (data.test, reader.test_list)):
+        pixels = np.concatenate([batches[file][0] for file, _ in listed]).reshape(-1, 3, 32, 32)
+        assert np.array_equal(split.images.numpy(), pixels)
+        assert split.images.is_contiguous()
+        assert split.images.dtype == torch.uint8
+        assert split.labels.tolist() == [0, 3, 9, 1] * len(listed)
+    assert data.classes == (10 if name == "cifar10" else 100)
+    assert len(data.mean) == len(data.std) == 3
+
+
+def test_damaged_cifar_is_named(tmp_path, monkeypatch):
+    write_cifar(tmp_path, published.CIFAR10, monkeypatch)
+    with open(tmp_path / "cifar-10-batches-py" / "data_batch_2", "ab") as file:
+        file.write(b"x")
+    with pytest.raises(TaskError, match="cifar-10-batches-py is incomplete or damaged") as error:
+        load_data("cifar10", root=str(tmp_path))
+    one_line(error)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        urllib.error.URLError("no such host"),
+        ConnectionResetError("no such host"),
+        RuntimeError("x\nno such host\n"),
+    ],
+)
+def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch, name, failure):
+    def fail(*_, **__):
+        raise failure
+
+    for module in (published.mnist, published.cifar):
+        monkeypatch.setattr(module, "download_and_extract_archive", fail)
+    with pytest.raises(
+        TaskError, match=f"{name} could not be downloaded to .*no such host"
+    ) as error:
+        load_data(name, root=str(tmp_path), download=True)
+    one_line(error)
+
+
+def test_a_download_is_read_and_not_repeated(tmp_path, monkeypatch):
+    def fetch(reader):
+        write_mnist(Path(reader.raw_folder))
+
+    monkeypatch.setattr(published.FashionMNIST, "download", fetch)
+    first = load_data("fashion_mnist", download=True)
+    again = load_data(
+        "fashion_mnist", download=True
+    )  # a second fetch would fail: the folder exists
+    assert (tmp_path / "data/FashionMNIST/raw").is_dir()
+    assert torch.equal(first.train.images, again.train.images)
+
+
+def test_size_resizes_every_image(tmp_path):
+    write_mnist(tmp_path / "MNIST" / "raw")
+    plain = load_data("mnist", root=str(tmp_path))
+    data = load_data("mnist", root=str(tmp_path), size=14)
+    assert data.train.images.shape == (12, 1, 14, 14)
+    assert data.test.images.shape == (5, 1, 14, 14)
+    assert data.train.images.dtype == torch.uint8
+    expected = torch.nn.functional.interpolate(
+        plain.test.images.float(), size=(14, 14), mode="bilinear", antialias=True
+    )
+    assert (data.test.images.float() - expected).abs().max() <= 1
+    assert torch.equal(data.test.labels, plain.test.labels)
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_wrong_size(size):
+    with pytest.raises(TaskError, match=r"dataset\.size"):
+        load_data("digits", size=size)
+
+
+def test_unknown_name_lists_the_names():
+    with pytest.raises(TaskError) as error:
+        load_data("mnits")
+    message = one_line(error)
+    assert "mnits" in message
+    assert all(name in message for name in data_names())

@@ -1,0 +1,152 @@
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from task.datasets import load_data, load_folder
+from task.errors import TaskError
+
+
+def photo(path, colour=(200, 100, 50), size=(40, 30), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).convert(mode).save(path)
+
+
+def photos(folder, classes=("cat", "dog"), count=10, suffix="png"):
+    for number, name in enumerate(classes):
+        for index in range(count):
+            photo(folder / name / f"{index:02}.{suffix}", (10 * index, 50 * number, 7))
+
+
+def one_line(error):
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_class_folders_become_a_fixed_80_20_split(tmp_path):
+    photos(tmp_path)
+    data = load_data("imagefolder", root=str(tmp_path))
+    assert data.train.images.shape == (16, 3, 32, 32)
+    assert data.test.images.shape == (4, 3, 32, 32)
+    assert torch.bincount(data.test.labels).tolist() == [2, 2]
+    assert data.class_names == ("cat", "dog")
+    assert (data.classes, data.mean, data.std) == (2, (0.5,) * 3, (0.25,) * 3)
+    again = load_data("imagefolder", root=str(tmp_path))
+    assert torch.equal(data.test.images, again.test.images)
+    # every photo has a colour of its own: none is in both parts, none is lost
+    colours = torch.cat([data.train.images, data.test.images])[:, :, 0, 0].tolist()
+    assert len({tuple(colour) for colour in colours}) == 20
+
+
+def test_train_and_test_folders_are_taken_as_they_are(tmp_path):
+    photos(tmp_path / "train", count=3)
+    photos(tmp_path / "test", classes=("dog",), count=2)
+    data = load_data("imagefolder", root=str(tmp_path), size=8)
+    assert data.train.images.shape == (6, 3, 8, 8)
+    assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert data.test.labels.tolist() == [1, 1]  # an id is the class's, though cat is absent
+    assert data.train.images[4, :, 3, 3].tolist() == [10, 50, 7]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "mode"),
+    [
+        ("jpg", "RGB"),
+        ("jpg", "L"),
+        ("png", "RGBA"),
+        ("png", "P"),
+        ("png", "1"),
+        ("bmp", "RGB"),
+        ("webp", "RGB"),
+        ("JPEG", "CMYK"),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_kind_of_photo_is_read(tmp_path, suffix, mode, channels):
+    photo(tmp_path / "a" / "deep" / f"x.{suffix}", (255, 255, 255), (300, 200), mode)
+    split = load_folder(tmp_path, None, 16, channels)
+    assert split.images.shape == (1, channels, 16, 16)
+    assert split.images.dtype == torch.uint8
+    assert split.images.min() >= 250
+
+
+def test_large_photos_are_averaged_not_picked(tmp_path):
+    (tmp_path / "a").mkdir()
+    board = (np.indices((256, 256)).sum(0) % 2 * 255).astype(np.uint8)
+    Image.fromarray(board).save(tmp_path / "a" / "board.png")
+    split = load_folder(tmp_path, None, 8, 1)
+    assert (split.images.float() - 127.5).abs().max() <= 2
+
+
+def test_nodes_that_lack_a_class_agree_on_the_ids(tmp_path):
+    photos(tmp_path / "node", classes=("dog",), count=2)
+    (tmp_path / "node" / "cat").mkdir()
+    split = load_folder(tmp_path / "node", ["owl", "dog", "cat"], 8, 3)
+    assert split.labels.tolist() == [1, 1]
+    assert load_folder(tmp_path / "node", None, 8, 3).labels.tolist() == [1, 1]
+    with pytest.raises(TaskError, match=r"dog is no known class: .*cat, owl") as error:
+        load_folder(tmp_path / "node", ["owl", "cat"], 8, 3)
+    one_line(error)
+
+
+def test_other_files_and_hidden_folders_are_passed_over(tmp_path):
+    photos(tmp_path, count=2)
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "cat" / "notes.txt").write_text("x")
+    (tmp_path / ".thumbnails").mkdir()
+    assert load_folder(tmp_path, None, 8, 3).labels.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", "truncated", "flipped"])
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_a_broken_image_is_named(tmp_path, content, suffix):
+    photos(tmp_path, suffix=suffix)
+    path = tmp_path / "dog" / f"03.{suffix}"
+    whole = path.read_bytes()
+    if content == "truncated":
+        content = whole[: len(whole) // 2]
+    elif content == "flipped":
+        content = whole[:8] + bytes(255 - b for b in whole[8:40]) + whole[40:]
+    path.write_bytes(content)
+    with pytest.raises(TaskError) as error:
+        load_data("imagefolder", root=str(tmp_path))
+    assert one_line(error).startswith(f"{path} cannot be read as an image (")
+
+
+def cases(tmp_path):
+    photos(tmp_path / "one", classes=("cat",))
+    photos(tmp_path / "hollow")
+    (tmp_path / "hollow" / "owl").mkdir()
+    photos(tmp_path / "half" / "train")
+    photos(tmp_path / "single", count=1)
+    photos(tmp_path / "strange" / "train")
+    photos(tmp_path / "strange" / "test", classes=("owl",))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bare" / "cat").mkdir(parents=True)
+    (tmp_path / "file").write_text("x")
+
+
+@pytest.mark.parametrize(
+    ("root", "says"),
+    [
+        ("absent", "is not a folder"),
+        ("file", "is not a folder"),
+        ("empty", "has no class folders"),
+        ("bare", "no image in them"),
+        ("one", "one class only"),
+        ("hollow", "no image for the class owl"),
+        ("half", "only one of the folders train and test"),
+        ("single", "one image a class"),
+        ("strange", "owl is no known class"),
+    ],
+)
+def test_folders_that_will_not_do(tmp_path, root, says):
+    cases(tmp_path)
+    with pytest.raises(TaskError, match=says) as error:
+        load_data("imagefolder", root=str(tmp_path / root))
+    assert str(tmp_path / root) in one_line(error)
+
+
+def test_channels_other_than_1_and_3(tmp_path):
+    with pytest.raises(TaskError, match="channels"):
+        load_folder(tmp_path, None, 8, 4)

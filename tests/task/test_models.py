@@ -1,0 +1,126 @@
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from task.errors import TaskError
+from task.models import build_model, model_names
+from task.registry import Registry
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+# Parameters on 3x32x32 with 10 classes, as the docstrings say.
+PARAMETERS = {
+    "resnet18": 11_173_962,
+    "resnet50": 23_520_842,
+    "wideresnet": 66_847_050,
+    "vgg11": 9_231_114,
+    "vgg16": 14_728_266,
+    "alexnet": 57_023_306,
+    "googlenet": 5_602_474,
+    "mobilenet": 2_236_682,
+}
+SMALLEST = {"lenet5": 12, "adacomp_cnn": 4, "alexnet": 15, "googlenet": 2}  # pixels
+
+
+def count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_every_model_has_its_yaml_and_the_other_way_round():
+    assert sorted(path.stem for path in CONF.glob("*.yaml")) == model_names()
+    for path in CONF.glob("*.yaml"):
+        assert path.read_text().startswith("# ")
+        assert OmegaConf.to_container(OmegaConf.load(path)) == {"name": path.stem}
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_forward_and_backward_at_3x32x32(name):
+    module = build_model(name, channels=3, size=32, classes=10)
+    assert count(module) == PARAMETERS.get(name, count(module))
+    logits = module(torch.randn(2, 3, 32, 32))
+    assert logits.shape == (2, 10)
+    nn.functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
+    for parameter_name, parameter in module.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "parameters"),
+    [("lenet5", 28, 61_706), ("adacomp_cnn", 28, 211_690), ("mlp", 28, 101_770), ("mlp", 8, 9_610)],
+)
+def test_published_parameter_counts(name, size, parameters):
+    assert count(build_model(name, channels=1, size=size, classes=10)) == parameters
+
+
+# The two VGGs for large images hold 128 million parameters: one case does.
+SIZES = [
+    (name, channels, size)
+    for name in sorted(set(model_names()) - {"alexnet", "wideresnet"})
+    for channels, size in ((1, 28), (2, 15), (1, 65))
+    if (name, size) != ("vgg16", 65)
+]
+
+
+@pytest.mark.parametrize(("name", "channels", "size"), SIZES)
+def test_images_of_other_sizes(name, channels, size):
+    module = build_model(name, channels=channels, size=size, classes=7)
+    with torch.inference_mode():
+        assert module.eval()(torch.randn(2, channels, size, size)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_images_too_small_are_refused_and_the_smallest_go_through(name):
+    smallest = SMALLEST.get(name, 1)
+    if name in SMALLEST:
+        says = rf"{name} needs images of at least .* dataset\.size={smallest} or more"
+        with pytest.raises(TaskError, match=says) as error:
+            build_model(name, channels=1, size=smallest - 1, classes=7)
+        assert "\n" not in str(error.value)
+    module = build_model(name, channels=1, size=smallest, classes=7).eval()
+    with torch.inference_mode():
+        assert module(torch.randn(2, 1, smallest, smallest)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "googlenet", "mobilenet", "vgg11"])
+def test_large_images_get_torchvisions_own_network(name):
+    from torchvision import models
+
+    module = build_model(name, channels=3, size=64, classes=10)
+    plain = {
+        "resnet18": models.resnet18,
+        "googlenet": lambda **k: models.googlenet(aux_logits=False, init_weights=False, **k),
+        "mobilenet": models.mobilenet_v2,
+        "vgg11": models.vgg11_bn,
+    }[name](weights=None, num_classes=10)
+    assert str(module) == str(plain)
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet18", "googlenet", "vgg11"])
+def test_weights_follow_from_the_seed_alone(name):
+    before = torch.get_rng_state()
+    first = build_model(name, channels=1, size=28, classes=10, seed=5).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    again = build_model(name, channels=1, size=28, classes=10, seed=5).state_dict()
+    other = build_model(name, channels=1, size=28, classes=10, seed=6).state_dict()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    weights = [key for key in first if first[key].ndim > 1]
+    assert not any(torch.equal(first[key], other[key]) for key in weights)
+
+
+def test_unknown_name_lists_the_names():
+    with pytest.raises(
+        TaskError, match=r"no model named lenet: choose one of adacomp_cnn, .*lenet5"
+    ) as error:
+        build_model("lenet", channels=1, size=28, classes=10)
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_is_given_once():
+    registry: Registry[int] = Registry("thing", "task.models")
+    registry.register("x")(1)
+    with pytest.raises(RuntimeError, match="two things are named x"):
+        registry.register("x")(2)

@@ -1,0 +1,222 @@
+import random
+import subprocess
+import sys
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import flwr_datasets.partitioner as flower
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from task.errors import TaskError
+from task.partition import Partition, Sampled
+
+REPOSITORY = Path(__file__).parents[2]
+CONF = REPOSITORY / "conf" / "partition"
+MAKERS = {
+    "iid": lambda nodes, seed: flower.IidPartitioner(nodes),
+    "dirichlet": lambda nodes, seed: flower.DirichletPartitioner(
+        nodes, "label", alpha=1.0, min_partition_size=1, seed=seed
+    ),
+    "pathological": lambda nodes, seed: flower.PathologicalPartitioner(
+        nodes, "label", 2, class_assignment_mode="deterministic", seed=seed
+    ),
+    "shards": lambda nodes, seed: flower.ShardPartitioner(nodes, "label", 2, seed=seed),
+}
+
+
+def numpy_state():
+    return str(np.random.get_state())  # noqa: NPY002  # it is the legacy state that is global
+
+
+def labels_of(total, classes=10):
+    """Sorted by class, as folders are."""
+    return torch.sort(torch.arange(total) % classes).values
+
+
+def all_indices(partition, nodes):
+    return [partition.indices(node) for node in range(nodes)]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_disjoint_and_complete(kind, data):
+    nodes = data.draw(st.integers(1, 20), "nodes")
+    total = data.draw(st.integers(40 * nodes, 60 * nodes), "total")
+    classes = data.draw(st.integers(2, min(10, nodes + 1)), "classes")
+    seed = data.draw(st.integers(0, 2**32 - 1), "seed")
+    partition = Partition(MAKERS[kind](nodes, seed), labels_of(total, classes), nodes, seed)
+    parts = all_indices(partition, nodes)
+
+    counts = Counter(torch.cat(parts).tolist())
+    assert set(counts.values()) == {1}
+    assert min(counts) >= 0
+    assert max(counts) < total
+    # shards are of one size, so the rest that fills none stays unused
+    left_out = total % (2 * nodes) if kind == "shards" else 0
+    assert len(counts) == total - left_out
+    assert all(part.dtype == torch.int64 for part in parts)
+    assert all(len(part) > 0 for part in parts)
+
+
+@pytest.mark.parametrize("kind", [*MAKERS, "sampled"])
+@settings(max_examples=15, deadline=None)
+@given(nodes=st.integers(1, 12), seed=st.integers(0, 2**32 - 1), order=st.randoms())
+def test_same_whatever_the_order_of_access(kind, nodes, seed, order):
+    make = MAKERS.get(kind, lambda nodes, seed: Sampled(7))
+    labels = labels_of(600)
+    first = Partition(make(nodes, seed), labels, nodes, seed)
+    other = Partition(make(nodes, seed), labels, nodes, seed)
+    expected = all_indices(first, nodes)
+    asked = [order.randrange(nodes) for _ in range(20)]
+    for node in asked:
+        assert torch.equal(other.indices(node), expected[node])
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards", "sampled"])
+def test_another_seed_is_another_partition(kind):
+    make = MAKERS.get(kind, lambda nodes, seed: Sampled(7))
+    one, two = (
+        Partition(make(4, s), labels_of(600), 4, s).indices(1).sort().values for s in (0, 1)
+    )
+    assert one.shape != two.shape or not torch.equal(one, two)
+
+
+def test_shards_and_pathological_nodes_hold_two_classes_and_iid_ones_all():
+    labels = labels_of(2000)
+    for kind, most in (("shards", 2), ("pathological", 2), ("iid", 10)):
+        partition = Partition(MAKERS[kind](10, 0), labels, 10, 0)
+        held = [len(labels[part].unique()) for part in all_indices(partition, 10)]
+        assert max(held) == most
+    assert min(held) == 10  # iid, though the labels came sorted
+
+
+def test_iid_shares_differ_by_one_at_most():
+    sizes = [
+        len(part)
+        for part in all_indices(Partition(flower.IidPartitioner(7), labels_of(100), 7, 0), 7)
+    ]
+    assert sizes == [15, 15, 14, 14, 14, 14, 14]
+
+
+def test_same_in_another_process():
+    script = (
+        "import torch, hashlib, flwr_datasets.partitioner as f\n"
+        "from task.partition import Partition, Sampled\n"
+        "labels = torch.arange(500) % 10\n"
+        "d = f.DirichletPartitioner(9, 'label', 0.5, min_partition_size=1, seed=5)\n"
+        "for made in (d, Sampled(20)):\n"
+        "    p = Partition(made, labels, 9, 5)\n"
+        "    for node in (8, 0, 3):\n"
+        "        print(*p.indices(node).tolist())\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    )
+    lines = iter(run.stdout.splitlines())
+    labels = torch.arange(500) % 10
+    dirichlet = flower.DirichletPartitioner(9, "label", 0.5, min_partition_size=1, seed=5)
+    for made in (dirichlet, Sampled(20)):
+        partition = Partition(made, labels, 9, 5)
+        for node in (8, 0, 3):
+            assert next(lines) == " ".join(map(str, partition.indices(node).tolist()))
+    assert run.stderr == ""
+
+
+@pytest.mark.parametrize("kind", [*MAKERS, "sampled"])
+def test_global_random_state_and_the_given_partitioner_are_left_alone(kind):
+    made = MAKERS.get(kind, lambda nodes, seed: Sampled(7))(5, 0)
+    before = random.getstate(), numpy_state(), torch.get_rng_state()
+    first = all_indices(Partition(made, labels_of(500), 5, 0), 5)
+    again = all_indices(Partition(made, labels_of(500), 5, 0), 5)
+    assert random.getstate() == before[0]
+    assert numpy_state() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_a_hundred_thousand_sampled_nodes_cost_nothing():
+    labels = labels_of(50_000)
+    tracemalloc.start()
+    partition = Partition(Sampled(50), labels, 100_000, 3)
+    drawn = []
+    for node in range(0, 100_000, 200):
+        indices = partition.indices(node)
+        assert indices.shape == (50,)
+        assert indices.dtype == torch.int64
+        assert len(indices.unique()) == 50
+        assert int(indices.min()) >= 0
+        assert int(indices.max()) < 50_000
+        if node < 20_000:
+            drawn.append(indices)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    # 100 nodes hold 5,000 draws of 50,000: some shared, most not
+    assert 4_500 < len(torch.cat(drawn).unique()) < 5_000
+
+
+def test_more_nodes_than_samples():
+    for make in MAKERS.values():
+        with pytest.raises(TaskError, match="nodes=51 is more than the 50 training samples"):
+            Partition(make(51, 0), labels_of(50), 51, 0)
+    assert len(Partition(Sampled(50), labels_of(50), 51, 0).indices(50)) == 50
+
+
+@pytest.mark.parametrize("samples", [0, -1, 51])
+def test_sampled_takes_what_is_there(samples):
+    with pytest.raises(TaskError, match=f"partition.samples={samples}: .* 1 to 50"):
+        Partition(Sampled(samples), labels_of(50), 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (
+            flower.DirichletPartitioner(40, "label", 0.01, min_partition_size=10),
+            "number of attempts",
+        ),
+        (flower.PathologicalPartitioner(40, "label", 11), "num_classes_per_partition"),
+        (flower.ShardPartitioner(40, "label", 2, shard_size=100), "impossible"),
+        (flower.IidPartitioner(39), "makes 39 partitions for nodes=40"),
+        (flower.IidPartitioner(41), "makes 41 partitions for nodes=40"),
+        (flower.DirichletPartitioner(40, "target", 1.0), "target"),
+        (flower.DirichletPartitioner(40, "label", 0.05, min_partition_size=0), "without a sample"),
+    ],
+)
+def test_what_a_partitioner_cannot_do_is_one_line(made, says):
+    with pytest.raises(TaskError, match=says) as error:
+        all_indices(Partition(made, labels_of(400), 40, 0), 40)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("node", [-1, 5])
+@pytest.mark.parametrize("made", [flower.IidPartitioner(5), Sampled(3)])
+def test_nodes_that_do_not_exist(made, node):
+    with pytest.raises(TaskError, match=f"no node {node}"):
+        Partition(made, labels_of(50), 5, 0).indices(node)
+
+
+@pytest.mark.parametrize(("nodes", "seed"), [(0, 0), (-2, 0), (3, -1)])
+def test_counts_and_seeds_that_will_not_do(nodes, seed):
+    with pytest.raises(TaskError, match=f"nodes={nodes}, seed={seed}"):
+        Partition(Sampled(3), labels_of(50), nodes, seed)
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_yaml_makes_a_partition(path):
+    assert path.read_text().startswith("# ")
+    config = OmegaConf.create({"nodes": 10, "seed": 4, "partition": OmegaConf.load(path)})
+    partition = Partition(instantiate(config.partition), labels_of(1500), 10, 4)
+    parts = all_indices(partition, 10)
+    assert all(len(part) > 0 for part in parts)
+    if path.stem != "sampled":
+        used = torch.cat(parts)
+        assert len(used) == len(used.unique()) == 1500

@@ -1,0 +1,92 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from task.errors import TaskError
+from task.models import build_model
+from task.steps import batches, evaluate, prepare
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    count=st.integers(0, 5),
+    channels=st.integers(1, 4),
+    side=st.integers(1, 9),
+    seed=st.integers(0, 1000),
+)
+def test_prepare_is_the_usual_normalisation(count, channels, side, seed):
+    random = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, (count, channels, side, side), dtype=torch.uint8, generator=random)
+    mean = tuple(torch.rand(channels, generator=random).tolist())
+    std = tuple((0.1 + torch.rand(channels, generator=random)).tolist())
+    before = images.clone()
+    out = prepare(images, mean, std)
+    shape = (1, channels, 1, 1)
+    expected = (images.double() / 255 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(
+        shape
+    )
+    assert out.dtype == torch.float32
+    assert out.is_contiguous()
+    torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(images, before)
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(0, 30), batch_size=st.integers(1, 12), seed=st.integers(0, 1000))
+def test_batches_give_every_sample_once_with_its_label(count, batch_size, seed):
+    images = torch.arange(count).float().view(count, 1, 1, 1)
+    labels = torch.arange(count) * 3
+
+    def epoch():
+        return list(batches(images, labels, batch_size, torch.Generator().manual_seed(seed)))
+
+    given_out = epoch()
+    assert [len(x) for x, _ in given_out[:-1]] == [batch_size] * (math.ceil(count / batch_size) - 1)
+    seen = [int(v) for x, _ in given_out for v in x]
+    assert sorted(seen) == list(range(count))
+    for x, y in given_out:
+        assert torch.equal(x.flatten().long() * 3, y)
+    assert seen == [int(v) for x, _ in epoch() for v in x]
+
+
+def test_evaluate_is_the_mean_over_all_samples():
+    model = build_model("lenet5", channels=1, size=28, classes=10)
+    images, labels = torch.randn(23, 1, 28, 28), torch.randint(10, (23,))
+    with torch.no_grad():
+        logits = model(images)
+    for batch_size in (1, 5, 23, 1000):
+        loss, accuracy = evaluate(model, images, labels, batch_size)
+        assert loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
+        assert accuracy == (logits.argmax(1) == labels).sum().item() / 23
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluate_changes_nothing(training):
+    model = build_model("resnet18", channels=1, size=8, classes=10)
+    model.train(training)
+    model.bn1.eval()  # a frozen layer stays frozen
+    modes = [module.training for module in model.modules()]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    images, labels = torch.randn(6, 1, 8, 8), torch.randint(10, (6,))
+    result = evaluate(model, images, labels)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert result == evaluate(model, images, labels)
+    model(images).sum().backward()  # and training goes on
+
+
+def test_evaluate_puts_the_mode_back_after_an_error():
+    model = build_model("lenet5", channels=1, size=28, classes=10)
+    with pytest.raises(RuntimeError):
+        evaluate(model, torch.randn(2, 3, 28, 28), torch.zeros(2, dtype=torch.int64))
+    assert model.training
+
+
+def test_evaluate_without_samples():
+    model = build_model("mlp", channels=1, size=8, classes=10)
+    with pytest.raises(TaskError, match="no samples"):
+        evaluate(model, torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
