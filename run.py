@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -59,7 +60,7 @@ def prepare(config: Config) -> None:
     optimizer_of(config, list(model.parameters()))
     device_of(config)
     strategy_of(config)
-    Schedule(config.schedule, config.lr)
+    Schedule(config.schedule, config.lr).step(loss=1.0)
     partition_of(config, data).indices(0)
 
 
@@ -99,13 +100,18 @@ def run(composed: DictConfig) -> None:
 @contextmanager
 def clear_errors() -> Iterator[None]:
     """End with one line and exit code 2 for a user's mistake, 1 for an engine's failure."""
-    code = 0
+    code: int = 0
+    failed: Exception
     try:
         yield
     except (HydraException, OmegaConfBaseException, ConfigError, TaskError, UsageError) as error:
         code, failed = 2, error
     except EngineError as error:
         code, failed = 1, error
+    except ValueError as error:  # Hydra has no class of its own for some mistakes
+        if "hydra" not in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
+            raise
+        code, failed = 2, error
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)

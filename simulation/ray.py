@@ -35,11 +35,27 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
 from simulation.errors import EngineError, UsageError
+from simulation.job import Job
 from simulation.processes import orderly_exit
 from simulation.superlink import private_superlink
 
 _POLL_SECONDS = 0.5
 _LAST_LINES_SECONDS = 3.0  # how long a finished run's log may take to arrive
+
+
+def run_job(
+    job: Job, *, actors: int = 0, gpus_per_client: float = 0.0, address: str | None = None
+) -> None:
+    """Run a job by `run_ray`, its log in the job's folder. `actors` 0: one a core."""
+    run_ray(
+        job.app_dir,
+        run_config=job.run_config,
+        num_nodes=job.nodes,
+        actors=actors or None,
+        gpus_per_client=gpus_per_client,
+        address=address,
+        log_file=job.folder / "ray.log",
+    )
 
 
 def run_ray(
@@ -75,6 +91,8 @@ def run_ray(
     """
     if num_nodes < 1:
         raise UsageError(f"engine=ray needs at least one node, not {num_nodes}")
+    if actors is not None and actors < 1:
+        raise UsageError(f"engine=ray needs at least one actor, not {actors}")
     if address is not None and actors is not None:
         raise UsageError(
             "the number of actors is the cluster's CPU count when a Ray address is given: drop one"
@@ -104,7 +122,8 @@ def run_ray(
             reason = reason if server.poll() is not None else _one_line(error.message)
             raise EngineError(f"{reason} (log: {log})") from error
     if status.sub_status != "completed":
-        raise EngineError(f"{_cause(status, log)} (log: {log})")
+        cause = _cause(status, log.read_text(encoding="utf-8", errors="replace"))
+        raise EngineError(f"{cause} (log: {log})")
     if log_file is None:
         log.unlink()
 
@@ -193,29 +212,27 @@ def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*): ")
-_SILENT = "the simulation's process died without a word; was it out of memory?"
+_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*(?P<line>[A-Z]\w*: (?P<message>.+))")
+_PREFIX = "Simulation failed with exception: "
 _EMPTY_WORDS = {
     "": "the run failed without saying why",
     "An error was encountered. Ending simulation.": "the simulation failed",
-    "No heartbeat received from the task": _SILENT,
+    "No heartbeat received from the task": "the simulation died; was it out of memory?",
 }
 
 
-def _cause(status: RunStatus, log: Path) -> str:
+def _cause(status: RunStatus, log: str) -> str:
     """The line that says why the run failed: the ServerApp's exception, or the log's first."""
     if status.sub_status == "stopped":
         return "the run was stopped"
-    details = _one_line(status.details.removeprefix("Simulation failed with exception: "))
-    lines = [
-        _COLOUR.sub("", line).split(" : ", 1)[-1].strip()
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
-    raised = [line for line in lines if _RAISED.match(line)]
-    if details in _EMPTY_WORDS:
-        return raised[0] if raised else _EMPTY_WORDS[details]
-    # Flower's details lack the exception's name, without which a KeyError says only 'name'.
-    return next((line for line in raised if _RAISED.sub("", line) == details), details)
+    details = _one_line(status.details.removeprefix(_PREFIX))
+    lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
+    raised = [match for match in map(_RAISED.fullmatch, lines) if match]
+    if details not in _EMPTY_WORDS:
+        # Flower leaves out the exception's name, without which a KeyError says only 'name'.
+        named = (match["line"] for match in raised if match["message"] == details)
+        return next(named, details)
+    return raised[0]["line"] if raised else _EMPTY_WORDS[details]
 
 
 def _one_line(text: str) -> str:

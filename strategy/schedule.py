@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from conf import ConfigError
 from conf.build import build
 
 
@@ -23,9 +24,15 @@ class Schedule:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def step(self, loss: float | None) -> None:
-        """Go on to the next round; `loss`: the last round's mean training loss, None if unknown."""
+        """Go on to the next round; `loss`: the last round's mean training loss, None if unknown.
+
+        Raises `ConfigError` if the schedule's numbers do not allow it.
+        """
         self._optimizer.step()  # a scheduler wants to come after an optimiser's step
-        if not isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step()
-        elif loss is not None:
-            self._scheduler.step(loss)
+        plateau = isinstance(self._scheduler, ReduceLROnPlateau)
+        if plateau and loss is None:
+            return
+        try:
+            self._scheduler.step(*([loss] if plateau else []))
+        except ArithmeticError as error:
+            raise ConfigError(f"schedule: {error}") from error

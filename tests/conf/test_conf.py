@@ -1,0 +1,123 @@
+"""Every group's choices compose and build; wrong keys and values are refused by their names."""
+
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+
+from conf import ConfigError, load_config, run_config
+from conf.build import build, codec_of, data_of, optimizer_of, partition_of, strategy_of
+from conf.load import compose_config, to_config
+from conf.schema import Config
+from strategy.schedule import Schedule
+from task.datasets import data_names
+from task.models import build_model, model_names
+
+CONF = Path(__file__).parents[2] / "conf"
+GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir() and p.name[0] not in "_")
+CHOICES = [
+    (group, path.stem)
+    for group in GROUPS
+    if group not in ("hydra", "experiment")
+    for path in sorted((CONF / group).glob("*.yaml"))
+]
+
+
+def config(*overrides: str) -> Config:
+    return to_config(compose_config(list(overrides)))
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_choice_composes_and_says_what_it_is(group, choice):
+    extra = ["dataset.root=/nowhere"] if choice == "imagefolder" else []
+    made = config(f"{group}={choice}", *extra)
+    lines = (CONF / group / f"{choice}.yaml").read_text().splitlines()
+    assert any(line.startswith("# ") and "@package" not in line for line in lines[:2])
+    if group == "strategy":
+        assert strategy_of(made).summary() is None
+    elif group == "partition":
+        assert len(partition_of(made, data_of(config())).indices(0)) > 0
+    elif group == "compression":
+        assert codec_of(made)
+    elif group == "optimizer":
+        model = build_model("mlp", channels=1, size=8, classes=10)
+        assert optimizer_of(made, list(model.parameters()))
+    elif group == "schedule":
+        assert Schedule(made.schedule, 0.1).lr == pytest.approx(0.1)
+    elif group == "engine":
+        assert callable(build("engine", made.engine))
+    elif group == "algorithm":
+        assert made.algorithm == choice
+
+
+def test_every_model_and_data_set_has_a_choice():
+    assert {c for g, c in CHOICES if g == "model"} == set(model_names())
+    assert {c for g, c in CHOICES if g == "dataset"} == set(data_names())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["nodes=0"], "nodes must be at least 1"),
+        (["rounds=-3"], "rounds must be at least 1"),
+        (["lr=nan"], "lr must be"),
+        (["lr=inf"], "lr must be"),
+        (["dataset.holdout=1"], "dataset.holdout must be below 1"),
+        (["network.up_mbps=0"], "network.up_mbps must be"),
+        (["network=mixed", "network.classes.fast.share=0.9"], "add up to 1"),
+        (["network=mixed", "network.classes.slow.speed=0"], "network.classes.slow.speed"),
+        (["strategy.fraction_train=2"], "strategy.fraction_train must be between 0 and 1"),
+        (["strategy.min_available_nodes=11"], "strategy.min_available_nodes"),
+        (["strategy.fraction_train=x"], "strategy.fraction_train must be float"),
+        (["+strategy.bata=1"], "strategy.bata is not an option"),
+        (["optimizer.momentum=x"], "optimizer.momentum must be float"),
+        (["engine.workers=x"], "engine.workers must be int"),
+    ],
+)
+def test_values_that_cannot_be_are_named(overrides, part):
+    with pytest.raises(ConfigError, match=part) as caught:
+        config(*overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["node=3", "compression.densety=1", "dataset.rot=x", "engine.wrkers=1", "algorithm=x", "nodes=x"],
+)
+def test_keys_and_types_are_refused_by_hydra(override):
+    with pytest.raises(HydraException):
+        config(override)
+
+
+def test_unknown_methods_and_options_of_compression_are_named():
+    with pytest.raises(ConfigError, match="int9"):
+        codec_of(config("compression.quantizer=int9"))
+    with pytest.raises(ConfigError, match="level"):
+        codec_of(config("compression=none", "compression.level=3"))
+
+
+def test_a_preset_gives_way_to_the_command_line():
+    made = config("algorithm=fedavg_f2i", "compression.coder=raw", "strategy=fedadam", "nodes=3")
+    assert made.compression.quantizer == "int8"
+    assert made.compression.coder == "raw"
+    assert made.strategy["_target_"].endswith("FedAdam")
+    assert made.nodes == 3
+
+
+def test_presets_are_the_published_settings():
+    for name in ("fedavg", "fedavg_f2i"):
+        made = config(f"algorithm={name}")
+        assert (made.nodes, made.rounds, made.local_epochs) == (10, 10, 1)
+
+
+def test_the_configuration_survives_flowers_run_config():
+    composed = compose_config(["algorithm=fedavg_f2i", "network=mixed", "partition=dirichlet"])
+    values = run_config(composed, output="/x")
+    assert all(isinstance(v, str) for v in values.values())
+    assert load_config(values, nodes=99) == to_config(composed)
+    assert load_config(values, 99) is load_config(dict(values), 99)  # cached: it is asked per message
+
+
+def test_plain_flwr_run_composes_the_overrides_for_the_nodes_there_are():
+    made = load_config({"config": "", "overrides": "algorithm=fedavg_f2i rounds=3"}, nodes=2)
+    assert (made.nodes, made.rounds, made.compression.quantizer) == (2, 3, "int8")

@@ -1,0 +1,38 @@
+"""The documented example runs as it stands, in a folder of its own."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "use-in-your-flower-app.md"
+RUN = """
+from client_app import app as client_app
+from server_app import app as server_app
+from flwr.app import Context, RecordDict
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+grid = LocalGrid(make_pool(HostSpec(client_app, 4, 1, {}), 1), 4)
+server_app(grid, Context(1, 0, {}, RecordDict(), {}))
+"""
+
+
+def test_the_example_runs(tmp_path):
+    files = re.findall(r"## (\w+\.py)\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert [name for name, _ in files] == ["client_app.py", "server_app.py"]
+    for name, code in files:
+        (tmp_path / name).write_text(code)
+    shutil.copytree(ROOT / "compression", tmp_path / "compression")  # as the page says
+    shutil.copytree(ROOT / "simulation", tmp_path / "simulation")  # in place of Flower's runtimes
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy = float(re.search(r"accuracy ([\d.]+)", done.stdout)[1])
+    sent = int(re.search(r"to the server: (\d+)", done.stdout)[1])
+    plain = int(re.search(r"uncompressed: (\d+) bytes; left out: 0", done.stdout)[1])
+    assert accuracy > 0.9
+    assert 2 * sent < plain

@@ -1,0 +1,61 @@
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from simulation.processes import ProcessTree, orderly_exit
+
+# A child that starts a grandchild in a session of its own and leaves it behind, deaf to SIGTERM.
+GRANDCHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+CHILD = f"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {GRANDCHILD!r}], start_new_session=True)
+"""
+
+INTERRUPTED = """
+import os, signal, sys
+from simulation.processes import orderly_exit
+try:
+    with orderly_exit():
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+finally:
+    print("cleaned up")
+"""
+
+
+def test_a_tree_ends_with_its_orphans(tmp_path: Path) -> None:
+    tree, other = ProcessTree(), ProcessTree()
+    with (tmp_path / "log").open("wb") as log:
+        tree.start([sys.executable, "-c", CHILD], {}, log).wait()
+        bystander = other.start([sys.executable, "-c", "import time; time.sleep(60)"], {}, log)
+    assert len(tree.alive()) == 1  # the orphan
+    time.sleep(0.3)  # until it no longer listens to SIGTERM
+
+    tree.end(grace=0.2)
+
+    assert tree.alive() == []
+    assert bystander.poll() is None
+    other.end(grace=5.0)
+    assert bystander.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", -2)])
+def test_interrupts_unwind_the_stack(name: str, code: int) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, name], capture_output=True, text=True, check=False
+    )
+    assert (process.returncode, process.stdout.strip()) == (code, "cleaned up")
+
+
+def test_handlers_of_others_stay() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with orderly_exit():
+            signal.raise_signal(signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)

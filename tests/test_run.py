@@ -1,0 +1,210 @@
+"""The command, as a person uses it: what it prints, what it leaves behind, how it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import run
+from conf.build import data_of, model_of
+from conf.load import compose_config, to_config
+from task.flat import FlatModel
+from task.steps import evaluate, prepare
+
+ROOT = Path(__file__).parents[1]
+QUICK = ["rounds=3", "engine.workers=1", "lr=0.3"]
+STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """Run the command in this process; return (exit code, what it printed, its folder)."""
+    count = 0
+
+    def call(*overrides):
+        nonlocal count
+        count += 1
+        folder = tmp_path / f"run{count}"
+        argv = ["run.py", *overrides, f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}"]
+        monkeypatch.setattr(sys, "argv", argv)
+        try:
+            with run.clear_errors():
+                run.main()
+            code = 0
+        except SystemExit as done:
+            code = done.code
+        return code, capsys.readouterr(), folder
+
+    return call
+
+
+def result_of(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_a_run_leaves_its_result_history_and_weights(command):
+    code, printed, folder = command(*QUICK, "algorithm=fedavg_f2i", "network=adsl")
+    assert code == 0
+    assert "accuracy" in printed.out
+    result = result_of(folder)
+    for key in (
+        "accuracy best_accuracy loss rounds client_updates uplink_bytes downlink_bytes "
+        "uplink_bytes_float32 downlink_bytes_float32 uplink_ratio seconds virtual_seconds failures "
+        "versions"
+    ).split():
+        assert result[key] is not None
+    assert result["rounds"] == 3
+    assert result["client_updates"] == 30
+    assert result["failures"] == 0
+    assert result["accuracy"] > 0.8
+    assert 3.5 < result["uplink_ratio"] < 12
+    assert result["uplink_ratio"] == result["uplink_bytes_float32"] / result["uplink_bytes"]
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3]
+    for key in ("uplink_bytes", "downlink_bytes", "client_updates", "virtual_seconds"):
+        values = [row[key] for row in rows]
+        assert values == sorted(values)
+        assert values[0] == 0
+        assert values[-1] == result[key]
+
+    config = to_config(compose_config([]))
+    data = data_of(config)
+    model = FlatModel(model_of(config, data))
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        model.state_dict()[name].copy_(tensor)
+    images = prepare(data.test.images, data.mean, data.std)
+    loss, accuracy = evaluate(model.module, images, data.test.labels)
+    assert accuracy == result["accuracy"]
+    assert loss == pytest.approx(result["loss"])
+
+
+@pytest.mark.parametrize("overrides", [[], ["algorithm=fedavg_f2i", "strategy.fraction_train=0.5"]])
+def test_any_number_of_workers_gives_bit_identical_weights(command, overrides):
+    weights, virtual = [], []
+    for workers in (1, 2, 3):
+        code, _, folder = command(
+            "rounds=3", "network=mixed", f"engine.workers={workers}", *overrides
+        )
+        assert code == 0
+        weights.append(load_file(folder / "model.safetensors"))
+        virtual.append(result_of(folder)["virtual_seconds"])
+    for other in weights[1:]:
+        assert all(torch.equal(other[name], weights[0][name]) for name in weights[0])
+    assert virtual[0] == virtual[1] == virtual[2] > 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_learns(command, strategy):
+    code, _, folder = command(*QUICK, "rounds=5", f"strategy={strategy}", "compression=f2i")
+    assert code == 0
+    first, *_, last = (folder / "history.jsonl").read_text().splitlines()
+    assert json.loads(last)["loss"] < json.loads(first)["loss"]
+    assert result_of(folder)["failures"] == 0
+
+
+def test_evaluation_at_the_nodes(command):
+    code, _, folder = command(*QUICK, "strategy.fraction_evaluate=1", "dataset.holdout=0.2")
+    assert code == 0
+    # messages of evaluation carry the model as well
+    result = result_of(folder)
+    assert result["downlink_bytes"] == pytest.approx(2 * result["uplink_bytes"], rel=0.01)
+
+
+BAD = [
+    (["foo=1"], "no key foo"),
+    (["roundz=1"], "did you mean rounds"),
+    (["algorithm=x"], "no algorithm=x. there are: fedavg, fedavg_f2i"),
+    (["strategy=null"], "Config group"),
+    (["nodes"], ""),
+    (["nodes=-1"], "nodes must be at least 1, not -1"),
+    (["nodes=1.5"], "nodes"),
+    (["rounds=0"], "rounds must be at least 1"),
+    (["nodes=100000"], "more than the 143"),
+    (["compression.quantizer=int9"], "int9"),
+    (["compression=f2i", "compression.level=99"], "level"),
+    (["engine.workers=-1"], "engine.workers"),
+    (["model=lenet5"], "dataset.size"),
+    (["dataset=mnist", "dataset.root=/nowhere"], "/nowhere"),
+    (["device=cuda:77"], "device=cuda:77"),
+    (["device=toaster"], "device=toaster"),
+    (["optimizer.momentum=-1"], "momentum"),
+    (["schedule=step", "schedule.step_size=0"], "schedule"),
+    (["strategy=fedtrimmedavg", "strategy.beta=2"], "beta"),
+    (["partition=dirichlet", "partition.alpha=-1"], "lpha"),
+    (["partition=pathological", "partition.num_classes_per_partition=99"], "num_classes"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "part"), BAD, ids=[" ".join(o) for o, _ in BAD])
+def test_a_mistake_ends_in_one_line_and_exit_code_2(command, overrides, part):
+    code, printed, folder = command(*overrides)
+    assert code == 2
+    lines = printed.err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert part in lines[0]
+    assert not (folder / "result.json").exists()
+
+
+@pytest.fixture
+def photos(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = rng.integers(0, 255, (9, 7, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    return tmp_path / "photos"
+
+
+def test_a_folder_of_photos_trains(command, photos):
+    args = ["dataset=imagefolder", f"dataset.root={photos}", "dataset.size=8", "nodes=3"]
+    assert command(*QUICK, *args)[0] == 0
+
+
+def test_an_empty_or_broken_folder_is_named(command, photos, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, printed, _ = command("dataset=imagefolder", f"dataset.root={tmp_path / 'empty'}")
+    assert code == 2
+    assert "empty" in printed.err
+    assert len(printed.err.strip().splitlines()) == 1
+    (photos / "cat" / "3.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    code, printed, _ = command("dataset=imagefolder", f"dataset.root={photos}")
+    assert code == 2
+    assert "3.png" in printed.err
+    assert len(printed.err.strip().splitlines()) == 1
+
+
+def test_updates_that_are_not_finite_are_left_out_counted_and_named(command):
+    code, printed, folder = command("rounds=1", "engine.workers=1", "lr=1e30")
+    assert code == 1
+    assert result_of(folder)["failures"] == 10
+    assert result_of(folder)["client_updates"] == 0
+    assert "left out" in printed.out
+    assert printed.err.startswith("error: not one update")
+
+
+def test_a_sweep_leaves_a_folder_a_job(command):
+    code, _, folder = command("-m", *QUICK, "algorithm=fedavg,fedavg_f2i", "seed=0,1")
+    assert code == 0
+    results = [result_of(folder / str(job)) for job in range(4)]
+    assert [(r["algorithm"], r["seed"]) for r in results] == [
+        ("fedavg", 0), ("fedavg", 1), ("fedavg_f2i", 0), ("fedavg_f2i", 1)
+    ]  # fmt: skip
+    assert results[0]["accuracy"] != results[1]["accuracy"]
+
+
+def test_help_explains_every_group(capsys):
+    done = subprocess.run(
+        [sys.executable, "run.py", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0
+    groups = [p.name for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name[0] != "_"]
+    for group in set(groups) - {"hydra"}:
+        assert any(line.split()[:1] == [group] for line in done.stdout.splitlines()), group
