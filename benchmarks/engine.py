@@ -29,7 +29,6 @@ from flwr.serverapp import Grid
 
 from benchmarks.echo import echo_local
 from benchmarks.peers import PFL_MISSING, Work, add_losses, bare, pfl
-
 from benchmarks.timing import ROOT, Child, Pipe, Turns, compare
 from conf import load_config, run_config
 from conf.build import data_of, model_of, optimizer_of
@@ -44,7 +43,7 @@ FOREVER = 1_000_000
 
 
 def overrides(work: Work, rounds: int) -> list[str]:
-    """The benchmark's work as the command line says it; digits enlarged to 28 x 28 need no download."""
+    """The benchmark's work as on the command line; digits enlarged to 28 x 28: no download."""
     return [
         "dataset=digits",
         "dataset.size=28",
@@ -91,7 +90,10 @@ def serve(workers: int, work: Work) -> None:
         try:
             run.start()
         except StopRun:
-            up = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+            up = (
+                resource.getrusage(resource.RUSAGE_SELF),
+                resource.getrusage(resource.RUSAGE_CHILDREN),
+            )
             print(json.dumps([u.ru_maxrss for u in up]), file=sys.stderr)
 
     job = Job(ROOT, run_config(composed), work.nodes, ROOT, server_app=server_app)
@@ -157,7 +159,9 @@ def population(small: int = 1_000, large: int = 100_000, cycles: int = 10) -> di
 
 def main() -> None:
     """Run the comparisons asked for and print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--cycles", type=int, default=10)
     parser.add_argument("--no-ray", action="store_true")
     parser.add_argument("--population", action="store_true")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import cast
 
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from client.node import Node, node_of
 from client.trainer import Trainer, trainer_for
-from compression.flower import FLAT, flat_record
+from compression.flower import flat_record, to_vector
 from conf import load_config
 
 app = ClientApp()
@@ -36,13 +37,13 @@ def train(message: Message, context: Context) -> Message:
     """
     start = time.perf_counter()
     trainer, node = _trainer(context)
-    config = message.content["config"]
+    config = cast(ConfigRecord, message.content["config"])
     vector, metrics = trainer.train(
         node,
-        message.content["arrays"][FLAT].vector,
-        server_round=int(config["server-round"]),
-        lr=float(config["lr"]),
-        proximal_mu=float(config.get("proximal-mu", 0.0)),
+        to_vector(cast(ArrayRecord, message.content["arrays"])),
+        server_round=cast(int, config["server-round"]),
+        lr=cast(float, config["lr"]),
+        proximal_mu=cast(float, config.get("proximal-mu", 0.0)),
     )
     metrics["seconds"] = time.perf_counter() - start
     content = RecordDict({"arrays": flat_record(vector), "metrics": MetricRecord(metrics)})
@@ -53,5 +54,5 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the received model on the node's held-back samples (all of them if none are)."""
     trainer, node = _trainer(context)
-    metrics = trainer.evaluate(node, message.content["arrays"][FLAT].vector)
+    metrics = trainer.evaluate(node, to_vector(cast(ArrayRecord, message.content["arrays"])))
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)

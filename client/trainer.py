@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from flwr.app.typing import MetricRecordValues
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -28,6 +29,7 @@ Vector = NDArray[np.float32]
 
 
 Samples = tuple[Tensor, Tensor]
+Metrics = dict[str, MetricRecordValues]
 PREPARED_BYTES = 256 << 20  # how much prepared data a process keeps for the nodes it meets again
 
 
@@ -87,7 +89,7 @@ class Trainer:
 
     def train(
         self, node: Node, start: Vector, *, server_round: int, lr: float, proximal_mu: float = 0.0
-    ) -> tuple[Vector, dict[str, int | float]]:
+    ) -> tuple[Vector, Metrics]:
         """Train from the model `start`, float32 (n,); return the new model and metrics.
 
         The model returned is a view that the next call overwrites. Randomness comes from
@@ -105,21 +107,25 @@ class Trainer:
         generator = torch.Generator().manual_seed(_mix(self.config.seed, node.index, server_round))
         if self.has_dropout:  # the only layers that draw from torch's global stream
             torch.manual_seed(_mix(self.config.seed, node.index, server_round) ^ 1)
-        anchor = flat.parameters.detach().clone() if proximal_mu else None
+        anchor = flat.parameters.clone() if proximal_mu else None
         total, steps = torch.zeros((), device=self.device), 0
         for x, y in self._batches(images, labels, generator):
             flat.zero_grad()
             loss = self.loss(flat.module(x), y)
             loss.backward()
-            if anchor is not None:
-                flat.parameters.grad.add_(flat.parameters.detach() - anchor, alpha=proximal_mu)
+            if anchor is not None and (gradient := flat.parameters.grad) is not None:
+                gradient.add_(flat.parameters - anchor, alpha=proximal_mu)
             self._step(optimizer)
             total += loss.detach()
             steps += 1
-        metrics = {"loss": total.item() / steps, "num-examples": len(labels), "num-steps": steps}
+        metrics: Metrics = {
+            "loss": total.item() / steps,
+            "num-examples": len(labels),
+            "num-steps": steps,
+        }
         return flat.state.detach().cpu().numpy(), metrics
 
-    def evaluate(self, node: Node, state: Vector) -> dict[str, int | float]:
+    def evaluate(self, node: Node, state: Vector) -> Metrics:
         """Return loss, accuracy (0 to 1) and the number of samples of the node's evaluation."""
         images, labels = self._samples(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state)
@@ -127,7 +133,7 @@ class Trainer:
         return {"loss": loss, "accuracy": accuracy, "num-examples": len(labels)}
 
     def _samples(self, node: Node, held_back: bool) -> Samples:
-        """Return the node's images, float32 (s, C, H, W), and labels, int64 (s,): not to be changed.
+        """Return the node's images, float32 (s, C, H, W), and labels, int64 (s,): read only.
 
         The last `dataset.holdout` of a node's samples (in the partition's own, shuffled order)
         are held back from training.

@@ -23,7 +23,7 @@ from task.partition import Partition
 def codec_of(config: Config) -> Codec:
     """Return the nodes' codec. Raises `ConfigError` for unknown methods or options."""
     try:
-        return make_codec(**asdict(config.compression))  # type: ignore[call-overload]
+        return make_codec(**asdict(config.compression))
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

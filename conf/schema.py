@@ -85,7 +85,7 @@ def _compression_config() -> type:
         ("coder", str, "zstd"),
     ]
     options = [(name, kind | None, None) for name, kind, _ in option_fields()]
-    return make_dataclass("CompressionConfig", [*stages, *options])  # type: ignore[arg-type]
+    return make_dataclass("CompressionConfig", [*stages, *options])
 
 
 CompressionConfig = _compression_config()

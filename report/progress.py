@@ -72,10 +72,12 @@ class RunProgress:
             return
         self._offset += len(text[: text.rfind("\n") + 1].encode())
         row = json.loads(lines[-1])
-        fields = {
-            "up": human_bytes(row["uplink_bytes"]),
-            "down": human_bytes(row["downlink_bytes"]),
-        }
         if row["accuracy"] is not None:
-            fields["accuracy"] = percent(row["accuracy"])
-        self._progress.update(self._task, completed=row["round"], total=row["rounds"], **fields)
+            self._progress.update(self._task, accuracy=percent(row["accuracy"]))
+        self._progress.update(
+            self._task,
+            completed=row["round"],
+            total=row["rounds"],
+            up=human_bytes(row["uplink_bytes"]),
+            down=human_bytes(row["downlink_bytes"]),
+        )

@@ -1,12 +1,12 @@
-"""The in-process Grid: Flower's interface to the nodes, over a pool of hosts and a virtual clock."""
+"""The in-process Grid: Flower's way to the nodes, over a pool of hosts and a virtual clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -17,7 +17,7 @@ from simulation.workers import Pool
 SERVER = 0  # node ids are 1 to n
 
 
-class LocalGrid(Grid):  # type: ignore[misc]
+class LocalGrid(Grid):
     """Sends messages to nodes in this process or its workers.
 
     Replies are the same, and in the same order, for any number of workers. Time-outs and
@@ -114,7 +114,7 @@ class LocalGrid(Grid):  # type: ignore[misc]
     def settle(self) -> None:
         """Finish the last `send_and_receive`: the clock stands where its last reply arrived."""
         if self._open is not None:
-            self._open, replies = None, self._open
+            replies, self._open = self._open, None
             len(replies)
 
     def _compute(self, ids: list[str]) -> None:
@@ -134,7 +134,8 @@ class LocalGrid(Grid):  # type: ignore[misc]
         node = message.metadata.dst_node_id
         if reply.has_error():
             return self._clock.arrival(node, sent, down, 0, 0)
-        metrics = next(iter(reply.content.metric_records.values()), {})
+        found = (r for r in reply.content.values() if isinstance(r, MetricRecord))
+        metrics: Mapping[str, object] = next(found, {})
         return self._clock.arrival(node, sent, down, steps_of(metrics), size_of(reply.content))
 
 
@@ -169,6 +170,5 @@ class Replies(Sequence[Message]):
 
 def size_of(content: RecordDict) -> int:
     """Return the bytes of all arrays in a message's content."""
-    return sum(
-        len(array.data) for record in content.array_records.values() for array in record.values()
-    )
+    arrays = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return sum(len(array.data) for record in arrays for array in record.values())

@@ -35,27 +35,11 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
 from simulation.errors import EngineError, UsageError
-from simulation.job import Job
 from simulation.processes import orderly_exit
 from simulation.superlink import private_superlink
 
 _POLL_SECONDS = 0.5
 _LAST_LINES_SECONDS = 3.0  # how long a finished run's log may take to arrive
-
-
-def run_job(
-    job: Job, *, actors: int = 0, gpus_per_client: float = 0.0, address: str | None = None
-) -> None:
-    """Run a job by `run_ray`, its log in the job's folder. `actors` 0: one a core."""
-    run_ray(
-        job.app_dir,
-        run_config=job.run_config,
-        num_nodes=job.nodes,
-        actors=actors or None,
-        gpus_per_client=gpus_per_client,
-        address=address,
-        log_file=job.folder / "ray.log",
-    )
 
 
 def run_ray(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flwr.app import Message, RecordDict
+from flwr.app.metadata import Metadata
 
 from simulation.host import Host, HostSpec, log, unavailable
 from simulation.parcel import Parcels, shared_folder
@@ -60,9 +61,12 @@ class InProcess:
 
 def _private(message: Message) -> Message:
     """Return a message whose content dict is its own: many messages share one content."""
-    copy = Message.__new__(Message)
-    copy.__dict__.update(message.__dict__, _content=RecordDict(dict(message.content)))
-    return copy
+    return _message(RecordDict(dict(message.content)), message.metadata)
+
+
+def _message(content: RecordDict, metadata: Metadata) -> Message:
+    """Return a message with all of another one's metadata, as Flower's own transports make it."""
+    return Message(content=content, metadata=metadata)  # type: ignore[call-overload,no-any-return]
 
 
 @dataclass
@@ -82,7 +86,7 @@ class Processes:
         self._spec = spec
         # fork starts in milliseconds and shares loaded data; only Linux forks safely
         method = "fork" if sys.platform == "linux" else "spawn"
-        self._mp = multiprocessing.get_context(method)
+        self._mp: Any = multiprocessing.get_context(method)
         self._folder = shared_folder()
         self._started = 0
         self._workers: list[_Worker] = []
@@ -190,7 +194,7 @@ def _work(
         while True:
             fresh, metadata = connection.recv()
             content = content if fresh is None else fresh
-            message = Message(content=RecordDict(dict(content)), metadata=metadata)
+            message = _message(RecordDict(dict(content)), metadata)
             reply, has_state = host.answer(message)
             answer = reply.error if reply.has_error() else reply.content
             replies.send((metadata.message_id, answer, has_state))

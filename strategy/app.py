@@ -68,10 +68,10 @@ class Run:
         vector = to_vector(arrays)
         self.model.load(vector)
         last = server_round == self.config.rounds
-        metrics: dict[str, float] = {}
+        metrics = MetricRecord()
         if last or server_round % self.config.eval_every == 0:
             loss, accuracy = evaluate(self.model.module, self.test, self.labels)
-            metrics = {"loss": loss, "accuracy": accuracy}
+            metrics = MetricRecord({"loss": loss, "accuracy": accuracy})
         trained = self.strategy.train_metrics if server_round else None
         train_loss = None if trained is None else float(trained["loss"])  # type: ignore[arg-type]
         self.records.add(
@@ -89,7 +89,7 @@ class Run:
         if server_round:
             self.schedule.step(train_loss)
         self.train_config["lr"] = self.schedule.lr
-        return MetricRecord(metrics)
+        return metrics
 
     def finish(self) -> None:
         """Write the result and the weights of the last round's model."""

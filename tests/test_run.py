@@ -53,12 +53,9 @@ def test_a_run_leaves_its_result_history_and_weights(command):
     assert code == 0
     assert "accuracy" in printed.out
     result = result_of(folder)
-    for key in (
-        "accuracy best_accuracy loss rounds client_updates uplink_bytes downlink_bytes "
-        "uplink_bytes_float32 downlink_bytes_float32 uplink_ratio seconds virtual_seconds failures "
-        "versions"
-    ).split():
-        assert result[key] is not None
+    keys = """accuracy best_accuracy loss rounds client_updates uplink_bytes downlink_bytes versions
+    uplink_bytes_float32 downlink_bytes_float32 uplink_ratio seconds virtual_seconds failures"""
+    assert all(result[key] is not None for key in keys.split())
     assert result["rounds"] == 3
     assert result["client_updates"] == 30
     assert result["failures"] == 0

@@ -82,7 +82,14 @@ def test_values_that_cannot_be_are_named(overrides, part):
 
 @pytest.mark.parametrize(
     "override",
-    ["node=3", "compression.densety=1", "dataset.rot=x", "engine.wrkers=1", "algorithm=x", "nodes=x"],
+    [
+        "node=3",
+        "compression.densety=1",
+        "dataset.rot=x",
+        "engine.wrkers=1",
+        "algorithm=x",
+        "nodes=x",
+    ],
 )
 def test_keys_and_types_are_refused_by_hydra(override):
     with pytest.raises(HydraException):
@@ -115,7 +122,9 @@ def test_the_configuration_survives_flowers_run_config():
     values = run_config(composed, output="/x")
     assert all(isinstance(v, str) for v in values.values())
     assert load_config(values, nodes=99) == to_config(composed)
-    assert load_config(values, 99) is load_config(dict(values), 99)  # cached: it is asked per message
+    assert load_config(values, 99) is load_config(
+        dict(values), 99
+    )  # cached: it is asked per message
 
 
 def test_plain_flwr_run_composes_the_overrides_for_the_nodes_there_are():
