@@ -40,6 +40,7 @@ from conf.build import (
     partition_of,
     strategy_of,
 )
+from conf.check import check_target
 from conf.load import compose_config, to_config
 from report.progress import RunProgress
 from report.summary import read_result, summary_table
@@ -54,6 +55,7 @@ console = Console(highlight=False)
 
 def prepare(config: Config) -> None:
     """Load what the run needs once, here: mistakes show now, and forked workers share it."""
+    check_target("engine", config.engine)
     codec_of(config)
     data = data_of(config)
     model = model_of(config, data)

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,6 +30,7 @@ from flwr.serverapp import Grid
 
 from benchmarks.echo import echo_local
 from benchmarks.peers import PFL_MISSING, Work, add_losses, bare, pfl
+from benchmarks.peers_ray import echo_ray
 from benchmarks.timing import ROOT, Child, Pipe, Turns, compare
 from conf import load_config, run_config
 from conf.build import data_of, model_of, optimizer_of
@@ -37,6 +39,7 @@ from simulation.job import Job
 from simulation.local import run_local
 from simulation.ray import run_ray
 from strategy.app import Run
+from strategy.nodes import OrderedGrid
 from strategy.records import Records
 
 FOREVER = 1_000_000
@@ -84,7 +87,7 @@ def serve(workers: int, work: Work) -> None:
     optimizer_of(config, list(model_of(config, data_of(config)).parameters()))  # before the fork
 
     def server_app(grid: Grid, context: Context) -> None:
-        run = Paced(load_config(context.run_config, work.nodes), grid, Records(""))
+        run = Paced(load_config(context.run_config, work.nodes), OrderedGrid(grid), Records(""))
         pipe = Pipe(lambda: float(run.records.rows[-1]["train_loss"] or 0))
         run.turns = Turns(pipe.receive, pipe.report)
         try:
@@ -114,7 +117,7 @@ def on_ray(work: Work, rounds: int) -> list[float]:
         run_ray(ROOT, run_config=values, num_nodes=work.nodes, actors=2)
         lines = (Path(folder) / "history.jsonl").read_text().splitlines()
     seconds = [json.loads(line)["seconds"] for line in lines]
-    return [b - a for a, b in zip(seconds, seconds[1:], strict=False)]
+    return [b - a for a, b in pairwise(seconds)]
 
 
 def rounds_a_second(work: Work, cycles: int) -> dict[str, Any]:

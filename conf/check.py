@@ -17,9 +17,12 @@ PRIMITIVES = (bool, int, float, str, NoneType)
 
 
 def check(config: Config) -> None:
-    """Raise `ConfigError` for the first value that is out of bounds or of the wrong type."""
+    """Raise `ConfigError` for the first value that is out of bounds or of the wrong type.
+
+    The engine is for who starts a run to check: inside of one it does not matter any more.
+    """
     _check_bounds(config, "")
-    for group in ("strategy", "partition", "optimizer", "schedule", "engine"):
+    for group in ("strategy", "partition", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
     _check_sampling(config)
     if config.dataset.holdout >= 1:

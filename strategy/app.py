@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-import time
+from collections.abc import Iterable
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
 
 from compression.flower import Compressed, to_vector
 from conf import Config, load_config
 from conf.build import data_of, model_of, strategy_of
+from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.schedule import Schedule
 from task.flat import FlatModel
@@ -23,31 +25,50 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configured strategy over the grid's nodes."""
-    config = load_config(context.run_config, _wait_for_nodes(grid))
-    random.seed(config.seed)  # Flower's strategies sample nodes with Python's global generator
+    config = load_config(context.run_config, count_nodes(grid))
     torch.set_num_threads(1)
+    grid = OrderedGrid(grid)
     run = Run(config, grid, Records(str(context.run_config.get("output", ""))))
     run.start()
     run.finish()
 
 
-def _wait_for_nodes(grid: Grid) -> int:
-    """Return how many nodes there are, once there are any."""
-    while not (count := sum(1 for _ in grid.get_node_ids())):
-        time.sleep(0.5)
-    return count
+class Federated(Compressed):
+    """Any of Flower's strategies, its models as payloads, its draws from (seed, round) alone.
+
+    Flower's strategies sample nodes with Python's global generator, which other threads of a
+    process use too: it is set anew right before each round draws.
+    """
+
+    def __init__(self, strategy: Strategy, seed: int) -> None:
+        super().__init__(strategy, flat=True)
+        self._seed = seed
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Configure training after setting the generator."""
+        random.seed(f"{self._seed} {server_round} train")
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Configure evaluation after setting the generator."""
+        random.seed(f"{self._seed} {server_round} evaluate")
+        return super().configure_evaluate(server_round, arrays, config, grid)
 
 
 class Run:
     """One run on the server: the strategy, the model it measures, the records it keeps."""
 
-    def __init__(self, config: Config, grid: Grid, records: Records) -> None:
+    def __init__(self, config: Config, grid: OrderedGrid, records: Records) -> None:
         self.config = config
         self.grid = grid
         self.records = records
         self.data = data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)
-        self.strategy = Compressed(strategy_of(config), flat=True)
+        self.strategy = Federated(strategy_of(config), config.seed)
         self.schedule = Schedule(config.schedule, config.lr)
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
         self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
@@ -83,7 +104,7 @@ class Run:
                 "train_loss": train_loss,
                 "lr": self.schedule.lr,
                 **self.strategy.traffic.as_dict(),
-                "virtual_seconds": getattr(self.grid, "virtual_seconds", None),
+                "virtual_seconds": self.grid.virtual_seconds,
             }
         )
         if server_round:

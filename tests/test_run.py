@@ -126,6 +126,7 @@ BAD = [
     (["compression.quantizer=int9"], "int9"),
     (["compression=f2i", "compression.level=99"], "level"),
     (["engine.workers=-1"], "engine.workers"),
+    (["engine.workers=x"], "engine.workers must be int"),
     (["model=lenet5"], "dataset.size"),
     (["dataset=mnist", "dataset.root=/nowhere"], "/nowhere"),
     (["device=cuda:77"], "device=cuda:77"),

@@ -7,6 +7,7 @@ from hydra.errors import HydraException
 
 from conf import ConfigError, load_config, run_config
 from conf.build import build, codec_of, data_of, optimizer_of, partition_of, strategy_of
+from conf.check import check_target
 from conf.load import compose_config, to_config
 from conf.schema import Config
 from strategy.schedule import Schedule
@@ -71,7 +72,6 @@ def test_every_model_and_data_set_has_a_choice():
         (["strategy.fraction_train=x"], "strategy.fraction_train must be float"),
         (["+strategy.bata=1"], "strategy.bata is not an option"),
         (["optimizer.momentum=x"], "optimizer.momentum must be float"),
-        (["engine.workers=x"], "engine.workers must be int"),
     ],
 )
 def test_values_that_cannot_be_are_named(overrides, part):
@@ -94,6 +94,11 @@ def test_values_that_cannot_be_are_named(overrides, part):
 def test_keys_and_types_are_refused_by_hydra(override):
     with pytest.raises(HydraException):
         config(override)
+
+
+def test_the_engines_options_are_checked_by_who_starts_it():
+    with pytest.raises(ConfigError, match=r"engine.workers must be int, not 'x'"):
+        check_target("engine", config("engine.workers=x").engine)
 
 
 def test_unknown_methods_and_options_of_compression_are_named():

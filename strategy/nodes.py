@@ -1,0 +1,83 @@
+"""The nodes as strategies see them: waited for, and in an order that every engine agrees on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+
+def count_nodes(grid: Grid) -> int:
+    """Return how many nodes there are, once there are any and no more have come for a while."""
+    nodes = grid.get_node_ids()
+    if isinstance(nodes, range):  # a local grid's: all there from the start
+        return len(nodes)
+    before, count = 0, sum(1 for _ in nodes)
+    while count != before or not count:
+        time.sleep(0.5)
+        before, count = count, sum(1 for _ in grid.get_node_ids())
+    return count
+
+
+class OrderedGrid(Grid):
+    """A grid whose `get_node_ids` are in the order in which the nodes registered.
+
+    Strategies sample positions in that list. Flower's ids are random, but its simulation registers
+    partitions 0 to n - 1 in turn, so that the same seed draws the same partitions on every engine.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._known: dict[int, str] = {}  # node -> when it registered
+
+    @property
+    def virtual_seconds(self) -> float | None:
+        """The virtual clock of a local grid, seconds; None where time is real."""
+        return getattr(self._grid, "virtual_seconds", None)
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message (Flower's old way)."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are there, by time of registration."""
+        ids = self._grid.get_node_ids()
+        if isinstance(ids, range):  # a local grid's, in the order of their partitions
+            return ids
+        ids = list(ids)
+        if any(node not in self._known for node in ids):
+            self._known = {n.node_id: n.registered_at for n in self._grid.get_nodes()}
+        return sorted(ids, key=lambda node: (self._known.get(node, ""), node))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Fetch replies."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and wait for the replies."""
+        return self._grid.send_and_receive(messages, timeout=timeout)
