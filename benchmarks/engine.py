@@ -15,11 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import resource
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -90,14 +89,8 @@ def serve(workers: int, work: Work) -> None:
         run = Paced(load_config(context.run_config, work.nodes), OrderedGrid(grid), Records(""))
         pipe = Pipe(lambda: float(run.records.rows[-1]["train_loss"] or 0))
         run.turns = Turns(pipe.receive, pipe.report)
-        try:
+        with suppress(StopRun):
             run.start()
-        except StopRun:
-            up = (
-                resource.getrusage(resource.RUSAGE_SELF),
-                resource.getrusage(resource.RUSAGE_CHILDREN),
-            )
-            print(json.dumps([u.ru_maxrss for u in up]), file=sys.stderr)
 
     job = Job(ROOT, run_config(composed), work.nodes, ROOT, server_app=server_app)
     run_local(job, workers=workers)
@@ -156,7 +149,7 @@ def population(small: int = 1_000, large: int = 100_000, cycles: int = 10) -> di
         children = {k: stack.enter_context(ours(1, work)) for k, work in counts.items()}
         result = compare(children, baseline=f"{small} nodes", cycles=cycles)
         for name, child in children.items():
-            result[name]["peak_memory_mb"] = child.peak_memory_mb()
+            result[name]["peak_memory_mb"] = round(child.peak_memory_mb())
     return result
 
 

@@ -117,6 +117,11 @@ class Child:
         self.losses[self._rounds] = float(answer["loss"])
         return [float(seconds) for seconds in answer["seconds"]]
 
+    def peak_memory_mb(self) -> float:
+        """Peak resident memory so far of the child's process with the most, MB; Linux only."""
+        statuses = [Path(f"/proc/{p.pid}/status").read_text() for p in self._processes]
+        return max(int(s.split("VmHWM:")[1].split()[0]) for s in statuses) / 1000
+
     def __enter__(self) -> "Child":
         return self
 

@@ -1,0 +1,40 @@
+"""What a run leaves behind."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from strategy.records import Records
+
+
+def test_history_and_result(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    records = Records(str(folder))
+    for i, accuracy in enumerate([0.1, 0.9, None, 0.7, None]):
+        loss = None if accuracy is None else 1 - accuracy
+        records.add({"round": i, "accuracy": accuracy, "loss": loss, "uplink_bytes": 10 * i})
+    tensor = torch.arange(6.0).reshape(2, 3)
+    result = records.finish({"extra": float("nan")}, {"w": tensor[:, :2]})
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
+    assert all(a["seconds"] <= b["seconds"] for a, b in zip(rows, rows[1:], strict=False))
+    written = json.loads((folder / "result.json").read_text())
+    assert written["accuracy"] == 0.7  # the last that was measured
+    assert written["loss"] == pytest.approx(0.3)
+    assert written["best_accuracy"] == 0.9
+    assert written["uplink_bytes"] == 40
+    assert written["extra"] is None  # JSON has no NaN
+    assert set(written["versions"]) >= {"python", "flwr", "torch", "numpy"}
+    assert result["uplink_bytes"] == 40
+    assert torch.equal(load_file(folder / "model.safetensors")["w"], tensor[:, :2])
+    assert not list(folder.glob("*.part"))
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records = Records("")
+    records.add({"round": 0, "accuracy": 0.5, "loss": 1.0})
+    assert records.finish({}, {})["accuracy"] == 0.5
+    assert not list(tmp_path.iterdir())
