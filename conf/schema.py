@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import II, MISSING
 
 from compression.registry import option_fields
 
@@ -49,9 +49,14 @@ class DatasetConfig:
 
 @dataclass
 class ModelConfig:
-    """Which model (`task.models`)."""
+    """Which model (`task.models`), and the learning rate and momentum that suit it.
+
+    They hold for SGD with small batches; `lr=` and `optimizer.momentum=` take their place.
+    """
 
     name: str = MISSING
+    lr: float = above(0, 0.1)
+    momentum: float = at_least(0, 0.0)
 
 
 @dataclass
@@ -111,7 +116,7 @@ class Config:
     local_epochs: int = at_least(1, 1)
     local_steps: int | None = at_least(1, None)
     batch_size: int = at_least(1, 10)
-    lr: float = above(0, 0.1)
+    lr: float = above(0, II("model.lr"))
     seed: int = at_least(0, 0)
     eval_every: int = at_least(1, 1)
     device: str = "cpu"

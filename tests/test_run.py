@@ -18,7 +18,7 @@ from task.flat import FlatModel
 from task.steps import evaluate, prepare
 
 ROOT = Path(__file__).parents[1]
-QUICK = ["rounds=3", "engine.workers=1", "lr=0.3"]
+QUICK = ["rounds=3", "engine.workers=1"]
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
 
 
