@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from flwr.app import Message, RecordDict
 from flwr.app.metadata import Metadata
 
@@ -82,10 +83,9 @@ class _Worker:
 class Processes:
     """Hosts in `count` worker processes of one torch thread each."""
 
-    def __init__(self, spec: HostSpec, count: int) -> None:
+    def __init__(self, spec: HostSpec, count: int, method: str | None = None) -> None:
         self._spec = spec
-        # fork starts in milliseconds and shares loaded data; only Linux forks safely
-        method = "fork" if sys.platform == "linux" else "spawn"
+        method = method or _start_method()
         self._mp: Any = multiprocessing.get_context(method)
         self._folder = shared_folder()
         self._started = 0
@@ -199,6 +199,12 @@ def _work(
             answer = reply.error if reply.has_error() else reply.content
             replies.send((metadata.message_id, answer, has_state))
     os._exit(0)  # no atexit work of the parent's in a forked child
+
+
+def _start_method() -> str:
+    """Return "fork", which starts in milliseconds and shares loaded data, where it is safe."""
+    cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return "fork" if sys.platform == "linux" and not cuda else "spawn"
 
 
 def make_pool(spec: HostSpec, workers: int) -> Pool:

@@ -30,9 +30,7 @@ def test_local_and_ray_give_the_same_weights(tmp_path):
     assert local.keys() == ray.keys()
     for name in local:  # the order of addition may differ, nothing else
         torch.testing.assert_close(local[name], ray[name], rtol=1e-5, atol=1e-6)
-    results = [
-        json.loads((tmp_path / e / "result.json").read_text()) for e in ("local", "ray")
-    ]
+    results = [json.loads((tmp_path / e / "result.json").read_text()) for e in ("local", "ray")]
     assert results[0]["client_updates"] == results[1]["client_updates"] == 10
     assert results[0]["downlink_bytes"] == results[1]["downlink_bytes"]
     assert results[0]["virtual_seconds"] > 0

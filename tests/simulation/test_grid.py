@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.workers import Processes, make_pool
 
 NODES = 7
 app = ClientApp()
@@ -172,3 +172,12 @@ def test_a_round_takes_as_long_as_its_slowest_link(grid):
     g = grid(1, Ideal(up_mbps=0.8, down_mbps=8.0, latency_ms=100))
     g.send_and_receive(messages(g, size=100_000))
     assert g.virtual_seconds == pytest.approx(0.1 + 0.1 + 1.0 + 0.1)
+
+
+def test_workers_that_are_spawned_answer_as_well():
+    """Where forking is not safe: with a GPU in use, and on other systems than Linux."""
+    pool = Processes(HostSpec("benchmarks.echo:app", NODES, 1, {}), 2, method="spawn")
+    g = LocalGrid(pool, NODES)
+    replies = g.send_and_receive(messages(g)[:3])
+    assert [r.content["arrays"]["payload"].data[:3] for r in replies] == [b"\x00\x01\x02"] * 3
+    pool.close()

@@ -1,6 +1,7 @@
 """What a run leaves behind."""
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def test_history_and_result(tmp_path):
     result = records.finish({"extra": float("nan")}, {"w": tensor[:, :2]})
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
-    assert all(a["seconds"] <= b["seconds"] for a, b in zip(rows, rows[1:], strict=False))
+    assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(rows))
     written = json.loads((folder / "result.json").read_text())
     assert written["accuracy"] == 0.7  # the last that was measured
     assert written["loss"] == pytest.approx(0.3)
