@@ -7,7 +7,8 @@
 The same work for all (`benchmarks.peers.Work`): FedAvg, LeNet-5, 50 of 1,000 nodes a round, 50
 samples each, batch 10, one local epoch. Ours runs the whole application: configuration, ServerApp,
 Flower's FedAvg, payloads, records. Contestants take turns; each is set against the bare loop's
-rounds just before and after (`benchmarks.timing`).
+rounds just before and after (`benchmarks.timing`). What two processes can reach at best on this
+machine is measured, too: two bare loops at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from flwr.serverapp import Grid
 from benchmarks.echo import echo_local
 from benchmarks.peers import PFL_MISSING, Work, add_losses, bare, pfl
 from benchmarks.peers_ray import echo_ray
-from benchmarks.timing import ROOT, Child, Pipe, Turns, compare
+from benchmarks.timing import ROOT, AtOnce, Child, Pipe, Turns, compare
 from conf import load_config, run_config
 from conf.build import data_of, model_of, optimizer_of
 from conf.load import compose_config, to_config
@@ -126,7 +127,8 @@ def rounds_a_second(work: Work, cycles: int) -> dict[str, Any]:
         children = {k: stack.enter_context(v) for k, v in candidates.items() if v is not None}
         if candidates["pfl, 1 process"] is None:
             print(PFL_MISSING, file=sys.stderr)
-        result = compare(children, cycles=cycles)
+        limit = AtOnce(*(stack.enter_context(bare(work)) for _ in range(2)))
+        result = compare({**children, "limit, 2 bare loops at once": limit}, cycles=cycles)
         add_losses(result, children)
     return result
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import median, quantiles
@@ -139,6 +140,23 @@ class Child:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+class AtOnce:
+    """Children that run at the same time, each on rounds of its own: the machine's limit.
+
+    The seconds of a round are what it took divided by the number of children, as if an engine had
+    shared one round among them without any cost.
+    """
+
+    def __init__(self, *children: Contestant) -> None:
+        self._children = children
+
+    def __call__(self, rounds: int) -> list[float]:
+        """Run `rounds` rounds in every child; the seconds of each, shared."""
+        with ThreadPoolExecutor(len(self._children)) as pool:
+            all_seconds = list(pool.map(lambda child: child(rounds), self._children))
+        return [sum(each) / len(each) ** 2 for each in zip(*all_seconds, strict=True)]
 
 
 def compare(

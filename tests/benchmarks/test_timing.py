@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.timing import Child, Turns, compare
+from benchmarks.timing import AtOnce, Child, Turns, compare
 
 
 def contestant(pace: list[float], cost: float) -> Callable[[int], list[float]]:
@@ -55,3 +55,8 @@ def test_a_child_that_ends_is_reported() -> None:
         pytest.raises(RuntimeError, match="exit code 3"),
     ):
         child(1)
+
+
+def test_at_once_shares_a_round_among_its_children() -> None:
+    both = AtOnce(lambda n: [1.0] * n, lambda n: [1.2] * n)
+    assert both(3) == pytest.approx([0.55] * 3)
