@@ -26,8 +26,6 @@ from task.flat import FlatModel
 from task.steps import batches, evaluate, prepare
 
 Vector = NDArray[np.float32]
-
-
 Samples = tuple[Tensor, Tensor]
 Metrics = dict[str, MetricRecordValues]
 PREPARED_BYTES = 256 << 20  # how much prepared data a process keeps for the nodes it meets again

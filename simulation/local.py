@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from contextlib import closing
 
 from flwr.app import Context, RecordDict
 
@@ -12,6 +13,7 @@ from simulation.errors import UsageError
 from simulation.grid import SERVER, LocalGrid
 from simulation.host import HostSpec, load_object
 from simulation.job import Job
+from simulation.processes import orderly_exit
 from simulation.workers import make_pool
 
 
@@ -20,16 +22,16 @@ def run_local(job: Job, *, workers: int = 0) -> None:
     if workers < 0:
         raise UsageError(f"engine.workers must be at least 0 (one a core), not {workers}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = min(workers or cores or 1, job.nodes)
     spec = HostSpec(job.client_app, job.nodes, run_id=1, run_config=job.run_config)
     gc.collect()
     gc.freeze()  # what is loaded stays: later collections pass over it, forked pages stay shared
-    pool = make_pool(spec, min(workers or cores or 1, job.nodes))
     try:
-        grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))
-        context = Context(1, SERVER, {}, RecordDict(), job.run_config)
-        app = job.server_app
-        (load_object(app) if isinstance(app, str) else app)(grid, context)
-        grid.settle()
+        with orderly_exit(), closing(make_pool(spec, count)) as pool:
+            grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))
+            context = Context(1, SERVER, {}, RecordDict(), job.run_config)
+            app = job.server_app
+            (load_object(app) if isinstance(app, str) else app)(grid, context)
+            grid.settle()
     finally:
-        pool.close()
         gc.unfreeze()

@@ -187,6 +187,7 @@ def _work(
 ) -> None:
     """Serve messages until the other end closes; runs in a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:  # inherited by fork: open ends would hide the parent's closing
         other.close()
     host, content, replies = Host(spec), RecordDict(), Parcels(connection, *place)

@@ -1,8 +1,10 @@
 """The command, as a person uses it: what it prints, what it leaves behind, how it refuses."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -206,3 +208,27 @@ def test_help_explains_every_group(capsys):
     groups = [p.name for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name[0] != "_"]
     for group in set(groups) - {"hydra"}:
         assert any(line.split()[:1] == [group] for line in done.stdout.splitlines()), group
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_leaves_nothing_behind(number, tmp_path):
+    before = set(Path("/dev/shm").glob("edgewire-*"))
+    command = [sys.executable, "run.py", "rounds=100000", "engine.workers=2"]
+    folder = tmp_path / "run"
+    started = subprocess.Popen(
+        [*command, f"hydra.run.dir={folder}"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 240  # a busy machine takes long to import torch
+    while time.monotonic() < deadline and not (
+        (folder / "history.jsonl").exists()
+        and len((folder / "history.jsonl").read_text().splitlines()) > 2
+    ):
+        time.sleep(0.1)
+    children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    started.send_signal(number)
+    _, printed = started.communicate(timeout=60)
+    assert started.returncode in (130, 143)
+    assert "Traceback" not in printed
+    assert len(children) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert set(Path("/dev/shm").glob("edgewire-*")) <= before
