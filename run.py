@@ -23,7 +23,7 @@ os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's own pr
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -96,7 +96,7 @@ def run(composed: DictConfig) -> None:
     result = read_result(folder)
     console.print(summary_table(result, folder))
     if not result["client_updates"]:
-        raise EngineError("not one update could be used: the warnings above say why")
+        raise EngineError("not one update was used: the log names the nodes that failed, if any")
 
 
 @contextmanager
@@ -110,6 +110,9 @@ def clear_errors() -> Iterator[None]:
         code, failed = 2, error
     except EngineError as error:
         code, failed = 1, error
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        code, failed = 2, ConfigError(f"{where}{error.strerror or error}")
     except ValueError as error:  # Hydra has no class of its own for some mistakes
         if "hydra" not in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
             raise
@@ -127,6 +130,8 @@ def clear_errors() -> Iterator[None]:
 def one_line(error: BaseException) -> str:
     """Return an error's message as one line, Hydra's lists joined by commas."""
     text = str(error)
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: quote values with special characters, no ~"
     if unknown := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(unknown[1])
     text = re.sub(r"\n+Config search path:.*", "", text, flags=re.DOTALL)

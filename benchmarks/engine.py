@@ -57,6 +57,7 @@ def overrides(work: Work, rounds: int) -> list[str]:
         f"strategy.fraction_train={work.cohort / work.nodes}",
         f"batch_size={work.batch}",
         f"lr={work.lr}",
+        "optimizer.momentum=0",
         f"rounds={rounds}",
         f"eval_every={FOREVER}",
     ]

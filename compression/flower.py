@@ -144,6 +144,12 @@ def _usual_metrics(replies: list[Message]) -> frozenset[str]:
     return max(names, key=names.__getitem__, default=frozenset())
 
 
+def _reason(reply: Message) -> str:
+    """Return the last line of an error's reason: of a traceback, what was raised."""
+    lines = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
+    return lines[-1]
+
+
 def _metrics(reply: Message) -> MetricRecord:
     return records(reply.content, MetricRecord)[0][1]
 
@@ -247,7 +253,8 @@ class Compressed(Strategy):
         self.flat = flat
         self.weighted_by_key = weighted_by_key
         self.traffic = Traffic()
-        self.train_metrics: MetricRecord | None = None  # the last round's
+        self.train_metrics: MetricRecord | None = None  # the last round's, from the nodes
+        self.evaluate_metrics: MetricRecord | None = None
         self._layout = Layout((), (), ())
         self._float32_bytes = 0
         self._sent: dict[int, Vector] = {}  # node -> the version its update starts from
@@ -306,15 +313,14 @@ class Compressed(Strategy):
         for reply in replies:  # one by one: a grid may hand them over while others are under way
             node = reply.metadata.src_node_id
             try:
-                decoded.append((reply, self._decoded(reply, self._sent.pop(node, None))))
+                self._decode_reply(reply, self._sent.pop(node, None))
+                decoded.append(reply)
             except PayloadError as error:
                 self._fail(server_round, node, str(error))
-        accepted, names = [], _usual_metrics([reply for reply, _ in decoded])
-        for reply, size in decoded:
+        accepted, names = [], _usual_metrics(decoded)
+        for reply in decoded:
             if names == set(_metrics(reply)):
                 accepted.append(reply)
-                self.traffic.uplink_bytes += size
-                self.traffic.uplink_bytes_float32 += self._float32_bytes
                 self.traffic.client_updates += 1
             else:
                 reason = "the reply's metrics have other names than the other nodes'"
@@ -331,8 +337,17 @@ class Compressed(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Aggregate with the wrapped strategy."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        """Aggregate with the wrapped strategy what the nodes measured; count those that failed."""
+        usable = []
+        for reply in replies:
+            if reply.has_error():
+                self._fail(server_round, reply.metadata.src_node_id, _reason(reply))
+            else:
+                usable.append(reply)
+        self.evaluate_metrics = None
+        if usable:
+            self.evaluate_metrics = self.strategy.aggregate_evaluate(server_round, usable)
+        return self.evaluate_metrics
 
     def summary(self) -> None:
         """Log the wrapped strategy's summary."""
@@ -360,14 +375,13 @@ class Compressed(Strategy):
         received, _ = decode(payload, self._layout)
         return replace_arrays(content, name, payload_record(payload)), received, len(payload)
 
-    def _decoded(self, reply: Message, start: Vector | None) -> int:
-        """Put the decoded model in place of the payload; return the payload's bytes.
+    def _decode_reply(self, reply: Message, start: Vector | None) -> None:
+        """Put the decoded model in place of the payload.
 
         Raises `PayloadError` for a reply that cannot be used.
         """
         if reply.has_error():
-            reason = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
-            raise PayloadError(reason[-1])
+            raise PayloadError(_reason(reply))
         if start is None:
             raise PayloadError("a reply that was not asked for")
         self._check_weight(reply.content)
@@ -375,12 +389,14 @@ class Compressed(Strategy):
         if found is None:
             raise PayloadError("the reply holds no payload; does the ClientApp use CompressionMod?")
         name, payload = found
+        self.traffic.uplink_bytes += len(payload)  # it has crossed the link, used or not
+        self.traffic.uplink_bytes_float32 += self._float32_bytes
         delta, _ = decode(payload, self._layout)
-        model = delta + start
+        with np.errstate(over="ignore"):
+            model = delta + start
         if not is_finite(model):
             raise PayloadError("the update leads to values beyond float32")
         reply.content[name] = flat_record(model)
-        return len(payload)
 
     def _check_weight(self, content: RecordDict) -> None:
         """Refuse what would make the wrapped strategy give up the whole round."""

@@ -36,6 +36,9 @@ def check(config: Config) -> None:
 def _check_sampling(config: Config) -> None:
     """Refuse what would make Flower's strategies wait for nodes that will never come."""
     for key, value in config.strategy.items():
+        if key.startswith("num_") and not (key == "num_nodes_to_select") <= value <= config.nodes:
+            low = int(key == "num_nodes_to_select")
+            raise ConfigError(f"strategy.{key} must be from {low} to {config.nodes}, not {value}")
         if key.startswith("fraction_") and not 0 <= value <= 1:
             raise ConfigError(f"strategy.{key} must be between 0 and 1, not {value:g}")
         if key.startswith("min_") and key.endswith("_nodes") and not 0 <= value <= config.nodes:
@@ -57,6 +60,9 @@ def _check_bounds(node: Any, prefix: str) -> None:
             low, bound = entry.metadata.get("at_least"), entry.metadata.get("above")
             if low is not None and not value >= low:  # `not >=` also refuses NaN
                 raise ConfigError(f"{key} must be at least {low:g}, not {value:g}")
+            below = entry.metadata.get("below")
+            if below is not None and value >= below:
+                raise ConfigError(f"{key} must be below {below:g}, not {value:g}")
             if bound is not None and not bound < value < float("inf"):
                 raise ConfigError(f"{key} must be a number above {bound:g}, not {value:g}")
 

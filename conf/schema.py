@@ -49,14 +49,15 @@ class DatasetConfig:
 
 @dataclass
 class ModelConfig:
-    """Which model (`task.models`), and the learning rate and momentum that suit it.
+    """Which model (`task.models`), and the SGD settings that suit it.
 
-    They hold for SGD with small batches; `lr=` and `optimizer.momentum=` take their place.
+    `lr=`, `optimizer.momentum=` and `batch_size=` take their place.
     """
 
     name: str = MISSING
-    lr: float = above(0, 0.1)
-    momentum: float = at_least(0, 0.0)
+    lr: float = above(0, 0.05)
+    momentum: float = at_least(0, 0.9)
+    batch_size: int = at_least(1, 64)
 
 
 @dataclass
@@ -98,7 +99,11 @@ CompressionConfig = _compression_config()
 
 @dataclass
 class Config:
-    """The whole run. Groups first, then the run's own numbers."""
+    """The whole run. Groups first, then the run's own numbers.
+
+    `timeout`: seconds (virtual ones on the local engine) after which a round goes on without the
+    nodes that have not answered.
+    """
 
     algorithm: str = "fedavg"
     strategy: Any = MISSING
@@ -115,9 +120,10 @@ class Config:
     rounds: int = at_least(1, 10)
     local_epochs: int = at_least(1, 1)
     local_steps: int | None = at_least(1, None)
-    batch_size: int = at_least(1, 10)
+    batch_size: int = at_least(1, II("model.batch_size"))
     lr: float = above(0, II("model.lr"))
-    seed: int = at_least(0, 0)
+    seed: int = field(default=0, metadata={"at_least": 0, "below": 1 << 32})
+    timeout: float = above(0, 1e9)
     eval_every: int = at_least(1, 1)
     device: str = "cpu"
     verbose: bool = False

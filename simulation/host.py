@@ -51,7 +51,7 @@ class Host:
         context = self._contexts.get(node) or self._new_context(node)
         try:
             reply = self._app(message, context)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log.debug("node %d raised", node, exc_info=True)
             reason = f"{type(error).__name__}: {error}"
             reply = _error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)

@@ -1,7 +1,8 @@
 """Hosts in this process or in worker processes, behind one face.
 
 A node without state may be served by any worker: whoever is free takes the next message, so
-workers end a round together. Once a node has state, the worker that holds it serves it.
+workers end a round together. While a node has messages under way, and once it has state, one
+worker serves it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -92,15 +93,16 @@ class Processes:
         self._workers: list[_Worker] = []
         for _ in range(count):
             self._workers.append(self._start())
-        self._home: dict[int, int] = {}  # node -> worker that holds its state
+        self._home: dict[int, int] = {}  # node -> worker that holds its state, or works for it
+        self._stateful: set[int] = set()
+        self._under_way: Counter[int] = Counter()  # node -> its messages not yet answered
         self._queue: deque[Message] = deque()
         self._lost: list[Message] = []
 
     def put(self, messages: list[Message]) -> None:
         """Queue the messages and set idle workers to work."""
-        for message in messages:
-            home = self._home.get(message.metadata.dst_node_id)
-            (self._queue if home is None else self._workers[home].own).append(message)
+        self._queue.extend(messages)
+        self._under_way.update(message.metadata.dst_node_id for message in messages)
         # one message to each in turn, so that no worker takes two while another has none
         for depth in range(1, WINDOW + 1):
             for index in range(len(self._workers)):
@@ -118,9 +120,8 @@ class Processes:
                     self._revive(index)
                     continue
                 message = self._workers[index].inflight.pop(message_id)
+                self._answered(message.metadata.dst_node_id, has_state)
                 self._feed(index, WINDOW)
-                if has_state:
-                    self._home[message.metadata.dst_node_id] = index
                 yield Message(content, reply_to=message)
         while self._lost:
             yield self._lost.pop()
@@ -152,14 +153,36 @@ class Processes:
     def _feed(self, index: int, depth: int) -> None:
         """Send a worker messages until `depth` are with it: its own nodes' first."""
         worker = self._workers[index]
-        while len(worker.inflight) < depth and (queue := worker.own or self._queue):
-            message = queue.popleft()
+        while len(worker.inflight) < depth and (message := self._next(index)) is not None:
             try:
                 self._send(worker, message)
             except OSError:  # it died; get() will notice and report
                 worker.inflight[message.metadata.message_id] = message
                 return
             worker.inflight[message.metadata.message_id] = message
+
+    def _next(self, index: int) -> Message | None:
+        """Return the oldest message that worker `index` may serve; others' go to their doors."""
+        if self._workers[index].own:
+            return self._workers[index].own.popleft()
+        while self._queue:
+            message = self._queue.popleft()
+            home = self._home.setdefault(message.metadata.dst_node_id, index)
+            if home == index:
+                return message
+            self._workers[home].own.append(message)
+            self._feed(home, WINDOW)
+        return None
+
+    def _answered(self, node: int, has_state: bool) -> None:
+        """Note a reply; a node without state and messages is anybody's again."""
+        self._under_way[node] -= 1
+        if has_state:
+            self._stateful.add(node)
+        if not self._under_way[node]:
+            del self._under_way[node]
+            if node not in self._stateful:
+                del self._home[node]
 
     def _send(self, worker: _Worker, message: Message) -> None:
         """Send a message; its content only if the worker does not have it from another one."""
@@ -175,6 +198,9 @@ class Processes:
         reason = f"its worker process died (exit code {worker.process.exitcode})"
         log.warning("worker %d: %s; started anew", index, reason)
         self._lost += [unavailable(m, reason) for m in worker.inflight.values()]
+        self._stateful -= {node for node, home in self._home.items() if home == index}
+        for message in worker.inflight.values():
+            self._answered(message.metadata.dst_node_id, False)
         self._home = {node: home for node, home in self._home.items() if home != index}
         self._queue.extendleft(reversed(worker.own))
         worker.connection.close()

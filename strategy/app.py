@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
@@ -80,6 +81,7 @@ class Run:
             self.grid,
             ArrayRecord(self.model.state_dict()),
             num_rounds=self.config.rounds,
+            timeout=self.config.timeout,
             train_config=self.train_config,
             evaluate_fn=self.round_done,
         )
@@ -103,6 +105,7 @@ class Run:
                 "loss": metrics.get("loss"),
                 "train_loss": train_loss,
                 "lr": self.schedule.lr,
+                **self._measured_at_nodes(),
                 **self.strategy.traffic.as_dict(),
                 "virtual_seconds": self.grid.virtual_seconds,
             }
@@ -111,6 +114,13 @@ class Run:
             self.schedule.step(train_loss)
         self.train_config["lr"] = self.schedule.lr
         return metrics
+
+    def _measured_at_nodes(self) -> dict[str, float]:
+        """Return what the nodes' own evaluation gave, if they were asked (fraction_evaluate)."""
+        measured = self.strategy.evaluate_metrics or {}
+        return {
+            f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss") if measured
+        }
 
     def finish(self) -> None:
         """Write the result and the weights of the last round's model."""

@@ -33,7 +33,8 @@ def command(monkeypatch, tmp_path, capsys):
         nonlocal count
         count += 1
         folder = tmp_path / f"run{count}"
-        argv = ["run.py", *overrides, f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}"]
+        argv = ["run.py", f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", *overrides]
+        argv.sort(key=lambda word: word == "-m", reverse=False)
         monkeypatch.setattr(sys, "argv", argv)
         try:
             with run.clear_errors():
@@ -113,6 +114,16 @@ def test_evaluation_at_the_nodes(command):
     # messages of evaluation carry the model as well
     result = result_of(folder)
     assert result["downlink_bytes"] == pytest.approx(2 * result["uplink_bytes"], rel=0.01)
+    assert result["node_accuracy"] > 0.8
+
+
+def test_a_node_that_fails_in_evaluation_is_counted_and_named(command):
+    code, printed, folder = command(
+        "rounds=1", "engine.workers=1", "strategy.fraction_evaluate=1", "dataset.holdout=0.001"
+    )
+    assert code == 0
+    assert result_of(folder)["failures"] == 10
+    assert "no samples" in printed.out
 
 
 BAD = [
@@ -120,7 +131,12 @@ BAD = [
     (["roundz=1"], "did you mean rounds"),
     (["algorithm=x"], "no algorithm=x. there are: fedavg, fedavg_f2i"),
     (["strategy=null"], "Config group"),
-    (["nodes"], ""),
+    (["nodes"], "nodes"),
+    (["dataset.root=~/x"], "~/x"),
+    (["hydra.run.dir=/dev/null/x"], "/dev/null"),
+    (["seed=99999999999999999999"], "seed must be below"),
+    (["strategy=krum", "strategy.num_malicious_nodes=-2"], "num_malicious_nodes"),
+    (["strategy=multikrum", "strategy.num_nodes_to_select=0"], "num_nodes_to_select"),
     (["nodes=-1"], "nodes must be at least 1, not -1"),
     (["nodes=1.5"], "nodes"),
     (["rounds=0"], "rounds must be at least 1"),
@@ -187,7 +203,7 @@ def test_updates_that_are_not_finite_are_left_out_counted_and_named(command):
     assert result_of(folder)["failures"] == 10
     assert result_of(folder)["client_updates"] == 0
     assert "left out" in printed.out
-    assert printed.err.startswith("error: not one update")
+    assert printed.err.startswith("error: not one update was used")
 
 
 def test_a_sweep_leaves_a_folder_a_job(command):

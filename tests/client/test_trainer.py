@@ -56,7 +56,7 @@ def test_rounds_and_seeds_have_streams_of_their_own(plain):
 @pytest.mark.parametrize(
     ("overrides", "make"),
     [
-        ([], lambda p: torch.optim.SGD(p, lr=0.1)),
+        (["optimizer.momentum=0"], lambda p: torch.optim.SGD(p, lr=0.1)),
         (
             ["optimizer.momentum=0.9", "optimizer.weight_decay=0.01"],
             lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),

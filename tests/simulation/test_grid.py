@@ -94,6 +94,14 @@ def test_state_stays_with_its_node(grid, workers):
     assert calls == {0: 4, 1: 2, 2: 3, 3: 3, 4: 3, 5: 2, 6: 4}
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_messages_to_one_node_are_served_one_after_the_other(grid, workers):
+    g = grid(workers)
+    several = [message for _ in range(4) for message in messages(g)[:3]]
+    calls = [r.content["metrics"]["calls"] for r in g.send_and_receive(several)]
+    assert calls == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_node_that_raises_is_an_error_reply(grid, workers):
     g = grid(workers)
