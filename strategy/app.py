@@ -117,10 +117,10 @@ class Run:
 
     def _measured_at_nodes(self) -> dict[str, float]:
         """Return what the nodes' own evaluation gave, if they were asked (fraction_evaluate)."""
-        measured = self.strategy.evaluate_metrics or {}
-        return {
-            f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss") if measured
-        }
+        measured = self.strategy.evaluate_metrics
+        if measured is None:
+            return {}
+        return {f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss")}
 
     def finish(self) -> None:
         """Write the result and the weights of the last round's model."""
