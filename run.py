@@ -24,6 +24,7 @@ os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's own pr
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -50,7 +51,9 @@ from strategy.schedule import Schedule
 from task.errors import TaskError
 
 HERE = Path(__file__).parent
+STOPPED = 130  # exit code after Ctrl-C
 console = Console(highlight=False)
+_failed: list[int] = []  # exit codes of a sweep's jobs that failed
 
 
 def prepare(config: Config) -> None:
@@ -78,8 +81,21 @@ def set_up_logging(verbose: bool) -> None:
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(composed: DictConfig) -> None:
     """Run one configuration (one job of a sweep)."""
-    with clear_errors():  # in here, since Hydra prints a line of its own about what it catches
-        run(composed)
+    try:
+        with clear_errors():  # in here: Hydra prints a line of its own about what it catches
+            run(composed)
+    except SystemExit as done:
+        if HydraConfig.get().mode is not RunMode.MULTIRUN or done.code == STOPPED:
+            raise
+        _failed.append(cast(int, done.code))  # the sweep's other jobs go on
+
+
+def cli() -> None:
+    """Run what the command line says; exit with the code of the worst of a sweep's jobs."""
+    with clear_errors():
+        main()
+    if _failed:
+        sys.exit(max(_failed))
 
 
 def run(composed: DictConfig) -> None:
@@ -119,7 +135,7 @@ def clear_errors() -> Iterator[None]:
         code, failed = 2, error
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(STOPPED)
     if code:
         if full_errors:
             raise failed
@@ -160,5 +176,4 @@ def _keys(node: DictConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str,
 
 
 if __name__ == "__main__":
-    with clear_errors():
-        main()
+    cli()

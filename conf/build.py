@@ -32,7 +32,7 @@ def data_of(config: Config, folder: str | None = None) -> Data:
     """Return the data set, or a device's own `folder` of class folders; loaded once a process."""
     d = config.dataset
     if folder is None:
-        return _data(d.name, d.root, d.download, d.size)
+        return _data(d.name, d.root, d.download, d.size, tuple(d.classes) if d.classes else None)
     if d.name != "imagefolder":
         raise ConfigError(f"a device's own folder needs dataset=imagefolder, not {d.name}")
     split = load_folder(folder, d.classes, size=d.size or 32, channels=3)
@@ -41,14 +41,18 @@ def data_of(config: Config, folder: str | None = None) -> Data:
 
 
 @functools.lru_cache(maxsize=2)
-def _data(name: str, root: str | None, download: bool, size: int | None) -> Data:
-    return load_data(name, root=root, download=download, size=size)
+def _data(
+    name: str, root: str | None, download: bool, size: int | None, classes: tuple[str, ...] | None
+) -> Data:
+    return load_data(name, root=root, download=download, size=size, classes=classes)
 
 
 def device_of(config: Config) -> torch.device:
     """Return where tensors live. Raises `ConfigError` if this machine has no such device."""
     try:
-        return torch.zeros(1, device=config.device).device
+        zero = torch.zeros(1, device=config.device)
+        zero.tolist()  # "meta" makes tensors, but there is nothing in them
+        return zero.device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device={config.device} cannot be used here: {reason}") from error

@@ -13,6 +13,9 @@ from hydra.utils import get_object
 
 from conf.schema import Config, ConfigError
 
+# What each rule's proof asks for: this many times as many nodes as malicious ones, and 3 more
+# (Blanchard et al. 2017, proposition 4.2; El Mhamdi et al. 2018, section 4).
+TOLERATED = {"Krum": 2, "MultiKrum": 2, "Bulyan": 4}
 PRIMITIVES = (bool, int, float, str, NoneType)
 
 
@@ -25,6 +28,7 @@ def check(config: Config) -> None:
     for group in ("strategy", "partition", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
     _check_sampling(config)
+    _check_malicious(config)
     if config.dataset.holdout >= 1:
         raise ConfigError(f"dataset.holdout must be below 1, not {config.dataset.holdout}")
     if config.network.classes:
@@ -45,6 +49,19 @@ def _check_sampling(config: Config) -> None:
             raise ConfigError(
                 f"strategy.{key} must be between 0 and nodes={config.nodes}, not {value}"
             )
+
+
+def _check_malicious(config: Config) -> None:
+    """Refuse more malicious nodes than a strategy stands: its answer would mean nothing."""
+    name = str(config.strategy["_target_"]).rpartition(".")[2]
+    times, malicious = TOLERATED.get(name, 0), config.strategy.get("num_malicious_nodes", 0)
+    share, least = (config.strategy.get(k, 0) for k in ("fraction_train", "min_train_nodes"))
+    drawn, needed = max(int(config.nodes * share), least), times * malicious + 3
+    if times and malicious and drawn < needed:
+        raise ConfigError(
+            f"strategy.num_malicious_nodes={malicious} needs {needed} nodes a round with {name}, "
+            f"there are {drawn}"
+        )
 
 
 def _check_bounds(node: Any, prefix: str) -> None:

@@ -30,7 +30,10 @@ class Network(Protocol):
     down_mbps: float | None
     latency_ms: float
     seconds_per_step: float
-    classes: dict[str, DeviceClass]
+
+    @property
+    def classes(self) -> Mapping[str, DeviceClass]:
+        """Device classes by name; empty: all nodes are reference devices."""
 
 
 @dataclass

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.serverapp import ServerApp
+from flwr.app import Context
+from flwr.serverapp import Grid
 
 from simulation.clock import Ideal, Network
 
@@ -16,7 +18,7 @@ class Job:
     """One run: where the app lies, its Flower `run_config`, how many nodes, and their network.
 
     `folder`: where log files may go. `server_app` and `client_app` are references as in
-    pyproject.toml's `tool.flwr.app.components`.
+    pyproject.toml's `tool.flwr.app.components`; within one process `server_app` may be a function.
     """
 
     app_dir: Path
@@ -25,5 +27,5 @@ class Job:
     folder: Path
     seed: int = 0
     network: Network = field(default_factory=Ideal)
-    server_app: str | ServerApp = "strategy.app:app"
+    server_app: str | Callable[[Grid, Context], None] = "strategy.app:app"
     client_app: str = "client.app:app"

@@ -23,6 +23,7 @@ from typing import Any
 
 import click
 import httpx
+import torch
 from flwr.app import UserConfig
 from flwr.cli.build import build_fab_from_files
 from flwr.cli.utils import collect_files, flwr_cli_exc_handler
@@ -83,6 +84,7 @@ def run_ray(
         )
     if address is not None:
         _reach(address)
+    _check_gpus(gpus_per_client, address)
     simulation = SimulationConfig(
         num_supernodes=num_nodes,
         client_resources_num_cpus=1,
@@ -110,6 +112,15 @@ def run_ray(
         raise EngineError(f"{cause} (log: {log})")
     if log_file is None:
         log.unlink()
+
+
+def _check_gpus(share: float, address: str | None) -> None:
+    """Refuse shares that Ray would wait for without a word."""
+    if not 0 <= share < float("inf"):
+        raise UsageError(f"engine.gpus_per_client must be 0 or more, not {share:g}")
+    there = torch.cuda.device_count()
+    if address is None and share > there:
+        raise UsageError(f"engine.gpus_per_client={share:g}, but this machine has {there} GPUs")
 
 
 def _reach(address: str) -> None:

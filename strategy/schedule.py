@@ -15,6 +15,7 @@ class Schedule:
     """The rate all nodes use in a round; kept at the server, since plateau needs the mean loss."""
 
     def __init__(self, node: Any, lr: float) -> None:
+        self._options = node
         self._optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
         self._scheduler = build("schedule", node)(self._optimizer)
 
@@ -35,4 +36,6 @@ class Schedule:
         try:
             self._scheduler.step(*([loss] if plateau else []))
         except ArithmeticError as error:
-            raise ConfigError(f"schedule: {error}") from error
+            zero = [key for key, value in self._options.items() if type(value) is int and not value]
+            hint = f"; schedule.{zero[0]} must not be 0" if zero else ""
+            raise ConfigError(f"schedule: {error}{hint}") from error

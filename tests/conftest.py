@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 
 
@@ -8,3 +10,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=2000,
         help="how many damaged payloads tests/compression/test_fuzz.py decodes",
     )
+
+
+@pytest.fixture
+def listening():
+    """Children hear SIGINT and SIGHUP, though the tests themselves may run under nohup or CI."""
+    before = {
+        n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGHUP)
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -36,9 +36,9 @@ def command(monkeypatch, tmp_path, capsys):
         argv = ["run.py", f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", *overrides]
         argv.sort(key=lambda word: word == "-m", reverse=False)
         monkeypatch.setattr(sys, "argv", argv)
+        monkeypatch.setattr(run, "_failed", [])
         try:
-            with run.clear_errors():
-                run.main()
+            run.cli()
             code = 0
         except SystemExit as done:
             code = done.code
@@ -133,6 +133,7 @@ BAD = [
     (["strategy=null"], "Config group"),
     (["nodes"], "nodes"),
     (["dataset.root=~/x"], "~/x"),
+    (["dataset=mnist", "dataset.root='~/nowhere'"], f"{Path.home()}/nowhere"),
     (["hydra.run.dir=/dev/null/x"], "/dev/null"),
     (["seed=99999999999999999999"], "seed must be below"),
     (["strategy=krum", "strategy.num_malicious_nodes=-2"], "num_malicious_nodes"),
@@ -150,9 +151,17 @@ BAD = [
     (["device=cuda:77"], "device=cuda:77"),
     (["device=toaster"], "device=toaster"),
     (["optimizer.momentum=-1"], "momentum"),
-    (["schedule=step", "schedule.step_size=0"], "schedule"),
+    (["schedule=step", "schedule.step_size=0"], "schedule.step_size must not be 0"),
     (["strategy=fedtrimmedavg", "strategy.beta=2"], "beta"),
     (["partition=dirichlet", "partition.alpha=-1"], "lpha"),
+    (["partition=dirichlet", "partition.alpha=0.01", "nodes=300"], "larger partition.alpha"),
+    (["strategy=bulyan", "strategy.num_malicious_nodes=5"], "needs 23 nodes a round"),
+    (["strategy=krum", "strategy.num_malicious_nodes=4"], "needs 11 nodes a round"),
+    (["engine=ray", "engine.gpus_per_client=-1"], "engine.gpus_per_client"),
+    (["engine=ray", "engine.gpus_per_client=64"], "engine.gpus_per_client=64"),
+    (["device=meta"], "device=meta"),
+    (["dataset.classes=[a,b]"], "dataset.classes"),
+    (["nodes=abc"], "nodes"),
     (["partition=pathological", "partition.num_classes_per_partition=99"], "num_classes"),
 ]
 
@@ -216,6 +225,13 @@ def test_a_sweep_leaves_a_folder_a_job(command):
     assert results[0]["accuracy"] != results[1]["accuracy"]
 
 
+def test_a_job_that_fails_does_not_end_the_sweep(command):
+    code, printed, folder = command("-m", *QUICK, "nodes=0,2")
+    assert code == 2
+    assert "nodes must be at least 1, not 0" in printed.err
+    assert result_of(folder / "1")["client_updates"] == 6
+
+
 def test_help_explains_every_group(capsys):
     done = subprocess.run(
         [sys.executable, "run.py", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
@@ -226,6 +242,7 @@ def test_help_explains_every_group(capsys):
         assert any(line.split()[:1] == [group] for line in done.stdout.splitlines()), group
 
 
+@pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_stopped_leaves_nothing_behind(number, tmp_path):
     before = set(Path("/dev/shm").glob("edgewire-*"))
@@ -242,7 +259,10 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(number, tmp_path):
         time.sleep(0.1)
     children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
     started.send_signal(number)
-    _, printed = started.communicate(timeout=60)
+    try:
+        _, printed = started.communicate(timeout=60)
+    finally:
+        started.kill()
     assert started.returncode in (130, 143)
     assert "Traceback" not in printed
     assert len(children) == 2

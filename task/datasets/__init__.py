@@ -3,7 +3,9 @@
 A data set is one function `(Request) -> Data` registered by name in a module of this package.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from task.datasets.data import DATASETS, Data, Request, Split, resize
 from task.datasets.folder import load_folder
@@ -13,22 +15,33 @@ __all__ = ["Data", "Split", "data_names", "load_data", "load_folder"]
 
 
 def load_data(
-    name: str, *, root: str | None = None, download: bool = False, size: int | None = None
+    name: str,
+    *,
+    root: str | None = None,
+    download: bool = False,
+    size: int | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Data:
     """Read a data set into memory.
 
     Args:
         name: one of `data_names()`.
-        root: folder as torchvision's `root`; None looks where the data set usually lies.
+        root: folder as torchvision's `root`, `~` for the home; None looks where the data set
+            usually lies.
         download: fetch the files when they are absent.
         size: side of the images in pixels; None keeps their own.
+        classes: `imagefolder`'s class folders, where it is not all there are or some may lack.
 
     Raises:
         TaskError: unknown name, files missing or broken, download failed.
     """
     if size is not None and size < 1:
         raise TaskError(f"dataset.size={size}: give a number of pixels, 1 or more")
-    data = DATASETS.get(name)(Request(root, download, size))
+    if classes is not None and name != "imagefolder":
+        raise TaskError(f"dataset.classes names the folders of imagefolder; leave it for {name}")
+    root = str(Path(root).expanduser()) if root is not None else None
+    request = Request(root, download, size, tuple(classes) if classes is not None else None)
+    data = DATASETS.get(name)(request)
     if size is None:
         return data
     return replace(data, train=resize(data.train, size), test=resize(data.test, size))

@@ -48,6 +48,7 @@ class Request:
     root: str | None
     download: bool
     size: int | None
+    classes: tuple[str, ...] | None = None
 
 
 DATASETS: Registry[Callable[[Request], Data]] = Registry("data set", "task.datasets")

@@ -29,7 +29,7 @@ def imagefolder(request: Request) -> Data:
         raise TaskError(f"{shown(root)} has only one of the folders train and test: add the other")
     split_by_user = (root / "train").is_dir()
     source = root / "train" if split_by_user else root
-    names = class_folders(source)
+    names = sorted(set(request.classes)) if request.classes else class_folders(source)
     train = load_folder(source, names, size, 3)
     counts = torch.bincount(train.labels, minlength=len(names))
     if len(names) < 2 or int(counts.min()) == 0:
@@ -88,7 +88,7 @@ def load_folder(
                 f"{path / name} is no known class: rename it to one of {', '.join(names)}, "
                 f"or remove it"
             )
-        files = sorted(f for f in (path / name).rglob("*") if f.suffix.lower() in EXTENSIONS)
+        files = sorted(f for f in (path / name).rglob("*") if _is_image(f))
         samples += [(file, names.index(name)) for file in files]
     if not samples:
         raise TaskError(
@@ -106,17 +106,23 @@ def load_folder(
     return Split(images, torch.tensor([label for _, label in samples]))
 
 
+def _is_image(file: Path) -> bool:
+    """Whether to read it; hidden ones are other systems' notes about images (macOS's ._x.jpg)."""
+    return file.suffix.lower() in EXTENSIONS and not file.name.startswith(".") and not file.is_dir()
+
+
 def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:
     """One image as (C, size, size)."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     mode = "RGB" if channels == 3 else "L"
     try:
         with Image.open(file) as image:
-            image.draft(
-                mode, (size, size)
-            )  # lets JPEG decode a large photo at a fraction of its size
-            small = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
+            image.draft(mode, (size, size))  # JPEG: a large photo at a fraction of its size
+            upright = ImageOps.exif_transpose(image)  # cameras store which side is up apart
+            if upright.mode.startswith("I"):  # 16 bits of grey, which `convert` would clip to 8
+                upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
+            small = upright.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
     except Exception as error:  # decoders raise a dozen kinds, SyntaxError among them
         reason = str(error).partition("\n")[0]
         raise TaskError(

@@ -42,6 +42,7 @@ def test_a_tree_ends_with_its_orphans(tmp_path: Path) -> None:
     assert bystander.returncode == -signal.SIGTERM
 
 
+@pytest.mark.usefixtures("listening")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", -2)])
 def test_interrupts_unwind_the_stack(name: str, code: int) -> None:
     process = subprocess.run(

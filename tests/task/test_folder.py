@@ -70,6 +70,45 @@ def test_every_kind_of_photo_is_read(tmp_path, suffix, mode, channels):
     assert split.images.min() >= 250
 
 
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_grey_of_16_bits_keeps_its_shades(tmp_path, suffix):
+    (tmp_path / "a").mkdir()
+    shades = np.linspace(0, 65535, 16 * 16).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(shades).save(tmp_path / "a" / f"x.{suffix}")
+    split = load_folder(tmp_path, None, 16, 1)
+    assert np.abs(split.images[0, 0].numpy().astype(int) - shades // 256).max() <= 1
+
+
+def test_a_photo_taken_with_a_turned_camera_stands_upright(tmp_path):
+    (tmp_path / "a").mkdir()
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[:, :16] = 255  # white on the left; turned by a quarter, at the top
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "a" / "x.jpg", exif=turned)
+    image = load_folder(tmp_path, None, 32, 1).images[0, 0]
+    assert image[:14].min() > 240
+    assert image[18:].max() < 15
+
+
+def test_what_only_looks_like_a_photo_is_passed_over(tmp_path):
+    photo(tmp_path / "a" / "x.jpg")
+    (tmp_path / "a" / "._x.jpg").write_bytes(b"\0\5\x16\7 a Mac's notes")
+    (tmp_path / "a" / "album.jpg").mkdir()
+    photo(tmp_path / "a" / "album.jpg" / "y.jpg")
+    assert len(load_folder(tmp_path).labels) == 2
+
+
+def test_classes_can_be_named(tmp_path):
+    photos(tmp_path, classes=("cat", "dog", "owl"))
+    with pytest.raises(TaskError, match="owl is no known class"):
+        load_data("imagefolder", root=str(tmp_path), classes=["dog", "cat"])
+    with pytest.raises(TaskError, match="no image for the class yak"):
+        load_data("imagefolder", root=str(tmp_path), classes=["dog", "cat", "owl", "yak"])
+    data = load_data("imagefolder", root=str(tmp_path), classes=["owl", "dog", "cat"])
+    assert data.class_names == ("cat", "dog", "owl")
+
+
 def test_large_photos_are_averaged_not_picked(tmp_path):
     (tmp_path / "a").mkdir()
     board = (np.indices((256, 256)).sum(0) % 2 * 255).astype(np.uint8)

@@ -1,212 +1,36 @@
-"""Flower's side of compression: a mod for the ClientApp and a wrapper for any Strategy.
-
-`Compressed(FedAvg(...))` sends the model as one payload and hands the wrapped strategy what the
-nodes' compressed deltas decode to; `CompressionMod` does the reverse at the node. Neither the
-strategy nor the ClientApp sees a payload. Works with every message-API strategy that averages,
-sorts or measures arrays, since these treat a model as one long vector.
-"""
+"""The server's half of compression: a wrapper for any message-API strategy."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
-from io import BytesIO
+from dataclasses import asdict, dataclass
 from logging import getLogger
-from typing import Any, TypeVar, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import NDArray
 
+from compression.flower.arrays import (
+    Vector,
+    flat_record,
+    layout_of,
+    payload_of,
+    payload_record,
+    records,
+    replace_arrays,
+    to_arrays,
+    to_vector,
+)
 from compression.layout import Layout
 from compression.payload import Codec, PayloadError, decode
 from compression.registry import make_codec
 from compression.stages import is_finite
 
-Vector = NDArray[np.float32]
-Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
-STYPE = "edgewire.payload"  # an Array of this kind holds a payload, not an .npy file
-FLAT = "flat"  # the name of the one Array of a model handed over as a vector
 PLAIN = make_codec(quantizer="float32", coder="raw")
 log = getLogger("edgewire")
-
-
-class FlatArray(Array):
-    """An `Array` over a float32 vector (n,) whose .npy bytes are made only when asked for.
-
-    Inside one process nobody asks: `numpy()` copies the vector, as `Array.numpy()` makes a
-    fresh array, and `vector` is the vector itself (treat it as read-only).
-    """
-
-    def __init__(self, vector: Vector) -> None:
-        self.__dict__.update(
-            dtype="float32", shape=vector.shape, stype="numpy.ndarray", vector=vector
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "data":
-            raise AttributeError(name)
-        buffer = BytesIO()
-        np.save(buffer, self.vector, allow_pickle=False)
-        return buffer.getvalue()
-
-    def numpy(self) -> Vector:
-        """Return a copy of the vector, float32 (n,)."""
-        copy: Vector = self.vector.copy()
-        return copy
-
-    def deflate(self) -> bytes:
-        """Return the bytes a plain `Array` would travel as."""
-        return bytes(Array(self.vector).deflate())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FlatArray, (self.vector,)
-
-
-def flat_record(vector: Vector) -> ArrayRecord:
-    """Return an ArrayRecord of one Array that holds the whole model, float32 (n,)."""
-    record = ArrayRecord()
-    record[FLAT] = FlatArray(vector)
-    return record
-
-
-def layout_of(arrays: ArrayRecord) -> Layout:
-    """Return the layout of an ArrayRecord's arrays, in the record's order."""
-    return Layout(
-        tuple(arrays),
-        tuple(tuple(a.shape) for a in arrays.values()),
-        tuple(a.dtype for a in arrays.values()),
-    )
-
-
-def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
-    """Return all arrays end to end, float32 (n,); no copy if there is one flat Array already.
-
-    Raises `PayloadError` if names or sizes are not those of `layout`.
-    """
-    if len(arrays) == 1 and isinstance(only := next(iter(arrays.values())), FlatArray):
-        return only.vector  # type: ignore[no-any-return]
-    names = layout.names if layout is not None else tuple(arrays)
-    if set(names) != set(arrays):
-        raise PayloadError(f"arrays do not match the model: got {sorted(arrays)}")
-    parts = [np.asarray(arrays[name].numpy(), dtype=np.float32).reshape(-1) for name in names]
-    vector: Vector = np.concatenate(parts) if parts else np.empty(0, np.float32)
-    if layout is not None and vector.size != layout.size:
-        raise PayloadError(f"arrays hold {vector.size} values, the model has {layout.size}")
-    return vector
-
-
-def to_arrays(vector: Vector, layout: Layout) -> ArrayRecord:
-    """Return one named Array a tensor, each in its own dtype (integers rounded)."""
-    record, offsets = ArrayRecord(), layout.offsets
-    for i, (name, shape, dtype) in enumerate(
-        zip(layout.names, layout.shapes, layout.dtypes, strict=True)
-    ):
-        values = vector[offsets[i] : offsets[i + 1]].reshape(shape)
-        if not np.issubdtype(dtype, np.floating):
-            values = np.rint(values)
-        record[name] = Array(np.asarray(values, dtype=dtype))  # rint makes a scalar of shape ()
-    return record
-
-
-def payload_record(payload: bytes) -> ArrayRecord:
-    """Return an ArrayRecord of one Array that holds a payload."""
-    record = ArrayRecord()
-    record["payload"] = Array("uint8", (len(payload),), STYPE, payload)
-    return record
-
-
-def payload_of(content: RecordDict) -> tuple[str, bytes] | None:
-    """Return the name of the record that holds a payload, and the payload, if there is one."""
-    for name, record in records(content, ArrayRecord):
-        for array in record.values():
-            if array.stype == STYPE:
-                return name, array.data
-    return None
-
-
-def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]:
-    """Return the records of one kind with their names.
-
-    RecordDict's own `array_records` and its like build a checked dict at every access, 40 µs each.
-    """
-    return [(name, record) for name, record in content.items() if isinstance(record, kind)]
-
-
-def _usual_metrics(replies: list[Message]) -> frozenset[str]:
-    """Return the metric names that most replies have: one odd node must not refuse all others."""
-    names = Counter(frozenset(_metrics(reply)) for reply in replies)
-    return max(names, key=names.__getitem__, default=frozenset())
-
-
-def _reason(reply: Message) -> str:
-    """Return the last line of an error's reason: of a traceback, what was raised."""
-    lines = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
-    return lines[-1]
-
-
-def _metrics(reply: Message) -> MetricRecord:
-    return records(reply.content, MetricRecord)[0][1]
-
-
-def replace_arrays(content: RecordDict, name: str, arrays: ArrayRecord) -> RecordDict:
-    """Return a RecordDict with one ArrayRecord exchanged; the others are shared, not copied."""
-    return RecordDict({k: arrays if k == name else v for k, v in content.items()})
-
-
-def _seed(seed: int, context: Context, config: ConfigRecord | None) -> int:
-    """Mix run seed, node and round into one integer for stochastic codecs."""
-    node = int(context.node_config.get("partition-id", context.node_id))
-    server_round = cast(int, config["server-round"]) if config and "server-round" in config else 0
-    return (seed << 96) | (node << 32) | server_round
-
-
-@dataclass
-class CompressionMod:
-    """The node's half: decodes what comes, answers with the compressed delta.
-
-    With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, zero
-    copies); without, as named arrays in their own shapes and dtypes. Messages that carry no
-    payload pass through untouched. Raises `PayloadError` for a payload that does not decode and
-    for an update that holds NaN or infinity; Flower turns that into an error reply.
-    """
-
-    codec: Codec
-    layout: Layout | None = None
-    seed: int = 0
-    _last: tuple[bytes, Vector, Layout] | None = field(default=None, init=False, repr=False)
-
-    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Decode, call the app, encode what it changed."""
-        found = payload_of(message.content)
-        if found is None:
-            return call_next(message, context)
-        name, payload = found
-        reference, layout = self._decode(payload)
-        arrays = to_arrays(reference, layout) if self.layout is None else flat_record(reference)
-        content = replace_arrays(message.content, name, arrays)
-        inner = Message.__new__(Message)  # same metadata, other content; the sender's is shared
-        inner.__dict__.update(message.__dict__, _content=content)
-        reply = call_next(inner, context)
-        if reply.has_error():
-            return reply
-        for key, record in records(reply.content, ArrayRecord):
-            delta = to_vector(record, layout) - reference
-            config = next((c for _, c in records(message.content, ConfigRecord)), None)
-            blob = self.codec.encode(delta, layout, seed=_seed(self.seed, context, config))
-            reply.content[key] = payload_record(blob)
-        return reply
-
-    def _decode(self, payload: bytes) -> tuple[Vector, Layout]:
-        """Decode, or return what the very same bytes decoded to: nodes of a process share them."""
-        if self._last is None or self._last[0] is not payload:
-            self._last = (payload, *decode(payload, self.layout))
-        return self._last[1:]
 
 
 @dataclass
@@ -410,3 +234,19 @@ class Compressed(Strategy):
     def _fail(self, server_round: int, node: int, reason: str) -> None:
         self.traffic.failures += 1
         log.warning("round %d: node %d left out: %s", server_round, node, reason)
+
+
+def _usual_metrics(replies: list[Message]) -> frozenset[str]:
+    """Return the metric names that most replies have: one odd node must not refuse all others."""
+    names = Counter(frozenset(_metrics(reply)) for reply in replies)
+    return max(names, key=names.__getitem__, default=frozenset())
+
+
+def _reason(reply: Message) -> str:
+    """Return the last line of an error's reason: of a traceback, what was raised."""
+    lines = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
+    return lines[-1]
+
+
+def _metrics(reply: Message) -> MetricRecord:
+    return records(reply.content, MetricRecord)[0][1]

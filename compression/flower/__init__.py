@@ -1,0 +1,32 @@
+"""Flower's side of compression: a mod for the ClientApp and a wrapper for any Strategy.
+
+`Compressed(FedAvg(...))` sends the model as one payload and hands the wrapped strategy what the
+nodes' compressed deltas decode to; `CompressionMod` does the reverse at the node. Neither the
+strategy nor the ClientApp sees a payload. Works with every message-API strategy that averages,
+sorts or measures arrays, since these treat a model as one long vector.
+"""
+
+from compression.flower.arrays import (
+    FlatArray,
+    flat_record,
+    layout_of,
+    payload_of,
+    payload_record,
+    to_arrays,
+    to_vector,
+)
+from compression.flower.mod import CompressionMod
+from compression.flower.wrapper import Compressed, Traffic
+
+__all__ = [
+    "Compressed",
+    "CompressionMod",
+    "FlatArray",
+    "Traffic",
+    "flat_record",
+    "layout_of",
+    "payload_of",
+    "payload_record",
+    "to_arrays",
+    "to_vector",
+]

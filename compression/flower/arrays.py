@@ -1,0 +1,125 @@
+"""A model as Flower carries it: named Arrays, one flat vector, or one payload."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from compression.layout import Layout
+from compression.payload import PayloadError
+
+Vector = NDArray[np.float32]
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+STYPE = "edgewire.payload"  # an Array of this kind holds a payload, not an .npy file
+FLAT = "flat"  # the name of the one Array of a model handed over as a vector
+
+
+class FlatArray(Array):
+    """An `Array` over a float32 vector (n,) whose .npy bytes are made only when asked for.
+
+    Inside one process nobody asks: `numpy()` copies the vector, as `Array.numpy()` makes a
+    fresh array, and `vector` is the vector itself (treat it as read-only).
+    """
+
+    def __init__(self, vector: Vector) -> None:
+        self.__dict__.update(
+            dtype="float32", shape=vector.shape, stype="numpy.ndarray", vector=vector
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "data":
+            raise AttributeError(name)
+        buffer = BytesIO()
+        np.save(buffer, self.vector, allow_pickle=False)
+        return buffer.getvalue()
+
+    def numpy(self) -> Vector:
+        """Return a copy of the vector, float32 (n,)."""
+        copy: Vector = self.vector.copy()
+        return copy
+
+    def deflate(self) -> bytes:
+        """Return the bytes a plain `Array` would travel as."""
+        return bytes(Array(self.vector).deflate())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FlatArray, (self.vector,)
+
+
+def flat_record(vector: Vector) -> ArrayRecord:
+    """Return an ArrayRecord of one Array that holds the whole model, float32 (n,)."""
+    record = ArrayRecord()
+    record[FLAT] = FlatArray(vector)
+    return record
+
+
+def layout_of(arrays: ArrayRecord) -> Layout:
+    """Return the layout of an ArrayRecord's arrays, in the record's order."""
+    return Layout(
+        tuple(arrays),
+        tuple(tuple(a.shape) for a in arrays.values()),
+        tuple(a.dtype for a in arrays.values()),
+    )
+
+
+def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
+    """Return all arrays end to end, float32 (n,); no copy if there is one flat Array already.
+
+    Raises `PayloadError` if names or sizes are not those of `layout`.
+    """
+    if len(arrays) == 1 and isinstance(only := next(iter(arrays.values())), FlatArray):
+        return only.vector  # type: ignore[no-any-return]
+    names = layout.names if layout is not None else tuple(arrays)
+    if set(names) != set(arrays):
+        raise PayloadError(f"arrays do not match the model: got {sorted(arrays)}")
+    parts = [np.asarray(arrays[name].numpy(), dtype=np.float32).reshape(-1) for name in names]
+    vector: Vector = np.concatenate(parts) if parts else np.empty(0, np.float32)
+    if layout is not None and vector.size != layout.size:
+        raise PayloadError(f"arrays hold {vector.size} values, the model has {layout.size}")
+    return vector
+
+
+def to_arrays(vector: Vector, layout: Layout) -> ArrayRecord:
+    """Return one named Array a tensor, each in its own dtype (integers rounded)."""
+    record, offsets = ArrayRecord(), layout.offsets
+    for i, (name, shape, dtype) in enumerate(
+        zip(layout.names, layout.shapes, layout.dtypes, strict=True)
+    ):
+        values = vector[offsets[i] : offsets[i + 1]].reshape(shape)
+        if not np.issubdtype(dtype, np.floating):
+            values = np.rint(values)
+        record[name] = Array(np.asarray(values, dtype=dtype))  # rint makes a scalar of shape ()
+    return record
+
+
+def payload_record(payload: bytes) -> ArrayRecord:
+    """Return an ArrayRecord of one Array that holds a payload."""
+    record = ArrayRecord()
+    record["payload"] = Array("uint8", (len(payload),), STYPE, payload)
+    return record
+
+
+def payload_of(content: RecordDict) -> tuple[str, bytes] | None:
+    """Return the name of the record that holds a payload, and the payload, if there is one."""
+    for name, record in records(content, ArrayRecord):
+        for array in record.values():
+            if array.stype == STYPE:
+                return name, array.data
+    return None
+
+
+def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]:
+    """Return the records of one kind with their names.
+
+    RecordDict's own `array_records` and its like build a checked dict at every access, 40 µs each.
+    """
+    return [(name, record) for name, record in content.items() if isinstance(record, kind)]
+
+
+def replace_arrays(content: RecordDict, name: str, arrays: ArrayRecord) -> RecordDict:
+    """Return a RecordDict with one ArrayRecord exchanged; the others are shared, not copied."""
+    return RecordDict({k: arrays if k == name else v for k, v in content.items()})
