@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 export OMP_NUM_THREADS := 1
+# Where this is set, every process would compile torch and Flower anew, five seconds each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test check fuzz bench clean
 

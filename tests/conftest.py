@@ -1,3 +1,4 @@
+import gc
 import signal
 
 import pytest
@@ -10,6 +11,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=2000,
         help="how many damaged payloads tests/compression/test_fuzz.py decodes",
     )
+
+
+def pytest_collection_finish() -> None:
+    """Some of Flower's strategies collect garbage for every model: spare them what is loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
