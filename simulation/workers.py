@@ -15,8 +15,9 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Protocol
 
 import torch
@@ -91,8 +92,9 @@ class Processes:
         self._folder = shared_folder()
         self._started = 0
         self._workers: list[_Worker] = []
-        for _ in range(count):
-            self._workers.append(self._start())
+        self._ready = DefaultSelector()  # one for the run: `wait` would make one a reply
+        for index in range(count):
+            self._workers.append(self._start(index))
         self._home: dict[int, int] = {}  # node -> worker that holds its state, or works for it
         self._stateful: set[int] = set()
         self._under_way: Counter[int] = Counter()  # node -> its messages not yet answered
@@ -111,9 +113,8 @@ class Processes:
     def get(self) -> Iterator[Message]:
         """Wait for replies, refill the workers that sent them, yield the replies."""
         if not self._lost:
-            connections = {w.connection: i for i, w in enumerate(self._workers)}
-            for connection in wait(list(connections)):
-                index = connections[connection]  # type: ignore[index]
+            for key, _ in self._ready.select():
+                index: int = key.data
                 try:
                     message_id, content, has_state = self._workers[index].replies.receive()
                 except (EOFError, OSError):
@@ -128,6 +129,7 @@ class Processes:
 
     def close(self) -> None:
         """End all workers."""
+        self._ready.close()
         for worker in self._workers:
             worker.connection.close()
         for worker in self._workers:
@@ -137,7 +139,7 @@ class Processes:
                 worker.process.join()
         self._folder.cleanup()
 
-    def _start(self) -> _Worker:
+    def _start(self, index: int) -> _Worker:
         here, there = self._mp.Pipe()
         others = [w.connection for w in self._workers] + [here]
         others = others if self._mp.get_start_method() == "fork" else []
@@ -148,6 +150,7 @@ class Processes:
         )
         process.start()
         there.close()
+        self._ready.register(here, EVENT_READ, index)
         return _Worker(process, here, Parcels(here, *place))
 
     def _feed(self, index: int, depth: int) -> None:
@@ -203,8 +206,9 @@ class Processes:
             self._answered(message.metadata.dst_node_id, False)
         self._home = {node: home for node, home in self._home.items() if home != index}
         self._queue.extendleft(reversed(worker.own))
+        self._ready.unregister(worker.connection)
         worker.connection.close()
-        self._workers[index] = self._start()
+        self._workers[index] = self._start(index)
         self._feed(index, WINDOW)
 
 

@@ -96,7 +96,11 @@ class Partition:
                     self._cut = self._prepare()
                 rows: NDArray[np.int64] = self._cut.load_partition(node)
             except (ValueError, TypeError, KeyError, IndexError) as error:
-                hint = "; give a larger partition.alpha" if hasattr(self._partitioner, "_alpha") else ""
+                hint = (
+                    "; give a larger partition.alpha"
+                    if hasattr(self._partitioner, "_alpha")
+                    else ""
+                )
                 raise TaskError(f"the partition cannot be made: {_reason(error)}{hint}") from error
         if len(rows) == 0:
             raise TaskError(f"the partition leaves node {node} without a sample: give fewer nodes")
