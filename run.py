@@ -31,6 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.logging import RichHandler
 
+from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.build import (
     codec_of,
@@ -124,7 +125,7 @@ def clear_errors() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, ConfigError, TaskError, UsageError) as error:
         code, failed = 2, error
-    except EngineError as error:
+    except (EngineError, PayloadError) as error:  # the latter: the server's own model diverged
         code, failed = 1, error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -150,6 +151,8 @@ def one_line(error: BaseException) -> str:
         return f"cannot read {error.override!r}: quote values with special characters, no ~"
     if unknown := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(unknown[1])
+    if text.startswith("Error merging override") and error.__cause__ is not None:
+        text = f"{text.removeprefix('Error merging override ')}: {error.__cause__}"
     text = re.sub(r"\n+Config search path:.*", "", text, flags=re.DOTALL)
     text = re.sub(r"\n\s*(full_key|object_type|reference_type)[:=].*", "", text)
     text = re.sub(r"^In '[^']*': Could not find '(.+)/(.+)'", r"there is no \1=\2", text)
@@ -162,7 +165,8 @@ def one_line(error: BaseException) -> str:
 def unknown_key(key: str) -> str:
     """Return what to say of a key that the configuration does not have."""
     known = [".".join(path) for path in _keys(compose_config([]))]
-    near = get_close_matches(key, known, n=1, cutoff=0.6)
+    groups = {path.name for path in (HERE / "conf").iterdir() if path.is_dir()}
+    near = get_close_matches(key, set(known) - groups, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "python run.py --help lists all keys"
     return f"there is no key {key}; {hint}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
@@ -45,18 +46,30 @@ def _check_sampling(config: Config) -> None:
             raise ConfigError(f"strategy.{key} must be from {low} to {config.nodes}, not {value}")
         if key.startswith("fraction_") and not 0 <= value <= 1:
             raise ConfigError(f"strategy.{key} must be between 0 and 1, not {value:g}")
+        if key == "proximal_mu" and value < 0:
+            raise ConfigError(f"strategy.{key} must be at least 0, not {value:g}")
+    if _drawn(config) < 1:
+        raise ConfigError(
+            f"not one of nodes={config.nodes} would train: give a larger strategy.fraction_train"
+        )
         if key.startswith("min_") and key.endswith("_nodes") and not 0 <= value <= config.nodes:
             raise ConfigError(
                 f"strategy.{key} must be between 0 and nodes={config.nodes}, not {value}"
             )
 
 
+def _drawn(config: Config) -> int:
+    """Return how many nodes train in a round, as Flower's FedAvg counts them: none at 0."""
+    share = float(config.strategy.get("fraction_train", 1))
+    least = int(config.strategy.get("min_train_nodes", 0))
+    return max(int(config.nodes * share), least) if share else 0
+
+
 def _check_malicious(config: Config) -> None:
     """Refuse more malicious nodes than a strategy stands: its answer would mean nothing."""
     name = str(config.strategy["_target_"]).rpartition(".")[2]
     times, malicious = TOLERATED.get(name, 0), config.strategy.get("num_malicious_nodes", 0)
-    share, least = (config.strategy.get(k, 0) for k in ("fraction_train", "min_train_nodes"))
-    drawn, needed = max(int(config.nodes * share), least), times * malicious + 3
+    drawn, needed = _drawn(config), times * malicious + 3
     if times and malicious and drawn < needed:
         raise ConfigError(
             f"strategy.num_malicious_nodes={malicious} needs {needed} nodes a round with {name}, "
@@ -100,6 +113,8 @@ def check_target(group: str, node: Any) -> None:
             near = get_close_matches(str(key), parameters, n=1)
             hint = f"; did you mean {group}.{near[0]}?" if near else ""
             raise ConfigError(f"{group}.{key} is not an option of {node['_target_']}{hint}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{group}.{key} must be a finite number, not {value:g}")
         _check_type(f"{group}.{key}", value, parameters[str(key)].annotation)
 
 

@@ -161,7 +161,10 @@ BAD = [
     (["engine=ray", "engine.gpus_per_client=64"], "engine.gpus_per_client=64"),
     (["device=meta"], "device=meta"),
     (["dataset.classes=[a,b]"], "dataset.classes"),
-    (["nodes=abc"], "nodes"),
+    (["nodes=abc"], "'abc' of type 'str' could not be converted to Integer"),
+    (["strategy=fedadam", "strategy.eta=nan"], "strategy.eta must be a finite number"),
+    (["strategy.fraction_train=0"], "strategy.fraction_train"),
+    (["strategy=fedprox", "strategy.proximal_mu=-1"], "strategy.proximal_mu"),
     (["partition=pathological", "partition.num_classes_per_partition=99"], "num_classes"),
 ]
 
@@ -213,6 +216,13 @@ def test_updates_that_are_not_finite_are_left_out_counted_and_named(command):
     assert result_of(folder)["client_updates"] == 0
     assert "left out" in printed.out
     assert printed.err.startswith("error: not one update was used")
+
+
+def test_a_server_whose_model_diverges_says_so_in_one_line(command):
+    code, printed, _ = command(*QUICK, "strategy=fedadam", "strategy.eta=1e39")
+    assert code == 1
+    assert len(printed.err.strip().splitlines()) == 1
+    assert "diverged" in printed.err
 
 
 def test_a_sweep_leaves_a_folder_a_job(command):

@@ -141,14 +141,8 @@ class Compressed(Strategy):
                 decoded.append(reply)
             except PayloadError as error:
                 self._fail(server_round, node, str(error))
-        accepted, names = [], _usual_metrics(decoded)
-        for reply in decoded:
-            if names == set(_metrics(reply)):
-                accepted.append(reply)
-                self.traffic.client_updates += 1
-            else:
-                reason = "the reply's metrics have other names than the other nodes'"
-                self._fail(server_round, reply.metadata.src_node_id, reason)
+        accepted = self._alike(server_round, decoded)
+        self.traffic.client_updates += len(accepted)
         for node in self._sent:
             self._fail(server_round, node, "no reply")
         self._sent.clear()
@@ -162,12 +156,16 @@ class Compressed(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Aggregate with the wrapped strategy what the nodes measured; count those that failed."""
-        usable = []
+        measured = []
         for reply in replies:
-            if reply.has_error():
-                self._fail(server_round, reply.metadata.src_node_id, _reason(reply))
-            else:
-                usable.append(reply)
+            try:
+                if reply.has_error():
+                    raise PayloadError(_reason(reply))
+                self._check_weight(reply.content)
+                measured.append(reply)
+            except PayloadError as error:
+                self._fail(server_round, reply.metadata.src_node_id, str(error))
+        usable = self._alike(server_round, measured)
         self.evaluate_metrics = None
         if usable:
             self.evaluate_metrics = self.strategy.aggregate_evaluate(server_round, usable)
@@ -208,6 +206,8 @@ class Compressed(Strategy):
             raise PayloadError(_reason(reply))
         if start is None:
             raise PayloadError("a reply that was not asked for")
+        if len(records(reply.content, ArrayRecord)) != 1:
+            raise PayloadError("a reply must hold one ArrayRecord")
         self._check_weight(reply.content)
         found = payload_of(reply.content)
         if found is None:
@@ -225,21 +225,28 @@ class Compressed(Strategy):
     def _check_weight(self, content: RecordDict) -> None:
         """Refuse what would make the wrapped strategy give up the whole round."""
         metrics = records(content, MetricRecord)
-        if len(metrics) != 1 or len(records(content, ArrayRecord)) != 1:
-            raise PayloadError("a reply must hold one ArrayRecord and one MetricRecord")
+        if len(metrics) != 1:
+            raise PayloadError("a reply must hold one MetricRecord")
         weight = metrics[0][1].get(self.weighted_by_key)
         if not isinstance(weight, int | float) or not 0 < weight < math.inf:
             raise PayloadError(f"{self.weighted_by_key} must be a positive number, not {weight!r}")
 
+    def _alike(self, server_round: int, replies: list[Message]) -> list[Message]:
+        """Leave out replies whose metrics are not those of most: none could be aggregated."""
+        kinds = [_kinds(reply) for reply in replies]
+        usual = Counter(kinds).most_common(1)
+        alike = []
+        for reply, kind in zip(replies, kinds, strict=True):
+            if kind == usual[0][0]:
+                alike.append(reply)
+            else:
+                reason = "its metrics have other names or lengths than the other nodes'"
+                self._fail(server_round, reply.metadata.src_node_id, reason)
+        return alike
+
     def _fail(self, server_round: int, node: int, reason: str) -> None:
         self.traffic.failures += 1
         log.warning("round %d: node %d left out: %s", server_round, node, reason)
-
-
-def _usual_metrics(replies: list[Message]) -> frozenset[str]:
-    """Return the metric names that most replies have: one odd node must not refuse all others."""
-    names = Counter(frozenset(_metrics(reply)) for reply in replies)
-    return max(names, key=names.__getitem__, default=frozenset())
 
 
 def _reason(reply: Message) -> str:
@@ -248,5 +255,9 @@ def _reason(reply: Message) -> str:
     return lines[-1]
 
 
-def _metrics(reply: Message) -> MetricRecord:
-    return records(reply.content, MetricRecord)[0][1]
+def _kinds(reply: Message) -> frozenset[tuple[str, int]]:
+    """Return the names of a reply's metrics, with the lengths of those that are lists (else -1)."""
+    metrics = records(reply.content, MetricRecord)[0][1]
+    return frozenset(
+        (name, len(value) if isinstance(value, list) else -1) for name, value in metrics.items()
+    )

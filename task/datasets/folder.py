@@ -122,6 +122,8 @@ def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:
             upright = ImageOps.exif_transpose(image)  # cameras store which side is up apart
             if upright.mode.startswith("I"):  # 16 bits of grey, which `convert` would clip to 8
                 upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
+            if upright.mode == "F":
+                raise ValueError("floating-point pixels have no known range")
             small = upright.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
     except Exception as error:  # decoders raise a dozen kinds, SyntaxError among them
         reason = str(error).partition("\n")[0]

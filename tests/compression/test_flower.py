@@ -65,6 +65,11 @@ def node_app(mod=None, spoil=None):
         content = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord(metrics)})
         return Message(content, reply_to=message)
 
+    @app.evaluate(mods=[mod] if mod else [])
+    def evaluate(message, context):
+        metrics = {"num-examples": 2, "loss": 1.0 + context.node_config["partition-id"]}
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
     if spoil is None:
         return app
 
@@ -177,6 +182,7 @@ SPOILED = {
     "no weight": (with_metric("num-examples", 0), "num-examples"),
     "weight is NaN": (with_metric("num-examples", float("nan")), "num-examples"),
     "other metrics": (with_metric("extra", 1.0), "metrics"),
+    "a list for a number": (with_metric("loss", [1.0, 2.0]), "metrics"),
     "raises": (raising, "and more lines"),
 }
 
@@ -194,6 +200,21 @@ def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
     assert len(lines) == ROUNDS
     assert all("node 3 left out" in line and reason in line for line in lines)
     assert all(np.isfinite(value).all() for value in got.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("loss", [1.0, 2.0]), ("extra", 1.0), ("num-examples", -4), ("num-examples", 0)],
+)
+def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
+    def spoil(reply):
+        return reply if "arrays" in reply.content else with_metric(name, value)(reply)
+
+    strategy = Compressed(FedAvg(fraction_evaluate=1))
+    run(strategy, node_app(CompressionMod(PLAIN), spoil))
+    assert strategy.traffic.failures == ROUNDS
+    assert strategy.traffic.client_updates == ROUNDS * NODES
+    assert strategy.evaluate_metrics["loss"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)
 
 
 def test_the_mean_is_over_the_nodes_that_remain():

@@ -79,6 +79,13 @@ def test_grey_of_16_bits_keeps_its_shades(tmp_path, suffix):
     assert np.abs(split.images[0, 0].numpy().astype(int) - shades // 256).max() <= 1
 
 
+def test_pixels_of_no_known_range_are_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.ones((8, 8), np.float32)).save(tmp_path / "a" / "x.tif")
+    with pytest.raises(TaskError, match=r"x\.tif .*floating-point"):
+        load_folder(tmp_path)
+
+
 def test_a_photo_taken_with_a_turned_camera_stands_upright(tmp_path):
     (tmp_path / "a").mkdir()
     pixels = np.zeros((32, 32, 3), np.uint8)
