@@ -48,14 +48,14 @@ def _check_sampling(config: Config) -> None:
             raise ConfigError(f"strategy.{key} must be between 0 and 1, not {value:g}")
         if key == "proximal_mu" and value < 0:
             raise ConfigError(f"strategy.{key} must be at least 0, not {value:g}")
-    if _drawn(config) < 1:
-        raise ConfigError(
-            f"not one of nodes={config.nodes} would train: give a larger strategy.fraction_train"
-        )
         if key.startswith("min_") and key.endswith("_nodes") and not 0 <= value <= config.nodes:
             raise ConfigError(
                 f"strategy.{key} must be between 0 and nodes={config.nodes}, not {value}"
             )
+    if _drawn(config) < 1:
+        raise ConfigError(
+            f"not one of nodes={config.nodes} would train: give a larger strategy.fraction_train"
+        )
 
 
 def _drawn(config: Config) -> int:

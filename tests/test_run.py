@@ -218,6 +218,7 @@ def test_updates_that_are_not_finite_are_left_out_counted_and_named(command):
     assert printed.err.startswith("error: not one update was used")
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Flower's FedAdam
 def test_a_server_whose_model_diverges_says_so_in_one_line(command):
     code, printed, _ = command(*QUICK, "strategy=fedadam", "strategy.eta=1e39")
     assert code == 1
