@@ -31,7 +31,7 @@ $(VENV)/ready: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "python3 (3.11 to 3.13) is needed; or give make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
 		|| { echo "Python 3.11, 3.12 or 3.13 is needed, this is $$($(PYTHON) -V); give make PYTHON=python3.12, say" >&2; exit 1; }
-	@set -e; if command -v uv >/dev/null; then UV=uv; uv venv --quiet --clear --python $(PYTHON) $(VENV); \
+	@set -e; if command -v uv >/dev/null; then UV=uv; rm -rf $(VENV); uv venv --quiet --python $(PYTHON) $(VENV); \
 		else $(PYTHON) -m venv $(VENV); $(PY) -m pip install --quiet uv; UV=$(VENV)/bin/uv; fi; \
 		set -x; $$UV pip install --quiet --python $(PY) -e '.[dev]'
 	@touch $@
