@@ -39,7 +39,7 @@ def check(config: Config) -> None:
 
 
 def _check_sampling(config: Config) -> None:
-    """Refuse what would make Flower's strategies wait for nodes that will never come."""
+    """Refuse numbers that Flower's strategies would take without a word, or wait on for ever."""
     for key, value in config.strategy.items():
         if key.startswith("num_") and not (key == "num_nodes_to_select") <= value <= config.nodes:
             low = int(key == "num_nodes_to_select")

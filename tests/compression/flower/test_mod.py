@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from compression.flower import Compressed, CompressionMod, layout_of, payload_record, to_vector
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+from tests.compression.flower.federation import INT8, PLAIN, ROUNDS, initial, node_app, run
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_update_that_is_not_finite_never_leaves_the_node(value, caplog):
+    app = ClientApp()
+
+    @app.train(mods=[CompressionMod(INT8)])
+    def train(message, context):
+        arrays = dict(message.content["arrays"])
+        if context.node_config["partition-id"] == 0:
+            arrays["conv.bias"] = Array(np.array([1, value, 1, 1], np.float32))
+        metrics = MetricRecord({"num-examples": 1})
+        content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    strategy = Compressed(FedAvg(fraction_evaluate=0))
+    got = run(strategy, app)
+    assert strategy.traffic.failures == ROUNDS
+    assert "conv.bias" in caplog.text
+    np.testing.assert_allclose(got["conv.bias"], initial()["conv.bias"].numpy(), atol=1e-6)
+
+
+def test_messages_without_a_payload_pass_through():
+    mod, seen = CompressionMod(INT8), []
+    message = Message(RecordDict({"arrays": initial(), "config": ConfigRecord()}), 1, "train")
+    mod(message, None, lambda m, c: seen.append(m) or m)
+    assert seen == [message]
+
+
+def test_the_senders_content_is_not_touched_by_the_mod():
+    record = RecordDict(
+        {
+            "arrays": payload_record(
+                PLAIN.encode(to_vector(initial()), layout_of(initial()), names=True)
+            ),
+            "config": ConfigRecord(),
+        }
+    )
+    message = Message(record, 1, "train")
+    before = record["arrays"]
+    pool = make_pool(HostSpec(node_app(CompressionMod(INT8)), 1, 1, {}), 1)
+    grid = LocalGrid(pool, 1)
+    (reply,) = grid.send_and_receive([message])
+    assert not reply.has_error()
+    assert record["arrays"] is before
