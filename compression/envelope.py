@@ -10,12 +10,21 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from compression.header import Reader, name_table, read_layout, shape_table, skip_layout
 from compression.layout import Layout
 from compression.registry import by_id
-from compression.stages import Array, Buffer, Coder, PayloadError, Quantizer, Sparsifier, Spec
+from compression.stages import (
+    Array,
+    Buffer,
+    Coder,
+    Indices,
+    PayloadError,
+    Quantizer,
+    Sparsifier,
+    Spec,
+)
 
 MAGIC = b"EWP"
 VERSION = 1
 NAMED = 1  # flag: the table of names is there
-ALL, INDICES = 0, 1  # selections
+ALL, INDICES, REPEATED = 0, 1, 2  # selections
 _PREFIX = 8  # bytes before the tables
 _CHECKSUM = 8
 _MOST_NUMBERS = 16  # streams, and parameters of a quantizer
@@ -36,6 +45,7 @@ class Parsed(NamedTuple):
     coder: type[Coder]
     layout: Layout
     selected: int | None  # number of indices; None: every coordinate is there
+    repeated: int | None  # digest of the last payload's indices, which these are too
     params: tuple[int, ...]
     bodies: list[Body]
 
@@ -79,22 +89,28 @@ def parse(payload: Buffer, layout: Layout | None, max_size: int) -> Parsed:
         cast(type[Quantizer], by_id("quantizer", quantizer)),
         cast(type[Coder], by_id("coder", coder)),
         layout,
-        _read_selection(reader, layout),
+        *_read_selection(reader, layout),
         _read_numbers(reader),
         _read_bodies(reader),
     )
 
 
-def _read_selection(reader: Reader, layout: Layout) -> int | None:
+def digest(indices: Indices) -> int:
+    """Return 32 bits by which two ends know that they mean the same indices."""
+    return xxh3_64_intdigest(np.ascontiguousarray(indices, dtype="<u4").data) & 0xFFFFFFFF
+
+
+def _read_selection(reader: Reader, layout: Layout) -> tuple[int | None, int | None]:
     selection = reader.byte()
     if selection == ALL:
-        return None
-    if selection != INDICES:
+        return None, None
+    if selection not in (INDICES, REPEATED):
         raise PayloadError(f"payload has the unknown selection {selection}")
     count = reader.varint()
     if count > layout.size:
         raise PayloadError(f"payload declares {count} indices into {layout.size} entries")
-    return count
+    repeated = int.from_bytes(reader.take(4), "little") if selection == REPEATED else None
+    return count, repeated
 
 
 def _read_numbers(reader: Reader) -> tuple[int, ...]:

@@ -1,92 +1,56 @@
-"""One update as one self-describing payload: encode, decode, describe. See docs/payload.md."""
+"""From one payload back to an update; what a payload says about itself. See docs/payload.md."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from compression.envelope import ALL, INDICES, NAMED, VERSION, parse, seal, tables, unpack
-from compression.header import varint
+from compression.envelope import VERSION, Parsed, digest, parse, unpack
 from compression.layout import Layout
 from compression.stages import (
     Array,
     Buffer,
-    Coder,
     Indices,
     Kind,
-    Memory,
+    Parts,
     PayloadError,
-    Quantizer,
-    Rng,
-    Segments,
     Sparsifier,
     Spec,
     Vector,
-    is_finite,
 )
 
-__all__ = ["MAX_SIZE", "Codec", "Description", "PayloadError", "decode", "describe"]
-
 MAX_SIZE = 1 << 28  # entries decode() accepts when no layout says how many there are
-_SMALL = 64  # streams of fewer bytes are left as they are: coding gains nothing
 _U4 = np.dtype("<u4")
 # What overflows is found by looking at the result, whatever the caller's numpy settings.
-_quiet = np.errstate(all="ignore")
+quiet = np.errstate(all="ignore")
 
 
-@dataclass(frozen=True)
-class Codec:
-    """Three stages: which coordinates, how their values are written, lossless coding."""
+class Update(NamedTuple):
+    """What a payload holds."""
 
-    sparsifier: Sparsifier
-    quantizer: Quantizer
-    coder: Coder
+    layout: Layout
+    indices: Indices | None  # (k,) uint32, strictly increasing; None: every entry is there
+    values: Vector  # (k,) float32, all finite; may be a read-only view of the payload
+    sparsifier: type[Sparsifier]
 
-    @_quiet
-    def encode(
-        self,
-        update: Vector,
-        layout: Layout,
-        *,
-        memory: Memory | None = None,
-        seed: int = 0,
-        names: bool = False,
-    ) -> bytes:
-        """Encode (layout.size,) contiguous float32.
+    def dense(self, out: Vector | None = None) -> Vector:
+        """Return the (n,) float32 vector; ``out``, (n,) float32, is used if entries are missing."""
+        if self.indices is None:
+            return self.values
+        if out is None:
+            out = np.zeros(self.layout.size, dtype=np.float32)
+        else:
+            out.fill(0)
+        out[self.indices] = self.values
+        return out
 
-        ``memory``: the sparsifier's arrays on this node, changed in place. ``seed``: for
-        methods that draw; the global random state is never touched. ``names``: add the tensors'
-        names and dtypes, for a receiver that has no layout. Raises ValueError for a vector that
-        does not fit the layout, PayloadError for NaN or infinity.
-        """
-        _check_update(update, layout)
-        indices, values = self.sparsifier.select(update, layout, memory, Rng(seed, 0))
-        ids = bytes((self.sparsifier.id, self.quantizer.id, self.coder.id, NAMED * bool(names)))
-        params = self.quantizer.params()
-        head = [tables(layout, ids), bytes((ALL,)), varint(len(params)), *map(varint, params)]
-        specs: tuple[Spec, ...] = ()
-        streams: tuple[Array, ...] = ()
-        segments = layout.offsets
-        if indices is not None:
-            if not is_finite(values):
-                raise PayloadError("the sparsifier's memory has grown beyond float32")
-            head[1] = bytes((INDICES,)) + varint(len(indices))
-            specs = (_index_spec(len(indices), layout.size),)
-            streams = (cast(Array, indices.astype(_U4, copy=False)),)
-            segments = _segments(indices, layout)
-        specs += self.quantizer.specs(params, segments)
-        head.append(varint(len(specs)))
-        streams += tuple(self.quantizer.encode(values, segments, Rng(seed, 1)))
-        bodies: list[Buffer] = []
-        for stream, spec in zip(streams, specs, strict=True):
-            coded = self.coder.encode(stream, spec) if spec.nbytes >= _SMALL else None
-            if coded is not None and len(coded) < spec.nbytes:
-                bodies.append(coded)
-                head.append(varint(len(coded) << 1 | 1))
-            else:
-                bodies.append(stream.data)
-                head.append(varint(spec.nbytes << 1))
-        return seal(b"".join(head), bodies)
+    def added_to(self, vector: Vector) -> Vector:
+        """Return a new (n,) float32 vector: ``vector`` plus this update."""
+        if self.indices is None:
+            return self.values + vector
+        total = vector.copy()
+        total[self.indices] += self.values
+        return total
 
 
 @dataclass(frozen=True)
@@ -98,41 +62,54 @@ class Description:
     quantizer: str
     coder: str
     n: int  # entries of the whole vector
+    selected: int  # entries that are there
     tensors: int
     bytes: int  # of the payload
 
 
-@_quiet
 def decode(
     payload: Buffer, layout: Layout | None = None, *, max_size: int = MAX_SIZE
 ) -> tuple[Vector, Layout]:
-    """Return the (n,) float32 vector, all finite, and its layout.
+    """Return the (n,) float32 vector, all finite, and its layout: `decode_update`, made dense.
 
-    The vector may be a read-only view of ``payload``. With a ``layout`` the payload must hold
-    the same shapes; without, at most ``max_size`` entries. Raises PayloadError for everything
-    else, before memory is allocated for what the payload declares.
+    The vector may be a read-only view of ``payload``.
+    """
+    update = decode_update(payload, layout, max_size=max_size)
+    return update.dense(), update.layout
+
+
+@quiet
+def decode_update(
+    payload: Buffer,
+    layout: Layout | None = None,
+    *,
+    before: Indices | None = None,
+    max_size: int = MAX_SIZE,
+) -> Update:
+    """Return what a payload holds, all finite.
+
+    With a ``layout`` the payload must hold the same shapes; without, at most ``max_size`` entries.
+    ``before``: the indices of the sender's last payload, for one that repeats them. Raises
+    PayloadError for everything else, before memory is allocated for what the payload declares.
     """
     parsed = parse(payload, layout, max_size)
     layout, bodies = parsed.layout, parsed.bodies
     indices: Indices | None = None
-    segments = layout.offsets
-    if parsed.selected is not None:
+    if parsed.repeated is not None:
+        indices = _repeated(parsed, before)
+    elif parsed.selected is not None:
         if not bodies:
             raise PayloadError("payload declares indices and holds none")
-        spec = _index_spec(parsed.selected, layout.size)
+        spec = index_spec(parsed.selected, layout.size)
         indices = _check_indices(unpack(parsed.coder, bodies[0], spec), layout.size)
-        segments = _segments(indices, layout)
         bodies = bodies[1:]
-    specs = parsed.quantizer.specs(parsed.params, segments)
+    parts = parts_of(indices, layout)
+    specs = parsed.quantizer.specs(parsed.params, parts)
     if len(bodies) != len(specs):
         raise PayloadError(f"payload holds {len(bodies)} streams of values, not {len(specs)}")
     streams = [unpack(parsed.coder, *pair) for pair in zip(bodies, specs, strict=True)]
-    values = parsed.quantizer.decode(parsed.params, streams, segments)
-    if indices is None:
-        return values, layout
-    vector = np.zeros(layout.size, dtype=np.float32)
-    vector[indices] = values
-    return vector, layout
+    values = parsed.quantizer.decode(parsed.params, streams, parts)
+    return Update(layout, indices, values, parsed.sparsifier)
 
 
 def describe(payload: Buffer) -> Description:
@@ -144,38 +121,23 @@ def describe(payload: Buffer) -> Description:
         quantizer=parsed.quantizer.name,
         coder=parsed.coder.name,
         n=parsed.layout.size,
+        selected=parsed.layout.size if parsed.selected is None else parsed.selected,
         tensors=len(parsed.layout),
         bytes=memoryview(payload).nbytes,
     )
 
 
-def _check_update(update: Vector, layout: Layout) -> None:
-    if (
-        not isinstance(update, np.ndarray)
-        or update.dtype != np.float32
-        or update.shape != (layout.size,)
-        or not update.flags.c_contiguous
-    ):
-        got = f"{getattr(update, 'dtype', type(update).__name__)} {getattr(update, 'shape', '')}"
-        raise ValueError(f"update must be {layout.size} contiguous float32 entries, not {got}")
-    if not is_finite(update):
-        first = int(np.argmin(np.isfinite(update)))
-        tensor = int(np.searchsorted(layout.offsets, first, side="right")) - 1
-        what = "NaN" if np.isnan(update[first]) else "infinity"
-        raise PayloadError(
-            f"update holds {what} in {layout.names[tensor]}: training has diverged; "
-            "lower the learning rate or clip the gradients"
-        )
-
-
-def _index_spec(count: int, size: int) -> Spec:
+def index_spec(count: int, size: int) -> Spec:
+    """Describe the stream of ``count`` indices into ``size`` entries."""
     return Spec(Kind.INDICES, _U4, count, size)
 
 
-def _segments(indices: Indices, layout: Layout) -> Segments:
-    """Return (T+1,) offsets of the tensors within the selected values."""
+def parts_of(indices: Indices | None, layout: Layout) -> Parts:
+    """Return how the values at ``indices`` belong to the layout's tensors."""
+    if indices is None:
+        return Parts(layout.offsets, layout.shapes)
     bounds = layout.offsets.astype(np.uint32)
-    return np.searchsorted(indices, bounds).astype(np.int64, copy=False)
+    return Parts(np.searchsorted(indices, bounds).astype(np.int64, copy=False))
 
 
 def _check_indices(stream: Array, size: int) -> Indices:
@@ -183,3 +145,9 @@ def _check_indices(stream: Array, size: int) -> Indices:
     if len(indices) and (indices[-1] >= size or not (indices[1:] > indices[:-1]).all()):
         raise PayloadError("payload holds indices that do not increase or lie beyond the model")
     return indices
+
+
+def _repeated(parsed: Parsed, before: Indices | None) -> Indices:
+    if before is None or len(before) != parsed.selected or digest(before) != parsed.repeated:
+        raise PayloadError("payload repeats indices that are not known here: they must be sent")
+    return _check_indices(cast(Array, before), parsed.layout.size)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 from compression.stages import Coder, Method, PayloadError, Quantizer, Sparsifier
 
 if TYPE_CHECKING:
-    from compression.payload import Codec
+    from compression.codec import Codec
 
 STAGES: dict[str, type[Method]] = {
     "sparsifier": Sparsifier,
@@ -80,14 +80,21 @@ def option_fields() -> list[tuple[str, type, list[str]]]:
 
 
 def make_codec(
-    sparsifier: str = "dense", quantizer: str = "float32", coder: str = "zstd", **options: Any
+    sparsifier: str = "dense",
+    quantizer: str = "float32",
+    coder: str = "entropy",
+    *,
+    feedback: bool | None = None,
+    **options: Any,
 ) -> "Codec":
     """Build a codec from names and options; an option that is None counts as not given.
+
+    ``feedback``: error feedback (`Codec`); if not given, on for quantizers that need it.
 
     Raises ValueError, one line, for an unknown method, an option that none of the three has, or
     a value that is of the wrong type or out of range.
     """
-    from compression.payload import Codec  # payload looks methods up here
+    from compression.codec import Codec  # payload looks methods up here
 
     chosen = {"sparsifier": sparsifier, "quantizer": quantizer, "coder": coder}
     classes = {stage: get(stage, name) for stage, name in chosen.items()}
@@ -101,7 +108,9 @@ def make_codec(
                 f"and coder {coder}; their options: {have}"
             )
     made = [_make(cls, given) for cls in classes.values()]
-    return Codec(cast(Sparsifier, made[0]), cast(Quantizer, made[1]), cast(Coder, made[2]))
+    writing = cast(Quantizer, made[1])
+    feedback = writing.feedback if feedback is None else feedback
+    return Codec(cast(Sparsifier, made[0]), writing, cast(Coder, made[2]), feedback)
 
 
 def _make(cls: type[Method], given: dict[str, Any]) -> Method:

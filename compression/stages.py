@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from compression.layout import Layout
 
@@ -21,7 +21,7 @@ Indices = NDArray[np.uint32]
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]  # one stream: 1-d, contiguous, little-endian
 Buffer = bytes | bytearray | memoryview
-Memory = dict[str, NDArray[np.generic]]  # a sparsifier's state on one node
+Memory = dict[str, NDArray[Any]]  # what methods keep on one node, by name
 
 
 Bounds = NDArray[np.float64]
@@ -59,6 +59,17 @@ class Selection(NamedTuple):
 
     indices: Indices | None  # (k,) uint32, strictly increasing
     values: Vector  # (k,) float32, contiguous
+    same: bool = False  # the very indices of this memory's last step
+
+
+class Parts(NamedTuple):
+    """How values belong to tensors: ``values[segments[t]:segments[t + 1]]`` are tensor t's.
+
+    ``shapes``: the tensors' own where every entry is there, None where only some are.
+    """
+
+    segments: Segments
+    shapes: tuple[tuple[int, ...], ...] | None = None
 
 
 class Rng:
@@ -73,39 +84,114 @@ class Rng:
         return np.random.default_rng(self._seed)
 
 
+class Step(NamedTuple):
+    """What a sparsifier knows of one step besides the update.
+
+    ``memory``: raw arrays by name, empty at the first step; a method adds its own and changes
+    them in place. ``loss``: of the mini-batch or epoch that made the update, if anyone said.
+    """
+
+    layout: Layout
+    memory: Memory
+    rng: Rng
+    loss: float | None = None
+
+
 class Method:
     """What all methods have: a name for people, an id for the payload (0 to 255, for ever)."""
 
     name: ClassVar[str]
     id: ClassVar[int]
 
+    def memory_bytes(self, layout: Layout) -> int:
+        """Bytes that this method keeps on a node between steps."""
+        return 0
+
 
 class Sparsifier(Method, ABC):
     """Which coordinates are sent, and the memory of those that are not. Nothing at the receiver."""
 
+    repeats: ClassVar[bool] = False  # may send the very indices of the last step
+
+    @property
+    def kept(self) -> str | None:
+        """Name of the memory that holds, for each coordinate, what is still to be sent."""
+        return None
+
     @abstractmethod
-    def select(self, update: Vector, layout: Layout, memory: Memory | None, rng: Rng) -> Selection:
+    def select(self, update: Vector, step: Step) -> Selection:
         """Choose what to send of ``update`` (n,) float32, which is finite and must not be changed.
 
-        ``memory`` holds raw arrays by name, empty at first; a method with a memory adds its own
-        and changes them in place. Without one (None) it works as if at its first step.
+        BatchNorm's running statistics are not among it: they always travel whole.
         """
+
+    def put_back(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
+        """Take back (k,) values that were chosen but have not arrived, or not exactly.
+
+        Only for a method that keeps what it does not send.
+        """
+        assert self.kept is not None
+        add_at(memory[self.kept], indices, values)
+
+
+class Accumulating(Sparsifier):
+    """A sparsifier that keeps what it does not send: *sent + kept == given*.
+
+    A step adds to what is kept (``accumulate``), chooses among the sum and takes that out of it.
+    """
+
+    @property
+    def kept(self) -> str | None:
+        """The residual, float32 (n,)."""
+        return "residual"
+
+    def memory_bytes(self, layout: Layout) -> int:
+        """Four bytes a parameter: the residual."""
+        return 4 * layout.size
+
+    def accumulate(self, update: Vector, step: Step) -> Vector:
+        """Add the update to what is kept; return that memory itself: what there is to send."""
+        residual = remembered(step.memory, "residual", len(update), np.float32)
+        residual += update
+        return residual
+
+    @abstractmethod
+    def choose(self, given: Vector, step: Step) -> Indices:
+        """Return which of the (n,) accumulated values to send."""
+
+    def take(self, given: Vector, indices: Indices) -> Vector:
+        """Return what is sent at ``indices``, and leave in ``given`` what is not."""
+        values = given[indices]
+        given[indices] = 0
+        return values
+
+    def select(self, update: Vector, step: Step) -> Selection:
+        """Accumulate, choose, take."""
+        given = self.accumulate(update, step)
+        indices = self.choose(given, step)
+        return Selection(indices, self.take(given, indices))
 
 
 class Quantizer(Method, ABC):
     """How values are written: float32 values to streams of small types and back."""
+
+    feedback: ClassVar[bool] = False  # needs error feedback to converge: on unless switched off
+    unbiased: ClassVar[bool] = False  # E[decoded] = values
 
     def params(self) -> tuple[int, ...]:
         """Non-negative integers that the decoder needs (levels, bucket size); sent as varints."""
         return ()
 
     @abstractmethod
-    def encode(self, values: Vector, segments: Segments, rng: Rng) -> Sequence[Array]:
-        """Turn (k,) finite float32 values into the streams that ``specs`` describes."""
+    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+        """Turn (k,) finite float32 values into the streams that ``specs`` describes.
+
+        ``memory``: as in `Step`. Streams may be views of ``values``.
+        """
 
     @classmethod
     @abstractmethod
-    def specs(cls, params: tuple[int, ...], segments: Segments) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
         """Describe the streams, floats before levels (alignment).
 
         Raises PayloadError if ``params`` are not what ``params()`` could have returned.
@@ -113,16 +199,14 @@ class Quantizer(Method, ABC):
 
     @classmethod
     @abstractmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], segments: Segments
-    ) -> Vector:
+    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
         """Turn streams (of the described dtypes and sizes) back into (k,) finite float32 values.
 
         Raises PayloadError for streams that no encoder makes. May return a view of a stream.
         """
 
     @abstractmethod
-    def error_bound(self, values: Vector, segments: Segments) -> Bounds:
+    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
         """Return (k,) float64: the largest |decoded - value| possible for these values."""
 
 
@@ -140,6 +224,50 @@ class Coder(Method, ABC):
 
         Raises PayloadError for anything else, and never writes more than ``spec.nbytes`` + 1 bytes.
         """
+
+
+def remembered(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDArray[Any]:
+    """Return a memory's array, all zero at first.
+
+    Raises ValueError if it is another model's.
+    """
+    if name not in memory:
+        memory[name] = np.zeros(size, dtype=dtype)
+    found = memory[name]
+    if found.shape != (size,) or found.dtype != dtype:
+        raise ValueError(
+            f"the memory {name!r} holds {found.shape} {found.dtype}, not ({size},): "
+            "it belongs to another model or method"
+        )
+    return found
+
+
+def fallen(step: Step) -> bool:
+    """Return whether the loss is below the last step's, and remember it (float64, 1 entry).
+
+    Where nobody says what the loss is, it has not fallen.
+    """
+    last = remembered(step.memory, "loss", 1, np.float64)
+    loss = np.inf if step.loss is None else step.loss
+    better = bool(loss < last[0])  # the first step's 0 is no loss: no caller looks at it
+    last[0] = loss
+    return better
+
+
+def add_at(vector: Vector, indices: Indices | None, values: Vector) -> None:
+    """Add (k,) values to a vector at strictly increasing ``indices`` (None: everywhere)."""
+    if indices is None:
+        vector += values
+    else:
+        vector[indices] += values
+
+
+def subtract_at(vector: Vector, indices: Indices | None, values: Vector) -> None:
+    """Take (k,) values out of a vector at strictly increasing ``indices`` (None: everywhere)."""
+    if indices is None:
+        vector -= values
+    else:
+        vector[indices] -= values
 
 
 def expect_params(params: tuple[int, ...], count: int = 0) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from compression import Codec, make_codec
-from conf.schema import Config, ConfigError
+from conf.schema import CompressionConfig, Config, ConfigError
 from task.datasets import Data, load_data, load_folder
 from task.models import build_model
 from task.partition import Partition
@@ -22,10 +22,27 @@ from task.partition import Partition
 
 def codec_of(config: Config) -> Codec:
     """Return the nodes' codec. Raises `ConfigError` for unknown methods or options."""
+    return _codec("compression", asdict(config.compression))
+
+
+def downlink_of(config: Config) -> Codec | None:
+    """Return the codec of what the server sends; None where that is the model, whole.
+
+    Raises `ConfigError` as `codec_of`, and for options without a method to go with.
+    """
+    options = asdict(config.downlink)
+    if options.pop("changes"):
+        return _codec("downlink", options)
+    if options != asdict(CompressionConfig()):
+        raise ConfigError("downlink=full sends the model whole; choose another downlink= first")
+    return None
+
+
+def _codec(group: str, options: dict[str, Any]) -> Codec:
     try:
-        return make_codec(**asdict(config.compression))
+        return make_codec(**options)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"{group}: {error}") from error
 
 
 def data_of(config: Config, folder: str | None = None) -> Data:

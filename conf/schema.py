@@ -88,13 +88,19 @@ def _compression_config() -> type:
     stages: list[tuple[str, type, Any]] = [
         ("sparsifier", str, "dense"),
         ("quantizer", str, "float32"),
-        ("coder", str, "zstd"),
+        ("coder", str, "entropy"),
+        ("feedback", bool | None, None),
     ]
     options = [(name, kind | None, None) for name, kind, _ in option_fields()]
     return make_dataclass("CompressionConfig", [*stages, *options])
 
 
 CompressionConfig = _compression_config()
+
+# `changes`: send what has changed since the version a node has, compressed; else the model whole.
+DownlinkConfig = make_dataclass(
+    "DownlinkConfig", [("changes", bool, field(default=False))], bases=(CompressionConfig,)
+)
 
 
 @dataclass
@@ -108,6 +114,7 @@ class Config:
     algorithm: str = "fedavg"
     strategy: Any = MISSING
     compression: CompressionConfig = field(default_factory=CompressionConfig)  # type: ignore[valid-type]
+    downlink: DownlinkConfig = field(default_factory=DownlinkConfig)  # type: ignore[valid-type]
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     partition: Any = MISSING
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -11,9 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
+from compression import Codec
 from compression.flower import Compressed, to_vector
 from conf import Config, load_config
-from conf.build import data_of, model_of, strategy_of
+from conf.build import data_of, downlink_of, model_of, strategy_of
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.schedule import Schedule
@@ -41,8 +42,8 @@ class Federated(Compressed):
     process use too: it is set anew right before each round draws.
     """
 
-    def __init__(self, strategy: Strategy, seed: int) -> None:
-        super().__init__(strategy, flat=True)
+    def __init__(self, strategy: Strategy, downlink: Codec | None, seed: int) -> None:
+        super().__init__(strategy, downlink=downlink, seed=seed, flat=True)
         self._seed = seed
 
     def configure_train(
@@ -69,7 +70,7 @@ class Run:
         self.records = records
         self.data = data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)
-        self.strategy = Federated(strategy_of(config), config.seed)
+        self.strategy = Federated(strategy_of(config), downlink_of(config), config.seed)
         self.schedule = Schedule(config.schedule, config.lr)
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
         self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from compression.layout import Layout
-from compression.payload import PayloadError
+from compression.stages import PayloadError
 
 Vector = NDArray[np.float32]
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
@@ -19,15 +19,15 @@ FLAT = "flat"  # the name of the one Array of a model handed over as a vector
 
 
 class FlatArray(Array):
-    """An `Array` over a float32 vector (n,) whose .npy bytes are made only when asked for.
+    """An `Array` over a numpy vector (n,) whose .npy bytes are made only when asked for.
 
     Inside one process nobody asks: `numpy()` copies the vector, as `Array.numpy()` makes a
     fresh array, and `vector` is the vector itself (treat it as read-only).
     """
 
-    def __init__(self, vector: Vector) -> None:
+    def __init__(self, vector: NDArray[Any]) -> None:
         self.__dict__.update(
-            dtype="float32", shape=vector.shape, stype="numpy.ndarray", vector=vector
+            dtype=vector.dtype.name, shape=vector.shape, stype="numpy.ndarray", vector=vector
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -37,9 +37,9 @@ class FlatArray(Array):
         np.save(buffer, self.vector, allow_pickle=False)
         return buffer.getvalue()
 
-    def numpy(self) -> Vector:
-        """Return a copy of the vector, float32 (n,)."""
-        copy: Vector = self.vector.copy()
+    def numpy(self) -> NDArray[Any]:
+        """Return a copy of the vector."""
+        copy: NDArray[Any] = self.vector.copy()
         return copy
 
     def deflate(self) -> bytes:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
+from compression.codec import Codec
 from compression.flower.arrays import (
     Vector,
     flat_record,
@@ -18,8 +19,10 @@ from compression.flower.arrays import (
     to_arrays,
     to_vector,
 )
+from compression.flower.state import NOTE, NodeState, checksum
 from compression.layout import Layout
-from compression.payload import Codec, decode
+from compression.payload import Update, decode_update
+from compression.stages import PayloadError
 
 
 def _seed(seed: int, context: Context, config: ConfigRecord | None) -> int:
@@ -35,14 +38,18 @@ class CompressionMod:
 
     With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, zero
     copies); without, as named arrays in their own shapes and dtypes. Messages that carry no
-    payload pass through untouched. Raises `PayloadError` for a payload that does not decode and
-    for an update that holds NaN or infinity; Flower turns that into an error reply.
+    payload pass through untouched. What the codec keeps unsent lives in `Context.state`; a reply
+    that the server did not apply, as its next message tells, is put back into it. Methods that
+    steer by the loss read `loss` from the reply's metrics. Raises `PayloadError` for a payload that
+    does not decode or is relative to another version of the model than this node has, and for an
+    update that holds NaN or infinity; Flower turns that into an error reply.
     """
 
     codec: Codec
     layout: Layout | None = None
     seed: int = 0
-    _last: tuple[bytes, Vector, Layout] | None = field(default=None, init=False, repr=False)
+    _last: tuple[bytes, Update] | None = field(default=None, init=False, repr=False)
+    _version: tuple[bytes, Vector] | None = field(default=None, init=False, repr=False)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Decode, call the app, encode what it changed."""
@@ -50,23 +57,83 @@ class CompressionMod:
         if found is None:
             return call_next(message, context)
         name, payload = found
-        reference, layout = self._decode(payload)
+        note = cast(ConfigRecord, message.content.get(NOTE, ConfigRecord()))
+        update = self._decode(payload)
+        layout = update.layout
+        reference = self._replica(context, note, update) if "version" in note else update.dense()
         arrays = to_arrays(reference, layout) if self.layout is None else flat_record(reference)
         content = replace_arrays(message.content, name, arrays)
+        content.pop(NOTE, None)
         inner = Message.__new__(Message)  # same metadata, other content; the sender's is shared
         inner.__dict__.update(message.__dict__, _content=content)
         reply = call_next(inner, context)
         if reply.has_error():
             return reply
+        answer = {"version": note["version"]} if "version" in note else {}
         for key, record in records(reply.content, ArrayRecord):
             delta = to_vector(record, layout) - reference
-            config = next((c for _, c in records(message.content, ConfigRecord)), None)
-            blob = self.codec.encode(delta, layout, seed=_seed(self.seed, context, config))
+            blob, sequence = self._encode(delta, layout, message, reply, context)
             reply.content[key] = payload_record(blob)
+            answer |= {"sequence": sequence} if sequence else {}
+        if answer:
+            reply.content[NOTE] = ConfigRecord(answer)
         return reply
 
-    def _decode(self, payload: bytes) -> tuple[Vector, Layout]:
+    def _encode(
+        self, delta: Vector, layout: Layout, message: Message, reply: Message, context: Context
+    ) -> tuple[bytes, int]:
+        """Return the payload, and its sequence number if it must be known whether it arrives."""
+        config = next((c for n, c in records(message.content, ConfigRecord) if n != NOTE), None)
+        seed = _seed(self.seed, context, config)
+        if not self.codec.memory_bytes(layout):
+            return self.codec.encode(delta, layout, seed=seed), 0
+        state = NodeState(context.state)
+        note = cast(ConfigRecord, message.content.get(NOTE, ConfigRecord()))
+        applied = cast(int, note.get("applied", 0))
+        arrived = applied == state.sequence
+        if not arrived and state.last is not None and self.codec.keeps:
+            self.codec.put_back(state.last, layout, state.memory)
+        state.last = None
+        # A node that lost its state goes on counting where the server is.
+        state.sequence = max(applied, state.sequence) + 1
+        state.save()
+        loss = next((m["loss"] for _, m in records(reply.content, MetricRecord) if "loss" in m), None)
+        blob = self.codec.encode(
+            delta,
+            layout,
+            memory=state.memory,
+            seed=seed,
+            loss=float(loss) if isinstance(loss, int | float) else None,
+            as_before=arrived and state.sequence > 1,
+        )
+        state.last = blob
+        state.save()
+        return blob, state.sequence
+
+    def _replica(self, context: Context, note: ConfigRecord, update: Update) -> Vector:
+        """Return the version that the server means, made from the one this node has if need be.
+
+        Nodes of a process that get to the same version share its array.
+        """
+        state = NodeState(context.state)
+        if "base" in note and (state.replica is None or checksum(state.replica) != note["base"]):
+            raise PayloadError(
+                "the model is sent relative to a version that this node does not have; "
+                "the server will send it whole next time"
+            )
+        name = cast(bytes, note["version"])
+        if self._version is None or self._version[0] != name:
+            base = state.replica if "base" in note else None
+            replica = update.dense() if base is None else update.added_to(base)
+            if checksum(replica) != name:
+                raise PayloadError("this node's model is not the server's version of it")
+            self._version = (name, replica)
+        state.replica = self._version[1]
+        state.save()
+        return state.replica
+
+    def _decode(self, payload: bytes) -> Update:
         """Decode, or return what the very same bytes decoded to: nodes of a process share them."""
         if self._last is None or self._last[0] is not payload:
-            self._last = (payload, *decode(payload, self.layout))
-        return self._last[1:]
+            self._last = (payload, decode_update(payload, self.layout))
+        return self._last[1]

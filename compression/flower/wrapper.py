@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from compression.codec import Codec
 from compression.flower.arrays import (
     Vector,
     flat_record,
@@ -24,10 +25,12 @@ from compression.flower.arrays import (
     to_arrays,
     to_vector,
 )
+from compression.flower.downlink import Downlink, Sent
+from compression.flower.state import NOTE
+from compression.flower.uplink import Uplink
 from compression.layout import Layout
-from compression.payload import Codec, PayloadError, decode
 from compression.registry import make_codec
-from compression.stages import is_finite
+from compression.stages import PayloadError, is_finite
 
 PLAIN = make_codec(quantizer="float32", coder="raw")
 log = getLogger("edgewire")
@@ -56,7 +59,9 @@ class Traffic:
 class Compressed(Strategy):
     """Wraps a message-API strategy so that models and updates travel as payloads.
 
-    `downlink` encodes what the server sends (default: float32 as it is). With `flat=True` the
+    With a `downlink` codec the server sends what has changed since the version a node has, and the
+    model whole only to a node that has none; without, the model whole each time (float32). `seed`
+    is for a downlink that draws. With `flat=True` the
     nodes run a `CompressionMod` that knows the layout, and `evaluate_fn` and the result get the
     model as one flat vector; otherwise payloads carry the tensors' names for nodes that know
     nothing, and `evaluate_fn` and the result get named arrays. A node whose reply is an error,
@@ -68,12 +73,12 @@ class Compressed(Strategy):
         self,
         strategy: Strategy,
         *,
-        downlink: Codec = PLAIN,
+        downlink: Codec | None = None,
+        seed: int = 0,
         flat: bool = False,
         weighted_by_key: str = "num-examples",
     ) -> None:
         self.strategy = strategy
-        self.downlink = downlink
         self.flat = flat
         self.weighted_by_key = weighted_by_key
         self.traffic = Traffic()
@@ -81,6 +86,8 @@ class Compressed(Strategy):
         self.evaluate_metrics: MetricRecord | None = None
         self._layout = Layout((), (), ())
         self._float32_bytes = 0
+        self._downlink = Downlink(PLAIN, downlink, seed)
+        self._uplink = Uplink()
         self._sent: dict[int, Vector] = {}  # node -> the version its update starts from
 
     def start(
@@ -149,6 +156,9 @@ class Compressed(Strategy):
         aggregated: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
         if accepted:
             aggregated = self.strategy.aggregate_train(server_round, accepted)
+        if aggregated[0] is not None:
+            for reply in accepted:
+                self._uplink.applied(reply.metadata.src_node_id)
         self.train_metrics = aggregated[1]
         return aggregated
 
@@ -159,8 +169,7 @@ class Compressed(Strategy):
         measured = []
         for reply in replies:
             try:
-                if reply.has_error():
-                    raise PayloadError(_reason(reply))
+                self._read_note(reply)
                 self._check_weight(reply.content)
                 measured.append(reply)
             except PayloadError as error:
@@ -177,33 +186,51 @@ class Compressed(Strategy):
 
     def _encoded(self, messages: Iterable[Message], remember: bool) -> list[Message]:
         """Exchange the model in each message for its payload; nodes share one encoded copy."""
-        cache: dict[int, tuple[RecordDict, Vector, int]] = {}
+        cache: dict[tuple[int, bytes | None], tuple[RecordDict, Sent]] = {}
         messages = list(messages)
         originals = [message.content for message in messages]  # kept alive: ids stay unique
         for message, content in zip(messages, originals, strict=True):
-            if id(content) not in cache:
-                cache[id(content)] = self._encode(content)
-            message.content, vector, size = cache[id(content)]
-            self.traffic.downlink_bytes += size
+            node = message.metadata.dst_node_id
+            key = id(content), self._downlink.base_of(node)
+            if key not in cache:
+                cache[key] = self._encode(content, key[1])
+            self._downlink.forget(node)  # until it answers nobody knows what it has
+            message.content, sent = cache[key]
+            note = self._uplink.note_for(node)
+            if note:
+                note |= sent.note
+                message.content = RecordDict({**message.content, NOTE: ConfigRecord(note)})
+            self.traffic.downlink_bytes += len(sent.payload)
             self.traffic.downlink_bytes_float32 += self._float32_bytes
             if remember:
-                self._sent[message.metadata.dst_node_id] = vector
+                self._sent[node] = sent.received
         return messages
 
-    def _encode(self, content: RecordDict) -> tuple[RecordDict, Vector, int]:
-        """Return the content with a payload in it, the vector that it decodes to, its bytes."""
+    def _encode(self, content: RecordDict, base: bytes | None) -> tuple[RecordDict, Sent]:
+        """Return the content with a payload in it, and what was sent."""
         name, arrays = records(content, ArrayRecord)[0]
-        payload = self.downlink.encode(to_vector(arrays), self._layout, names=not self.flat)
-        received, _ = decode(payload, self._layout)
-        return replace_arrays(content, name, payload_record(payload)), received, len(payload)
+        sent = self._downlink.encode(to_vector(arrays), self._layout, base, names=not self.flat)
+        encoded = replace_arrays(content, name, payload_record(sent.payload))
+        if sent.note:
+            encoded[NOTE] = ConfigRecord(dict(sent.note))
+        return encoded, sent
+
+    def _read_note(self, reply: Message) -> ConfigRecord:
+        """Take the note of compression out of a reply; raise `PayloadError` for an error reply."""
+        if reply.has_error():
+            raise PayloadError(_reason(reply))
+        note = reply.content.pop(NOTE, ConfigRecord())
+        if not isinstance(note, ConfigRecord):
+            raise PayloadError(f"the record {NOTE!r} of a reply must be a ConfigRecord")
+        self._downlink.confirm(reply.metadata.src_node_id, note)
+        return note
 
     def _decode_reply(self, reply: Message, start: Vector | None) -> None:
         """Put the decoded model in place of the payload.
 
         Raises `PayloadError` for a reply that cannot be used.
         """
-        if reply.has_error():
-            raise PayloadError(_reason(reply))
+        note = self._read_note(reply)
         if start is None:
             raise PayloadError("a reply that was not asked for")
         if len(records(reply.content, ArrayRecord)) != 1:
@@ -215,9 +242,9 @@ class Compressed(Strategy):
         name, payload = found
         self.traffic.uplink_bytes += len(payload)  # it has crossed the link, used or not
         self.traffic.uplink_bytes_float32 += self._float32_bytes
-        delta, _ = decode(payload, self._layout)
+        update = self._uplink.decode(reply.metadata.src_node_id, payload, note, self._layout)
         with np.errstate(over="ignore"):
-            model = delta + start
+            model = update.added_to(start)
         if not is_finite(model):
             raise PayloadError("the update leads to values beyond float32")
         reply.content[name] = flat_record(model)

@@ -19,10 +19,11 @@ from compression.stages import (
     Array,
     Bounds,
     Kind,
+    Memory,
+    Parts,
     PayloadError,
     Quantizer,
     Rng,
-    Segments,
     Spec,
     Vector,
     expect_params,
@@ -46,37 +47,35 @@ class Float16(Quantizer):
     name: ClassVar[str] = "float16"
     id: ClassVar[int] = 1
 
-    def encode(self, values: Vector, segments: Segments, rng: Rng) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
         """Divide and round to half precision, tensor by tensor."""
-        scales = magnitudes(values, segments)
+        scales = magnitudes(values, parts.segments)
         halves = np.empty(len(values), dtype=_F2)
-        work = workspace(segments)
-        for block in blocks(segments):
+        work = workspace(parts.segments)
+        for block in blocks(parts.segments):
             halves[block.whole] = divide(values, scales, block, work)
         return scales.astype(_F4, copy=False), halves
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], segments: Segments) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
         """One scale a tensor, one half a value."""
         expect_params(params)
-        scales = Spec(Kind.FLOATS, _F4, len(segments) - 1)
-        return scales, Spec(Kind.FLOATS, _F2, int(segments[-1]))
+        scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
+        return scales, Spec(Kind.FLOATS, _F2, int(parts.segments[-1]))
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], segments: Segments
-    ) -> Vector:
+    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
         """Multiply by the scales; halves beyond 1 and scales that are not finite are refused."""
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
         halves = streams[1]
         check_scales(scales, 1)
-        for block in blocks(segments):
+        for block in blocks(parts.segments):
             if (halves[block.whole].view("<u2") & 0x7FFF).max() > _ONE:
                 raise PayloadError("payload holds a float16 value beyond its scale")
-        return multiply(halves, scales, segments)
+        return multiply(halves, scales, parts.segments)
 
-    def error_bound(self, values: Vector, segments: Segments) -> Bounds:
+    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
         """Half a unit in the last place of normal and subnormal halves, float32's own rounding."""
-        scales = np.repeat(magnitudes(values, segments).astype(np.float64), np.diff(segments))
+        scales = np.repeat(magnitudes(values, parts.segments).astype(np.float64), np.diff(parts.segments))
         own = np.abs(values.astype(np.float64)) * (2.0**-11 + 2.0**-22)
         return own + scales * (2.0**-25 + 2.0**-45) + 2.0**-149

@@ -11,10 +11,11 @@ from compression.stages import (
     Array,
     Bounds,
     Kind,
+    Memory,
+    Parts,
     PayloadError,
     Quantizer,
     Rng,
-    Segments,
     Spec,
     Vector,
     expect_params,
@@ -32,26 +33,24 @@ class Float32(Quantizer):
     name: ClassVar[str] = "float32"
     id: ClassVar[int] = 0
 
-    def encode(self, values: Vector, segments: Segments, rng: Rng) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
         """Return the values themselves."""
         return (cast(Array, values.astype(_F4, copy=False)),)
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], segments: Segments) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
         """One stream of floats."""
         expect_params(params)
-        return (Spec(Kind.FLOATS, _F4, int(segments[-1])),)
+        return (Spec(Kind.FLOATS, _F4, int(parts.segments[-1])),)
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], segments: Segments
-    ) -> Vector:
+    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
         """Return the stream itself once it is known to be finite."""
         values = cast(Vector, streams[0].astype(np.float32, copy=False))
         if not is_finite(values):
             raise PayloadError("payload holds NaN or infinity")
         return values
 
-    def error_bound(self, values: Vector, segments: Segments) -> Bounds:
+    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
         """Nothing is lost."""
         return np.zeros(len(values))

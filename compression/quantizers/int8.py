@@ -19,10 +19,11 @@ from compression.stages import (
     Array,
     Bounds,
     Kind,
+    Memory,
+    Parts,
     PayloadError,
     Quantizer,
     Rng,
-    Segments,
     Spec,
     Vector,
     expect_params,
@@ -48,40 +49,38 @@ class Int8(Quantizer):
     name: ClassVar[str] = "int8"
     id: ClassVar[int] = 2
 
-    def encode(self, values: Vector, segments: Segments, rng: Rng) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
         """Divide, round half to even, cast: block by block, in cache."""
-        scales = _scales(magnitudes(values, segments))
+        scales = _scales(magnitudes(values, parts.segments))
         levels = np.empty(len(values), dtype=_I1)
-        work = workspace(segments)
-        for block in blocks(segments):
+        work = workspace(parts.segments)
+        for block in blocks(parts.segments):
             scaled = divide(values, scales, block, work)
             np.rint(scaled, out=scaled)
             np.copyto(levels[block.whole], scaled, casting="unsafe")
         return scales.astype(_F4, copy=False), levels
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], segments: Segments) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
         """One scale a tensor, one level a value."""
         expect_params(params)
-        scales = Spec(Kind.FLOATS, _F4, len(segments) - 1)
-        return scales, Spec(Kind.LEVELS, _I1, int(segments[-1]))
+        scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
+        return scales, Spec(Kind.LEVELS, _I1, int(parts.segments[-1]))
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], segments: Segments
-    ) -> Vector:
+    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
         """Multiply by the scales; -128 and scales whose 127-fold is infinite are refused."""
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
         levels = streams[1]
         check_scales(scales, _LEVELS)
         if len(levels) and levels.min() < -_LEVELS:
             raise PayloadError("payload holds the int8 level -128, which is never sent")
-        return multiply(levels, scales, segments)
+        return multiply(levels, scales, parts.segments)
 
-    def error_bound(self, values: Vector, segments: Segments) -> Bounds:
+    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
         """Half a level, and float32's own rounding."""
-        scales = _scales(magnitudes(values, segments)).astype(np.float64)
-        return np.repeat(scales * (0.5 + 2.0**-16), np.diff(segments))
+        scales = _scales(magnitudes(values, parts.segments)).astype(np.float64)
+        return np.repeat(scales * (0.5 + 2.0**-16), np.diff(parts.segments))
 
 
 def _scales(largest: Vector) -> Vector:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compression.layout import Layout
 from compression.registry import register
-from compression.stages import Memory, Rng, Selection, Sparsifier, Vector
+from compression.stages import Selection, Sparsifier, Step, Vector
 
 
 @register("sparsifier")
@@ -16,6 +15,6 @@ class Dense(Sparsifier):
     name: ClassVar[str] = "dense"
     id: ClassVar[int] = 0
 
-    def select(self, update: Vector, layout: Layout, memory: Memory | None, rng: Rng) -> Selection:
+    def select(self, update: Vector, step: Step) -> Selection:
         """Return the update itself."""
         return Selection(None, update)

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from compression import decode, describe, make_codec
+from compression.payload import parts_of
 
 STORE = runpy.run_path(str(Path(__file__).parent / "make_payloads.py"))
+PRODUCTS = ("powersgd", "drive")
 FILES = sorted(STORE["FOLDER"].glob("*.ewp"))
 
 
@@ -16,7 +18,9 @@ FILES = sorted(STORE["FOLDER"].glob("*.ewp"))
 def test_stored_payloads_decode(path):
     vector, layout = decode(path.read_bytes())
     expected = np.load(path.with_suffix(".npy"))
-    assert vector.tobytes() == expected.astype(np.float32).tobytes()
+    # Matrix products may differ in their last bits from machine to machine.
+    near = 1e-5 * np.abs(expected).max() if path.stem.split("-")[2] in PRODUCTS else 0
+    np.testing.assert_allclose(vector, expected.astype(np.float32), rtol=0, atol=near)
     assert layout == STORE["LAYOUT"]
     version, *combination = path.stem.split("-", 1)
     about = describe(path.read_bytes())
@@ -37,6 +41,6 @@ def test_stored_values_are_the_update(quantizer):
     update, layout = STORE["update"](), STORE["LAYOUT"]
     payload_path, values_path = STORE["paths"](("dense", quantizer, "raw"))
     error = np.abs(np.load(values_path).astype(np.float64) - update)
-    assert (error <= codec.quantizer.error_bound(update, layout.offsets)).all()
+    assert (error <= codec.quantizer.error_bound(update, parts_of(None, layout))).all()
     # Uncoded bytes depend on nothing but the format.
     assert codec.encode(update, layout, seed=1, names=True) == payload_path.read_bytes()

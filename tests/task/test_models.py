@@ -21,7 +21,7 @@ PARAMETERS = {
     "googlenet": 5_602_474,
     "mobilenet": 2_236_682,
 }
-SMALLEST = {"lenet5": 12, "adacomp_cnn": 4, "alexnet": 15, "googlenet": 2}  # pixels
+SMALLEST = {"lenet5": 12, "adacomp_cnn": 4, "cnn": 6, "alexnet": 15, "googlenet": 2}  # pixels
 
 
 def count(module):
@@ -51,7 +51,13 @@ def test_forward_and_backward_at_3x32x32(name):
 
 @pytest.mark.parametrize(
     ("name", "size", "parameters"),
-    [("lenet5", 28, 61_706), ("adacomp_cnn", 28, 211_690), ("mlp", 28, 101_770), ("mlp", 8, 9_610)],
+    [
+        ("lenet5", 28, 61_706),
+        ("adacomp_cnn", 28, 211_690),
+        ("cnn", 28, 1_199_882),
+        ("mlp", 28, 101_770),
+        ("mlp", 8, 9_610),
+    ],
 )
 def test_published_parameter_counts(name, size, parameters):
     assert count(build_model(name, channels=1, size=size, classes=10)) == parameters

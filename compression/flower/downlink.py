@@ -1,0 +1,82 @@
+"""What the server sends: the model whole, or what has changed since the version a node has."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from flwr.app import ConfigRecord
+from flwr.app.typing import ConfigRecordValues
+
+from compression.codec import Codec
+from compression.flower.arrays import Vector
+from compression.flower.state import checksum
+from compression.layout import Layout
+from compression.payload import decode, decode_update
+
+KEPT = 16  # versions of the model that the server remembers
+
+
+class Sent(NamedTuple):
+    """One model as it travels to one or more nodes."""
+
+    payload: bytes
+    note: dict[str, ConfigRecordValues]  # what goes with it
+    received: Vector  # what the nodes then have, float32 (n,)
+
+
+class Downlink:
+    """Encodes the model for each node: whole with `whole`, or changes with `changes` if given.
+
+    A change is relative to the version that the node last confirmed. The error of each encoding
+    stays in the difference between that version and the model, and so in the next change: the
+    server's own error feedback, without a memory beside the versions. A version is named by the
+    checksum of its values; up to `KEPT` are remembered. A node that has none of them, or said
+    that its own differs, or did not answer, gets the model whole.
+    """
+
+    def __init__(self, whole: Codec, changes: Codec | None = None, seed: int = 0) -> None:
+        self._whole, self._changes, self._seed = whole, changes, seed
+        self._versions: OrderedDict[bytes, Vector] = OrderedDict()
+        self._has: dict[int, bytes] = {}  # node -> the version it confirmed last
+        self._count = 0
+
+    def base_of(self, node: int) -> bytes | None:
+        """Return the name of the version that a message to this node can build on."""
+        version = self._has.get(node)
+        return version if version in self._versions else None
+
+    def encode(self, model: Vector, layout: Layout, base: bytes | None, *, names: bool) -> Sent:
+        """Encode a model, float32 (n,), for nodes that have version `base` (None: none)."""
+        self._count += 1
+        if self._changes is None:
+            payload = self._whole.encode(model, layout, names=names)
+            return Sent(payload, {}, decode(payload, layout)[0])
+        start = None if base is None else self._versions.get(base)
+        if base is None or start is None:
+            payload = self._whole.encode(model, layout, names=names)
+            received = decode(payload, layout)[0]
+            return Sent(payload, {"version": self._remember(received)}, received)
+        seed = (self._seed << 64) | self._count
+        payload = self._changes.encode(model - start, layout, seed=seed, names=names)
+        received = decode_update(payload, layout).added_to(start)
+        version = self._remember(received)
+        return Sent(payload, {"base": base, "version": version}, received)
+
+    def confirm(self, node: int, note: ConfigRecord) -> None:
+        """Note which version a node says it has."""
+        version = note.get("version")
+        if isinstance(version, bytes):
+            self._has[node] = version
+
+    def forget(self, node: int) -> None:
+        """Note that it is not known what a node has."""
+        self._has.pop(node, None)
+
+    def _remember(self, version: Vector) -> bytes:
+        name = checksum(version)
+        self._versions[name] = version
+        self._versions.move_to_end(name)
+        while len(self._versions) > KEPT:
+            self._versions.popitem(last=False)
+        return name

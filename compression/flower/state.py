@@ -1,0 +1,55 @@
+"""What compression keeps of one node, in its `Context.state`: raw buffers, alive on every engine."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from xxhash import xxh3_64_digest
+
+from compression.flower.arrays import FlatArray, Vector
+from compression.stages import Buffer, Memory
+
+NOTE = "compression"  # the ConfigRecord of a message about what was applied, and what travels
+MEMORY, NUMBERS = "compression-memory", "compression-numbers"  # records in the state
+_REPLICA, _LAST = "replica", "last-payload"  # entries of MEMORY beside the codec's own arrays
+
+
+def checksum(vector: Vector) -> bytes:
+    """Return 8 bytes that name a version of the model, float32 (n,)."""
+    return xxh3_64_digest(np.ascontiguousarray(vector, dtype="<f4").data)
+
+
+class NodeState:
+    """A node's memory, its place in the dialogue with the server, and its replica of the model.
+
+    Arrays are shared with the `Context`, not copied; one that has crossed a process boundary is
+    copied once, since Flower's own are read-only bytes. `save` writes everything back.
+    """
+
+    def __init__(self, state: RecordDict) -> None:
+        self._state = state
+        arrays = cast(ArrayRecord, state.get(MEMORY, ArrayRecord()))
+        self.memory: Memory = {
+            name: array.vector if isinstance(array, FlatArray) else array.numpy()
+            for name, array in arrays.items()
+        }
+        self.replica: Vector | None = self.memory.pop(_REPLICA, None)
+        last = self.memory.pop(_LAST, None)
+        self.last: Buffer | None = None if last is None else last.data  # reply not known as applied
+        numbers = cast(ConfigRecord, state.get(NUMBERS, ConfigRecord()))
+        self.sequence = cast(int, numbers.get("sequence", 0))  # of the last reply
+
+    def save(self) -> None:
+        """Put everything into the node's state."""
+        arrays = dict(self.memory)
+        if self.replica is not None:
+            arrays[_REPLICA] = self.replica
+        if self.last is not None:
+            arrays[_LAST] = np.frombuffer(self.last, dtype=np.uint8)
+        record = ArrayRecord()
+        for name, array in arrays.items():
+            record[name] = FlatArray(array)
+        self._state[MEMORY] = record
+        self._state[NUMBERS] = ConfigRecord({"sequence": self.sequence})

@@ -1,0 +1,50 @@
+"""What nodes send: which updates were applied, so that each is applied once and none is lost."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flwr.app import ConfigRecord
+from flwr.app.typing import ConfigRecordValues
+
+from compression.layout import Layout
+from compression.payload import Update, decode_update
+from compression.stages import Indices, PayloadError
+
+
+class Uplink:
+    """The server's end of the sequence numbers that nodes with a memory put into their replies.
+
+    The next message to a node says which of its replies was applied last; a node puts back what
+    was not. Remembered for each such node: that number, and the indices of its last applied update
+    if its method may repeat them.
+    """
+
+    def __init__(self) -> None:
+        self._applied: dict[int, int] = {}
+        self._indices: dict[int, Indices] = {}
+        self._pending: dict[int, tuple[int, Update]] = {}
+
+    def note_for(self, node: int) -> dict[str, ConfigRecordValues]:
+        """Return what the next message must tell a node; nothing for one without a memory."""
+        return {"applied": self._applied[node]} if node in self._applied else {}
+
+    def decode(self, node: int, payload: bytes, note: ConfigRecord, layout: Layout) -> Update:
+        """Decode a node's update; whether it is applied is for `applied` to say.
+
+        Raises PayloadError for one that was applied before, repeats unknown indices, or is broken.
+        """
+        sequence = cast(int, note.get("sequence", 0))
+        if sequence and sequence <= self._applied.get(node, 0):
+            raise PayloadError(f"its update {sequence} was applied already")
+        update = decode_update(payload, layout, before=self._indices.get(node))
+        if sequence:
+            self._pending[node] = sequence, update
+        return update
+
+    def applied(self, node: int) -> None:
+        """Note that the update decoded last from a node has become part of the model."""
+        if node in self._pending:
+            self._applied[node], update = self._pending.pop(node)
+            if update.sparsifier.repeats and update.indices is not None:
+                self._indices[node] = update.indices

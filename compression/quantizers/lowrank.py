@@ -1,0 +1,97 @@
+"""Tensors as matrices, and matrices as products of two thin ones."""
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from compression.stages import Parts, Rng, Vector
+
+_BLOCK = 1 << 14  # entries of a product made at a time
+_MOST = float(np.finfo(np.float32).max)
+
+
+class Matrix(NamedTuple):
+    """A tensor that is sent as a product, and where its parts lie in the streams."""
+
+    values: slice  # in the vector
+    rows: int
+    cols: int
+    p: slice
+    q: slice
+
+
+class Plan(NamedTuple):
+    """Which tensors are sent as products, and which as they are."""
+
+    matrices: list[Matrix]
+    raw: list[slice]  # in the vector
+    sizes: tuple[int, int, int, int]  # entries: products, their P, their Q, the others
+
+
+def plan(parts: Parts, rank: int) -> Plan:
+    """Give each tensor its place; rank, sizes and shapes decide, which both sides know."""
+    matrices: list[Matrix] = []
+    raw: list[slice] = []
+    p = q = others = 0
+    for number, (start, stop) in enumerate(pairwise(parts.segments.tolist())):
+        size = stop - start
+        rows, cols = _shape(size, None if parts.shapes is None else parts.shapes[number])
+        if rank * (rows + cols) < size:
+            past_p, past_q = p + rank * rows, q + rank * cols
+            where = slice(p, past_p), slice(q, past_q)
+            matrices.append(Matrix(slice(start, stop), rows, cols, *where))
+            p, q = past_p, past_q
+        else:
+            raw.append(slice(start, stop))
+            others += size
+    return Plan(matrices, raw, (len(matrices), p, q, others))
+
+
+def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
+    """Return rows and columns: the tensor's own, or near a square if entries are missing."""
+    if shape is None:
+        cols = math.isqrt(max(size - 1, 0)) + 1
+        return -(-size // cols), cols
+    rows = shape[0] if len(shape) > 1 else 1
+    return rows, size // max(rows, 1)
+
+
+def as_matrix(values: Vector, matrix: Matrix) -> Vector:
+    """Return a tensor's values as (rows, cols), with zeros for what the last row lacks."""
+    missing = matrix.rows * matrix.cols - len(values)
+    if missing:
+        values = np.concatenate([values, np.zeros(missing, dtype=np.float32)])
+    return values.reshape(matrix.rows, matrix.cols)
+
+
+def revive(q: Vector, rng: Rng) -> None:
+    """Draw columns of zeros anew, in place: a matrix of low rank leaves some, and M 0 = 0."""
+    dead = ~q.any(axis=0)
+    if dead.any():
+        shape = (len(q), int(np.count_nonzero(dead)))
+        q[:, dead] = rng.generator.standard_normal(shape, dtype=np.float32)
+
+
+def iterate(m: Vector, q: Vector) -> tuple[Vector, Vector]:
+    """One step of subspace iteration for (rows, cols) from (cols, rank).
+
+    Returns P (rows, rank), an orthonormal basis of M Q, and the next Q (cols, rank), M^T P.
+    """
+    p = np.linalg.qr((m @ q).astype(np.float64))[0].astype(np.float32)
+    return p, m.T @ p
+
+
+def multiply(p: Vector, q: Vector, scale: float, out: Vector) -> None:
+    """Write scale P Q^T to ``out``, row by row, less what was added to the last; all finite."""
+    rows, cols = len(p), len(q)
+    step = min(rows, max(1, _BLOCK // cols))
+    work = np.empty((step, cols), dtype=np.float32)
+    for row in range(0, rows, step):
+        here = p[row : row + step]
+        part = out[row * cols : (row + step) * cols]
+        product = np.matmul(here, q.T, out=work[: len(here)]).reshape(-1)
+        np.multiply(product[: len(part)], np.float32(scale), out=part)
+    if scale > _MOST / 2.0**23:
+        np.clip(out, -_MOST, _MOST, out=out)

@@ -1,0 +1,146 @@
+"""PowerSGD: every tensor as a product of two thin matrices (Vogels et al., NeurIPS 2019)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+
+from compression.layout import Layout
+from compression.quantizers.lowrank import as_matrix, iterate, multiply, plan, revive
+from compression.quantizers.scaling import check_scales
+from compression.registry import register
+from compression.stages import (
+    Array,
+    Bounds,
+    Kind,
+    Memory,
+    Parts,
+    PayloadError,
+    Quantizer,
+    Rng,
+    Spec,
+    Vector,
+    expect_params,
+    is_finite,
+)
+
+_F4 = np.dtype("<f4")
+_MEMORY = "powersgd"
+_RANKS = range(1, 65)
+# Encoders stay below: P is orthonormal, and M, of at most 2^28 rows, has no entry beyond 1.
+_MOST_P, _MOST_Q = 2.0, 2.0**15
+
+
+@register("quantizer")
+@dataclass(frozen=True)
+class PowerSgd(Quantizer):
+    """M is sent as P Q^T, a step of subspace iteration: P = M Q made orthonormal, Q = M^T P.
+
+    Algorithm 1, with warm start: the next step begins with this one's Q. M is a tensor of shape
+    (out, ...) as a matrix of out rows, over its largest magnitude, which is sent as its scale. A
+    tensor of fewer than two dimensions, or with no more entries than P and Q, is sent as it is.
+    Of selected entries each tensor's k are laid out row by row in ceil(sqrt(k)) columns, the
+    last row filled up with zeros; as they change place, every step begins anew.
+
+    In the paper all workers begin with the same Q and all-reduce first P, then Q: the mean of
+    their M is approximated, with this rank. Here each node begins with its own Q and sends its
+    own P and Q, and the server averages the products: a payload stands for itself, one message
+    a step is enough, the mean has up to this rank times the nodes, and traffic at the server
+    grows with the nodes. P is made orthonormal by QR in float64 instead of Gram-Schmidt: the
+    same space, but also where M Q has dependent columns.
+
+    Streams, float32: T' scales; the P, (rows, rank) each; the Q, (cols, rank) each; the tensors
+    that are sent as they are.
+    """
+
+    name: ClassVar[str] = "powersgd"
+    id: ClassVar[int] = 8
+    feedback: ClassVar[bool] = True
+
+    rank: int = 2
+
+    def __post_init__(self) -> None:
+        if self.rank not in _RANKS:
+            raise ValueError(f"option rank of powersgd must be from 1 to 64, not {self.rank}")
+
+    def params(self) -> tuple[int, ...]:
+        """Return the rank."""
+        return (self.rank,)
+
+    def memory_bytes(self, layout: Layout) -> int:
+        """All Q, of float32: rank times the columns of each product, if no entry is left out."""
+        return 4 * plan(Parts(layout.offsets, layout.shapes), self.rank).sizes[2]
+
+    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+        """One step for each tensor; the memory of all Q is changed in place."""
+        todo = plan(parts, self.rank)
+        scales, p, q, raw = (np.empty(size, dtype=_F4) for size in todo.sizes)
+        start = _start({} if parts.shapes is None else memory, len(q), rng)
+        for number, matrix in enumerate(todo.matrices):
+            m = as_matrix(values[matrix.values], matrix)
+            scales[number] = largest = abs(max(m.max(), -m.min()))
+            if not 2.0**-60 < largest < 2.0**60:  # else no product leaves float32's range
+                m = m / (largest or np.float32(1))
+                largest = np.float32(1)
+            here = start[matrix.q].reshape(matrix.cols, -1)
+            revive(here, rng)
+            left, right = iterate(m, here)
+            right /= largest
+            p[matrix.p], q[matrix.q] = left.reshape(-1), right.reshape(-1)
+            if scales[number]:  # nothing can be learnt from zeros
+                here[:] = right
+        if todo.raw:
+            np.concatenate([values[piece] for piece in todo.raw], out=raw)
+        return cast(Sequence[Array], (scales, p, q, raw))
+
+    @classmethod
+    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+        """Scales, P, Q, tensors as they are; a rank that no encoder has is refused."""
+        return tuple(Spec(Kind.FLOATS, _F4, size) for size in plan(parts, _rank(params)).sizes)
+
+    @classmethod
+    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+        """Multiply, cut at float32's largest; factors beyond any encoder's are refused."""
+        scales, p, q, raw = (cast(Vector, stream) for stream in streams)
+        check_scales(scales, 1)
+        if not (_within(p, _MOST_P) and _within(q, _MOST_Q) and is_finite(raw)):
+            raise PayloadError("payload holds numbers that are too large or not finite")
+        todo = plan(parts, _rank(params))
+        values = np.empty(int(parts.segments[-1]), dtype=np.float32)
+        for matrix, scale in zip(todo.matrices, scales.tolist(), strict=True):
+            left, right = p[matrix.p].reshape(matrix.rows, -1), q[matrix.q].reshape(matrix.cols, -1)
+            multiply(left, right, scale, values[matrix.values])
+        done = 0
+        for piece in todo.raw:
+            size = piece.stop - piece.start
+            values[piece] = raw[done : done + size]
+            done += size
+        return values
+
+    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+        """|M|, the tensor's norm: the error is the part of M that lies outside of P's space."""
+        bounds = np.zeros(len(values))
+        for matrix in plan(parts, self.rank).matrices:
+            norm = np.linalg.norm(values[matrix.values].astype(np.float64))
+            bounds[matrix.values] = norm * (1 + 2.0**-10) + 2.0**-148
+        return bounds
+
+
+def _rank(params: tuple[int, ...]) -> int:
+    expect_params(params, 1)
+    if params[0] not in _RANKS:
+        raise PayloadError(f"payload holds the rank {params[0]}, not 1 to 64")
+    return params[0]
+
+
+def _start(memory: Memory, size: int, rng: Rng) -> Vector:
+    """Return what the memory holds, itself, or (size,) Gaussian numbers put there to begin with."""
+    kept = memory.get(_MEMORY)
+    if kept is None or kept.shape != (size,) or kept.dtype != np.float32:
+        kept = memory[_MEMORY] = rng.generator.standard_normal(size, dtype=np.float32)
+    return cast(Vector, kept)
+
+
+def _within(values: Vector, most: float) -> bool:
+    return not len(values) or bool(values.max() <= most and values.min() >= -most)

@@ -1,0 +1,106 @@
+"""CE-SGD: coordinates drawn by how often they were there when the loss fell, and by gradient."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from compression.layout import Layout
+from compression.options import expect_at_least, expect_between, expect_one_of, expect_share
+from compression.registry import register
+from compression.selection import uniform
+from compression.stages import Selection, Sparsifier, Step, Vector, fallen, remembered
+from compression.workspace import workspace
+
+OPERATORS = ("union", "map", "gradient")
+
+
+@register("sparsifier")
+@dataclass(frozen=True)
+class CESGD(Sparsifier):
+    """Send the coordinates of a selection vector V; keep nothing of the rest.
+
+    Tao, Xia, Li, Cheng, "CE-SGD: Communication-efficient distributed machine learning", Algorithm 2,
+    Definitions 1 to 3,
+    layer by layer. V starts random with ``density``. While the loss falls V stays and the map
+    M = sum of V grows; else V ~ Bernoulli(p), with the ``operator``
+
+        map        p = M / max M                                             (line 14)
+        gradient   p = |g| / max |g|                               (text of Definition 3)
+        union      p = 1 - (1 - M / max M) (1 - min(1, gain |g| / max |g|))   (both at once)
+
+    The speculative update adds a share of rarely sent coordinates to each new V. A map that is
+    all zero stands for ``density`` everywhere; density 1 sends everything, always.
+    """
+
+    name: ClassVar[str] = "cesgd"
+    id: ClassVar[int] = 7
+    repeats: ClassVar[bool] = True
+
+    density: float = 0.12
+    operator: str = "union"
+    gain: float = 1.5
+    speculative: float = 0.002
+
+    def __post_init__(self) -> None:
+        expect_share(self.name, "density", self.density)
+        expect_one_of(self.name, "operator", self.operator, OPERATORS)
+        expect_at_least(self.name, "gain", self.gain, 0)
+        expect_between(self.name, "speculative", self.speculative, 0, 1)
+
+    def memory_bytes(self, layout: Layout) -> int:
+        """Five bytes a parameter (map, sent or not) and the last loss."""
+        return 5 * layout.size + 8
+
+    def select(self, update: Vector, step: Step) -> Selection:
+        """Keep V if the loss fell, else draw it anew."""
+        memory, size = step.memory, len(update)
+        first, better = "loss" not in memory, fallen(step)
+        weights = remembered(memory, "map", size, np.float32)
+        sent = remembered(memory, "sent", size, np.bool_)
+        if better:
+            weights += sent
+        else:
+            chances = workspace("cesgd", size, np.float32)
+            if first:
+                chances.fill(self.density)
+            else:
+                self._chances(update, weights, step.layout, chances)
+            np.less(step.rng.generator.random(size, dtype=np.float32), chances, out=sent)
+            if not first:
+                self._speculate(weights, step)
+        indices = np.flatnonzero(sent).astype(np.uint32)
+        return Selection(indices, update[indices], better)
+
+    def _chances(self, update: Vector, weights: Vector, layout: Layout, out: Vector) -> None:
+        """Write p of each coordinate, tensor by tensor."""
+        for start, stop in zip(layout.offsets[:-1], layout.offsets[1:], strict=True):
+            if stop > start and self.density < 1:
+                here = slice(start, stop)
+                self._chances_of(update[here], weights[here], out[here])
+            else:
+                out[start:stop] = 1
+
+    def _chances_of(self, update: Vector, weights: Vector, p: Vector) -> None:
+        top = weights.max()
+        seen = weights / top if top else np.full_like(weights, self.density)
+        if self.operator == "map":
+            p[:] = seen
+            return
+        np.abs(update, out=p)
+        if largest := float(p.max()):
+            # Divided first: the smallest magnitudes have no reciprocal in float32.
+            p /= np.float32(largest)
+        if self.operator == "union":
+            p *= np.float32(self.gain)
+            np.minimum(p, 1, out=p)
+            p[:] = 1 - (1 - seen) * (1 - p)
+
+    def _speculate(self, weights: Vector, step: Step) -> None:
+        """Add the least seen of some coordinates drawn at random."""
+        size = len(weights)
+        wanted = int(self.speculative * size)
+        drawn = uniform(size, min(size, 4 * wanted), step.rng.generator)
+        if wanted:
+            seldom = np.argpartition(weights[drawn], wanted - 1)[:wanted]
+            step.memory["sent"][drawn[seldom]] = True

@@ -1,0 +1,116 @@
+"""Deep gradient compression."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.layout import Layout
+from compression.options import expect_at_least, expect_between, expect_one_of
+from compression.registry import register
+from compression.selection import largest_of_each
+from compression.sparsifiers.scope import counts
+from compression.stages import Accumulating, Indices, Selection, Step, Vector, remembered
+
+LAYERS = ("all", "conv")
+WARMUP = (0.75, 0.9375, 0.984375, 0.996)  # sparsities of the warm-up's four parts
+MASKED_FROM = 0.99  # masking the momentum at the warm-up's sparsities kills it
+
+
+@register("sparsifier")
+@dataclass(frozen=True)
+class DGC(Accumulating):
+    """Send 1 - ``sparsity`` of each tensor's velocity; momentum lives at the node.
+
+    Lin, Han, Mao, Wang, Dally 2018, "Deep gradient compression", Algorithm 4: u = momentum u + g,
+    v = v + u; the largest of v are sent and taken out of it, and out of u too (momentum factor
+    masking) once the sparsity is 0.99. ``clip_norm`` (0: off): the gradient's norm is held below
+    clip_norm / sqrt(``workers``) (section 3.2). ``warmup_steps``: the sparsity rises over so many
+    steps, from 75 % in four parts (section 3.3). Biases and norms (tensors of at most one
+    dimension) go whole, and with ``layers="conv"`` everything but convolutions (Edgify). Of each
+    tensor exactly the share is sent, at least 1: their threshold comes from a 1 % sample and is
+    then made exact by a second selection; ours is exact at once.
+    """
+
+    name: ClassVar[str] = "dgc"
+    id: ClassVar[int] = 8
+
+    sparsity: float = 0.999
+    momentum: float = 0.9
+    warmup_steps: int = 0
+    clip_norm: float = 0.0
+    workers: int = 1
+    layers: str = "all"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sparsity < 1:
+            raise ValueError(f"option sparsity of dgc must be from 0 to below 1, not {self.sparsity:g}")
+        expect_between(self.name, "momentum", self.momentum, 0, 1)
+        expect_at_least(self.name, "warmup_steps", self.warmup_steps, 0)
+        expect_at_least(self.name, "clip_norm", self.clip_norm, 0)
+        expect_at_least(self.name, "workers", self.workers, 1)
+        expect_one_of(self.name, "layers", self.layers, LAYERS)
+
+    @property
+    def kept(self) -> str | None:
+        """The velocity v, float32 (n,)."""
+        return "velocity"
+
+    def memory_bytes(self, layout: Layout) -> int:
+        """Eight bytes a parameter (momentum u, velocity v) and the number of steps."""
+        return 8 * layout.size + 8
+
+    def accumulate(self, update: Vector, step: Step) -> Vector:
+        """Clip; u = momentum u + g; v = v + u."""
+        momentum = remembered(step.memory, "momentum", len(update), np.float32)
+        velocity = remembered(step.memory, "velocity", len(update), np.float32)
+        momentum *= np.float32(self.momentum)
+        factor = self._factor(update)
+        momentum += update if factor == 1 else update * factor
+        velocity += momentum
+        return velocity
+
+    def choose(self, given: Vector, step: Step) -> Indices:
+        """Return the largest of each tensor, and the whole of those that are not sparsified."""
+        wanted = counts(1 - self.sparsity_at(_steps(step)), step.layout)
+        whole = self._whole(step.layout)
+        wanted[whole] = np.diff(step.layout.offsets)[whole]
+        return largest_of_each(given, step.layout.offsets, wanted)
+
+    def select(self, update: Vector, step: Step) -> Selection:
+        """Accumulate, choose, take; mask the momentum; count the step."""
+        indices, values, _ = super().select(update, step)
+        if self.sparsity_at(_steps(step)) >= MASKED_FROM:
+            self._mask(indices, step)
+        remembered(step.memory, "steps", 1, np.int64)[0] += 1
+        return Selection(indices, values)
+
+    def sparsity_at(self, steps: int) -> float:
+        """Return the sparsity of a step, counted from 0."""
+        if steps >= self.warmup_steps:
+            return self.sparsity
+        return min(self.sparsity, WARMUP[steps * len(WARMUP) // self.warmup_steps])
+
+    def _factor(self, update: Vector) -> np.float32:
+        norm = float(np.linalg.norm(update)) if self.clip_norm else 0.0
+        limit = self.clip_norm / self.workers**0.5
+        return np.float32(limit / norm if norm > limit else 1)
+
+    def _mask(self, indices: Indices, step: Step) -> None:
+        """Stop the momentum of what was selected; tensors that go whole keep theirs."""
+        momentum, bounds = step.memory["momentum"], step.layout.offsets.tolist()
+        whole = np.flatnonzero(self._whole(step.layout)).tolist()
+        kept = [momentum[bounds[t] : bounds[t + 1]].copy() for t in whole]
+        momentum[indices] = 0
+        for tensor, values in zip(whole, kept, strict=True):
+            momentum[bounds[tensor] : bounds[tensor + 1]] = values
+
+    def _whole(self, layout: Layout) -> NDArray[np.bool_]:
+        """Return (T,) which tensors are sent whole."""
+        sparse = 3 if self.layers == "conv" else 2  # dimensions from which on a tensor is not
+        return np.array([len(shape) < sparse for shape in layout.shapes], dtype=np.bool_)
+
+
+def _steps(step: Step) -> int:
+    return int(remembered(step.memory, "steps", 1, np.int64)[0])

@@ -1,0 +1,127 @@
+"""eSGD: important coordinates found by the loss, large residuals sent now and then."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.layout import Layout
+from compression.options import expect_between, expect_one_of, expect_share
+from compression.registry import register
+from compression.selection import above, largest, uniform, weighted
+from compression.sparsifiers.scope import count
+from compression.stages import (
+    Accumulating,
+    Indices,
+    Memory,
+    Selection,
+    Step,
+    Vector,
+    fallen,
+    remembered,
+)
+from compression.workspace import workspace
+
+RESIDUALS = ("momentum", "ema")
+
+
+@register("sparsifier")
+@dataclass(frozen=True)
+class ESGD(Accumulating):
+    """Send 1 - ``drop`` of the coordinates: those sent when the loss fell, and large residuals.
+
+    Tao & Li 2018, "eSGD: Communication efficient distributed deep learning on the edge", Algorithms
+    1 and 2. While the loss falls the same set is sent and its hidden weights H grow by 1; else a
+    new set is drawn with weights H + 1. Of the unsent, those whose residual exceeds the mean |g|
+    (largest first, at most ``cap`` of the set) take the places of the set's lowest H.
+
+    ``residual="momentum"``: r = beta r + g, and what is sent is that sum, so nothing is lost but
+    by the decay. ``residual="ema"``, literally Algorithm 2: r = beta r + (1 - beta) g, g itself is
+    sent where no residual took the place, and what was left there is forgotten. The paper's
+    "sum g / d" (line 3) is read as the mean of |g|: the signed mean is near 0.
+    """
+
+    name: ClassVar[str] = "esgd"
+    id: ClassVar[int] = 6
+    repeats: ClassVar[bool] = True
+
+    drop: float = 0.5
+    residual: str = "momentum"
+    beta: float = 0.9
+    cap: float = 0.5
+
+    def __post_init__(self) -> None:
+        expect_share(self.name, "drop", self.drop, zero=True)
+        expect_one_of(self.name, "residual", self.residual, RESIDUALS)
+        expect_between(self.name, "beta", self.beta, 0, 1)
+        expect_between(self.name, "cap", self.cap, 0, 1)
+
+    def memory_bytes(self, layout: Layout) -> int:
+        """Nine bytes a parameter (residual, hidden weight, sent or not) and the last loss."""
+        return 9 * layout.size + 8
+
+    def accumulate(self, update: Vector, step: Step) -> Vector:
+        """Decay the residual and add the update, or (1 - beta) of it."""
+        residual = remembered(step.memory, "residual", len(update), np.float32)
+        residual *= np.float32(self.beta)
+        if self.residual == "momentum":
+            residual += update
+        else:
+            scaled = workspace("esgd", len(update), np.float32)
+            residual += np.multiply(update, np.float32(1 - self.beta), out=scaled)
+        return residual
+
+    def choose(self, given: Vector, step: Step) -> Indices:
+        """Not used: what is sent depends on the update, too."""
+        raise NotImplementedError
+
+    def select(self, update: Vector, step: Step) -> Selection:
+        """Return the set, with large residuals in place of its least important members."""
+        memory, generator = step.memory, step.rng.generator
+        given = self.accumulate(update, step)
+        chosen, same = self._set(step, len(update))
+        large = self._large(given, update, chosen)
+        if len(large):
+            hidden = memory["hidden"][chosen] + generator.random(len(chosen))  # ties at random
+            lowest = np.argpartition(hidden, len(large) - 1)[: len(large)]
+            chosen, same = np.sort(np.concatenate([np.delete(chosen, lowest), large])), False
+        if not same:
+            memory["sent"].fill(False)
+            memory["sent"][chosen] = True
+        values = given[chosen]
+        if self.residual == "ema":
+            kept = ~np.isin(chosen, large, assume_unique=True)
+            values[kept] = update[chosen[kept]]
+        given[chosen] = 0
+        return Selection(chosen, values, same)
+
+    def _set(self, step: Step, size: int) -> tuple[Indices, bool]:
+        """Return S, and whether it is the last step's."""
+        memory, generator = step.memory, step.rng.generator
+        first, better = "loss" not in memory, fallen(step)
+        sent = remembered(memory, "sent", size, np.bool_)
+        hidden = remembered(memory, "hidden", size, np.uint32)
+        wanted = count(1 - self.drop, size)
+        if first:
+            return uniform(size, wanted, generator), False
+        if better:
+            chosen = np.flatnonzero(sent).astype(np.uint32)
+            hidden[chosen] += 1
+            return chosen, True
+        return weighted(_plus_one(hidden), wanted, generator), False
+
+    def _large(self, given: Vector, update: Vector, chosen: Indices) -> Indices:
+        """Return Q: unsent coordinates whose residual exceeds the mean |g|, the largest first."""
+        size = len(update)
+        magnitudes = np.abs(update, out=workspace("esgd", size, np.float32))
+        mean = float(magnitudes.mean()) if size else 0.0
+        np.abs(given, out=magnitudes)
+        magnitudes[chosen] = 0
+        found = above(magnitudes, mean)
+        most = int(self.cap * len(chosen))
+        return found if len(found) <= most else found[largest(magnitudes[found], most)]
+
+
+def _plus_one(hidden: NDArray[np.uint32]) -> Vector:
+    return np.add(hidden, 1, out=workspace("esgd", len(hidden), np.float32), casting="unsafe")

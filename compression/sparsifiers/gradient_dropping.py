@@ -1,0 +1,68 @@
+"""Gradient dropping: a threshold that drops a share of the entries."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from compression.options import expect_one_of, expect_share
+from compression.registry import register
+from compression.selection import above, largest
+from compression.sparsifiers.scope import SCOPES, count, largest_in
+from compression.stages import Accumulating, Indices, Step, Vector
+
+THRESHOLDS = ("exact", "sampled")
+SAMPLE = 0.001  # the paper's share; at least LEAST entries
+LEAST = 1000
+
+
+@register("sparsifier")
+@dataclass(frozen=True)
+class GradientDropping(Accumulating):
+    """Drop the ``drop`` of residual + update that is smallest in magnitude, keep it for later.
+
+    Aji & Heafield 2017, "Sparse communication for distributed gradient descent", Algorithm 1: one
+    threshold for the model (``scope="global"``, their choice) or for each tensor.
+    ``cut="sampled"``, the paper's: the threshold comes from a random sample of 0.1 %, at least
+    1,000 entries, so the number sent varies; ``cut="exact"``: exactly the share is sent.
+    """
+
+    name: ClassVar[str] = "gradient_dropping"
+    id: ClassVar[int] = 3
+
+    drop: float = 0.99
+    scope: str = "global"
+    cut: str = "exact"
+
+    def __post_init__(self) -> None:
+        expect_share(self.name, "drop", self.drop, zero=True)
+        expect_one_of(self.name, "scope", self.scope, SCOPES)
+        expect_one_of(self.name, "cut", self.cut, THRESHOLDS)
+
+    def choose(self, given: Vector, step: Step) -> Indices:
+        """Return the entries that are not dropped."""
+        share = 1 - self.drop
+        if self.cut == "exact":
+            return largest_in(given, step.layout, share, self.scope)
+        generator = step.rng.generator
+        if self.scope == "global":
+            return _sampled(given, share, generator)
+        bounds = step.layout.offsets.tolist()
+        found = [
+            _sampled(given[start:stop], share, generator) + np.uint32(start)
+            for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+            if stop > start
+        ]
+        return np.concatenate([np.empty(0, dtype=np.uint32), *found])
+
+
+def _sampled(values: Vector, share: float, generator: np.random.Generator) -> Indices:
+    """Return where |x| is above the sample's own quantile."""
+    size = min(len(values), max(LEAST, int(SAMPLE * len(values))))
+    if not size:
+        return np.empty(0, dtype=np.uint32)
+    sample = np.abs(values[generator.integers(len(values), size=size)])
+    last = largest(sample, count(share, size))
+    threshold = float(sample[last].min(initial=np.inf))
+    # Not below: entries equal to the threshold are as large as the sample's last one. Zeros never.
+    return above(values, np.nextafter(np.float32(threshold), np.float32(0)) if threshold else 0.0)

@@ -1,0 +1,60 @@
+"""Random entries."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from compression.layout import Layout
+from compression.options import expect_one_of, expect_share
+from compression.registry import register
+from compression.sparsifiers.scope import SCOPES, random_in
+from compression.stages import Accumulating, Indices, Selection, Step, Vector
+
+
+@register("sparsifier")
+@dataclass(frozen=True)
+class RandomK(Accumulating):
+    """Send ``density`` of residual + update, drawn anew at each step, all equally likely.
+
+    Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", the rand-k operator (Definition
+    2.1). ``rescale=true`` instead keeps nothing and multiplies what is sent by n / k, so that its
+    mean is the update (their equation 3; Konecny et al. 2016, "random mask"): unbiased, but noisy.
+    """
+
+    name: ClassVar[str] = "randomk"
+    id: ClassVar[int] = 4
+
+    density: float = 0.01
+    scope: str = "global"
+    rescale: bool = False
+
+    def __post_init__(self) -> None:
+        expect_share(self.name, "density", self.density)
+        expect_one_of(self.name, "scope", self.scope, SCOPES)
+
+    @property
+    def kept(self) -> str | None:
+        """The residual; nothing when rescaled."""
+        return None if self.rescale else super().kept
+
+    def memory_bytes(self, layout: Layout) -> int:
+        """Four bytes a parameter; none when rescaled."""
+        return 0 if self.rescale else super().memory_bytes(layout)
+
+    def choose(self, given: Vector, step: Step) -> Indices:
+        """Draw."""
+        return random_in(step.layout, self.density, self.scope, step.rng.generator)
+
+    def select(self, update: Vector, step: Step) -> Selection:
+        """Accumulate, draw, take; or draw and multiply."""
+        if not self.rescale:
+            return super().select(update, step)
+        indices = self.choose(update, step)
+        segments = np.searchsorted(indices, step.layout.offsets)
+        if self.scope == "global":
+            segments = segments[[0, -1]]
+        sizes = np.diff(step.layout.offsets if self.scope == "tensor" else [0, len(update)])
+        chosen = np.diff(segments)
+        factors = np.repeat(sizes / np.maximum(chosen, 1), chosen).astype(np.float32)
+        return Selection(indices, update[indices] * factors)

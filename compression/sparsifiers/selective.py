@@ -1,0 +1,56 @@
+"""Selective SGD: some entries are sent, the others forgotten."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from compression.options import expect_at_least, expect_one_of, expect_share
+from compression.registry import register
+from compression.selection import above, uniform
+from compression.sparsifiers.scope import SCOPES, count, largest_in, random_in
+from compression.stages import Indices, Selection, Sparsifier, Step, Vector
+
+PICKS = ("largest", "random")
+
+
+@register("sparsifier")
+@dataclass(frozen=True)
+class Selective(Sparsifier):
+    """Send ``density`` of the update as it is; keep nothing of the rest.
+
+    Shokri & Shmatikov 2015, "Privacy-preserving deep learning", section 5.2: ``pick="largest"``
+    takes the largest by magnitude, ``pick="random"`` draws among the entries above ``threshold``
+    (their gamma; 0: among all), both over the whole model (``scope="global"``). With
+    ``scope="tensor"`` and "largest" it is AdaComp's selection (Algorithm 1): the floor(c n) largest
+    of each tensor, at least 1.
+    """
+
+    name: ClassVar[str] = "selective"
+    id: ClassVar[int] = 5
+
+    density: float = 0.01
+    scope: str = "global"
+    pick: str = "largest"
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        expect_share(self.name, "density", self.density)
+        expect_one_of(self.name, "scope", self.scope, SCOPES)
+        expect_one_of(self.name, "pick", self.pick, PICKS)
+        expect_at_least(self.name, "threshold", self.threshold, 0)
+        if self.threshold and (self.pick, self.scope) != ("random", "global"):
+            raise ValueError("option threshold of selective goes with pick random and scope global")
+
+    def select(self, update: Vector, step: Step) -> Selection:
+        """Return the largest, or some at random."""
+        indices = self._choose(update, step)
+        return Selection(indices, update[indices])
+
+    def _choose(self, update: Vector, step: Step) -> Indices:
+        if self.pick == "largest":
+            return largest_in(update, step.layout, self.density, self.scope)
+        generator = step.rng.generator
+        if not self.threshold:
+            return random_in(step.layout, self.density, self.scope, generator)
+        candidates = above(update, self.threshold)
+        wanted = min(count(self.density, len(update)), len(candidates))
+        return candidates[uniform(len(candidates), wanted, generator)]

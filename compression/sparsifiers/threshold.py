@@ -1,0 +1,47 @@
+"""A fixed threshold, the rest kept for later."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from compression.options import expect_at_least, expect_one_of
+from compression.registry import register
+from compression.selection import above
+from compression.stages import Accumulating, Indices, Step, Vector
+
+SENT = ("tau", "value")
+
+
+@register("sparsifier")
+@dataclass(frozen=True)
+class Threshold(Accumulating):
+    """Send where residual + update exceeds a fixed ``threshold`` in magnitude.
+
+    Strom 2015, "Scalable distributed DNN training using commodity GPU cloud computing", Algorithm
+    1: ``sent="tau"`` sends the threshold itself with the entry's sign and keeps the difference (a
+    bit an entry: `quantizer=sign` or `ternary` with clip 0 lose nothing of it); ``sent="value"``
+    sends the entry whole. At the first step nothing is kept yet.
+    """
+
+    name: ClassVar[str] = "threshold"
+    id: ClassVar[int] = 2
+
+    threshold: float = 1e-3
+    sent: str = "tau"
+
+    def __post_init__(self) -> None:
+        expect_at_least(self.name, "threshold", self.threshold, 0)
+        expect_one_of(self.name, "sent", self.sent, SENT)
+
+    def choose(self, given: Vector, step: Step) -> Indices:
+        """Return where the magnitude is above the threshold."""
+        return above(given, self.threshold)
+
+    def take(self, given: Vector, indices: Indices) -> Vector:
+        """Take the threshold, or the whole."""
+        if self.sent == "value":
+            return super().take(given, indices)
+        values = np.copysign(np.float32(self.threshold), given[indices])
+        given[indices] -= values
+        return values

@@ -1,0 +1,228 @@
+"""A fifth of the requests and of the replies is lost: nothing of any update is, and none counts
+twice."""
+
+import copy
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from compression import decode_update, make_codec
+from compression.flower import Compressed, CompressionMod, layout_of, payload_of, to_vector
+from compression.flower.state import NodeState
+from compression.flower.uplink import Uplink
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+from tests.compression.flower.federation import NODES, SHAPES, initial
+
+ROUNDS = 40
+CODECS = {
+    "topk": {"sparsifier": "topk", "density": 0.05},
+    "topk-int8": {"sparsifier": "topk", "density": 0.05, "quantizer": "int8", "feedback": True},
+    "threshold": {"sparsifier": "threshold", "threshold": 0.3},
+    "randomk": {"sparsifier": "randomk", "density": 0.1},
+    "gradient_dropping": {"sparsifier": "gradient_dropping", "drop": 0.9},
+    "sign": {"quantizer": "sign"},
+    "powersgd": {"quantizer": "powersgd", "rank": 1},
+    "selective-feedback": {"sparsifier": "selective", "density": 0.05, "feedback": True},
+    "esgd": {"sparsifier": "esgd", "drop": 0.8, "beta": 1.0, "cap": 0.2},
+}
+
+
+class Lossy(LocalGrid):
+    """Loses a fifth of all requests and replies, and now and then delivers an old reply again."""
+
+    def __init__(self, pool, nodes):
+        super().__init__(pool, nodes)
+        self.draw = np.random.default_rng(3)
+        self.old = {}
+        self.lost = self.again = 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        arriving = [m for m in messages if self.draw.random() > 0.2]
+        replies = []
+        for reply in super().send_and_receive(arriving, timeout=timeout):
+            node, chance = reply.metadata.src_node_id, self.draw.random()
+            if chance < 0.2:
+                self.lost += 1
+                continue
+            if chance < 0.25 and node in self.old:
+                self.again += 1
+                reply = self.old[node]
+            self.old[node] = copy.deepcopy(reply)
+            replies.append(reply)
+        return replies
+
+
+def app_with(mod, given):
+    """Return an app that makes integer updates, exact in float32, and adds up what it made."""
+    app = ClientApp()
+
+    @app.train(mods=[mod])
+    def train(message, context):
+        node = context.node_config["partition-id"]
+        draw = np.random.default_rng([node, message.content["config"]["server-round"]])
+        moved, delta = {}, []
+        for name, array in message.content["arrays"].items():
+            step = draw.integers(-8, 9, size=array.shape).astype(np.float32) / 8
+            moved[name] = Array(np.asarray(array.numpy() + step, np.float32))
+            delta.append((moved[name].numpy() - array.numpy()).reshape(-1))
+        given[node] = given.get(node, 0) + np.concatenate(delta).astype(np.float64)
+        metrics = {"num-examples": 1, "loss": float(draw.random())}
+        content = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord(metrics)})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """Add up, by partition, what the server applied; remember which updates."""
+    total, seen = {}, []
+    applied = Uplink.applied
+
+    def spy(self, node):
+        if node in self._pending:
+            sequence, update = self._pending[node]
+            total[node - 1] = total.get(node - 1, 0) + update.dense().astype(np.float64)
+            seen.append((node, sequence))
+        applied(self, node)
+
+    monkeypatch.setattr(Uplink, "applied", spy)
+    return total, seen
+
+
+def still_kept(codec, state, uplink, node, layout):
+    """Return what a node holds back: its memory, and a last update that was not applied."""
+    kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
+    if state.sequence != uplink._applied.get(node, 0):
+        before = codec._last(layout, state.memory)
+        kept = kept + decode_update(state.last, layout, before=before).dense()
+    return kept
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("changes", [False, True], ids=["whole", "changes"])
+def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
+    codec, given = make_codec(**CODECS[name]), {}
+    pool = make_pool(HostSpec(app_with(CompressionMod(codec), given), NODES, 1, {}), 1)
+    grid = Lossy(pool, NODES)
+    downlink = make_codec(quantizer="int8") if changes else None
+    strategy = Compressed(FedAvg(fraction_evaluate=0), downlink=downlink)
+    strategy.start(grid, initial(), num_rounds=ROUNDS)
+    total, seen = sent
+    assert grid.lost > 20
+    assert grid.again > 3
+    assert len(seen) == len(set(seen)) == strategy.traffic.client_updates > 80
+    layout = layout_of(initial())
+    for node in range(1, NODES + 1):
+        state = NodeState(pool._host._contexts[node].state)
+        kept = still_kept(codec, state, strategy._uplink, node, layout)
+        scale = max(np.abs(given[node - 1]).max(), np.abs(kept).max(), 1)
+        np.testing.assert_allclose(total[node - 1] + kept, given[node - 1], atol=2e-5 * scale)
+
+
+def test_without_losses_nothing_is_put_back(monkeypatch):
+    codec = make_codec("topk", density=0.05)
+    monkeypatch.setattr(type(codec), "put_back", None)  # would raise
+    pool = make_pool(HostSpec(app_with(CompressionMod(codec), {}), NODES, 1, {}), 1)
+    strategy = Compressed(FedAvg(fraction_evaluate=0))
+    strategy.start(LocalGrid(pool, NODES), initial(), num_rounds=5)
+    assert strategy.traffic.failures == 0
+
+
+def test_a_node_that_lost_its_state_is_heard_again():
+    codec = make_codec("topk", density=0.05)
+    pool = make_pool(HostSpec(app_with(CompressionMod(codec), {}), 2, 1, {}), 1)
+    strategy = Compressed(
+        FedAvg(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2),
+        downlink=make_codec(quantizer="int8"),
+    )
+    failures = []
+
+    def forget(server_round, arrays):
+        failures.append(strategy.traffic.failures)
+        if server_round == 3:
+            pool._host._contexts.clear()
+
+    strategy.start(LocalGrid(pool, 2), initial(), num_rounds=6, evaluate_fn=forget)
+    # One round to notice that the replicas are gone, then all is as before.
+    assert failures == [0, 0, 0, 0, 2, 2, 2]
+
+
+def test_a_model_that_was_damaged_at_the_node_is_sent_again_whole():
+    codec = make_codec("dense", "int8")
+    pool = make_pool(HostSpec(app_with(CompressionMod(codec), {}), NODES, 1, {}), 1)
+    strategy = Compressed(FedAvg(fraction_evaluate=0), downlink=make_codec(quantizer="int8"))
+    failures, sizes = [], []
+
+    def damage(server_round, arrays):
+        failures.append(strategy.traffic.failures)
+        sizes.append(strategy.traffic.downlink_bytes)
+        if server_round == 2:
+            state = NodeState(pool._host._contexts[3].state)
+            state.replica = state.replica.copy()
+            state.replica[5] += 1e-3
+            state.save()
+
+    strategy.start(LocalGrid(pool, NODES), initial(), num_rounds=5, evaluate_fn=damage)
+    assert failures == [0, 0, 0, 1, 1, 1]
+    rounds = np.diff(sizes)
+    assert rounds[1] < rounds[0] / 2  # changes are smaller than the model
+    assert rounds[1] < rounds[3] < rounds[0]  # one of six got it whole again
+
+
+@pytest.mark.parametrize("downlink", ["int8", "topk", "sign", "qsgd"])
+def test_nodes_converge_to_a_model_that_stands_still(downlink):
+    """What a lossy downlink has not yet sent stays in the difference: it arrives in the end."""
+    codec = (
+        make_codec("topk", density=0.2) if downlink == "topk" else make_codec(quantizer=downlink)
+    )
+    seen = []
+    app = ClientApp()
+
+    @app.train(mods=[CompressionMod(make_codec())])
+    def train(message, context):
+        arrays = message.content["arrays"]
+        seen.append(to_vector(arrays))
+        content = {"arrays": arrays, "m": MetricRecord({"num-examples": 1})}
+        return Message(RecordDict(content), reply_to=message)
+
+    pool = make_pool(HostSpec(app, 2, 1, {}), 1)
+    target = np.random.default_rng(9).normal(size=layout_of(initial()).size).astype(np.float32)
+
+    class Fixed(FedAvg):
+        """Wherever the nodes are, the server's model is the target from round 1 on."""
+
+        def aggregate_train(self, server_round, replies):
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            only = next(iter(arrays))
+            arrays[only] = Array(target)
+            return arrays, metrics
+
+    strategy = Compressed(
+        Fixed(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2), downlink=codec
+    )
+    strategy.start(LocalGrid(pool, 2), initial(), num_rounds=30)
+    errors = [float(np.linalg.norm(vector - target)) for vector in seen[::2]]
+    assert errors[2] < errors[1]
+    assert errors[-1] < 0.05 * errors[1]
+
+
+def test_payload_of_a_change_is_smaller_than_the_model():
+    sizes = []
+
+    def weigh(message, context):
+        sizes.append(len(payload_of(message.content)[1]))
+        return inner(message, context)
+
+    inner = app_with(CompressionMod(make_codec()), {})
+    pool = make_pool(HostSpec(weigh, NODES, 1, {}), 1)
+    strategy = Compressed(FedAvg(fraction_evaluate=0), downlink=make_codec(quantizer="int8"))
+    strategy.start(LocalGrid(pool, NODES), initial(), num_rounds=3)
+    whole, changes = sizes[:NODES], sizes[NODES:]
+    assert sum(np.prod(s, dtype=int) for s in SHAPES.values()) * 4 < min(whole)
+    assert max(changes) < min(whole) / 2

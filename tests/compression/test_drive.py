@@ -1,0 +1,293 @@
+"""DRIVE: the rotation, the figures of the paper, the bound, and payloads made with intent."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from compression.quantizers.drive import Drive
+from compression.quantizers.rotation import CHUNK, batches, random_bits, runs, transform
+from compression.stages import Kind, Parts, PayloadError, Rng
+
+# Codec.encode and decode see to this for all methods.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+MOST = float(np.finfo(np.float32).max)
+both_scales = pytest.mark.parametrize("scale", ["unbiased", "least"])
+
+
+def parts_of(*sizes):
+    return Parts(np.cumsum([0, *sizes]))
+
+
+def round_trip(values, parts=None, scale="unbiased", seed=0):
+    parts = parts or parts_of(len(values))
+    streams = Drive(scale).encode(values, parts, {}, Rng(seed, 1))
+    for stream, spec in zip(streams, Drive.specs((), parts), strict=True):
+        assert (stream.dtype, stream.shape) == (spec.dtype, (spec.size,))
+    return Drive.decode((), streams, parts)
+
+
+def nmse(decoded, values):
+    values = values.astype(np.float64)
+    return ((decoded - values) ** 2).sum() / (values**2).sum()
+
+
+def philox(key, counter):
+    """Philox4x64-10 as in the paper of Salmon et al. (2011), one block of four words."""
+    mask = (1 << 64) - 1
+    words = [counter, 0, 0, 0]
+    keys = [key, 0]
+    for _ in range(10):
+        low, high = words[0] * 0xD2E7470EE14C6C93, words[2] * 0xCA5A826395121157
+        words = [high >> 64 ^ words[1] ^ keys[0], high & mask,
+                 low >> 64 ^ words[3] ^ keys[1], low & mask]  # fmt: skip
+        keys = [keys[0] + 0x9E3779B97F4A7C15 & mask, keys[1] + 0xBB67AE8584CAA73B & mask]
+    return words
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345678901234567890, 2**64 - 1])
+def test_the_random_bits_are_philox(seed):
+    words = [word for counter in (1, 2, 3) for word in philox(seed, counter)]
+    expected = b"".join(word.to_bytes(8, "little") for word in words)
+    assert random_bits(seed, 96).tobytes() == expected
+    assert random_bits(seed, 13).tobytes() == expected[:13]
+    assert random_bits(seed, 0).tobytes() == b""
+
+
+def hadamard(size, columns=slice(None)):
+    index = np.arange(size)
+    return 1 - 2 * (np.bitwise_count(index[:, None] & index[columns]) & 1).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [8, 64, 128, 256, 2048, 8192])
+def test_the_transform_is_hadamards(size):
+    rows = np.random.default_rng(0).integers(-9, 9, (3, size)).astype(np.float32)
+    product, other = transform(rows.copy(), np.empty_like(rows))
+    columns = [0, 1, 2, size // 2, size - 1]
+    np.testing.assert_array_equal(product[:, columns], rows @ hadamard(size, columns))
+    back, _ = transform(product, other)
+    np.testing.assert_array_equal(back, rows * size)
+
+
+def test_the_value_by_hand():
+    """Decoding as docs/payload.md has it, without the package: two tensors, of 5 and 11."""
+    parts = parts_of(5, 11)
+    seed = np.array([77], dtype="<u8")
+    scales = np.array([0.5, 3], dtype="<f4")
+    bits = np.array([0b10110001, 0b11110000, 0b00000111], dtype="u1")
+    word = philox(77, 1)[0]
+    expected, at = [], 0
+    for size, length, scale in ((8, 5, 0.5), (16, 11, 3)):
+        signs = [1 - 2 * (int(bits[i // 8]) >> i % 8 & 1) for i in range(at, at + size)]
+        random = [1 - 2 * (word >> i & 1) for i in range(at, at + size)]
+        expected += (scale * np.array(random) * (hadamard(size) @ signs))[:length].tolist()
+        at += size
+    assert Drive.decode((), (seed, scales, bits), parts).tolist() == expected
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (1,), (7, 7, 7, 0, 9), (CHUNK,), (3 * CHUNK + 1,) * 2,
+                                   (0, 5 * CHUNK, CHUNK, CHUNK - 1), (64,) * 500])  # fmt: skip
+def test_batches_cover_everything_once(sizes):
+    segments = parts_of(*sizes).segments
+    value = chunk = byte = 0
+    for batch in batches(segments):
+        rows, padded = batch.work.shape
+        assert batch.spare.shape == batch.work.shape
+        assert not np.shares_memory(batch.spare, batch.work)
+        assert padded >= 8
+        assert padded // 2 < max(batch.length, 5) <= padded <= CHUNK
+        assert batch.work.size <= 2 * CHUNK
+        starts = (batch.values.start, batch.chunks.start, batch.bits.start)
+        assert starts == (value, chunk, byte)
+        value, chunk, byte = batch.values.stop, batch.chunks.stop, batch.bits.stop
+        assert (value - starts[0], chunk - starts[1]) == (rows * batch.length, rows)
+        assert byte - starts[2] == rows * padded // 8
+    assert value == sum(sizes)
+    assert [spec.size for spec in Drive.specs((), parts_of(*sizes))] == [1, chunk, byte]
+    assert chunk == sum(run.chunks for run in runs(segments)) == sum(-(-s // CHUNK) for s in sizes)
+
+
+def drawn(kind, size=1 << 16):
+    draw = np.random.default_rng(3)
+    values = {
+        "gauss": draw.normal(size=size),
+        "log-normal": draw.lognormal(size=size) * draw.choice([-1, 1], size),
+        "laplace": draw.laplace(size=size),
+        "t3": draw.standard_t(3, size),
+    }[kind]
+    return (1e-3 * values).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["gauss", "log-normal", "laplace", "t3"])
+def test_errors_are_those_of_the_paper(kind):
+    values = drawn(kind)
+    unbiased, least = (nmse(round_trip(values, scale=s), values) for s in ("unbiased", "least"))
+    assert unbiased == pytest.approx(np.pi / 2 - 1, abs=0.02)
+    assert least == pytest.approx(1 - 2 / np.pi, abs=0.01)
+
+
+def test_the_rotation_helps_heavy_tails():
+    values = drawn("log-normal")
+    plain = np.abs(values).mean() * np.sign(values)  # the best that signs alone can do
+    assert nmse(plain, values) > 0.6
+    assert nmse(round_trip(values, scale="least"), values) < 0.38
+
+
+def test_least_is_the_scale_of_least_error():
+    values = drawn("gauss", 4096)
+    parts = parts_of(4096)
+    seed, scales, bits = Drive("least").encode(values, parts, {}, Rng(0, 1))
+    errors = [
+        nmse(Drive.decode((), (seed, scales * np.float32(factor), bits), parts), values)
+        for factor in (0.95, 1, 1.05)
+    ]
+    assert min(errors) == errors[1]
+
+
+def test_the_mean_of_many_nodes():
+    """1 / N down to a floor, which for such vectors is below 0.0005."""
+    values = drawn("t3", 512)
+    total = np.zeros(512)
+    errors = {}
+    for node in range(1000):
+        total += round_trip(values, seed=node)
+        errors[node + 1] = nmse(total / (node + 1), values)
+    for count in (10, 100):
+        assert errors[count] == pytest.approx(0.571 / count, rel=0.3)
+    assert errors[1000] < 0.571 / 1000 + 5e-4
+
+
+def test_where_the_rotation_is_not_uniform():
+    """Whatever the seed, the smaller one of two is lost: why ``unbiased`` stays False."""
+    values = np.zeros(64, dtype=np.float32)
+    values[[5, 40]] = 1, 0.5
+    expected = np.where(np.arange(64) == 5, 1.25, 0)
+    for seed in range(20):
+        np.testing.assert_allclose(round_trip(values, seed=seed), expected, rtol=1e-6)
+
+
+@both_scales
+@pytest.mark.parametrize("size", [1, 2, 100, CHUNK])
+def test_a_single_spike_is_exact(scale, size):
+    values = np.zeros(size, dtype=np.float32)
+    values[size // 2] = -0.1
+    np.testing.assert_allclose(round_trip(values, scale=scale), values, rtol=1e-6)
+
+
+SPECIAL = {
+    "empty": [],
+    "one": [3.5],
+    "zeros": [0.0] * 20,
+    "minus zeros": [-0.0] * 20,
+    "equal": [-2.0] * 100,
+    "subnormal": np.linspace(-1e-44, 1e-44, 50),
+    "least": [1e-45] * 8,
+    "huge": np.linspace(-3e38, 3e38, 99),
+    "most": [MOST] * 8,
+    "most, many": [MOST] * 8000,
+    "mixed": [MOST, 1e-45, -1.0, 0.0],
+    "wide": np.geomspace(1e-45, 3e38, 1000) * np.resize([1, -1], 1000),
+    "gauss": np.random.default_rng(0).normal(size=10_000),
+}
+
+
+@both_scales
+@pytest.mark.parametrize("name", SPECIAL)
+def test_errors_stay_within_the_bound(name, scale):
+    values = np.array(SPECIAL[name], dtype=np.float32)
+    size = len(values)
+    for parts in (parts_of(size), parts_of(0, size // 3, size - size // 3, 0)):
+        bound = Drive(scale).error_bound(values, parts)
+        assert bound.shape == values.shape
+        for seed in range(10):
+            decoded = round_trip(values, parts, scale, seed)
+            assert decoded.dtype == np.float32
+            assert np.isfinite(decoded).all()
+            assert (np.abs(decoded.astype(np.float64) - values) <= bound).all()
+            assert decoded.any() <= values.any()
+
+
+def test_a_rotation_that_leaves_one_direction():
+    """The worst case of the unbiased scale: eight values, rotated onto an axis."""
+    values = np.full(8, 0.1, dtype=np.float32)
+    norm = np.linalg.norm(values)
+    errors = [np.abs(round_trip(values, seed=seed) - values).max() / norm for seed in range(200)]
+    bound = Drive().error_bound(values, parts_of(8)) / norm
+    assert 2.4 < max(errors) <= bound[0] < 2.66
+
+
+def test_scales_are_finite():
+    most, over = np.full(1, MOST, dtype=np.float32), np.full(1, 8.000001, dtype=np.float32)
+    assert Drive()._scales(most, over, np.full(1, 8, dtype=np.float32), 8).tolist() == [MOST]
+
+
+@both_scales
+def test_scale_of_the_values_does_not_matter(scale):
+    values = drawn("gauss", 1000)
+    plain = round_trip(values, scale=scale)
+    for factor in (2.0**-100, 2.0**120):
+        scaled = round_trip(values * np.float32(factor), scale=scale)
+        np.testing.assert_allclose(scaled / np.float32(factor), plain, rtol=1e-6)
+
+
+def test_same_seed_same_bytes():
+    values, parts = drawn("gauss", 1000), parts_of(300, 700)
+    before = values.copy()
+    first, again, other = (Drive().encode(values, parts, {}, Rng(s, 1)) for s in (5, 5, 6))
+    for one, two in zip(first, again, strict=True):
+        assert one.tobytes() == two.tobytes()
+    assert first[0] != other[0]
+    assert 450 < np.bitwise_count(first[2] ^ other[2]).sum() < 850  # of 1536: they are unrelated
+    assert values.tobytes() == before.tobytes()
+
+
+def test_what_the_decoder_refuses():
+    parts = parts_of(100)
+    seed, _, bits = Drive().encode(drawn("gauss", 100), parts, {}, Rng(0, 1))
+    for scale in (np.nan, np.inf, -np.inf, -1.0, -0.0):
+        wrong = np.array([scale], dtype="<f4")
+        with pytest.raises(PayloadError, match="scale"):
+            Drive.decode((), (seed, wrong, bits), parts)
+    with pytest.raises(PayloadError, match="1 quantizer parameters"):
+        Drive.specs((1,), parts)
+    greatest = np.array([MOST], dtype="<f4")
+    assert np.abs(Drive.decode((), (seed, greatest, bits), parts)).max() == np.float32(MOST)
+
+
+def test_bits_of_any_content_are_values():
+    parts = parts_of(3 * CHUNK + 5)
+    _, chunks, size = (spec.size for spec in Drive.specs((), parts))
+    for seed in (0, 2**64 - 1):
+        draw = np.random.default_rng(seed)
+        scales = draw.random(chunks, dtype=np.float32)
+        bits = draw.integers(0, 256, size, dtype=np.uint8)
+        decoded = Drive.decode((), (np.array([seed], dtype="<u8"), scales, bits), parts)
+        assert np.isfinite(decoded).all()
+        assert (np.abs(decoded) <= scales.max() * CHUNK).all()
+
+
+def test_selected_values_have_no_shape():
+    values = drawn("gauss", 1200)
+    plain = parts_of(1200)
+    shaped = Parts(plain.segments, ((30, 40),))
+    np.testing.assert_array_equal(round_trip(values, shaped), round_trip(values, plain))
+
+
+@pytest.mark.parametrize("sizes", [(5,) * 50, (1,) * 2000, (16_384,), (4097,) * 4, (300_000, 9)])
+def test_decoding_needs_little_memory(sizes):
+    parts = parts_of(*sizes)
+    streams = [np.ones(spec.size, dtype=spec.dtype) for spec in Drive.specs((), parts)]
+    tracemalloc.start()
+    Drive.decode((), streams, parts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= 2.1 * 4 * sum(sizes) + (1 << 17) + 24 * len(sizes)
+
+
+def test_options_and_streams():
+    with pytest.raises(ValueError, match="unbiased or least"):
+        Drive("best")
+    kinds = [spec.kind for spec in Drive.specs((), parts_of(9, CHUNK + 9))]
+    assert kinds == [Kind.BYTES, Kind.FLOATS, Kind.LEVELS]
+    assert not Drive.feedback
+    assert not Drive.unbiased

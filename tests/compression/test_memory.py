@@ -1,0 +1,216 @@
+"""What nodes keep: sent + kept == given, for every method that keeps anything, whatever is lost."""
+
+import numpy as np
+import pytest
+
+from compression import Layout, PayloadError, decode_update, make_codec
+from compression import names as methods
+from compression.registry import get
+from compression.stages import Rng, Step
+from compression.statistics import split
+
+KEEPING = [name for name in methods("sparsifier") if get("sparsifier", name)().kept is not None]
+# Options with which everything is sent at once.
+EVERYTHING = {
+    "cesgd": {"density": 1.0},
+    "dense": {},
+    "dgc": {"sparsity": 0.0, "momentum": 0.0},
+    "esgd": {"drop": 0.0},
+    "gradient_dropping": {"drop": 0.0},
+    "randomk": {"density": 1.0},
+    "selective": {"density": 1.0},
+    "threshold": {"threshold": 0.0, "sent": "value"},
+    "topk": {"density": 1.0},
+}
+# Other ways of each method that hold to the same rules.
+VARIANTS = [
+    *((name, {}) for name in KEEPING),
+    ("topk", {"scope": "tensor", "density": 0.1}),
+    ("threshold", {"sent": "value", "threshold": 1e-2}),
+    ("gradient_dropping", {"cut": "sampled", "drop": 0.9}),
+    ("gradient_dropping", {"cut": "sampled", "scope": "tensor"}),
+    ("randomk", {"scope": "tensor", "density": 0.3}),
+    ("esgd", {"drop": 0.875, "cap": 0.1}),
+    ("dgc", {"sparsity": 0.9, "clip_norm": 0.5, "workers": 4, "warmup_steps": 4}),
+    ("dgc", {"layers": "conv", "sparsity": 0.99}),
+]
+
+
+def ids(variant):
+    return "-".join([variant[0], *map(str, variant[1].values())])
+
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=ids)
+
+
+@pytest.fixture(scope="module")
+def normed():
+    """A model with BatchNorm in its middle: two runs of trained entries."""
+    names = ("conv.weight", "bn.weight", "bn.running_mean", "bn.running_var", "fc.weight", "fc.bias")
+    shapes = ((8, 3, 3, 3), (8,), (8,), (8,), (30, 40), (30,))
+    return Layout(names, shapes, ("float32",) * 6)
+
+
+def updates(layout, steps=6):
+    draw = np.random.default_rng(11)
+    return [
+        (draw.standard_t(4, size=layout.size) * 0.01).astype(np.float32) for _ in range(steps)
+    ]
+
+
+def trained_of(layout):
+    """Return the positions of what sparsifiers see."""
+    inner = split(layout)
+    every = np.arange(layout.size)
+    return every if inner is None else np.setdiff1d(every, inner.statistics)
+
+
+def given_by(codec, update, layout, memory, loss):
+    """Return what a step shares out, by the method's own rule, on a copy of its memory."""
+    copy = {name: array.copy() for name, array in memory.items()}
+    if codec.sparsifier.kept is None:
+        return copy.get("error", np.zeros_like(update)) + update
+    inner = split(layout)
+    trained = update if inner is None else inner.gather(update)
+    step = Step(inner.layout if inner else layout, copy, Rng(0, 0), loss)
+    return codec.sparsifier.accumulate(trained, step)
+
+
+def kept_by(codec, memory):
+    return memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
+
+
+def close(left, right, scale):
+    np.testing.assert_allclose(left, right, rtol=0, atol=2e-6 * scale)
+
+
+@every_variant
+def test_what_is_sent_and_what_is_kept_is_what_was_given(variant, normed, lenet):
+    name, options = variant
+    codec = make_codec(name, "float32", "raw", **options)
+    for layout in (lenet, normed):
+        memory, before = {}, None
+        where = trained_of(layout)
+        for number, update in enumerate(updates(layout)):
+            given = given_by(codec, update, layout, memory, 1.0 / (number + 1))
+            payload = codec.encode(
+                update, layout, memory=memory, seed=number, loss=1.0 / (number + 1), as_before=True
+            )
+            sent = decode_update(payload, layout, before=before)
+            before = sent.indices
+            assert codec.keeps
+            close(sent.dense()[where] + kept_by(codec, memory), given, np.abs(given).max())
+            others = np.setdiff1d(np.arange(layout.size), where)
+            np.testing.assert_array_equal(sent.dense()[others], update[others])
+
+
+@pytest.mark.parametrize("quantizer", methods("quantizer"))
+@pytest.mark.parametrize("name", methods("sparsifier"))
+def test_feedback_keeps_what_any_quantizer_loses(name, quantizer, normed):
+    codec = make_codec(name, quantizer, "raw", feedback=True)
+    memory, before = {}, None
+    for number, update in enumerate(updates(normed, 3)):
+        given = given_by(codec, update, normed, memory, None)
+        payload = codec.encode(update, normed, memory=memory, seed=number)
+        sent = decode_update(payload, normed, before=before).dense()
+        if codec.sparsifier.kept is not None:
+            sent = sent[trained_of(normed)]
+        scale = max(np.abs(given).max(), np.abs(sent).max())
+        close(sent + kept_by(codec, memory), given, scale)
+
+
+@every_variant
+@pytest.mark.parametrize("quantizer", ["float32", "int8"])
+def test_a_lost_payload_is_put_back(variant, quantizer, normed):
+    name, options = variant
+    codec = make_codec(name, quantizer, "raw", feedback=True, **options)
+    memory: dict[str, np.ndarray] = {}
+    for number, update in enumerate(updates(normed)):
+        given = given_by(codec, update, normed, memory, 1.0 / (number + 1))
+        payload = codec.encode(
+            update, normed, memory=memory, seed=number, loss=1.0 / (number + 1), as_before=True
+        )
+        codec.put_back(payload, normed, memory)
+        close(kept_by(codec, memory), given, np.abs(given).max())
+
+
+@pytest.mark.parametrize("name", methods("sparsifier"))
+@pytest.mark.parametrize("feedback", [False, True])
+def test_memory_is_what_is_declared(name, feedback, lenet, normed):
+    codec = make_codec(name, "float32", "raw", feedback=feedback)
+    for layout in (lenet, normed):
+        memory: dict[str, np.ndarray] = {}
+        for number, update in enumerate(updates(layout, 4)):
+            codec.encode(update, layout, memory=memory, seed=number, loss=1.0)
+        assert sum(array.nbytes for array in memory.values()) == codec.memory_bytes(layout)
+
+
+@pytest.mark.parametrize("quantizer", methods("quantizer"))
+def test_memory_of_quantizers_is_what_is_declared(quantizer, lenet):
+    codec = make_codec("dense", quantizer, "raw")
+    memory: dict[str, np.ndarray] = {}
+    for number, update in enumerate(updates(lenet, 2)):
+        codec.encode(update, lenet, memory=memory, seed=number)
+    assert sum(array.nbytes for array in memory.values()) == codec.memory_bytes(lenet)
+
+
+@pytest.mark.parametrize("name", methods("sparsifier"))
+def test_everything_sent_is_the_update_itself(name, normed):
+    codec = make_codec(name, "float32", "raw", **EVERYTHING[name])
+    memory, before = {}, None
+    for number, update in enumerate(updates(normed)):
+        payload = codec.encode(
+            update, normed, memory=memory, seed=number, loss=5.0 - number, as_before=number > 0
+        )
+        sent = decode_update(payload, normed, before=before)
+        before = sent.indices
+        np.testing.assert_array_equal(sent.dense(), update)
+
+
+@pytest.mark.parametrize("name", methods("sparsifier"))
+def test_memory_of_another_model_is_refused(name, lenet, normed):
+    codec = make_codec(name, "float32", "raw", feedback=True)
+    memory: dict[str, np.ndarray] = {}
+    codec.encode(updates(lenet, 1)[0], lenet, memory=memory)
+    with pytest.raises(ValueError, match="another model"):
+        codec.encode(updates(normed, 1)[0], normed, memory=memory)
+
+
+@pytest.mark.parametrize("name", methods("sparsifier"))
+def test_an_update_that_is_not_finite_leaves_the_memory_alone(name, lenet):
+    codec = make_codec(name, "float32", "raw", feedback=True)
+    memory: dict[str, np.ndarray] = {}
+    good = updates(lenet, 1)[0]
+    codec.encode(good, lenet, memory=memory)
+    before = {key: array.copy() for key, array in memory.items()}
+    bad = good.copy()
+    bad[7] = np.nan
+    with pytest.raises(PayloadError, match="NaN"):
+        codec.encode(bad, lenet, memory=memory)
+    assert memory.keys() == before.keys()
+    for key, array in memory.items():
+        np.testing.assert_array_equal(array, before[key])
+
+
+REPEATING = [name for name in methods("sparsifier") if get("sparsifier", name).repeats]
+
+
+@pytest.mark.parametrize("name", REPEATING)
+def test_an_index_set_that_stays_is_not_sent_again(name, lenet):
+    options = {"cap": 0.0} if name == "esgd" else {}
+    codec = make_codec(name, "float32", "raw", **options)
+    memory: dict[str, np.ndarray] = {}
+    first, second, third = updates(lenet, 3)
+    whole = codec.encode(first, lenet, memory=memory, loss=2.0, as_before=True)
+    indices = decode_update(whole, lenet).indices
+    short = codec.encode(second, lenet, memory=memory, loss=1.0, as_before=True)
+    again = decode_update(short, lenet, before=indices)
+    np.testing.assert_array_equal(again.indices, indices)
+    np.testing.assert_array_equal(again.values, second[indices])
+    assert len(short) < len(whole) - 4 * len(indices) + 16
+    for wrong in (None, indices[:-1], indices + np.uint32(1)):
+        with pytest.raises(PayloadError, match="repeats indices"):
+            decode_update(short, lenet, before=wrong)
+    # Where the receiver may not have them they are sent, although they are the same.
+    full = codec.encode(third, lenet, memory=memory, loss=0.5, as_before=False)
+    np.testing.assert_array_equal(decode_update(full, lenet).indices, indices)

@@ -1,0 +1,334 @@
+"""PowerSGD: the iteration, its memory, the bound, and payloads made with intent."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from compression.layout import Layout
+from compression.quantizers.powersgd import PowerSgd
+from compression.stages import Kind, Parts, PayloadError, Rng
+
+# Codec.encode and decode see to this for all methods.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+MOST = float(np.finfo(np.float32).max)
+
+
+def parts_of(*shapes):
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    return Parts(np.cumsum([0, *sizes]), shapes)
+
+
+def selected(*sizes):
+    return Parts(np.cumsum([0, *sizes]))
+
+
+def round_trip(values, parts, rank=2, memory=None, seed=0):
+    quantizer = PowerSgd(rank)
+    memory = {} if memory is None else memory
+    streams = quantizer.encode(values, parts, memory, Rng(seed, 1))
+    for stream, spec in zip(streams, quantizer.specs((rank,), parts), strict=True):
+        assert (stream.dtype, stream.shape) == (spec.dtype, (spec.size,))
+        assert spec.kind is Kind.FLOATS
+    decoded = quantizer.decode((rank,), streams, parts)
+    assert decoded.dtype == np.float32
+    assert decoded.shape == values.shape
+    return decoded
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def decaying(rows, cols, seed=0):
+    """A matrix with singular values 1, 0.7, 0.49, ..."""
+    draw = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(draw.normal(size=(n, min(rows, cols))))[0] for n in (rows, cols))
+    return (left * 0.7 ** np.arange(min(rows, cols)) @ right.T).astype(np.float32)
+
+
+def relative(decoded, values):
+    return np.linalg.norm(decoded - values) / np.linalg.norm(values)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+@pytest.mark.parametrize("shape", [(30, 40), (40, 3, 5, 5), (7, 2000)])
+def test_a_matrix_of_this_rank_is_exact(rank, shape):
+    cols = int(np.prod(shape[1:]))
+    values = (normal(shape[0], rank) @ normal(rank, cols, seed=1)).reshape(-1)
+    memory = {}
+    for seed in range(3):
+        decoded = round_trip(values, parts_of(shape), rank, memory, seed)
+        assert relative(decoded, values) < 1e-5
+
+
+def test_the_streams_are_the_iteration():
+    """P = M Q made orthonormal, Q = M^T P, value = scale P Q^T; tensors end to end."""
+    shapes = ((20, 30), (7,), (12, 3, 5), (), (3, 4))
+    parts = parts_of(*shapes)
+    values = normal(int(parts.segments[-1]))
+    memory = {"powersgd": normal(2 * (30 + 15), seed=1)}
+    start = memory["powersgd"].copy()
+    scales, p, q, raw = PowerSgd().encode(values, parts, memory, Rng(0, 1))
+    tensors = np.split(values, parts.segments[1:-1])
+    for number, at_p, at_q in ((0, 0, 0), (2, 40, 60)):
+        m = tensors[number].reshape(shapes[number][0], -1)
+        rows, cols = m.shape
+        left = p[at_p : at_p + 2 * rows].reshape(rows, 2)
+        right = q[at_q : at_q + 2 * cols].reshape(cols, 2)
+        np.testing.assert_allclose(left.T @ left, np.eye(2), atol=1e-6)
+        image = m @ start[at_q : at_q + 2 * cols].reshape(cols, 2)
+        np.testing.assert_allclose(left @ (left.T @ image), image, atol=1e-4)
+        scale = scales[number // 2]
+        assert scale == np.abs(m).max()
+        np.testing.assert_allclose(right * scale, m.T @ left, atol=1e-5)
+        decoded = np.split(PowerSgd.decode((2,), (scales, p, q, raw), parts), parts.segments[1:-1])
+        np.testing.assert_allclose(decoded[number], (scale * left @ right.T).ravel(), atol=1e-5)
+    assert raw.tolist() == np.concatenate([tensors[1], tensors[3], tensors[4]]).tolist()
+    np.testing.assert_array_equal(memory["powersgd"], q)
+
+
+def test_error_falls_with_rank():
+    values = decaying(60, 80).reshape(-1)
+    errors = [relative(round_trip(values, parts_of((60, 80)), r), values) for r in (1, 2, 4, 8, 16)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.5
+    assert errors[-1] < 0.02
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_warm_start_comes_to_the_best_approximation(rank):
+    m = decaying(50, 70)
+    best = np.sqrt((np.linalg.svd(m, compute_uv=False)[rank:] ** 2).sum()) / np.linalg.norm(m)
+    memory = {}
+    errors = []
+    for step in range(20):
+        decoded = round_trip(m.reshape(-1), parts_of((50, 70)), rank, memory, step)
+        errors.append(relative(decoded, m.reshape(-1)))
+    assert errors[0] > 1.02 * best
+    assert errors[-1] == pytest.approx(best, rel=1e-4)
+    cold = relative(round_trip(m.reshape(-1), parts_of((50, 70)), rank, {}, 19), m.reshape(-1))
+    assert cold > 1.02 * best
+
+
+def test_the_memory_is_what_it_says():
+    shapes = ((20, 30), (7,), (0, 5), (12, 3, 5), (2, 2))
+    layout = Layout(tuple("abcde"), shapes, ("float32",) * 5)
+    parts = Parts(layout.offsets, layout.shapes)
+    values = normal(layout.size)
+    for rank in (1, 2, 5):
+        memory = {}
+        round_trip(values, parts, rank, memory)
+        (kept,) = memory.values()
+        assert kept.nbytes == PowerSgd(rank).memory_bytes(layout) == 4 * rank * (30 + 15)
+        assert kept.dtype == np.float32
+        round_trip(values, parts, rank, memory, seed=1)
+        assert memory["powersgd"] is kept
+    assert PowerSgd(64).memory_bytes(layout) == 0
+
+
+@pytest.mark.parametrize(
+    "other", [np.zeros(3, dtype=np.float32), np.zeros(60), np.zeros((30, 2), dtype=np.float32)]
+)
+def test_a_memory_that_does_not_fit_is_started_anew(other):
+    values, parts = normal(600), parts_of((20, 30))
+    memory = {"powersgd": other}
+    expected = round_trip(values, parts)
+    np.testing.assert_array_equal(round_trip(values, parts, memory=memory), expected)
+    assert memory["powersgd"].shape == (60,)
+
+
+def test_steps_of_zeros_and_of_low_rank_do_no_harm():
+    parts = parts_of((20, 30))
+    values = (normal(20, 2) @ normal(2, 30, seed=1)).reshape(-1)
+    memory = {}
+    round_trip(values, parts, memory=memory)
+    before = memory["powersgd"].copy()
+    assert not round_trip(np.zeros(600, dtype=np.float32), parts, memory=memory).any()
+    np.testing.assert_array_equal(memory["powersgd"], before)
+    spike = np.zeros(600, dtype=np.float32)
+    spike[77] = 1  # leaves one direction only
+    round_trip(spike, parts, memory=memory)
+    assert relative(round_trip(values, parts, memory=memory), values) < 1e-5
+    memory["powersgd"][:] = 0
+    assert relative(round_trip(values, parts, memory=memory), values) < 1e-5
+
+
+@pytest.mark.parametrize("size", [1, 17, 18, 24, 25, 26, 600, 10_001])
+def test_selected_values(size):
+    """Near a square, row by row; no memory."""
+    memory = {}
+    values = normal(size)
+    parts = selected(0, size, 3)
+    decoded = round_trip(np.append(values, [1, 2, 3]).astype(np.float32), parts, 2, memory)
+    assert not memory
+    assert decoded[-3:].tolist() == [1, 2, 3]
+    scales, p, q, raw = (spec.size for spec in PowerSgd.specs((2,), parts))
+    cols = int(np.ceil(np.sqrt(size)))
+    rows = int(np.ceil(size / cols))
+    if 2 * (rows + cols) < size:
+        assert (scales, p, q, raw) == (1, 2 * rows, 2 * cols, 3)
+        assert relative(decoded[:-3], values) < 1
+        pattern = np.outer(np.arange(rows) + 1, np.arange(cols) - 0.5).astype(np.float32).ravel()
+        decoded = round_trip(pattern[:size], selected(size))
+        # What is added to the last row makes the rank 2.
+        assert relative(decoded, pattern[:size]) < 1e-5
+    else:
+        assert (scales, p, q, raw) == (0, 0, 0, size + 3)
+        np.testing.assert_array_equal(decoded[:-3], values)
+
+
+SPECIAL = {
+    "zeros": np.zeros(600),
+    "minus zeros": -np.zeros(600),
+    "one": np.eye(1, 600, 34)[0],
+    "negative": -np.random.default_rng(0).random(600),
+    "equal": np.full(600, 0.1),
+    "subnormal": np.linspace(-1e-42, 1e-42, 600),
+    "least": np.full(600, 1e-45),
+    "huge": np.random.default_rng(0).uniform(-3e38, 3e38, 600),
+    "most": np.full(600, MOST),
+    "most, signs": MOST * np.random.default_rng(0).choice([-1, 1], 600),
+    "wide": np.geomspace(1e-45, 3e38, 600) * np.resize([1, -1], 600),
+    "wide, shuffled": np.random.default_rng(0).permutation(np.geomspace(1e-45, 3e38, 600)),
+    "normal": np.random.default_rng(0).normal(size=600),
+}
+
+
+@pytest.mark.parametrize("rank", [1, 2, 6])
+@pytest.mark.parametrize("name", SPECIAL)
+def test_errors_stay_within_the_bound(name, rank):
+    values = SPECIAL[name].astype(np.float32)
+    shaped = parts_of((20, 30)), parts_of((10, 10), (0, 3), (), (499,)), parts_of((100, 2, 3))
+    for parts in (*shaped, selected(600), selected(1, 500, 0, 99)):
+        bound = PowerSgd(rank).error_bound(values, parts)
+        assert bound.shape == values.shape
+        most = 1.001 * np.linalg.norm(values.astype(np.float64)) + 1e-43
+        memory = {}
+        for seed in range(3):
+            decoded = round_trip(values, parts, rank, memory, seed)
+            assert np.isfinite(decoded).all()
+            error = np.abs(decoded.astype(np.float64) - values)
+            assert (error <= bound).all()
+            assert np.linalg.norm(error) <= most
+        for array in memory.values():
+            assert np.isfinite(array).all()
+
+
+def test_the_bound_is_reached_where_the_start_misses_everything():
+    values, parts = np.zeros(600, dtype=np.float32), parts_of((20, 30))
+    values[10 * 30 + 5] = -3
+    start = np.ones((30, 2), dtype=np.float32)
+    start[5] = 0
+    memory = {"powersgd": start.reshape(-1)}
+    assert not round_trip(values, parts, memory=memory).any()
+    bound = PowerSgd().error_bound(values, parts)
+    assert (bound >= 3).all()
+    assert (bound < 3.01).all()
+    np.testing.assert_allclose(round_trip(values, parts, memory=memory), values, atol=1e-6)
+
+
+def test_no_values():
+    for parts in (parts_of(), parts_of((0,), (0, 7)), selected(), selected(0, 0)):
+        assert round_trip(np.zeros(0, dtype=np.float32), parts, memory={}).size == 0
+
+
+def test_scale_of_the_values_does_not_matter():
+    values, parts = normal(600), parts_of((20, 30))
+    plain = round_trip(values, parts)
+    for factor in (2.0**-120, 2.0**-30, 2.0**120):
+        scaled = round_trip(values * np.float32(factor), parts) / np.float32(factor)
+        np.testing.assert_allclose(scaled, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_same_seed_same_bytes():
+    values, parts = normal(600), parts_of((20, 30))
+    before = values.copy()
+    first, again, other = (PowerSgd().encode(values, parts, {}, Rng(s, 1)) for s in (5, 5, 6))
+    for one, two in zip(first, again, strict=True):
+        assert one.tobytes() == two.tobytes()
+    assert first[1].tobytes() != other[1].tobytes()
+    assert values.tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("rank", [0, 65, 1 << 40])
+def test_ranks_that_no_encoder_has(rank):
+    parts = parts_of((20, 30))
+    with pytest.raises(PayloadError, match="rank"):
+        PowerSgd.specs((rank,), parts)
+    with pytest.raises(PayloadError, match="rank"):
+        PowerSgd.decode((rank,), [np.zeros(0, dtype="<f4")] * 4, parts)
+    with pytest.raises(ValueError, match="from 1 to 64"):
+        PowerSgd(rank)
+
+
+@pytest.mark.parametrize("params", [(), (2, 2)])
+def test_another_number_of_parameters(params):
+    with pytest.raises(PayloadError, match="quantizer parameters"):
+        PowerSgd.specs(params, parts_of((20, 30)))
+
+
+@pytest.mark.parametrize(
+    ("stream", "value"),
+    [
+        *((s, v) for s in range(4) for v in (np.nan, np.inf, -np.inf)),
+        *[(0, -1.0), (0, -0.0), (1, 2.1), (1, -2.1), (2, 4e4), (2, -4e4)],
+    ],
+)
+def test_numbers_that_no_encoder_makes(stream, value):
+    parts = parts_of((20, 30), (5,))
+    streams = list(PowerSgd().encode(normal(605), parts, {}, Rng(0, 1)))
+    streams[stream][-1] = value
+    with pytest.raises(PayloadError, match="payload holds"):
+        PowerSgd.decode((2,), streams, parts)
+
+
+@pytest.mark.parametrize("rank", [1, 64])
+@pytest.mark.parametrize("scale", [MOST, MOST / 1e4])
+def test_the_greatest_numbers_give_finite_values(rank, scale):
+    parts = parts_of((200, 300))
+    for sign in (1, -1):
+        fill = (scale, 2.0, sign * 2.0**15, 0.0)
+        specs = PowerSgd.specs((rank,), parts)
+        streams = [np.full(s.size, v, dtype=s.dtype) for s, v in zip(specs, fill, strict=True)]
+        assert (PowerSgd.decode((rank,), streams, parts) == np.float32(sign * MOST)).all()
+
+
+@pytest.mark.parametrize(
+    ("rank", "parts"),
+    [
+        (1, parts_of((3, 30_000))),
+        (2, parts_of((3, 30_000), (4,))),
+        (63, parts_of((128, 128))),
+        (2, parts_of((20_000, 5))),
+        (1, parts_of((16_384,))),
+        (1, selected(65_537)),
+        (2, parts_of(*[(6, 5)] * 500)),
+    ],
+    ids=range(7),
+)
+def test_decoding_needs_little_memory(rank, parts):
+    streams = [np.ones(s.size, dtype=s.dtype) for s in PowerSgd.specs((rank,), parts)]
+    tracemalloc.start()
+    PowerSgd.decode((rank,), streams, parts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    allowed = 2.1 * 4 * int(parts.segments[-1]) + (1 << 17) + 600 * len(parts.segments)
+    assert peak + sum(stream.nbytes for stream in streams) <= allowed
+
+
+def test_it_wants_error_feedback():
+    """With it the mean of what arrives comes to the gradient, in spite of the low rank."""
+    assert PowerSgd.feedback
+    gradient, parts = normal(600), parts_of((20, 30))
+    errors = []
+    for memory, feedback in (({}, True), ({}, False)):
+        left, total = np.zeros_like(gradient), np.zeros_like(gradient)
+        for step in range(100):
+            decoded = round_trip(gradient + left, parts, memory=memory, seed=step)
+            total += decoded
+            if feedback:
+                left += gradient - decoded
+        errors.append(relative(total / 100, gradient))
+    assert errors[0] < 0.15
+    assert errors[1] > 0.8
