@@ -126,10 +126,11 @@ class Run:
     def finish(self) -> None:
         """Write the result and the weights of the last round's model."""
         traffic = self.strategy.traffic
-        sent = max(traffic.uplink_bytes, 1)
+        up, down = max(traffic.uplink_bytes, 1), max(traffic.downlink_bytes, 1)
         self.records.finish(
             {
-                "uplink_ratio": traffic.uplink_bytes_float32 / sent,
+                "uplink_ratio": traffic.uplink_bytes_float32 / up,
+                "downlink_ratio": traffic.downlink_bytes_float32 / down,
                 "parameters": self.model.num_parameters,
                 "algorithm": self.config.algorithm,
                 "dataset": self.config.dataset.name,

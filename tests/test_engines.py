@@ -5,33 +5,54 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
 
 
+def run(folder, *overrides):
+    done = subprocess.run(
+        [sys.executable, "run.py", *overrides, f"hydra.run.dir={folder}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return load_file(folder / "model.safetensors")
+
+
+def test_memories_and_replicas_do_not_care_who_serves_their_node(tmp_path):
+    overrides = ["compression=esgd", "downlink=f2i", "strategy.fraction_train=0.5", "rounds=6"]
+    one, two = (
+        run(tmp_path / str(workers), *overrides, f"engine.workers={workers}") for workers in (1, 2)
+    )
+    for name in one:
+        assert torch.equal(one[name], two[name])
+    history = (tmp_path / "2" / "history.jsonl").read_text().splitlines()
+    assert json.loads(history[-1])["failures"] == 0
+
+
 def test_local_and_ray_give_the_same_weights(tmp_path):
+    """With memories of nodes and replicas, which Ray moves between processes."""
     overrides = [
-        "algorithm=fedavg_f2i",
+        "compression=topk",
+        "compression.quantizer=int8",
+        "compression.feedback=true",
+        "downlink=f2i",
         "strategy.fraction_train=0.5",
         "partition=dirichlet",
         "optimizer.momentum=0.5",
-        "rounds=2",
+        "rounds=4",
     ]
     for engine in ("local", "ray"):
-        done = subprocess.run(
-            [sys.executable, "run.py", *overrides, f"engine={engine}",
-             f"hydra.run.dir={tmp_path / engine}"],
-            cwd=ROOT, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        run(tmp_path / engine, *overrides, f"engine={engine}")
     local, ray = (load_file(tmp_path / e / "model.safetensors") for e in ("local", "ray"))
     assert local.keys() == ray.keys()
-    for name in local:  # the order of addition may differ, nothing else
-        torch.testing.assert_close(local[name], ray[name], rtol=1e-5, atol=1e-6)
+    for name in local:  # the order of addition may differ, and with it a rounding here and there
+        torch.testing.assert_close(local[name], ray[name], rtol=1e-3, atol=1e-3)
     results = [json.loads((tmp_path / e / "result.json").read_text()) for e in ("local", "ray")]
-    assert results[0]["client_updates"] == results[1]["client_updates"] == 10
-    assert results[0]["downlink_bytes"] == results[1]["downlink_bytes"]
+    assert results[0]["client_updates"] == results[1]["client_updates"] == 20
+    assert results[0]["failures"] == results[1]["failures"] == 0
+    assert results[0]["downlink_bytes"] == pytest.approx(results[1]["downlink_bytes"], rel=0.02)
     assert results[0]["virtual_seconds"] > 0
     assert results[1]["virtual_seconds"] is None

@@ -32,7 +32,7 @@ class Zstd(Coder):
 
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
         """Compress into one frame."""
-        ordered = _planes(data) if spec.kind is Kind.FLOATS else data
+        ordered = planes(data) if spec.kind is Kind.FLOATS else data
         return zstd.compress(ordered.data, self.level)
 
     @classmethod
@@ -51,7 +51,8 @@ class Zstd(Coder):
         return np.frombuffer(data, dtype=spec.dtype)
 
 
-def _planes(data: Array) -> Array:
+def planes(data: Array) -> Array:
+    """Return the bytes of (k,) entries of w bytes as (w * k,) uint8: all first, all second, ..."""
     width = data.dtype.itemsize
     own = data.view(np.uint8)
     planes = np.empty((width, data.size), dtype=np.uint8)

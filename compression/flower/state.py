@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
 from xxhash import xxh3_64_digest
 
 from compression.flower.arrays import FlatArray, Vector
@@ -21,20 +22,25 @@ def checksum(vector: Vector) -> bytes:
     return xxh3_64_digest(np.ascontiguousarray(vector, dtype="<f4").data)
 
 
+def _own(array: Array) -> NDArray[Any]:
+    """Return an array that may be written to."""
+    if isinstance(array, FlatArray) and array.vector.flags.writeable:
+        return array.vector  # type: ignore[no-any-return]
+    own: NDArray[Any] = array.numpy()
+    return own
+
+
 class NodeState:
     """A node's memory, its place in the dialogue with the server, and its replica of the model.
 
     Arrays are shared with the `Context`, not copied; one that has crossed a process boundary is
-    copied once, since Flower's own are read-only bytes. `save` writes everything back.
+    copied once: Flower's are bytes, Ray's read-only views. `save` writes everything back.
     """
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
         arrays = cast(ArrayRecord, state.get(MEMORY, ArrayRecord()))
-        self.memory: Memory = {
-            name: array.vector if isinstance(array, FlatArray) else array.numpy()
-            for name, array in arrays.items()
-        }
+        self.memory: Memory = {name: _own(array) for name, array in arrays.items()}
         self.replica: Vector | None = self.memory.pop(_REPLICA, None)
         last = self.memory.pop(_LAST, None)
         self.last: Buffer | None = None if last is None else last.data  # reply not known as applied

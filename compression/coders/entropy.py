@@ -1,0 +1,232 @@
+"""Coding by what a stream holds, close to its entropy: index sets, levels, floats."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+from backports import zstd
+from pcodec import ChunkConfig, DeltaSpec, ModeSpec, PagingSpec
+from pcodec.wrapped import FileCompressor, FileDecompressor
+
+from compression.coders.zstd import Zstd, planes
+from compression.registry import register
+from compression.stages import Array, Coder, Kind, PayloadError, Spec
+
+# Tags, the first byte of a coded stream; Rice codes with b low bits have 32 + b.
+_ZSTD, _PCODEC, _BITMAP, _RICE = 0, 1, 2, 32
+
+_FEW = 2048  # indices up to which pcodec's tables weigh: 2 to 4 % of so many, 19 % of 64
+_PIECE = 1 << 16  # entries tried out in either half of a longer stream
+_WORTH = 0.97  # pcodec takes 5 to 15 times zstd's time: it must save 3 %
+_BLOCK = 1 << 18  # bytes that pcodec codes with one table
+_BITS = 1 << 13  # of a bitmap looked at at a time
+# Not float16: where zstd has tables of their own for its planes, pcodec saves nothing.
+_PCODEC_NAMES = {"|u1": "u8", "|i1": "i8", "<u2": "u16", "<u4": "u32", "<f4": "f32"}
+# The first byte of pcodec's tables: mode classic (low half), differences not taken or taken
+# (high half). Its other modes are never written; in one of them 43 bytes ask for 128 MB.
+_PCODEC_MODES = (b"\x00", b"\x10")
+# Level 1 takes matches of 5 bytes in short streams: accidents among levels, up to 5 % larger.
+_ZSTD_OPTIONS: dict[int, int] = {
+    zstd.CompressionParameter.compression_level: 1,
+    zstd.CompressionParameter.min_match: 7,
+}
+
+
+@register("coder")
+@dataclass(frozen=True)
+class Entropy(Coder):
+    """A tag byte, then zstd 1, pcodec 1.1, a bitmap or Rice codes, what suits the stream.
+
+    Uniform sets of 1,000 indices or more: at most 1.03 n H(k/n) bits at densities to 70 %; top-k
+    of real updates: 0.4 to 0.9 of that. Levels: at most 1.04 of their order-0 entropy.
+    """
+
+    name: ClassVar[str] = "entropy"
+    id: ClassVar[int] = 3
+
+    def encode(self, data: Array, spec: Spec) -> bytes | None:
+        """Code a stream; None for an empty one."""
+        if not data.size:
+            return None
+        if spec.kind is Kind.INDICES:
+            return min(_index_codings(data, spec), key=len)
+        if spec.kind is Kind.BYTES or spec.dtype.str not in _PCODEC_NAMES:
+            return _zstd(data, spec)
+        return _numbers(data, spec)
+
+    @classmethod
+    def decode(cls, coded: memoryview, spec: Spec) -> Array:
+        """Decode by the tag; takes no more memory than the stream, once more, and 128 kB."""
+        tag, body = (coded[0], coded[1:]) if len(coded) else (-1, coded)
+        if tag == _PCODEC and spec.dtype.str in _PCODEC_NAMES:
+            return _from_pcodec(body, spec)
+        if spec.kind is not Kind.INDICES:
+            if tag == _ZSTD:
+                return Zstd.decode(body, spec)
+        elif tag == _BITMAP and spec.bound <= 8 * spec.nbytes:
+            return _from_bitmap(body, spec)
+        elif _RICE <= tag < _RICE + 32 and spec.size <= _FEW:
+            return _from_rice(body, tag - _RICE, spec)
+        raise PayloadError(f"payload holds a stream of the unknown coding {tag}")
+
+
+def _index_codings(indices: Array, spec: Spec) -> Iterator[bytes]:
+    """Yield what could be the smallest: sizes of uniform sets cross near 1 of 4.
+
+    A bitmap takes a fifth of pcodec's time. Clustered sets are up to 7 % smaller in it from
+    1 of 10 on; below 1 of 16, where making it takes longer than pcodec, hardly ever.
+    """
+    if 16 * spec.size >= spec.bound:
+        yield _bitmap(indices, spec.bound)
+    if 4 * spec.size < spec.bound:
+        yield _pcodec(indices, DeltaSpec.try_consecutive(1))
+    if spec.size <= _FEW:
+        yield _rice(indices)
+
+
+def _numbers(data: Array, spec: Spec) -> bytes:
+    """Code levels or floats with zstd or pcodec, judged by two pieces if they are many.
+
+    zstd: dense int8 and dense floats. pcodec: QSGD and sparse ternary levels, smaller by 10 to
+    50 %; top-k float32 of small models and bfloat16 of any, smaller by 3 to 15 %.
+    """
+    pieces = [data]
+    if data.size > 2 * _PIECE:
+        starts = (data.size // 4 - _PIECE // 2, data.size * 3 // 4 - _PIECE // 2)
+        pieces = [data[start : start + _PIECE] for start in starts]
+    plain = [_zstd(piece, spec) for piece in pieces]
+    packed = [_pcodec(piece, DeltaSpec.no_op()) for piece in pieces if data.itemsize > 1]
+    expected = sum(map(len, packed)) if packed else _order_0(pieces)
+    if expected < _WORTH * sum(map(len, plain)):
+        return packed[0] if len(packed) == 1 else _pcodec(data, DeltaSpec.no_op())
+    return plain[0] if len(plain) == 1 else _zstd(data, spec)
+
+
+def _order_0(pieces: list[Array]) -> float:
+    """Return about how many bytes pcodec makes of bytes, in a twentieth of its time."""
+    size = 0.0
+    for piece in pieces:
+        counts = np.bincount(piece.view(np.uint8))
+        counts = counts[counts > 0]
+        size += float(counts @ np.log2(piece.size / counts)) / 8
+        size += 3 * len(counts) / len(pieces)  # a table for all: 3 bytes a value
+    return size
+
+
+def _zstd(data: Array, spec: Spec) -> bytes:
+    """Code floats by planes, as Zstd() does, each with tables of its own.
+
+    That makes float16 streams of up to 128 kB, where Zstd() has one table for all, 10 % smaller.
+    """
+    rows = np.split(planes(data), data.itemsize) if spec.kind is Kind.FLOATS else [data]
+    return _frame(_ZSTD, rows)
+
+
+def _frame(tag: int, rows: list[Array]) -> bytes:
+    compressor = zstd.ZstdCompressor(options=_ZSTD_OPTIONS)
+    # So that the frame declares no larger a window than it needs.
+    compressor.set_pledged_input_size(sum(row.nbytes for row in rows))
+    parts = [compressor.compress(row.data, compressor.FLUSH_BLOCK) for row in rows]
+    return b"".join((bytes((tag,)), *parts, compressor.flush()))
+
+
+def _pcodec(data: Array, delta: DeltaSpec) -> bytes:
+    """Code block by block: tables and values, end to end, without counts or lengths."""
+    step = _BLOCK // data.itemsize
+    # Bytes have no more than 256 bins at any level; 12 finds rare ones that 8 misses (30 % of
+    # ternary levels of which 1 % are not 0). Others: 0.3 % for 2 to 20 times the time.
+    config = ChunkConfig(
+        compression_level=12 if data.itemsize == 1 else 8,
+        mode_spec=ModeSpec.classic(),
+        delta_spec=delta,
+        paging_spec=PagingSpec.equal_pages_up_to(step),
+        enable_8_bit=True,
+    )
+    compressor = FileCompressor()
+    parts = [bytes((_PCODEC,)), compressor.write_header()]
+    for start in range(0, data.size, step):
+        chunk = compressor.chunk_compressor(data[start : start + step], config)
+        parts += chunk.write_meta(), chunk.write_page(0)
+    return b"".join(parts)
+
+
+def _from_pcodec(coded: memoryview, spec: Spec) -> Array:
+    data = np.empty(spec.size, dtype=spec.dtype)
+    step = _BLOCK // spec.dtype.itemsize
+
+    def ahead() -> bytes:
+        return bytes(coded[at : at + 2 * _BLOCK])  # a block with its tables, and room to spare
+
+    try:
+        decompressor, at = FileDecompressor.new(bytes(coded[:16]))
+        for start in range(0, spec.size, step):
+            block = data[start : start + step]
+            if coded[at : at + 1] not in _PCODEC_MODES:
+                raise PayloadError("payload holds a pcodec stream in a mode that is never used")
+            chunk, used = decompressor.chunk_decompressor(ahead(), _PCODEC_NAMES[spec.dtype.str])
+            at += used
+            progress, used = chunk.read_page_into(ahead(), block.size, block)
+            at += used
+            if progress.n_processed != block.size:
+                raise PayloadError("payload holds a broken pcodec stream")
+    except RuntimeError:
+        raise PayloadError("payload holds a broken pcodec stream") from None
+    if at != len(coded):
+        raise PayloadError("payload holds a pcodec stream of another length")
+    return cast(Array, data)
+
+
+def _bitmap(indices: Array, bound: int) -> bytes:
+    chosen = np.zeros(bound, dtype=np.bool_)
+    chosen[indices] = True
+    return _frame(_BITMAP, [cast(Array, np.packbits(chosen))])
+
+
+def _from_bitmap(coded: memoryview, spec: Spec) -> Array:
+    as_bytes = Spec(Kind.BYTES, np.dtype("u1"), -(-spec.bound // 8))
+    packed = Zstd.decode(coded, as_bytes).view(np.uint8)
+    indices = np.empty(spec.size, dtype=spec.dtype)
+    count = 0
+    for start in range(0, spec.bound, _BITS):  # piecewise: flatnonzero takes 8 bytes an index
+        bits = np.unpackbits(packed[start // 8 : (start + _BITS) // 8])
+        found = np.flatnonzero(bits.view(np.bool_))  # as bool: 3 times as fast
+        found += start
+        if count + len(found) > spec.size:
+            break
+        indices[count : count + len(found)] = found
+        count += len(found)
+    else:
+        if count == spec.size and (not count or int(indices[-1]) < spec.bound):
+            return cast(Array, indices)
+    raise PayloadError(f"payload holds a bitmap of other than {spec.size} indices")
+
+
+def _rice(indices: Array) -> bytes:
+    """Code gaps: the low bits of all, then the rest of each: so many zeros, and a one."""
+    gaps = indices.astype(np.int64)
+    gaps[1:] -= gaps[:-1] + 1
+    about = int(gaps.mean()).bit_length()
+    choices = range(max(0, about - 2), about + 1)
+    low = min(choices, key=lambda low: low * len(gaps) + int((gaps >> low).sum()))
+    ends = np.cumsum((gaps >> low) + 1) - 1
+    rest = np.zeros(ends[-1] + 1, dtype=np.uint8)
+    rest[ends] = 1
+    lows = (gaps[:, None] >> np.arange(low)[::-1] & 1).astype(np.uint8)
+    return bytes((_RICE + low,)) + np.packbits(lows).tobytes() + np.packbits(rest).tobytes()
+
+
+def _from_rice(coded: memoryview, low: int, spec: Spec) -> Array:
+    cut = -(-spec.size * low // 8)
+    rest = np.unpackbits(np.frombuffer(coded[cut : cut + spec.nbytes], dtype=np.uint8))
+    ends = np.flatnonzero(rest) if np.count_nonzero(rest) == spec.size else rest[:0]
+    if len(coded) - cut > spec.nbytes or not len(ends) or len(rest) - ends[-1] > 8:
+        raise PayloadError(f"payload holds Rice codes of other than {spec.size} indices")
+    gaps = np.diff(ends, prepend=-1) - 1
+    lows = np.unpackbits(np.frombuffer(coded[:cut], dtype=np.uint8), count=spec.size * low)
+    for bits in lows.reshape(spec.size, low).T:
+        gaps = gaps << 1 | bits
+    indices = np.cumsum(gaps + 1) - 1
+    if indices[-1] >= spec.bound:
+        raise PayloadError("payload holds Rice codes of indices beyond the model")
+    return cast(Array, indices.astype(spec.dtype))

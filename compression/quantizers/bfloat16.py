@@ -1,0 +1,85 @@
+"""The upper half of a float32: its whole range, two to three decimal digits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.quantizers.rounding import widen
+from compression.quantizers.scaling import BLOCK
+from compression.registry import register
+from compression.stages import (
+    Array,
+    Bounds,
+    Kind,
+    Memory,
+    Parts,
+    PayloadError,
+    Quantizer,
+    Rng,
+    Spec,
+    Vector,
+    expect_params,
+)
+
+_U2 = np.dtype("<u2")
+_LARGEST = 0x7F7F  # the bits of the largest finite bfloat16, 3.39e38; magnitudes compare alike
+
+
+@register("quantizer")
+@dataclass(frozen=True)
+class BFloat16(Quantizer):
+    """The upper 16 bits of each float32, rounded to nearest, ties to even; never to infinity.
+
+    No scales: the exponent is float32's. Error: at most |x| 2^-8, among subnormals 2^-134.
+    Stream: k uint16, the bits.
+    """
+
+    name: ClassVar[str] = "bfloat16"
+    id: ClassVar[int] = 3
+
+    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+        """Round and shift, block by block; what rounds to infinity becomes the largest."""
+        halves = np.empty(len(values), dtype=_U2)
+        bits = values.view(np.uint32)
+        work = np.empty(min(BLOCK, len(values)), dtype=np.uint32)
+        for start in range(0, len(values), BLOCK):
+            given, found = bits[start : start + BLOCK], halves[start : start + BLOCK]
+            rounded = np.right_shift(given, 16, out=work[: len(given)])
+            rounded &= 1
+            rounded += 0x7FFF  # half of a step less one, one more where the last bit is odd
+            rounded += given
+            rounded >>= 16
+            np.copyto(found, rounded, casting="unsafe")
+            if _largest(found) > _LARGEST:
+                found[found & 0x7FFF > _LARGEST] -= 1
+        return (halves,)
+
+    @classmethod
+    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+        """One stream of floats."""
+        expect_params(params)
+        return (Spec(Kind.FLOATS, _U2, int(parts.segments[-1])),)
+
+    @classmethod
+    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+        """Shift back; the bits of NaN and infinity are refused."""
+        halves = streams[0]
+        values = np.empty(len(halves), dtype=np.float32)
+        for start in range(0, len(halves), BLOCK):
+            here = halves[start : start + BLOCK]
+            if _largest(here) > _LARGEST:
+                raise PayloadError("payload holds NaN or infinity")
+            widen(here, out=values[start : start + BLOCK])
+        return values
+
+    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+        """Half a unit in the last place; it holds for what would round to infinity, too."""
+        return np.maximum(np.abs(values.astype(np.float64)) * 2.0**-8, 2.0**-134)
+
+
+def _largest(halves: NDArray[Any]) -> int:
+    """Return the largest bits without a sign of (m,) uint16, m > 0."""
+    return int((halves & 0x7FFF).max())

@@ -1,0 +1,107 @@
+"""What quantizers with one scale for so many consecutive values share, whatever their tensors."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.quantizers.scaling import BLOCK
+from compression.stages import Parts, PayloadError, Vector
+
+# Values a bucket. No payload makes a decoder work on more scales, or on larger parts at once.
+SMALLEST, LARGEST = 16, 1 << 16
+_TINY = np.finfo(np.float32).smallest_normal
+_HUGE = float(np.finfo(np.float32).max)
+
+
+def check_param(size: int) -> None:
+    """Raise PayloadError for a bucket size that no encoder writes."""
+    if not SMALLEST <= size <= LARGEST:
+        raise PayloadError(f"payload holds buckets of {size} values")
+
+
+def count(parts: Parts, size: int) -> int:
+    """Return the number of buckets; the last may be shorter than the others."""
+    return -(-int(parts.segments[-1]) // size)
+
+
+def chunks(values: int, size: int) -> Iterator[tuple[slice, slice]]:
+    """Cut so many values where buckets end, into parts that stay in cache.
+
+    Yields the values and their buckets; all but the last part hold an even number of values.
+    """
+    step = max(2, BLOCK // size // 2 * 2)
+    for first in range(0, values, step * size):
+        stop = min(first + step * size, values)
+        yield slice(first, stop), slice(first // size, -(-stop // size))
+
+
+def workspace(values: int, size: int) -> Vector:
+    """Return an array as long as the largest of `chunks`."""
+    return np.empty(min(max(BLOCK, 2 * size), values), dtype=np.float32)
+
+
+def magnitudes(values: Vector, size: int) -> Vector:
+    """Return (b,) float32: max |x| of each bucket of (k,) values."""
+    found = np.empty(-(-len(values) // size), dtype=np.float32)
+    work = workspace(len(values), size)
+    starts = np.arange(0, len(work), size)
+    for here, buckets in chunks(len(values), size):
+        sizes = np.abs(values[here], out=work[: here.stop - here.start])
+        number = buckets.stop - buckets.start
+        np.maximum.reduceat(sizes, starts[:number], out=found[buckets])
+    return found
+
+
+def norms(values: Vector, size: int) -> Vector:
+    """Return (b,) float32: the Euclidean norm of each bucket, float32's largest if beyond it."""
+    largest = magnitudes(values, size)
+    found = np.empty(len(largest))
+    work = workspace(len(values), size)
+    starts = np.arange(0, len(work), size)
+    for here, buckets in chunks(len(values), size):
+        scaled = divide(values[here], largest[buckets], size, work)
+        np.square(scaled, out=scaled)
+        found[buckets] = np.add.reduceat(scaled, starts[: buckets.stop - buckets.start])
+    norm: Vector = np.minimum(np.sqrt(found) * largest, _HUGE).astype(np.float32)
+    return norm
+
+
+def steps(largest: Vector, levels: int) -> Vector:
+    """Return (b,) float32 ``largest / levels``, so that ``levels`` steps are finite.
+
+    To the nearest; but rounded up among the subnormal numbers, where that can be half of it.
+    """
+    found = largest / np.float32(levels)
+    reach = found.astype(np.float64) * levels
+    low = (found < _TINY) & (reach < largest)
+    found[low] = np.nextafter(found[low], np.float32(np.inf))
+    high = reach > _HUGE
+    found[high] = np.nextafter(found[high], np.float32(0))
+    return found
+
+
+def divide(values: Vector, scales: Vector, size: int, work: Vector) -> Vector:
+    """Return x / scale for (m,) values from the start of a bucket on, in ``work``."""
+    # Not times 1 / scale, which overflows for the smallest scales; all is 0 where a scale is 0.
+    divisors = np.where(scales == 0, np.float32(1), scales)
+    scaled = work[: len(values)]
+    _by_bucket(np.divide, values, divisors, size, scaled)
+    return scaled
+
+
+def multiply(levels: NDArray[np.int8], scales: Vector, size: int, out: Vector) -> None:
+    """Set (m,) ``out``, which starts a bucket, to each level times its bucket's scale."""
+    np.copyto(out, levels)
+    _by_bucket(np.multiply, out, scales, size, out)
+
+
+def _by_bucket(how: np.ufunc, values: Vector, scales: Vector, size: int, out: Vector) -> None:
+    """Apply ``how`` to each value and its bucket's scale; the last bucket may be short."""
+    rows = len(values) // size
+    whole = rows * size
+    how(
+        values[:whole].reshape(rows, size), scales[:rows, None], out=out[:whole].reshape(rows, size)
+    )
+    if whole < len(values):
+        how(values[whole:], scales[rows], out=out[whole:])

@@ -1,0 +1,115 @@
+"""Four bits a value, one scale for every few dozen values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.options import expect_between
+from compression.quantizers import buckets
+from compression.quantizers.packing import check_padding, pack_nibbles, unpack_nibbles
+from compression.quantizers.rounding import widen
+from compression.registry import register
+from compression.stages import (
+    Array,
+    Bounds,
+    Kind,
+    Memory,
+    Parts,
+    PayloadError,
+    Quantizer,
+    Rng,
+    Spec,
+    Vector,
+    expect_params,
+)
+
+_U2 = np.dtype("<u2")
+_U1 = np.dtype("u1")
+_LEVELS = 7
+# The upper bits of float32's largest / 7: 7 times that bfloat16 is finite, 7 times the next not.
+_LARGEST = int((np.finfo(np.float32).max / np.float32(_LEVELS)).view(np.uint32)) >> 16
+
+
+@register("quantizer")
+@dataclass(frozen=True)
+class Int4(Quantizer):
+    """x is written as rint(x / scale) in [-7, 7], one scale for ``block`` consecutive values.
+
+    Blocks run over all k values, whatever their tensors. scale = max |x| / 7 of the block,
+    rounded up to a bfloat16: half the size of a float32 scale, at most 1/128 larger, of the same
+    range; a level times it is exact. Error: at most scale / 2, and float32's own rounding.
+    Streams: uint16 upper bits of a block's scale; two levels a byte, in two's complement, the
+    first in the lower nibble.
+    """
+
+    name: ClassVar[str] = "int4"
+    id: ClassVar[int] = 4
+
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        expect_between(self.name, "block", self.block, buckets.SMALLEST, buckets.LARGEST)
+
+    def params(self) -> tuple[int, ...]:
+        """The block's size."""
+        return (self.block,)
+
+    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+        """Divide, round half to even, pack: several blocks at once, in cache."""
+        halves = _scales(values, self.block)
+        scales = widen(halves)
+        packed = np.empty(-(-len(values) // 2), dtype=_U1)
+        work = buckets.workspace(len(values), self.block)
+        levels = np.zeros(len(work) + 1, dtype=np.int8)
+        for here, which in buckets.chunks(len(values), self.block):
+            scaled = buckets.divide(values[here], scales[which], self.block, work)
+            np.rint(scaled, out=scaled)
+            np.copyto(levels[: len(scaled)], scaled, casting="unsafe")
+            levels[len(scaled)] = 0  # fills the last byte up
+            part = packed[here.start // 2 : -(-here.stop // 2)]
+            part[:] = pack_nibbles(levels[: 2 * len(part)])
+        return halves, packed
+
+    @classmethod
+    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+        """One scale a block, one byte for two values."""
+        expect_params(params, 1)
+        buckets.check_param(params[0])
+        scales = Spec(Kind.FLOATS, _U2, buckets.count(parts, params[0]))
+        return scales, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 2), 256)
+
+    @classmethod
+    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+        """Multiply by the scales.
+
+        -8, padding that is not 0 and scales that are negative or whose 7-fold is infinite are
+        refused.
+        """
+        halves, packed = streams[0], cast(NDArray[np.uint8], streams[1])
+        values = np.empty(int(parts.segments[-1]), dtype=np.float32)
+        if len(halves) and halves.max() > _LARGEST:
+            raise PayloadError("payload holds a scale that is negative or not finite")
+        check_padding(packed, len(values), 4)
+        scales = widen(halves)
+        for here, which in buckets.chunks(len(values), params[0]):
+            levels = unpack_nibbles(packed[here.start // 2 : -(-here.stop // 2)])
+            if levels.min() < -_LEVELS:
+                raise PayloadError("payload holds the int4 level -8, which is never sent")
+            part = values[here]
+            buckets.multiply(levels[: len(part)], scales[which], params[0], part)
+        return values
+
+    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+        """Half a level, and float32's own rounding; no scale is there for the smallest numbers."""
+        scales = widen(_scales(values, self.block)).astype(np.float64)
+        return np.repeat(scales * (0.5 + 2.0**-20) + 2.0**-147, self.block)[: len(values)]
+
+
+def _scales(values: Vector, block: int) -> NDArray[np.uint16]:
+    """Return (b,) upper bits of max |x| / 7, rounded up where 7 times the scale stays finite."""
+    bits = (buckets.magnitudes(values, block) / np.float32(_LEVELS)).view(np.uint32)
+    halves: NDArray[np.uint16] = np.minimum((bits + 0xFFFF) >> 16, _LARGEST).astype(_U2)
+    return halves

@@ -1,0 +1,130 @@
+"""1-bit SGD: signs, and the mean of each side (Seide et al., Interspeech 2014)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.options import expect_one_of
+from compression.quantizers import columns
+from compression.quantizers.packing import check_padding
+from compression.quantizers.scaling import BLOCK
+from compression.registry import register
+from compression.stages import (
+    Array,
+    Bounds,
+    Kind,
+    Memory,
+    Parts,
+    PayloadError,
+    Quantizer,
+    Rng,
+    Spec,
+    Vector,
+    expect_params,
+)
+
+_F4 = np.dtype("<f4")
+_U1 = np.dtype("u1")
+_MODES = ("tensor", "column")
+_HUGE = np.finfo(np.float32).max
+
+
+@register("quantizer")
+@dataclass(frozen=True)
+class Sign(Quantizer):
+    """One bit a value: x >= 0 becomes the mean of such values, x < 0 the mean of the others.
+
+    1-bit SGD: a threshold of 0, and means, which minimise the squared error. It converges with
+    error feedback only. ``means``: "column" has two for each column of a weight matrix, as in
+    the paper. Its layers are W^T x + a: a column leads to one output unit, and that is one index
+    of the first dimension in torch, (out, in, ...). Tensors with fewer than two dimensions or
+    fewer than 64 values a column have two in all, and so has every tensor with "tensor" or where
+    only a part of the values is sent.
+
+    Streams: float32 means, those of the negative sides, then the others; eight bits a byte.
+    """
+
+    name: ClassVar[str] = "sign"
+    id: ClassVar[int] = 7
+    feedback: ClassVar[bool] = True
+
+    means: str = "tensor"
+
+    def __post_init__(self) -> None:
+        expect_one_of(self.name, "means", self.means, _MODES)
+
+    def params(self) -> tuple[int, ...]:
+        """0 for means of tensors, 1 for those of columns."""
+        return (_MODES.index(self.means),)
+
+    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+        """Compare and sum up each side, piece by piece, in cache."""
+        signs = np.empty(len(values), dtype=np.bool_)
+        sums, counts = self._sides(values, parts, signs, np.float32)
+        if not np.isfinite(sums).all():
+            sums, counts = self._sides(values, parts, signs, np.float64)
+        means = (sums / np.maximum(counts, 1)).astype(_F4)
+        return means.reshape(-1), np.packbits(signs, bitorder="little")
+
+    @classmethod
+    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+        """Two means a group, one byte for eight values."""
+        expect_params(params, 1)
+        if params[0] >= len(_MODES):
+            raise PayloadError(f"payload holds the kind of means {params[0]}")
+        means = Spec(Kind.FLOATS, _F4, 2 * columns.count(parts, params[0] == 1))
+        return means, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 8), 256)
+
+    @classmethod
+    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+        """Put a mean for each bit.
+
+        Means that are not finite or on the wrong side of 0 and padding that is not 0 are refused.
+        """
+        low, high = streams[0].astype(np.float32, copy=False).reshape(2, -1)
+        if not np.isfinite(streams[0]).all() or (low > 0).any() or (high < 0).any():
+            raise PayloadError("payload holds a mean that is not finite or has the wrong sign")
+        packed, count = cast(NDArray[np.uint8], streams[1]), int(parts.segments[-1])
+        check_padding(packed, count, 1)
+        signs = np.unpackbits(packed, count=count, bitorder="little")
+        values = np.empty(count, dtype=np.float32)
+        zeros, change = low.view(np.uint32), low.view(np.uint32) ^ high.view(np.uint32)
+        for piece in columns.pieces(parts, params[0] == 1):
+            bits = values[piece.here].view(np.uint32).reshape(piece.shape)
+            np.copyto(bits, signs[piece.here].reshape(piece.shape))
+            bits *= change[piece.groups, None]
+            bits ^= zeros[piece.groups, None]  # low's bits, or high's where the sign is 1
+        return values
+
+    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+        """What the error is: nothing is drawn."""
+        streams = self.encode(values, parts, {}, Rng(0, 0))
+        decoded = self.decode(self.params(), streams, parts)
+        return np.abs(decoded.astype(np.float64) - values)
+
+    def _sides(
+        self, values: Vector, parts: Parts, signs: NDArray[np.bool_], dtype: type[np.floating[Any]]
+    ) -> tuple[Bounds, NDArray[np.int64]]:
+        """Return (2, G) sums and counts of the negative values and of the others; set ``signs``.
+
+        ``dtype``: what up to BLOCK values are summed up in.
+        """
+        by_column = self.means == "column"
+        sums = np.zeros((2, columns.count(parts, by_column)))
+        counts = np.zeros(sums.shape, dtype=np.int64)
+        work = np.empty(min(BLOCK, len(values)), dtype=np.float32)
+        for here, which, shape in columns.pieces(parts, by_column):
+            rows = values[here].reshape(shape)
+            positive = np.greater_equal(rows, 0, out=signs[here].reshape(shape))
+            side = np.clip(rows, 0, _HUGE, out=work[: rows.size].reshape(shape))
+            sums[1, which] += np.add.reduce(side, axis=1, dtype=dtype)
+            np.subtract(rows, side, out=side)
+            sums[0, which] += np.add.reduce(side, axis=1, dtype=dtype)
+            # Of one row, all at once is ten times as fast.
+            counts[1, which] += np.count_nonzero(positive, axis=1 if len(rows) > 1 else None)
+            counts[0, which] += shape[1]
+        counts[0] -= counts[1]
+        return sums, counts

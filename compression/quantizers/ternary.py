@@ -1,0 +1,114 @@
+"""TernGrad: -1, 0 or 1 by chance, times one scale a tensor (Wen et al., NeurIPS 2017)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.options import expect_at_least
+from compression.quantizers.packing import TRITS, pack_trits, unpack_trits
+from compression.quantizers.rounding import round_by_chance
+from compression.quantizers.scaling import (
+    blocks,
+    check_scales,
+    divide,
+    magnitudes,
+    multiply,
+    workspace,
+)
+from compression.registry import register
+from compression.stages import (
+    Array,
+    Bounds,
+    Kind,
+    Memory,
+    Parts,
+    Quantizer,
+    Rng,
+    Segments,
+    Spec,
+    Vector,
+    expect_params,
+)
+
+_F4 = np.dtype("<f4")
+_U1 = np.dtype("u1")
+
+
+@register("quantizer")
+@dataclass(frozen=True)
+class Ternary(Quantizer):
+    """x becomes sign(x) scale with probability |x| / scale, otherwise 0; x on average.
+
+    TernGrad, with its layer-wise scales, max |x| of a tensor, after gradient clipping: values
+    beyond ``clip`` standard deviations of their tensor are cut there; 0 switches that off. It is
+    unbiased for the values so clipped. The deviation is taken about 0 (the root mean square),
+    not about the mean: a tensor of one entry, or of equal ones, would have none. Each node
+    has scales of its own: the paper's workers agree on the largest to add up ternary gradients.
+
+    Error: at most max(|x|, scale). Unbiased to 2^-22 scale.
+    Streams: T float32 scales; five levels a byte as base-3 digits of level + 1.
+    """
+
+    name: ClassVar[str] = "ternary"
+    id: ClassVar[int] = 6
+    unbiased: ClassVar[bool] = True
+
+    clip: float = 2.5
+
+    def __post_init__(self) -> None:
+        expect_at_least(self.name, "clip", self.clip, 0)
+
+    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+        """Divide, round by chance, cast: block by block, in cache; then pack."""
+        scales = self._scales(values, parts.segments)
+        levels = np.empty(len(values), dtype=np.int8)
+        work = workspace(parts.segments)
+        draws = np.empty_like(work)
+        for block in blocks(parts.segments):
+            scaled = divide(values, scales, block, work)
+            round_by_chance(scaled, 1, rng.generator, draws[: len(scaled)])  # clips, too
+            np.copyto(levels[block.whole], scaled, casting="unsafe")
+        return scales.astype(_F4, copy=False), cast(Array, pack_trits(levels))
+
+    @classmethod
+    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+        """One scale a tensor, one byte for five values."""
+        expect_params(params)
+        scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
+        return scales, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // TRITS), 3**TRITS)
+
+    @classmethod
+    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+        """Multiply by the scales.
+
+        Bytes above 242, padding other than levels 0 and scales that are negative or not finite
+        are refused.
+        """
+        scales = cast(Vector, streams[0].astype(np.float32, copy=False))
+        check_scales(scales, 1)
+        levels = unpack_trits(cast(NDArray[np.uint8], streams[1]), int(parts.segments[-1]))
+        return multiply(levels, scales, parts.segments)
+
+    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+        """Down to 0 or up to the scale; beyond the scale, it is what clipping cuts off."""
+        sizes = np.abs(values.astype(np.float64))
+        scales = np.repeat(self._scales(values, parts.segments), np.diff(parts.segments))
+        lost = np.where(sizes < scales, sizes, 0)  # if it becomes 0
+        return np.maximum(lost, np.abs(scales - sizes))
+
+    def _scales(self, values: Vector, segments: Segments) -> Vector:
+        """Return (T,) scales: max |x| of what clipping leaves."""
+        largest = magnitudes(values, segments)
+        if not self.clip:
+            return largest
+        squares = np.zeros(len(largest))
+        work = workspace(segments)
+        for block in blocks(segments):
+            scaled = divide(values, largest, block, work)  # squares of x itself could overflow
+            np.square(scaled, out=scaled)
+            squares[block.tensors] += np.add.reduceat(scaled, block.starts)
+        deviations = np.sqrt(squares / np.maximum(np.diff(segments), 1)) * largest
+        return cast(Vector, np.minimum(largest, self.clip * deviations).astype(np.float32))

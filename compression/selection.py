@@ -1,0 +1,295 @@
+"""Which coordinates of a vector are sent: by magnitude, by threshold, or drawn at random.
+
+Vectors are gone through in blocks that stay in cache, and only the few entries that can matter are
+kept; what decides among those is exact. Indices are uint32, strictly increasing, and depend on the
+arguments only.
+
+Magnitudes are compared as integers: the bits of a float32 without its sign have the same order.
+``partition`` is nearly twice as fast on them, and subnormal numbers stay apart even where torch
+has told the processor to flush them to zero.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.stages import Indices, Segments, Vector
+from compression.workspace import Scalar, workspace
+
+Weights = NDArray[np.float32] | NDArray[np.float64]
+Bits = NDArray[np.int32]  # of float32; without their signs, magnitudes
+
+BLOCK = 1 << 17  # entries worked on at a time; with half of it calls cost 7 % more
+TINY = 1 << 11  # a sample of so few is not worth it
+SAMPLE = 1 << 16
+MOST = 0x7FFFFFFF  # of a magnitude; and all bits but the sign
+STEPS = 1 << 16  # what 16 random bits can be
+
+
+def largest(values: Vector, k: int) -> Indices:
+    """Return (k,) uint32: the k entries of (n,) finite float32 largest in magnitude.
+
+    Of those equal to the k-th largest, the ones at the lowest indices.
+    Raises ValueError for another dtype, and unless 0 <= k <= n < 2**32.
+    """
+    bits, n = _bits(values, k), len(values)
+    if k in (0, n):
+        return np.arange(k, dtype=np.uint32)
+    if n <= BLOCK:
+        magnitudes = np.bitwise_and(bits, MOST, out=workspace("selection.block", n, np.int32))
+        tied = n <= TINY or _tied(magnitudes)
+        least = (np.sort(magnitudes) if tied else np.partition(magnitudes, n - k))[n - k]
+        return _keep(magnitudes, k, int(least)).nonzero()[0].astype(np.uint32)
+    low, high = _bracket(bits, k)
+    found, magnitudes = _collect(bits, low, k)
+    if len(found) < k:  # the sample misled, as it does less than once in 700 times
+        low = 0
+        found, magnitudes = _collect(bits, low, n)
+    return found[_keep(magnitudes, k, _kth(magnitudes, k, low, high))]
+
+
+def largest_of_each(values: Vector, segments: Segments, counts: NDArray[np.int64]) -> Indices:
+    """Return (sum of counts,) uint32: the ``counts[t]`` largest of each tensor, as ``largest``.
+
+    ``values`` (n,) float32 is cut at ``segments`` (T+1,) int64, ``counts`` is (T,) int64. Indices
+    are those in the whole vector. Raises ValueError as ``largest`` does.
+    """
+    bounds, parts = segments.tolist(), [np.zeros(0, dtype=np.uint32)]
+    for start, stop, count in zip(bounds[:-1], bounds[1:], counts.tolist(), strict=True):
+        parts.append(largest(values[start:stop], count) + np.uint32(start))
+    return np.concatenate(parts)
+
+
+def above(values: Vector, threshold: float, inclusive: bool = False) -> Indices:
+    """Return (m,) uint32: all i with |values[i]| > threshold, or >= if ``inclusive``.
+
+    ``values`` is (n,) finite float32; the threshold is compared as it is, not rounded to float32.
+    Raises ValueError for a threshold that is NaN, and for another dtype.
+    """
+    bits, low = _bits(values, 0), 0
+    if math.isnan(threshold):
+        raise ValueError("the threshold is not a number")
+    if threshold >= 0:
+        nearest = np.float32(min(abs(threshold), float(np.finfo(np.float32).max)))  # abs: -0.0
+        low = int(nearest.view(np.int32))
+        if float(nearest) < threshold or (float(nearest) == threshold and not inclusive):
+            low += 1
+    return _collect(bits, low, len(bits))[0].copy()
+
+
+def uniform(n: int, k: int, generator: np.random.Generator) -> Indices:
+    """Return (k,) uint32: k of n without replacement, every set of k equally likely.
+
+    Raises ValueError unless 0 <= k <= n < 2**32.
+    """
+    _check(n, k)
+    # numpy draws few of many into a set, else it shuffles all n: 30 times slower than what follows.
+    if n <= 10_000 or 50 * k < n:
+        return np.sort(generator.choice(n, k, replace=False, shuffle=False).astype(np.uint32))
+    # Each entry by itself, at odds that give fewer than k rarely (4 sigma). Given how many there
+    # are, all sets of so many are equally likely, and still are without a uniform part of them.
+    share = k / n
+    odds = math.ceil((share + 4 * math.sqrt(share * (1 - share) / n)) * STEPS)
+    found = workspace("selection.found", n, np.uint32)
+    mask, done = workspace("selection.mask", BLOCK, np.bool), 0
+    while done < k:
+        done = 0
+        for start in range(0, n, BLOCK):
+            size = min(BLOCK, n - start)
+            at = np.less(_bits16(size, generator), odds, out=mask[:size]).nonzero()[0]
+            np.add(at, start, out=found[done : done + len(at)], casting="unsafe")
+            done += len(at)
+    return np.delete(found[:done], generator.choice(done, done - k, replace=False, shuffle=False))
+
+
+@np.errstate(divide="ignore", over="ignore", under="ignore", invalid="ignore")
+def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indices:
+    """Return (k,) uint32: k of n without replacement, drawn one after the other by weight.
+
+    ``weights`` is (n,) float32 or float64, finite, and 0 or >= 1e-300. The law is that of
+    torch.multinomial without replacement. If fewer than k are positive, all of those and a uniform
+    choice of the others. Raises ValueError unless 0 <= k <= n < 2**32.
+
+    Entry i gets a clock -log(1 - U_i) / w_i, U_i uniform, and the first k to ring are it
+    (Efraimidis & Spirakis, Information Processing Letters 97(5), 2006: algorithm A).
+    """
+    n = len(weights)
+    _check(n, k)
+    chosen = np.zeros(0, dtype=np.uint32)
+    for attempt in range(3):
+        left = k - len(chosen)
+        horizon = _horizon(weights, left) if attempt < 2 else math.inf
+        rung = _first(weights, left, horizon, generator)
+        chosen = np.sort(np.concatenate([chosen, rung]))
+        if len(rung) == left or horizon == math.inf:
+            break
+        # Too few rang before the horizon. What is left of the other clocks is exponential again,
+        # with the same rates and independent of what rang: new ones have the same law.
+        weights = weights.copy()
+        weights[rung] = 0
+    if len(chosen) < k:
+        ranks = uniform(n - len(chosen), k - len(chosen), generator)  # among the others
+        before = np.searchsorted(chosen - np.arange(len(chosen)), ranks, side="right")
+        chosen = np.sort(np.concatenate([chosen, (ranks + before).astype(np.uint32)]))
+    return chosen
+
+
+def _check(n: int, k: int) -> None:
+    if not 0 <= k <= n < 1 << 32:
+        raise ValueError(f"cannot select {k} of {n} entries")
+
+
+def _bits(values: Vector, k: int) -> Bits:
+    _check(len(values), k)
+    if values.dtype != np.float32:
+        raise ValueError(f"values are {values.dtype} instead of float32")
+    return values.view(np.int32)
+
+
+def _collect(bits: Bits, low: int, most: int) -> tuple[Indices, Bits]:
+    """Return indices (m,) and magnitudes (m,), in the workspace, of entries >= ``low``.
+
+    Once there are ``most``, only of those above it: the first ``most`` in size are among these. An
+    update may be zeros but for a few entries.
+    """
+    n = len(bits)
+    work = workspace("selection.block", BLOCK, np.int32)
+    mask = workspace("selection.mask", BLOCK, np.bool)
+    found = workspace("selection.found", n, np.uint32)
+    magnitudes = workspace("selection.magnitudes", n, np.int32)
+    done, floor = 0, low - 1
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        here = np.bitwise_and(bits[start : start + size], MOST, out=work[:size])
+        at = np.greater(here, floor, out=mask[:size]).nonzero()[0]
+        stop = done + len(at)
+        np.add(at, start, out=found[done:stop], casting="unsafe")
+        here.take(at, out=magnitudes[done:stop], mode="clip")  # "raise" would buffer
+        done, floor = stop, low if stop >= most else low - 1
+    return found[:done], magnitudes[:done]
+
+
+def _bracket(bits: Bits, k: int) -> tuple[int, int]:
+    """Return two magnitudes, nearly always below and above the k-th largest of (n,), or it.
+
+    They are a sample's, 3 sigma to both sides of where the k-th largest of n would be in it.
+    """
+    sample = _sample(bits) & MOST
+    sample.sort()
+    size, share = len(sample), k / len(bits)
+    below, beyond = size - _rank(size, share), size - _rank(size, share, -1)
+    return int(sample[below]) if below > 0 else 0, int(sample[beyond]) if beyond < size else MOST
+
+
+def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
+    """Return the k-th largest of (m,) magnitudes, which is not less than ``low``.
+
+    ``partition`` gets only what is strictly between the two or beyond: it is 30 times slower where
+    one value dominates, and such a value is one of the two.
+    """
+    if np.count_nonzero(magnitudes > low) < k:
+        return low
+    reached = int(np.count_nonzero(magnitudes >= high))
+    if reached < k:
+        k -= reached
+        between = magnitudes[(magnitudes > low) & (magnitudes < high)]
+    elif np.count_nonzero(magnitudes > high) < k:
+        return high
+    else:
+        between = magnitudes[magnitudes > high]
+    between.partition(len(between) - k)
+    return int(between[len(between) - k])
+
+
+def _tied(magnitudes: Bits) -> bool:
+    """Whether one value dominates (n,) magnitudes: ``sort`` is fast then, ``partition`` is not."""
+    sample = np.sort(_sample(magnitudes, 256))
+    return bool((sample[16:] == sample[:-16]).any())
+
+
+def _keep(keys: Bits | NDArray[np.int64], k: int, least: int) -> NDArray[np.bool]:
+    """Return (m,) bool: the k largest of (m,) keys, ``least`` being the k-th; of ties the first."""
+    mask: NDArray[np.bool] = np.greater_equal(keys, least)
+    surplus = np.count_nonzero(mask) - k
+    if surplus:
+        mask[(keys == least).nonzero()[0][-surplus:]] = False
+    return mask
+
+
+def _rank(size: int, share: float, side: int = 1) -> int:
+    """Return how many of a sample are a share of the whole, 3 sigma more or (``side`` -1) less."""
+    return math.floor(size * share + side * (3 * math.sqrt(size * share * (1 - share)) + 3))
+
+
+def _sample(values: NDArray[Scalar], size: int = 0) -> NDArray[Scalar]:
+    """Return (size,) of (n,) values, one at random from each of so many parts: no period fits."""
+    n = len(values)
+    size = size or min(int(n ** (2 / 3)), SAMPLE)  # more would cost more than it saves
+    return values.take((_offsets()[:size] * (n / size)).astype(np.intp), mode="clip")
+
+
+@cache
+def _offsets() -> NDArray[np.float64]:
+    return np.arange(SAMPLE) + np.random.default_rng(0).random(SAMPLE)
+
+
+def _bits16(size: int, generator: np.random.Generator) -> NDArray[np.uint16]:
+    """Return (size,) uint16, all values equally likely; 64 bits at a time, twice as fast."""
+    return generator.integers(0, 1 << 64, -(-size // 4), dtype=np.uint64).view(np.uint16)[:size]
+
+
+def _horizon(weights: Weights, k: int) -> float:
+    """Return a time by which k of the clocks have rung, nearly always, and few others.
+
+    From a sample as in ``_bracket``: where sum(1 - exp(-t * w)) is the rank, by Newton's steps,
+    which from below never overshoot. Infinity if the sample has too few.
+    """
+    if len(weights) <= TINY:
+        return math.inf
+    sample = _sample(weights).astype(np.float64)
+    rank = _rank(len(sample), k / len(weights))
+    if np.count_nonzero(sample) <= rank:
+        return math.inf
+    unit = sample.max()
+    sample /= unit
+    time = step = rank / sample.sum()
+    while step > 1e-3 * time:
+        silent = np.exp(-time * sample)
+        step = (rank - len(sample) + silent.sum()) / (silent @ sample)
+        time += step
+    return float(time / unit)
+
+
+def _first(weights: Weights, k: int, horizon: float, generator: np.random.Generator) -> Indices:
+    """Return (m,) uint32: the first k clocks to ring before the horizon, or fewer.
+
+    Only where U < horizon * w can that be. 16 bits of U rule out nearly all others; 53 bits more
+    are drawn for the rest.
+    """
+    n = len(weights)
+    scale = horizon * STEPS * (1 + 1e-6)  # a product rounded down must not rule out any
+    real = np.float32 if weights.dtype == np.float32 and 1e-30 < scale < 1e30 else np.float64
+    limits = workspace("selection.limits", BLOCK, real)
+    mask = workspace("selection.mask", BLOCK, np.bool)
+    found = workspace("selection.found", n, np.uint32)
+    clocks = workspace("selection.clocks", n, np.float64)
+    done = 0
+    for start in range(0, n, BLOCK):
+        size = min(BLOCK, n - start)
+        here, drawn = weights[start : start + size], _bits16(size, generator)
+        np.multiply(here, scale, out=limits[:size], dtype=real)
+        at = np.less_equal(drawn, limits[:size], out=mask[:size]).nonzero()[0]
+        chances = (drawn[at] + generator.random(len(at))) / STEPS
+        rates = here[at].astype(np.float64)
+        times = np.log1p(-np.minimum(chances, 1 - 2**-53)) / -rates
+        ringing = (times < horizon) & (rates > 0)
+        stop = done + int(np.count_nonzero(ringing))
+        np.add(at[ringing], start, out=found[done:stop], casting="unsafe")
+        clocks[done:stop] = times[ringing]
+        done = stop
+    if done <= k:
+        return found[:done].copy()
+    keys = ~clocks[:done].view(np.int64)  # floats >= 0 are ordered as these integers are
+    return found[:done][_keep(keys, k, int(np.partition(keys, done - k)[done - k]))]

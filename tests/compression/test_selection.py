@@ -1,0 +1,374 @@
+"""Exact selections against brute force, drawn ones against their laws; and the scratch arrays.
+
+Each statistical test rejects a right law for one seed in a million; the seeds are fixed.
+"""
+
+import itertools
+import math
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from compression import selection, workspace
+from compression.selection import above, largest, largest_of_each, uniform, weighted
+
+Z = 4.9  # two-sided, one in a million
+N = 300_000
+TINIEST = float(np.finfo(np.float32).smallest_subnormal)
+
+few_values = st.sampled_from([0.0, -0.0, 1.0, -1.0, TINIEST, -3 * TINIEST, 1e-38, 3e38])
+any_values = st.floats(width=32, allow_nan=False, allow_infinity=False)
+vectors = npst.arrays(np.float32, st.integers(0, 300), elements=any_values | few_values)
+vectors |= npst.arrays(np.float32, st.integers(0, 300), elements=few_values)
+
+
+def brute(values, k):
+    order = np.lexsort((np.arange(len(values)), -np.abs(values.astype(np.float64))))
+    return np.sort(order[:k])
+
+
+def expect(found, expected):
+    assert found.dtype == np.uint32
+    np.testing.assert_array_equal(found, expected)
+
+
+def chi_square_bound(df):
+    """Wilson & Hilferty's quantile, at one in a million."""
+    return df * (1 - 2 / (9 * df) + Z * math.sqrt(2 / (9 * df))) ** 3
+
+
+def heavy(n=N):
+    draw = np.random.default_rng(5)
+    return (draw.standard_t(3, n) * np.repeat([1, 1e-3], [n // 3, n - n // 3])).astype(np.float32)
+
+
+def hard_vectors():
+    draw, x = np.random.default_rng(6), heavy()
+    places = np.arange(N)
+    return {
+        "heavy tails": x,
+        "zeros": 0 * x,
+        "all equal": x * 0 - 2,
+        "ternary": draw.integers(-1, 2, N).astype(np.float32),
+        "99.9 % zeros": np.where(draw.random(N) < 0.001, x, 0),
+        "1 % ones": (draw.random(N) < 0.01).astype(np.float32),
+        "few levels": np.rint(3 * x),
+        "sorted": np.sort(np.abs(x)),
+        "reversed": np.sort(np.abs(x))[::-1],
+        "one block": np.where(places // 5000 == 7, 100 + x, x),
+        **{f"period {p}": np.where(places % p == 0, 100 + x, x) for p in (2, 64, 67, 100, 4096)},
+        "period of the sample": np.where(places % round(N ** (1 / 3)) == 0, 100 + x, x),
+    }
+
+
+@settings(max_examples=70)
+@given(values=vectors, share=st.floats(0, 1))
+@example(values=np.zeros(0, np.float32), share=0.0)
+@example(values=np.zeros(200, np.float32), share=0.5)
+def test_largest_is_exact(values, share):
+    k = round(share * len(values))
+    expect(largest(values, k), brute(values, k))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "BLOCK", 32)
+        patch.setattr(selection, "TINY", 4)
+        expect(largest(values, k), brute(values, k))
+
+
+@pytest.mark.parametrize("name", hard_vectors())
+def test_largest_of_hard_vectors(name):
+    values = np.ascontiguousarray(hard_vectors()[name], dtype=np.float32)
+    order = np.argsort(-np.abs(values), kind="stable")
+    for k in (0, 1, 17, N // 1000, N // 100, N // 10, N // 4, N - 5, N):
+        expect(largest(values, k), np.sort(order[:k]))
+    part = values[: selection.BLOCK // 2]
+    order = np.argsort(-np.abs(part), kind="stable")
+    for k in (1, 700, len(part) // 3, len(part) - 1):
+        expect(largest(part, k), np.sort(order[:k]))
+
+
+@pytest.mark.parametrize("below", [-(2**22), -1, 0, 1, 2**22, 2**31])
+@pytest.mark.parametrize("beyond", [-(2**22), -1, 0, 1, 2**22, 2**31])
+def test_a_sample_that_misleads_costs_time_only(monkeypatch, below, beyond):
+    k = 3000
+    for values in (heavy(), np.rint(heavy()), np.ones(N, np.float32)):
+        expected = np.sort(np.argsort(-np.abs(values), kind="stable")[:k])
+        kth = int(np.abs(values[expected]).min().view(np.int32))
+        low, high = max(kth - below, 0), min(kth + beyond, selection.MOST)
+        bracket = (low, max(low, high))
+        monkeypatch.setattr(selection, "_bracket", lambda *_, bracket=bracket: bracket)
+        expect(largest(values, k), expected)
+
+
+def test_subnormal_numbers_stay_apart_where_they_are_flushed():
+    torch = pytest.importorskip("torch")
+    values = (np.arange(1, 501) * TINIEST).astype(np.float32)
+    expected = brute(values, 100)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor always keeps them")
+    try:
+        found = largest(values, 100)
+    finally:
+        torch.set_flush_denormal(False)
+    expect(found, expected)
+
+
+@settings(max_examples=40)
+@given(values=vectors, data=st.data())
+def test_largest_of_each(values, data):
+    inner = data.draw(st.lists(st.integers(0, len(values)), max_size=5).map(sorted))
+    segments = np.array([0, *inner, len(values)], dtype=np.int64)
+    sizes = np.diff(segments)
+    counts = np.array([data.draw(st.integers(0, int(size))) for size in sizes], dtype=np.int64)
+    parts = zip(segments[:-1], segments[1:], counts, strict=True)
+    expected = [start + brute(values[start:stop], k) for start, stop, k in parts]
+    expect(largest_of_each(values, segments, counts), np.concatenate(expected))
+
+
+thresholds = st.floats(allow_nan=False) | few_values | any_values.map(abs)
+
+
+@settings(max_examples=70)
+@given(values=vectors, threshold=thresholds, inclusive=st.booleans())
+@example(values=np.array([0.1, -0.1], np.float32), threshold=0.1, inclusive=False)
+@example(values=np.array([0.3, -0.3], np.float32), threshold=0.3, inclusive=True)
+@example(values=np.array([3.4028235e38], np.float32), threshold=3.4028236e38, inclusive=True)
+def test_above(values, threshold, inclusive):
+    magnitudes = np.abs(values.astype(np.float64))
+    expected = magnitudes >= threshold if inclusive else magnitudes > threshold
+    expect(above(values, threshold, inclusive), expected.nonzero()[0])
+    if len(values):
+        equal = float(values[0])
+        expect(above(values, equal), (magnitudes > equal).nonzero()[0])
+        expect(above(values, equal, inclusive=True), (magnitudes >= equal).nonzero()[0])
+
+
+def test_above_over_blocks():
+    values = heavy()
+    expect(above(values, 0.01), (np.abs(values) > 0.01).nonzero()[0])
+    with pytest.raises(ValueError, match="not a number"):
+        above(values, math.nan)
+
+
+@pytest.mark.parametrize("k", [-1, 6])
+def test_counts_that_cannot_be(k):
+    draw, values = np.random.default_rng(0), np.zeros(5, np.float32)
+    for select in (
+        lambda: largest(values, k),
+        lambda: uniform(5, k, draw),
+        lambda: weighted(values, k, draw),
+    ):
+        with pytest.raises(ValueError, match=f"cannot select {k} of 5"):
+            select()
+    with pytest.raises(ValueError, match="float64 instead of float32"):
+        largest(values.astype(np.float64), 2)
+
+
+@pytest.mark.parametrize("n", [1, 50, 10_001, 12_000, 400_000])
+def test_uniform_is_a_set(n):
+    draw = np.random.default_rng(1)
+    for k in {0, 1, n // 1000, n // 50, n // 40, n // 10, n // 2, n - 1, n}:
+        found = uniform(n, k, draw)
+        assert found.dtype == np.uint32
+        assert len(found) == k
+        assert (np.diff(found.astype(np.int64)) > 0).all()
+        assert not k or found[-1] < n
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "times"), [(6, 2, 3000), (12_000, 100, 900), (12_000, 3000, 300)]
+)
+def test_uniform_law(n, k, times):
+    draw, share = np.random.default_rng(2), k / n
+    counts, neighbours = np.zeros(n), 0
+    for _ in range(times):
+        found = uniform(n, k, draw)
+        counts[found] += 1
+        neighbours += np.count_nonzero(np.diff(found.astype(np.int64)) == 1)
+    # Entries of one draw exclude each other a little: hence n - 1 degrees, not n.
+    spread = ((counts - times * share) ** 2).sum() / (times * share * (1 - share)) * (n - 1) / n
+    assert spread < chi_square_bound(n - 1)
+    expected = times * k * (k - 1) / n  # (n - 1) pairs, each with k (k - 1) / (n (n - 1))
+    assert abs(neighbours - expected) < Z * math.sqrt(expected)
+
+
+def set_probability(weights, members):
+    """Of successive sampling: over all orders, the product of w / sum of those still there."""
+    total, probability = sum(weights), 0.0
+    for order in itertools.permutations(members):
+        left, product = total, 1.0
+        for member in order:
+            product *= weights[member] / left
+            left -= weights[member]
+        probability += product
+    return probability
+
+
+@pytest.mark.parametrize("horizon", [math.inf, 1.0, 0.1])
+@pytest.mark.parametrize("weights", [(1, 2, 3, 4, 5), (200_000, 90_000, 3, 1, 1, 20_000)])
+def test_weighted_law_of_small_sets(monkeypatch, weights, horizon):
+    draw, k, times = np.random.default_rng(3), 3, 1000
+    scaled = horizon * k / sum(weights)  # too early for most: several rounds
+    monkeypatch.setattr(selection, "_horizon", lambda weights, k: scaled)
+    given_weights = np.array(weights, dtype=np.float32)
+    counts = dict.fromkeys(itertools.combinations(range(len(weights)), k), 0)
+    for _ in range(times):
+        counts[tuple(weighted(given_weights, k, draw).tolist())] += 1
+    expected = {members: times * set_probability(weights, members) for members in counts}
+    assert sum(expected.values()) == pytest.approx(times)
+    # Sets expected less than five times are taken together.
+    rare = [members for members, count in expected.items() if count < 5]
+    cells = [(counts[m], e) for m, e in expected.items() if e >= 5]
+    if rare:
+        cells.append((sum(counts[m] for m in rare), sum(expected[m] for m in rare)))
+    spread = sum((count - e) ** 2 / e for count, e in cells)
+    assert spread < chi_square_bound(len(cells) - 1) + 10 * bool(rare)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", [1, 1e-25, 1e30])
+@pytest.mark.parametrize(("k", "times"), [(5, 120), (2000, 15), (60_000, 4)])
+def test_weighted_law_of_large_sets(k, times, scale, dtype):
+    draw, n = np.random.default_rng(4), 200_000
+    classes = np.array([1, 4, 60, 3000, 200_000])
+    sizes = np.array([0.6, 0.3, 0.07, 0.02, 0.01]) * n
+    owner = draw.permutation(np.repeat(np.arange(5), sizes.astype(int)))
+    weights = (classes[owner] * scale).astype(dtype)
+    counts = np.zeros(5)
+    for _ in range(times):
+        counts += np.bincount(owner[weighted(weights, k, draw)], minlength=5)
+    # Given the time at which the k-th rings, entry i has rung by then with 1 - exp(-t w_i).
+    low, high = 0.0, 1.0
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if sizes @ -np.expm1(-middle * classes) < k else (low, middle)
+    rung = -np.expm1(-high * classes)
+    expected, variance = times * sizes * rung, times * sizes * rung * (1 - rung)
+    assert counts.sum() == times * k
+    assert (np.abs(counts - expected) <= Z * np.sqrt(variance + 1) + 2e-4 * times * k).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("share", [1e-4, 0.01, 0.5, 5])
+def test_clocks_before_a_horizon(share, dtype):
+    draw, n = np.random.default_rng(7), N
+    weights = (1 + np.arange(n) % 3).astype(dtype)
+    chances = -np.expm1(-share * weights.astype(np.float64))
+    found = np.concatenate([selection._first(weights, n, share, draw) for _ in range(3)])
+    for weight in (1, 2, 3):
+        expected = 3 * chances[weights == weight].sum()
+        count = np.count_nonzero(weights[found] == weight)
+        assert abs(count - expected) < Z * math.sqrt(expected * (1 - chances[weight - 1])) + 1
+
+
+def test_weighted_favours_no_place():
+    draw, n, k = np.random.default_rng(8), N, 9
+    weights = np.ones(n, np.float32)
+    found = np.concatenate([weighted(weights, k, draw) for _ in range(150)])
+    assert abs(found.mean() / n - 0.5) < Z / math.sqrt(12 * len(found))
+    assert abs((found % 4).mean() - 1.5) < Z * math.sqrt(1.25 / len(found))
+
+
+@pytest.mark.parametrize("n", [10, N])
+@pytest.mark.parametrize("positive", [0, 1, 4])
+def test_with_few_positive_weights_the_others_are_uniform(n, positive):
+    draw, counts = np.random.default_rng(9), np.zeros(10)
+    weights = np.zeros(n)
+    chosen = np.arange(positive) * (n // 10) + 3
+    weights[chosen] = [1e-300, 1, 1e300, 7][:positive]
+    expect(weighted(weights, positive, draw), chosen)
+    for _ in range(200 if n == 10 else 5):
+        found = weighted(weights, 6, draw)
+        assert len(np.unique(found)) == 6
+        assert (np.diff(found.astype(np.int64)) > 0).all()
+        assert np.isin(chosen, found).all()
+        counts += np.bincount(found[found < 10], minlength=10)
+    if n == 10:
+        share = (6 - positive) / (10 - positive)
+        others = np.delete(counts, chosen)
+        assert (np.abs(others - 200 * share) < Z * math.sqrt(200 * share * (1 - share))).all()
+    expect(weighted(weights, n, draw), np.arange(n))
+
+
+def drawn(seed):
+    draw, weights = np.random.default_rng(seed), np.abs(heavy())
+    return [
+        uniform(N, 500, draw),
+        uniform(N, N // 3, draw),
+        weighted(weights, 3000, draw),
+        weighted(weights[:100], 30, draw),
+    ]
+
+
+def test_a_seed_decides_and_nothing_else():
+    state = np.random.get_state()[1].copy()  # noqa: NPY002
+    first = drawn(1)
+    for name in workspace._kept.buffers:
+        workspace._kept.buffers[name].fill(0xA7)
+    for one, other, third in zip(first, drawn(1), drawn(2), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert not np.array_equal(one, third)
+    np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
+
+
+@pytest.mark.parametrize("n", [1000, 20_000, N])
+def test_results_are_not_scratch_and_arguments_are_left_alone(n):
+    draw, values = np.random.default_rng(0), heavy()[:n]
+    values.flags.writeable = False
+    weights = np.abs(values)
+    weights.flags.writeable = False
+    for select in (
+        lambda: largest(values, n // 3),
+        lambda: above(values, 0.001),
+        lambda: uniform(n, n // 3, draw),
+        lambda: weighted(weights, n // 3, draw),
+    ):
+        found = select()
+        for buffer in workspace._kept.buffers.values():
+            assert not np.shares_memory(found, buffer)
+
+
+@pytest.fixture
+def no_buffers():
+    workspace.release()
+    yield
+    workspace.release()
+
+
+def test_workspace_is_kept_and_grows(no_buffers):
+    first = workspace.workspace("a", 100, np.float32)
+    assert first.shape == (100,)
+    assert first.dtype == np.float32
+    assert np.shares_memory(first, workspace.workspace("a", 50, np.float64))
+    assert np.shares_memory(first, workspace.workspace("a", 0, np.uint8).base)
+    assert not np.shares_memory(first, workspace.workspace("b", 100, np.float32))
+    larger = workspace.workspace("a", 101, np.float32)
+    assert not np.shares_memory(first, larger)
+    assert np.shares_memory(larger, workspace.workspace("a", 100, np.float32))
+    workspace.release()
+    assert not np.shares_memory(larger, workspace.workspace("a", 100, np.float32))
+
+
+def test_workspace_is_a_threads_own(no_buffers):
+    mine, others = workspace.workspace("a", 10, np.int64), []
+    thread = threading.Thread(target=lambda: others.append(workspace.workspace("a", 10, np.int64)))
+    thread.start()
+    thread.join()
+    assert not np.shares_memory(mine, others[0])
+
+
+def test_workspace_is_bounded(no_buffers, monkeypatch):
+    monkeypatch.setattr(workspace, "LIMIT", 1000)
+    a, b = (workspace.workspace(name, 400, np.uint8) for name in "ab")
+    a[:], b[:] = 1, 2
+    assert np.shares_memory(a, workspace.workspace("a", 400, np.uint8))  # b is the oldest now
+    workspace.workspace("c", 300, np.uint8)
+    assert list(workspace._kept.buffers) == ["a", "c"]
+    assert (b == 2).all()
+    huge = workspace.workspace("d", 1001, np.uint8)
+    assert huge.shape == (1001,)
+    assert list(workspace._kept.buffers) == ["a", "c"]
+    assert np.shares_memory(a, workspace.workspace("a", 400, np.uint8))

@@ -1,0 +1,139 @@
+"""QSGD and TernGrad decode to the given values on average.
+
+False alarms: each check of many coordinates has a probability of at most 1e-6 (Hoeffding's bound,
+Bonferroni over the coordinates: no approximation), and the seeds are fixed.
+"""
+
+import numpy as np
+import pytest
+
+from compression.quantizers.qsgd import Qsgd
+from compression.quantizers.ternary import Ternary
+from compression.stages import Parts, Rng
+
+# Codec.encode and decode see to this for all methods.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+ALARM = 1e-6
+LEAST = float(np.finfo(np.float32).smallest_subnormal)
+TILES, SEEDS = 250, 24  # 6,000 draws a coordinate
+N = 1024
+
+QSGDS = [
+    Qsgd(levels, bucket, norm)
+    for levels, bucket, norm in [
+        (7, 512, "max"), (7, 512, "l2"), (1, 16, "max"), (1, 64, "l2"), (127, 64, "max"),
+        (127, 64, "l2"),
+    ]
+]  # fmt: skip
+
+
+def some_values() -> np.ndarray:
+    """Normal, small, and zero values: 64 buckets of 16, 2 of 512."""
+    draw = np.random.default_rng(1)
+    values = draw.normal(size=N)
+    values[::7] *= 1e-3
+    values[::11] = 0
+    values[5] = 4
+    return values.astype(np.float32)
+
+
+def means(quantizer, values: np.ndarray) -> np.ndarray:
+    """(N,) means of what the values decode to; a tile makes the same scales as any other."""
+    tiled = np.tile(values, TILES)
+    parts = Parts(np.array([0, len(tiled)]))
+    total = np.zeros(len(values))
+    for seed in range(SEEDS):
+        streams = quantizer.encode(tiled, parts, {}, Rng(seed, 1))
+        decoded = quantizer.decode(quantizer.params(), streams, parts)
+        total += decoded.reshape(TILES, -1).mean(axis=0, dtype=np.float64)
+    return total / SEEDS
+
+
+def check_unbiased(found: np.ndarray, expected: np.ndarray, steps: np.ndarray) -> None:
+    """Compare means of draws that lie within one step, coordinate by coordinate and pooled."""
+    draws = TILES * SEEDS
+    error = (found - expected) / steps
+    assert np.abs(error).max() <= np.sqrt(np.log(2 * len(error) / ALARM) / (2 * draws))
+    pooled = np.sqrt(np.log(2 / ALARM) / (2 * draws * len(error)))  # 0.0011 of a step
+    assert abs(error.mean()) <= pooled
+    assert abs((error * np.sign(expected)).mean()) <= pooled
+    assert (found[expected == 0] == 0).all()
+
+
+def steps_of(quantizer: Qsgd, values: np.ndarray) -> np.ndarray:
+    """(k,) float64: norm / levels of each value's bucket, straight from the paper."""
+    buckets = np.array_split(values.astype(np.float64), len(values) // quantizer.bucket)
+    order = np.inf if quantizer.norm == "max" else 2
+    norms = [np.linalg.norm(bucket, order) for bucket in buckets]
+    return np.repeat(norms, quantizer.bucket) / quantizer.levels
+
+
+@pytest.mark.parametrize("quantizer", QSGDS, ids=repr)
+def test_qsgd_is_unbiased(quantizer):
+    values = some_values()
+    check_unbiased(means(quantizer, values), values, steps_of(quantizer, values))
+
+
+@pytest.mark.parametrize("quantizer", QSGDS, ids=repr)
+def test_qsgd_takes_a_neighbouring_level(quantizer):
+    values = some_values()
+    steps = steps_of(quantizer, values)
+    parts = Parts(np.array([0, N]))
+    scales, levels = quantizer.encode(values, parts, {}, Rng(0, 1))
+    np.testing.assert_allclose(np.repeat(scales, quantizer.bucket), steps, rtol=3e-7)
+    assert (np.abs(levels - values / steps) < 1 + 1e-4).all()
+    np.testing.assert_array_equal(
+        quantizer.decode(quantizer.params(), (scales, levels), parts),
+        levels * np.repeat(scales, quantizer.bucket),
+    )
+
+
+@pytest.mark.parametrize("factor", [1e-37, 3e-41, 3e-45, 8e37])
+@pytest.mark.parametrize("norm", ["max", "l2"])
+def test_qsgd_is_unbiased_at_the_ends_of_float32(factor, norm):
+    values = (some_values() * factor).astype(np.float32)
+    quantizer = Qsgd(7, 512, norm)
+    # float32's largest stands for a norm beyond it; among subnormals scales are rounded up.
+    steps = np.minimum(steps_of(quantizer, values), np.finfo(np.float32).max / 7)
+    steps = np.ceil(steps / LEAST) * LEAST
+    check_unbiased(means(quantizer, values), values.astype(np.float64), steps)
+
+
+def test_qsgd_over_l2_is_sparse():
+    """Lemma 3.1 of the paper: at most s (s + sqrt(n)) levels that are not 0 on average."""
+    values = np.random.default_rng(0).normal(size=512 * 200).astype(np.float32)
+    for levels in (1, 4):
+        quantizer = Qsgd(levels, 512, "l2")
+        _, found = quantizer.encode(values, Parts(np.array([0, len(values)])), {}, Rng(0, 1))
+        assert np.count_nonzero(found) / 200 <= levels * (levels + np.sqrt(512))
+
+
+@pytest.mark.parametrize("clip", [0.0, 2.5, 1.0])
+def test_ternary_is_unbiased_for_clipped_values(clip):
+    values = some_values()
+    limit = np.abs(values).max()
+    if clip:
+        limit = min(limit, clip * np.sqrt(np.mean(values.astype(np.float64) ** 2)))
+    clipped = np.clip(values.astype(np.float64), -limit, limit)
+    check_unbiased(means(Ternary(clip), values), clipped, np.full(N, limit))
+
+
+def test_rounding_to_nearest_would_not_pass():
+    values = some_values()
+    steps = steps_of(Qsgd(), values)
+    with pytest.raises(AssertionError):
+        check_unbiased(np.rint(values / steps) * steps, values, steps)
+    for bias in (-0.003, 0.003):  # of a step
+        with pytest.raises(AssertionError):
+            check_unbiased(values + bias * steps * (values != 0), values, steps)
+
+
+@pytest.mark.parametrize("quantizer", [Qsgd(), Ternary()], ids=repr)
+def test_draws_depend_on_the_seed_only(quantizer):
+    values = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
+    parts = Parts(np.array([0, 99, len(values)]))
+    one, same, other = (quantizer.encode(values, parts, {}, Rng(seed, 1)) for seed in (1, 1, 2))
+    assert quantizer.unbiased
+    for left, right in zip(one, same, strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert (one[1] != other[1]).mean() > 0.2
