@@ -38,8 +38,9 @@ _ZSTD_OPTIONS: dict[int, int] = {
 class Entropy(Coder):
     """A tag byte, then zstd 1, pcodec 1.1, a bitmap or Rice codes, what suits the stream.
 
-    Uniform sets of 1,000 indices or more: at most 1.03 n H(k/n) bits at densities to 70 %; top-k
-    of real updates: 0.4 to 0.9 of that. Levels: at most 1.04 of their order-0 entropy.
+    Uniform sets among a million: at most 1.025 n H(k/n) bits at densities of 0.1 to 70 %; top-k of
+    real updates as large: 0.43 to 0.84 of that. A million levels: at most 1.04 of their order-0
+    entropy.
     """
 
     name: ClassVar[str] = "entropy"
