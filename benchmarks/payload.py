@@ -28,7 +28,8 @@ from compression.stages import Array, Rng
 Check = dict[str, Any]
 UNIFORM = (0.001, 0.003, 0.01, 0.03, 0.1, 0.25)
 REAL = (0.001, 0.01, 0.1)
-TIMES_SMALLER = {  # of a ResNet18 delta: options, how many times smaller than float32
+# Of a ResNet18 delta: the codec's options, how many times smaller than float32 it must be.
+TIMES_SMALLER: dict[str, tuple[dict[str, Any], float]] = {
     "1 % float16": ({"sparsifier": "topk", "density": 0.01, "quantizer": "float16"}, 190),
     "0.1 % float16": ({"sparsifier": "topk", "density": 0.001, "quantizer": "float16"}, 1800),
     "dense int8": ({"quantizer": "int8"}, 5.5),
@@ -39,7 +40,13 @@ def check(name: str, value: float, demanded: float, *, least: bool = False, **mo
     """Return one line of the result; `least`: the demand is a lower bound."""
     met = value >= demanded if least else value <= demanded
     demand = f"{'>=' if least else '<='} {demanded:g}"
-    return {"check": name, "value": float(f"{value:.4g}"), "demanded": demand, "met": bool(met), **more}
+    return {
+        "check": name,
+        "value": float(f"{value:.4g}"),
+        "demanded": demand,
+        "met": bool(met),
+        **more,
+    }
 
 
 def entropy_bytes(symbols: Array) -> float:
@@ -51,7 +58,7 @@ def entropy_bytes(symbols: Array) -> float:
 def set_bytes(n: int, k: int) -> float:
     """n H(k / n) / 8: the bytes of k of n indices, if all sets were equally likely."""
     share = k / n
-    return -n * (share * np.log2(share) + (1 - share) * np.log2(1 - share)) / 8
+    return float(-n * (share * np.log2(share) + (1 - share) * np.log2(1 - share)) / 8)
 
 
 def index_checks(every: dict[str, Updates]) -> Iterator[Check]:
@@ -105,7 +112,7 @@ def _same(levels: Array, count: int) -> Array:
 
 def _trits(levels: Array, count: int) -> Array:
     digits = levels.astype(np.uint8)[:, None] // np.array([1, 3, 9, 27, 81], dtype=np.uint8) % 3
-    return digits.reshape(-1)[:count]  # type: ignore[return-value]
+    return digits.reshape(-1)[:count]
 
 
 def size_checks(updates: Updates) -> Iterator[Check]:
@@ -181,7 +188,10 @@ def main() -> None:
     every = {model: train(model, options.dataset, options.root) for model in options.models}
     checks = [*index_checks(every), *level_checks(every)]
     if "resnet18" in every:
-        checks += [*size_checks(every["resnet18"]), *speed_checks(every["resnet18"], options.cycles)]
+        checks += [
+            *size_checks(every["resnet18"]),
+            *speed_checks(every["resnet18"], options.cycles),
+        ]
     result: dict[str, Any] = {"dataset": options.dataset, "checks": checks}
     result["unmet"] = [line["check"] for line in checks if not line["met"]]
     print(json.dumps(result, indent=2))

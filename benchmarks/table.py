@@ -21,12 +21,12 @@ def rows(updates: Updates) -> list[Row]:
     tau = float(np.quantile(np.abs(delta), 1 - DENSITY))
     table = []
     for combination in product(names("sparsifier"), names("quantizer"), names("coder")):
-        options = {"threshold": tau} if combination[0] == "threshold" else {}
+        options: dict[str, Any] = {"threshold": tau} if combination[0] == "threshold" else {}
         table.append(_row(combination, options, updates))
     return table
 
 
-def _row(combination: tuple[str, str, str], options: dict[str, float], updates: Updates) -> Row:
+def _row(combination: tuple[str, str, str], options: dict[str, Any], updates: Updates) -> Row:
     codec = make_codec(*combination, **options)
     delta, layout = updates.delta, updates.layout
     codec.encode(delta, layout)  # workspaces and caches

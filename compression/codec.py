@@ -89,7 +89,9 @@ class Codec:
         selection = self._select(given, layout, Step(layout, memory, Rng(seed, 0), loss))
         indices, values, same = selection
         if values is not update and not is_finite(values):
-            raise PayloadError("the values to be sent have grown beyond float32: training has diverged")
+            raise PayloadError(
+                "the values to be sent have grown beyond float32: training has diverged"
+            )
         parts = parts_of(indices, layout)
         streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
         ids = bytes((self.sparsifier.id, self.quantizer.id, self.coder.id, NAMED * bool(names)))

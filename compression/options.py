@@ -1,4 +1,4 @@
-"""Checks of methods' options: each raises ValueError, one line, for a value that is out of range."""
+"""Checks of methods' options: each raises ValueError, one line, for a value out of range."""
 
 from collections.abc import Sequence
 

@@ -122,8 +122,9 @@ def _make(cls: type[Method], given: dict[str, Any]) -> Method:
 
 
 def _checked(name: str, option: str, value: Any, kind: type) -> Any:
-    if kind is float and type(value) is int:
-        return float(value)
+    accepted = {float: (int, float), int: (int,)}.get(kind, (kind,))
+    if isinstance(value, accepted) and not (isinstance(value, bool) and kind is not bool):
+        return kind(value)
     if type(value) is not kind:
         raise ValueError(f"option {option} of {name} must be {kind.__name__}, not {value!r}")
     return value

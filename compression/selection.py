@@ -257,7 +257,7 @@ def _horizon(weights: Weights, k: int) -> float:
     time = step = rank / sample.sum()
     while step > 1e-3 * time:
         silent = np.exp(-time * sample)
-        step = (rank - len(sample) + silent.sum()) / (silent @ sample)
+        step = (rank - len(sample) + silent.sum()) / (silent * sample).sum()  # not @: BLAS threads
         time += step
     return float(time / unit)
 

@@ -85,7 +85,7 @@ class NetworkConfig:
 
 def _compression_config() -> type:
     """Return a dataclass: the three stages, and every registered method's options, unset."""
-    stages: list[tuple[str, type, Any]] = [
+    stages: list[tuple[str, Any, Any]] = [
         ("sparsifier", str, "dense"),
         ("quantizer", str, "float32"),
         ("coder", str, "entropy"),

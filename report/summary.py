@@ -28,7 +28,7 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
         "accuracy": f"{percent(result['accuracy'])} (best {percent(result['best_accuracy'])})",
         "uplink": f"{human_bytes(up)}, {human_bytes(up / updates)} an update, "
         f"{result['uplink_ratio']:.2f} times smaller than float32",
-        "downlink": f"{human_bytes(down)}, {result['downlink_ratio']:.2f} times smaller than float32",
+        "downlink": f"{human_bytes(down)}, {result['downlink_ratio']:.2f} times smaller",
         "updates": f"{result['client_updates']} used, {result['failures']} failed",
         "time": f"{human_seconds(result['seconds'])}"
         + (

@@ -97,7 +97,9 @@ class CompressionMod:
         # A node that lost its state goes on counting where the server is.
         state.sequence = max(applied, state.sequence) + 1
         state.save()
-        loss = next((m["loss"] for _, m in records(reply.content, MetricRecord) if "loss" in m), None)
+        loss = next(
+            (m["loss"] for _, m in records(reply.content, MetricRecord) if "loss" in m), None
+        )
         blob = self.codec.encode(
             delta,
             layout,

@@ -1,4 +1,4 @@
-"""What compression keeps of one node, in its `Context.state`: raw buffers, alive on every engine."""
+"""What compression keeps of one node, in its `Context.state`: it lives on every engine."""
 
 from __future__ import annotations
 

@@ -76,6 +76,8 @@ class Float16(Quantizer):
 
     def error_bound(self, values: Vector, parts: Parts) -> Bounds:
         """Half a unit in the last place of normal and subnormal halves, float32's own rounding."""
-        scales = np.repeat(magnitudes(values, parts.segments).astype(np.float64), np.diff(parts.segments))
+        scales = np.repeat(
+            magnitudes(values, parts.segments).astype(np.float64), np.diff(parts.segments)
+        )
         own = np.abs(values.astype(np.float64)) * (2.0**-11 + 2.0**-22)
         return own + scales * (2.0**-25 + 2.0**-45) + 2.0**-149

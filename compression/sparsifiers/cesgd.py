@@ -20,10 +20,9 @@ OPERATORS = ("union", "map", "gradient")
 class CESGD(Sparsifier):
     """Send the coordinates of a selection vector V; keep nothing of the rest.
 
-    Tao, Xia, Li, Cheng, "CE-SGD: Communication-efficient distributed machine learning", Algorithm 2,
-    Definitions 1 to 3,
-    layer by layer. V starts random with ``density``. While the loss falls V stays and the map
-    M = sum of V grows; else V ~ Bernoulli(p), with the ``operator``
+    Tao, Xia, Li, Cheng, "CE-SGD: Communication-efficient distributed machine learning",
+    Algorithm 2, Definitions 1 to 3, layer by layer. V starts random with ``density``. While the
+    loss falls V stays and the map M = sum of V grows; else V ~ Bernoulli(p), with the ``operator``
 
         map        p = M / max M                                             (line 14)
         gradient   p = |g| / max |g|                               (text of Definition 3)

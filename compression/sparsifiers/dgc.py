@@ -45,7 +45,9 @@ class DGC(Accumulating):
 
     def __post_init__(self) -> None:
         if not 0 <= self.sparsity < 1:
-            raise ValueError(f"option sparsity of dgc must be from 0 to below 1, not {self.sparsity:g}")
+            raise ValueError(
+                f"option sparsity of dgc must be from 0 to below 1, not {self.sparsity:g}"
+            )
         expect_between(self.name, "momentum", self.momentum, 0, 1)
         expect_at_least(self.name, "warmup_steps", self.warmup_steps, 0)
         expect_at_least(self.name, "clip_norm", self.clip_norm, 0)
@@ -81,6 +83,7 @@ class DGC(Accumulating):
     def select(self, update: Vector, step: Step) -> Selection:
         """Accumulate, choose, take; mask the momentum; count the step."""
         indices, values, _ = super().select(update, step)
+        assert indices is not None
         if self.sparsity_at(_steps(step)) >= MASKED_FROM:
             self._mask(indices, step)
         remembered(step.memory, "steps", 1, np.int64)[0] += 1

@@ -14,7 +14,6 @@ from compression.sparsifiers.scope import count
 from compression.stages import (
     Accumulating,
     Indices,
-    Memory,
     Selection,
     Step,
     Vector,

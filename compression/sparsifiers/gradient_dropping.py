@@ -1,6 +1,7 @@
 """Gradient dropping: a threshold that drops a share of the entries."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -50,7 +51,7 @@ class GradientDropping(Accumulating):
         bounds = step.layout.offsets.tolist()
         found = [
             _sampled(given[start:stop], share, generator) + np.uint32(start)
-            for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+            for start, stop in pairwise(bounds)
             if stop > start
         ]
         return np.concatenate([np.empty(0, dtype=np.uint32), *found])

@@ -15,6 +15,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 
 from compression import Layout, decode, make_codec, names  # noqa: E402
 
+MANY = FOLDER / "many" / "v1-topk-float32-entropy.ewp"
 LAYOUT = Layout(
     ("conv.weight", "conv.bias", "steps", "none", "zeros", "fc.weight"),
     ((4, 3, 3, 3), (4,), (), (0, 2), (3, 2), (7, 20)),
@@ -43,6 +44,23 @@ def combinations() -> list[tuple[str, str, str]]:
     )
 
 
+def options(sparsifier: str) -> dict[str, float]:
+    """Return options with which enough is selected for every coder to have work."""
+    return {"density": 0.25} if sparsifier == "topk" else {}
+
+
+def many() -> tuple[np.ndarray, Layout, float]:
+    """Return an update of thousands of entries among zeros, its layout, and their share.
+
+    So many indices are coded in another way than few.
+    """
+    counts = np.arange(5000, dtype=np.int64)
+    values = np.zeros(100_000, dtype=np.float32)
+    values[(counts * counts * 7 + counts * 3) % values.size] = 1 + counts % 5
+    layout = Layout(("fc.weight",), ((250, 400),), ("float32",))
+    return values, layout, np.count_nonzero(values) / values.size
+
+
 def paths(combination: tuple[str, str, str]) -> tuple[Path, Path]:
     """Where a combination's payload and the values that it decodes to are stored."""
     stem = "v1-" + "-".join(combination)
@@ -51,14 +69,18 @@ def paths(combination: tuple[str, str, str]) -> tuple[Path, Path]:
 
 def main() -> None:
     """Fill the gaps."""
-    FOLDER.mkdir(exist_ok=True)
+    MANY.parent.mkdir(parents=True, exist_ok=True)
     for combination in combinations():
         payload_path, values_path = paths(combination)
         if not payload_path.exists():
-            payload = make_codec(*combination).encode(update(), LAYOUT, seed=1, names=True)
+            codec = make_codec(*combination, **options(combination[0]))
+            payload = codec.encode(update(), LAYOUT, seed=1, names=True)
             payload_path.write_bytes(payload)
             np.save(values_path, decode(payload)[0])
             print(f"{payload_path.name}: {len(payload)} bytes")
+    if not MANY.exists():
+        values, layout, density = many()
+        MANY.write_bytes(make_codec("topk", density=density).encode(values, layout))
 
 
 if __name__ == "__main__":

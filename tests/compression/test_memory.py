@@ -46,16 +46,21 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=ids)
 @pytest.fixture(scope="module")
 def normed():
     """A model with BatchNorm in its middle: two runs of trained entries."""
-    names = ("conv.weight", "bn.weight", "bn.running_mean", "bn.running_var", "fc.weight", "fc.bias")
+    names = (
+        "conv.weight",
+        "bn.weight",
+        "bn.running_mean",
+        "bn.running_var",
+        "fc.weight",
+        "fc.bias",
+    )
     shapes = ((8, 3, 3, 3), (8,), (8,), (8,), (30, 40), (30,))
     return Layout(names, shapes, ("float32",) * 6)
 
 
 def updates(layout, steps=6):
     draw = np.random.default_rng(11)
-    return [
-        (draw.standard_t(4, size=layout.size) * 0.01).astype(np.float32) for _ in range(steps)
-    ]
+    return [(draw.standard_t(4, size=layout.size) * 0.01).astype(np.float32) for _ in range(steps)]
 
 
 def trained_of(layout):

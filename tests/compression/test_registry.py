@@ -11,14 +11,36 @@ from compression.stages import Coder, PayloadError
 METHODS = [(stage, name) for stage in STAGES for name in names(stage)]
 # Ids stand in payloads that exist: they never change.
 IDS = {
-    "sparsifier": {"dense": 0},
-    "quantizer": {"float32": 0, "float16": 1, "int8": 2},
-    "coder": {"raw": 0, "zip": 1, "zstd": 2},
+    "sparsifier": {
+        "dense": 0,
+        "topk": 1,
+        "threshold": 2,
+        "gradient_dropping": 3,
+        "randomk": 4,
+        "selective": 5,
+        "esgd": 6,
+        "cesgd": 7,
+        "dgc": 8,
+    },
+    "quantizer": {
+        "float32": 0,
+        "float16": 1,
+        "int8": 2,
+        "bfloat16": 3,
+        "int4": 4,
+        "qsgd": 5,
+        "ternary": 6,
+        "sign": 7,
+        "powersgd": 8,
+        "drive": 9,
+    },
+    "coder": {"raw": 0, "zip": 1, "zstd": 2, "entropy": 3},
 }
 
 
 def test_ids_stay():
     for stage, methods in IDS.items():
+        assert set(methods) == set(names(stage)), "a new method's id is written down here"
         for name, number in methods.items():
             assert get(stage, name).id == number
 

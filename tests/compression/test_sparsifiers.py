@@ -81,9 +81,7 @@ def test_threshold_sends_the_threshold_and_keeps_the_difference():
 def test_a_sampled_threshold_drops_about_the_share():
     big = Layout(("w",), ((1000, 500),), ("float32",))
     g = np.random.default_rng(0).normal(size=big.size).astype(np.float32)
-    chosen = make("gradient_dropping", cut="sampled", drop=0.99).select(
-        g, Step(big, {}, Rng(1, 0))
-    )
+    chosen = make("gradient_dropping", cut="sampled", drop=0.99).select(g, Step(big, {}, Rng(1, 0)))
     # 10 of a sample of 1,000 lie above the threshold: the share sent is 1 % +- 5 * 0.32 %.
     assert 0 < len(chosen.indices) < 0.026 * big.size
     floor = np.abs(chosen.values).min()
@@ -231,7 +229,13 @@ def test_cesgd_speculates_on_seldom_seen_coordinates():
 
 
 def test_dgc_follows_its_algorithm():
-    options = {"sparsity": 0.995, "warmup_steps": 8, "momentum": 0.8, "clip_norm": 2.0, "workers": 4}
+    options = {
+        "sparsity": 0.995,
+        "warmup_steps": 8,
+        "momentum": 0.8,
+        "clip_norm": 2.0,
+        "workers": 4,
+    }
     sparsifier = make("dgc", **options)
     u, v = np.zeros(N), np.zeros(N)
     for number, (g, (indices, values, _), memory) in enumerate(run(sparsifier, 11)):

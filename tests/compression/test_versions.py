@@ -28,6 +28,13 @@ def test_stored_payloads_decode(path):
     assert combination == [f"{about.sparsifier}-{about.quantizer}-{about.coder}"]
 
 
+def test_a_stored_payload_of_many_indices():
+    values, layout, _ = STORE["many"]()
+    payload = STORE["MANY"].read_bytes()
+    assert len(payload) < 2 * np.count_nonzero(values)
+    np.testing.assert_array_equal(decode(payload, layout)[0], values)
+
+
 @pytest.mark.parametrize("combination", STORE["combinations"](), ids="-".join)
 def test_every_combination_is_stored(combination):
     payload_path, values_path = STORE["paths"](combination)
