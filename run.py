@@ -37,6 +37,7 @@ from conf.build import (
     codec_of,
     data_of,
     device_of,
+    downlink_of,
     model_of,
     optimizer_of,
     partition_of,
@@ -61,6 +62,7 @@ def prepare(config: Config) -> None:
     """Load what the run needs once, here: mistakes show now, and forked workers share it."""
     check_target("engine", config.engine)
     codec_of(config)
+    downlink_of(config)
     data = data_of(config)
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))

@@ -20,7 +20,8 @@ def ratios(
     """Run all contestants in turns, `cycles` (at least 2) times, each between two baselines.
 
     A turn is one call, or as many as take `least` seconds; each contestant is called once before
-    the clock starts. What a call returns is freed on the clock. Set torch to one thread before.
+    the clock starts. What a call returns is freed on the clock. Set torch to one thread before, and
+    run with OMP_NUM_THREADS=1 where numpy calls BLAS: its idle threads spin, and that counts.
 
     Returns for each: `seconds` of CPU time a call (median), `fastest`, and against the baseline's
     turns just before and after `ratio` (median) and its `quartiles`.

@@ -57,7 +57,8 @@ def test_a_run_leaves_its_result_history_and_weights(command):
     assert "accuracy" in printed.out
     result = result_of(folder)
     keys = """accuracy best_accuracy loss rounds client_updates uplink_bytes downlink_bytes versions
-    uplink_bytes_float32 downlink_bytes_float32 uplink_ratio seconds virtual_seconds failures"""
+    uplink_bytes_float32 downlink_bytes_float32 uplink_ratio downlink_ratio seconds
+    virtual_seconds failures"""
     assert all(result[key] is not None for key in keys.split())
     assert result["rounds"] == 3
     assert result["client_updates"] == 30

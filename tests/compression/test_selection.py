@@ -1,6 +1,7 @@
 """Exact selections against brute force, drawn ones against their laws; and the scratch arrays.
 
-Each statistical test rejects a right law for one seed in a million; the seeds are fixed.
+The bounds of the statistical tests reject a right law about once in a million seeds each; the
+seeds are fixed.
 """
 
 import itertools

@@ -6,7 +6,15 @@ import pytest
 from hydra.errors import HydraException
 
 from conf import ConfigError, load_config, run_config
-from conf.build import build, codec_of, data_of, optimizer_of, partition_of, strategy_of
+from conf.build import (
+    build,
+    codec_of,
+    data_of,
+    downlink_of,
+    optimizer_of,
+    partition_of,
+    strategy_of,
+)
 from conf.check import check_target
 from conf.load import compose_config, to_config
 from conf.schema import Config
@@ -40,6 +48,8 @@ def test_every_choice_composes_and_says_what_it_is(group, choice):
         assert len(partition_of(made, data_of(config())).indices(0)) > 0
     elif group == "compression":
         assert codec_of(made)
+    elif group == "downlink":
+        assert (downlink_of(made) is None) == (choice == "full")
     elif group == "optimizer":
         model = build_model("mlp", channels=1, size=8, classes=10)
         assert optimizer_of(made, list(model.parameters()))
@@ -106,6 +116,10 @@ def test_unknown_methods_and_options_of_compression_are_named():
         codec_of(config("compression.quantizer=int9"))
     with pytest.raises(ConfigError, match="level"):
         codec_of(config("compression=none", "compression.level=3"))
+    with pytest.raises(ConfigError, match="downlink: option density"):
+        downlink_of(config("downlink=f2i", "downlink.density=0.1"))
+    with pytest.raises(ConfigError, match="choose another downlink"):
+        downlink_of(config("downlink.quantizer=int8"))
 
 
 def test_a_preset_gives_way_to_the_command_line():

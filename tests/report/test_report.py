@@ -74,6 +74,7 @@ def test_the_summary_names_what_counts(tmp_path):
         "seed": 1,
         "best_accuracy": 0.6,
         "uplink_ratio": 7.6,
+        "downlink_ratio": 3.1,
         "client_updates": 30,
         "failures": 2,
         "seconds": 12.0,
