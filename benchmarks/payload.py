@@ -1,6 +1,6 @@
 """Bytes and speed of payloads against entropy, zlib, torch.topk and memcpy, in one run.
 
-`python -m benchmarks.payload` trains LeNet-5, a 1.2 M CNN and ResNet18 for a local epoch on the
+`python -m benchmarks.payload` trains LeNet-5, a 1.2 M CNN and ResNet18 for some steps on the
 bundled digits (`--dataset fashion_mnist --root FOLDER`: on other data), checks what is demanded of
 their updates, and prints JSON. `--table FILE.json --picture FILE.png` add every sparsifier with
 every quantizer and every coder on one update. Times are CPU times of one thread.

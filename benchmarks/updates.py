@@ -1,5 +1,6 @@
 """Updates as training makes them: what the payloads are measured on."""
 
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -13,16 +14,17 @@ from task.models import build_model
 from task.steps import batches, prepare
 
 Vector = NDArray[np.float32]
-# Model, images' side in pixels, learning rate, batch, images of the local epoch.
+BATCH = 64
+# Images' side in pixels, learning rate, steps before the delta, steps of the delta.
 MODELS = {
-    "lenet5": (28, 0.05, 32, 6000),
-    "cnn": (28, 0.02, 32, 6000),
-    "resnet18": (32, 0.05, 32, 1280),
+    "lenet5": (28, 0.05, 100, 100),
+    "cnn": (28, 0.02, 100, 100),
+    "resnet18": (32, 0.05, 40, 40),
 }
 
 
 class Updates(NamedTuple):
-    """What one node would send: one mini-batch's gradient, or what a local epoch changed."""
+    """What one node would send: one mini-batch's gradient, or what some local steps changed."""
 
     layout: Layout  # parameters only
     gradient: Vector
@@ -30,21 +32,22 @@ class Updates(NamedTuple):
 
 
 def train(model: str, dataset: str = "digits", root: str | None = None) -> Updates:
-    """Train a model for a local epoch (SGD, momentum 0.9), then take one more gradient.
+    """Train a model (SGD, momentum 0.9) and take an update from the midst of it.
 
-    `dataset` and `root` as in `task.datasets.load_data`; images are resized to suit the model.
+    The first steps are a start that no node makes by itself: their delta is nearly Gaussian, and
+    less compressible than later ones. `dataset` and `root` as in `task.datasets.load_data`; images
+    are resized to suit the model.
     """
-    torch.manual_seed(0)
-    side, lr, batch, most = MODELS[model]
+    side, lr, before, steps = MODELS[model]
     data = load_data(dataset, root=root, size=side)
-    images, labels = data.train.images[:most], data.train.labels[:most]
-    images = prepare(images, data.mean, data.std)
+    most = (before + steps) * BATCH
+    labels = data.train.labels[:most]
+    images = prepare(data.train.images[:most], data.mean, data.std)
     flat = FlatModel(
         build_model(model, channels=images.shape[1], size=side, classes=data.classes, seed=0)
     )
     optimizer = torch.optim.SGD([flat.parameters], lr=lr, momentum=0.9)
     flat.module.train()
-    start = flat.parameters.detach().clone()
     generator = torch.Generator().manual_seed(0)
 
     def gradient(x: torch.Tensor, y: torch.Tensor) -> Vector:
@@ -53,12 +56,17 @@ def train(model: str, dataset: str = "digits", root: str | None = None) -> Updat
         assert flat.parameters.grad is not None
         return flat.parameters.grad.numpy()
 
-    for x, y in batches(images, labels, batch, generator, single=False):
+    endless = chain.from_iterable(
+        batches(images, labels, BATCH, generator, single=False) for _ in repeat(None)
+    )
+    start = flat.parameters.detach().clone()
+    for step, (x, y) in enumerate(islice(endless, before + steps)):
+        if step == before:
+            start = flat.parameters.detach().clone()
         gradient(x, y)
         optimizer.step()
     delta = (flat.parameters.detach() - start).numpy()
-    last = gradient(*next(iter(batches(images, labels, 64, generator)))).copy()
-    return Updates(_layout(flat), last, delta)
+    return Updates(_layout(flat), gradient(*next(endless)).copy(), delta)
 
 
 def _layout(flat: FlatModel) -> Layout:

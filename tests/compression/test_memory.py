@@ -159,7 +159,7 @@ def test_memory_of_quantizers_is_what_is_declared(quantizer, lenet):
     assert sum(array.nbytes for array in memory.values()) == codec.memory_bytes(lenet)
 
 
-@pytest.mark.parametrize("name", methods("sparsifier"))
+@pytest.mark.parametrize("name", EVERYTHING)
 def test_everything_sent_is_the_update_itself(name, normed):
     codec = make_codec(name, "float32", "raw", **EVERYTHING[name])
     memory, before = {}, None
