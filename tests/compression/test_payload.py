@@ -93,6 +93,21 @@ def test_real_sizes(sparsifier, quantizer, coder, lenet, mixed, update_for):
         check_round_trip(codec, update_for(layout), layout)
 
 
+HUGE = sorted(
+    {
+        *product(["dense"], methods("quantizer"), ["entropy"]),
+        *product(methods("sparsifier"), ["float16"], ["entropy"]),
+    }
+)
+
+
+@pytest.mark.parametrize("combination", HUGE, ids="-".join)
+def test_a_huge_tensor(combination, make_layout):
+    layout = make_layout([(2048, 1024), (3,)])
+    update = np.random.default_rng(4).laplace(size=layout.size).astype(np.float32)
+    check_round_trip(make_codec(*combination), update, layout)
+
+
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_any_layout_any_values(data):

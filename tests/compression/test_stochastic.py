@@ -7,8 +7,10 @@ Bonferroni over the coordinates: no approximation), and the seeds are fixed.
 import numpy as np
 import pytest
 
+from compression import names
 from compression.quantizers.qsgd import Qsgd
 from compression.quantizers.ternary import Ternary
+from compression.registry import get
 from compression.stages import Parts, Rng
 
 # Codec.encode and decode see to this for all methods.
@@ -66,6 +68,16 @@ def steps_of(quantizer: Qsgd, values: np.ndarray) -> np.ndarray:
     order = np.inf if quantizer.norm == "max" else 2
     norms = [np.linalg.norm(bucket, order) for bucket in buckets]
     return np.repeat(norms, quantizer.bucket) / quantizer.levels
+
+
+@pytest.mark.parametrize("name", [n for n in names("quantizer") if get("quantizer", n).unbiased])
+def test_what_is_declared_unbiased_is(name):
+    """At its default options; bounded values, so that a clipping at 2.5 sigma clips nothing."""
+    quantizer = get("quantizer", name)()
+    values = np.random.default_rng(2).uniform(-1, 1, N).astype(np.float32)
+    bound = quantizer.error_bound(values, Parts(np.array([0, N])))
+    # The largest value is sure, its bound 0.
+    check_unbiased(means(quantizer, values), values, 2 * bound + 1e-6)
 
 
 @pytest.mark.parametrize("quantizer", QSGDS, ids=repr)
