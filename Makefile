@@ -24,6 +24,8 @@ fuzz: $(VENV)/ready
 	$(PY) -m pytest tests/compression/test_fuzz.py --mutations 100000
 
 bench: $(VENV)/ready
+	$(PY) -m benchmarks.selection
+	$(PY) -m benchmarks.payload
 	$(PY) -m benchmarks.engine
 
 # uv makes the environment in under a minute; where it is not installed, the new environment gets its own.

@@ -128,7 +128,8 @@ def _label(axes: Any, found: list[Row]) -> None:
 def _front(found: list[Row]) -> list[Row]:
     """Return the rows that no other row beats in bytes and error, by bytes."""
     kept: list[Row] = []
-    for row in sorted(found, key=lambda r: (r["bytes"], r["error"])):
+    # Of equals top-k, which the others are like at a first step.
+    for row in sorted(found, key=lambda r: (r["bytes"], r["error"], r["sparsifier"] != "topk")):
         if not kept or row["error"] < kept[-1]["error"]:
             kept.append(row)
     return kept

@@ -14,12 +14,11 @@ from task.models import build_model
 from task.steps import batches, prepare
 
 Vector = NDArray[np.float32]
-BATCH = 64
-# Images' side in pixels, learning rate, steps before the delta, steps of the delta.
+# Images' side in pixels, learning rate, batch, steps before the delta, steps of the delta.
 MODELS = {
-    "lenet5": (28, 0.05, 100, 100),
-    "cnn": (28, 0.02, 100, 100),
-    "resnet18": (32, 0.05, 40, 40),
+    "lenet5": (28, 0.05, 64, 100, 100),
+    "cnn": (28, 0.02, 64, 100, 100),
+    "resnet18": (32, 0.05, 32, 40, 40),
 }
 
 
@@ -38,9 +37,9 @@ def train(model: str, dataset: str = "digits", root: str | None = None) -> Updat
     less compressible than later ones. `dataset` and `root` as in `task.datasets.load_data`; images
     are resized to suit the model.
     """
-    side, lr, before, steps = MODELS[model]
+    side, lr, batch, before, steps = MODELS[model]
     data = load_data(dataset, root=root, size=side)
-    most = (before + steps) * BATCH
+    most = (before + steps) * batch
     labels = data.train.labels[:most]
     images = prepare(data.train.images[:most], data.mean, data.std)
     flat = FlatModel(
@@ -57,7 +56,7 @@ def train(model: str, dataset: str = "digits", root: str | None = None) -> Updat
         return flat.parameters.grad.numpy()
 
     endless = chain.from_iterable(
-        batches(images, labels, BATCH, generator, single=False) for _ in repeat(None)
+        batches(images, labels, batch, generator, single=False) for _ in repeat(None)
     )
     start = flat.parameters.detach().clone()
     for step, (x, y) in enumerate(islice(endless, before + steps)):
