@@ -61,6 +61,7 @@ def draw(table: list[Row], file: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.lines import Line2D
 
     best: dict[tuple[str, str], Row] = {}
     for row in table:
@@ -100,7 +101,7 @@ def draw(table: list[Row], file: Path) -> None:
     dots = [(colours[q], "o", q) for q in quantizers]
     dots += [("white", markers[s], s) for s in sparsifiers]
     handles = [
-        pyplot.Line2D([], [], linestyle="", marker=marker, color=colour, markeredgecolor="black",
+        Line2D([], [], linestyle="", marker=marker, color=colour, markeredgecolor="black",
                       label=label)
         for colour, marker, label in dots
     ]  # fmt: skip

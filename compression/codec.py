@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from compression.envelope import ALL, INDICES, NAMED, REPEATED, digest, seal, tables
+from compression.envelope import ALL, INDICES, REPEATED, digest, seal, tables
 from compression.header import varint
 from compression.layout import Layout
-from compression.payload import decode_update, index_spec, parts_of, quiet
+from compression.payload import decode_trained, exact_spec, index_spec, parts_of, quiet
 from compression.stages import (
     Array,
     Buffer,
@@ -19,7 +20,6 @@ from compression.stages import (
     PayloadError,
     Quantizer,
     Rng,
-    Selection,
     Sparsifier,
     Spec,
     Step,
@@ -29,7 +29,7 @@ from compression.stages import (
     remembered,
     subtract_at,
 )
-from compression.statistics import split
+from compression.statistics import Split, exact_tensors, split
 
 _SMALL = 64  # streams of fewer bytes are left as they are: coding gains nothing
 _ERROR = "error"  # the memory of the generic error feedback, float32 (n,)
@@ -49,6 +49,13 @@ class Codec:
     coder: Coder
     feedback: bool = False
 
+    def __post_init__(self) -> None:
+        if self.feedback and not self.sparsifier.contracts:
+            raise ValueError(
+                f"option feedback does not go with {self.sparsifier.name} as it is set: what it "
+                "sends is further from the update than nothing is"
+            )
+
     @property
     def keeps(self) -> bool:
         """Whether what is not sent is kept, so that a lost payload can be put back."""
@@ -56,10 +63,10 @@ class Codec:
 
     def memory_bytes(self, layout: Layout) -> int:
         """Bytes that a node keeps between two updates."""
-        inner = split(layout)
-        own = 4 * layout.size if self.feedback and self.sparsifier.kept is None else 0
-        selecting = self.sparsifier.memory_bytes(inner.layout if inner else layout)
-        return own + selecting + self.quantizer.memory_bytes(layout)
+        inner = self._split(layout)
+        trained = layout if inner is None else inner.layout
+        own = 4 * trained.size if self.feedback and self.sparsifier.kept is None else 0
+        return own + self.sparsifier.memory_bytes(trained) + self.quantizer.memory_bytes(trained)
 
     @quiet
     def encode(
@@ -81,39 +88,61 @@ class Codec:
         of the data that made the update, for methods that steer by it. ``as_before``: the receiver
         has decoded this memory's last payload and kept its indices, which need no sending again.
         Raises ValueError for a vector or memory that does not fit the layout, PayloadError for NaN
-        or infinity: the memory has not seen that update.
+        or infinity in the update, of which the memory has then not heard, and for sums with
+        what is kept that are beyond float32; then the memory is emptied, to start anew.
         """
         _check_update(update, layout)
         memory = {} if memory is None else memory
-        given = self._given(update, memory)
-        selection = self._select(given, layout, Step(layout, memory, Rng(seed, 0), loss))
-        indices, values, same = selection
+        inner = self._split(layout)
+        own = layout if inner is None else inner.layout
+        trained = update if inner is None else inner.gather(update)
+        given = self._given(trained, memory)
+        step = Step(own, memory, Rng(seed, 0), loss)
+        indices, values, same = self.sparsifier.select(given, step)
         if values is not update and not is_finite(values):
-            raise PayloadError(
-                "the values to be sent have grown beyond float32: training has diverged"
-            )
-        parts = parts_of(indices, layout)
+            memory.clear()
+            raise PayloadError("update and what this node keeps unsent add up beyond float32")
+        parts = parts_of(indices, own)
         streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
-        ids = bytes((self.sparsifier.id, self.quantizer.id, self.coder.id, NAMED * bool(names)))
-        head = tables(layout, ids) + _selected(indices, same and as_before)
-        listed = None if same and as_before else indices
-        payload = self._assemble(head, listed, layout.size, streams, parts)
+        listed: list[tuple[Any, Spec]] = []
+        if inner is not None:
+            listed.append((inner.gather_exact(update), exact_spec(inner.exact_size)))
+        if indices is not None and not (same and as_before):
+            listed.append((indices, index_spec(len(indices), own.size)))
+        ids = bytes((self.sparsifier.id, self.quantizer.id, self.coder.id))
+        head = tables(layout, ids, names, inner.exact if inner else ())
+        head += _selected(indices, same and as_before)
+        payload = self._assemble(head, listed, streams, parts)
         if self.feedback:
             decoded = self.quantizer.decode(self.quantizer.params(), streams, parts)
             if self.sparsifier.kept is None:
                 subtract_at(given, indices, decoded)
             else:
-                self._return(indices, values - decoded, layout, memory)
+                self.sparsifier.put_back(indices, values - decoded, memory)
         return payload
 
     def put_back(self, payload: Buffer, layout: Layout, memory: Memory) -> None:
         """Add to what is kept a payload, this memory's last one, that was not received or applied.
 
-        Then *sent + kept == given* as if it had never been sent. Raises PayloadError for a payload
-        that is not this memory's last.
+        Then *sent + kept == given* as if it had never been sent; running statistics are no sums,
+        and are not kept. Raises PayloadError for a payload that is not this memory's last.
         """
-        update = decode_update(payload, layout, before=self._last(layout, memory))
-        self._return(update.indices, update.values, layout, memory)
+        sent = memory.get("sent")
+        last = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
+        indices, values = decode_trained(payload, layout, last)
+        if self.sparsifier.kept is not None:
+            self.sparsifier.put_back(indices, values, memory)
+        else:
+            inner = self._split(layout)
+            size = layout.size if inner is None else inner.layout.size
+            add_at(remembered(memory, _ERROR, size, np.float32), indices, values)
+
+    def _split(self, layout: Layout) -> Split | None:
+        """Return where trained entries are and where exact ones, if there are such."""
+        if self.quantizer.exact and not self.sparsifier.selects and not self.feedback:
+            return None  # all are exact, and nothing is kept
+        exact = exact_tensors(layout)
+        return split(layout, exact) if exact else None
 
     def _given(self, update: Vector, memory: Memory) -> Vector:
         """Return the update with what the generic feedback has kept of earlier ones."""
@@ -123,57 +152,25 @@ class Codec:
         given += update
         return given
 
-    def _select(self, given: Vector, layout: Layout, step: Step) -> Selection:
-        inner = split(layout)
-        if inner is None:
-            return self.sparsifier.select(given, step)
-        selection = self.sparsifier.select(inner.gather(given), step._replace(layout=inner.layout))
-        if selection.indices is None:
-            return Selection(None, given)
-        return inner.widen(selection, given)
-
     def _assemble(
         self,
         head: bytes,
-        indices: Indices | None,
-        size: int,
+        listed: list[tuple[Any, Spec]],
         streams: Sequence[Array],
         parts: Parts,
     ) -> bytes:
         params = self.quantizer.params()
-        specs: tuple[Spec, ...] = self.quantizer.specs(params, parts)
-        if indices is not None:
-            spec = index_spec(len(indices), size)
-            specs, streams = (spec, *specs), (indices.astype(spec.dtype, copy=False), *streams)
-        numbers = [len(params), *params, len(specs)]
+        listed = [*listed, *zip(streams, self.quantizer.specs(params, parts), strict=True)]
+        numbers = [len(params), *params, len(listed)]
         bodies: list[Buffer] = []
-        for stream, spec in zip(streams, specs, strict=True):
+        for array, spec in listed:
+            stream = array.astype(spec.dtype, copy=False)
             coded = self.coder.encode(stream, spec) if spec.nbytes >= _SMALL else None
             smaller = coded is not None and len(coded) < spec.nbytes
             body = coded if coded is not None and smaller else stream.data
             numbers.append(memoryview(body).nbytes << 1 | smaller)
             bodies.append(body)
         return seal(head + b"".join(map(varint, numbers)), bodies)
-
-    def _return(
-        self, indices: Indices | None, values: Vector, layout: Layout, memory: Memory
-    ) -> None:
-        """Add values to what is kept, wherever that is; statistics are not: they are no sums."""
-        inner = split(layout)
-        if self.sparsifier.kept is None:
-            add_at(remembered(memory, _ERROR, layout.size, np.float32), indices, values)
-        elif indices is None or inner is None:
-            self.sparsifier.put_back(indices, values, memory)
-        else:
-            self.sparsifier.put_back(*inner.narrow(indices, values), memory)
-
-    def _last(self, layout: Layout, memory: Memory) -> Indices | None:
-        """Return the indices sent last by a sparsifier that may repeat them."""
-        if "sent" not in memory:
-            return None
-        indices = np.flatnonzero(memory["sent"]).astype(np.uint32)
-        inner = split(layout)
-        return indices if inner is None else inner.widen_indices(indices)
 
 
 def _selected(indices: Indices | None, repeated: bool) -> bytes:

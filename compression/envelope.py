@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import NamedTuple, cast
 
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from compression.header import Reader, name_table, read_layout, shape_table, skip_layout
+from compression.header import Reader, name_table, read_layout, shape_table, skip_layout, varint
 from compression.layout import Layout
 from compression.registry import by_id
 from compression.stages import (
@@ -23,7 +24,7 @@ from compression.stages import (
 
 MAGIC = b"EWP"
 VERSION = 1
-NAMED = 1  # flag: the table of names is there
+NAMED, EXACT = 1, 2  # flags: the table of names, that of exact tensors is there
 ALL, INDICES, REPEATED = 0, 1, 2  # selections
 _PREFIX = 8  # bytes before the tables
 _CHECKSUM = 8
@@ -44,6 +45,7 @@ class Parsed(NamedTuple):
     quantizer: type[Quantizer]
     coder: type[Coder]
     layout: Layout
+    exact: tuple[int, ...]  # tensors that travel beside the others, exactly
     selected: int | None  # number of indices; None: every coordinate is there
     repeated: int | None  # digest of the last payload's indices, which these are too
     params: tuple[int, ...]
@@ -51,10 +53,16 @@ class Parsed(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def tables(layout: Layout, ids: bytes) -> bytes:
+def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> bytes:
     """Return everything that stands before the selection and is the same for every update."""
-    names = name_table(layout) if ids[-1] else b""
-    return MAGIC + bytes((VERSION,)) + ids + shape_table(layout) + names
+    flags = bytes((NAMED * named | EXACT * bool(exact),))
+    parts = [MAGIC, bytes((VERSION,)), ids, flags, shape_table(layout)]
+    if named:
+        parts.append(name_table(layout))
+    if exact:
+        gaps = (tensor - last - 1 for last, tensor in pairwise((-1, *exact)))
+        parts += [varint(len(exact)), *map(varint, gaps)]
+    return b"".join(parts)
 
 
 def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
@@ -77,22 +85,34 @@ def parse(payload: Buffer, layout: Layout | None, max_size: int) -> Parsed:
     if xxh3_64_intdigest(view) != int.from_bytes(checksum, "little"):
         raise PayloadError("payload is damaged: its checksum does not match")
     sparsifier, quantizer, coder, flags = view[4:_PREFIX]
-    if flags & ~NAMED:
+    if flags & ~(NAMED | EXACT):
         raise PayloadError(f"payload has unknown flags {flags:#x}")
     reader = Reader(view, _PREFIX)
     if layout is None:
-        layout = read_layout(reader, bool(flags), max_size)
+        layout = read_layout(reader, bool(flags & NAMED), max_size)
     else:
-        skip_layout(reader, bool(flags), layout)
+        skip_layout(reader, bool(flags & NAMED), layout)
     return Parsed(
         cast(type[Sparsifier], by_id("sparsifier", sparsifier)),
         cast(type[Quantizer], by_id("quantizer", quantizer)),
         cast(type[Coder], by_id("coder", coder)),
         layout,
+        _read_exact(reader, len(layout)) if flags & EXACT else (),
         *_read_selection(reader, layout),
         _read_numbers(reader),
         _read_bodies(reader),
     )
+
+
+def _read_exact(reader: Reader, tensors: int) -> tuple[int, ...]:
+    count = reader.varint()
+    if not 0 < count <= tensors:
+        raise PayloadError(f"payload declares {count} exact tensors of {tensors}")
+    found = accumulate([reader.varint() + 1 for _ in range(count)], initial=-1)
+    exact = tuple(found)[1:]
+    if exact[-1] >= tensors:
+        raise PayloadError("payload declares exact tensors beyond its last")
+    return exact
 
 
 def digest(indices: Indices) -> int:

@@ -3,11 +3,16 @@
 from collections.abc import Sequence
 
 
-def expect_share(method: str, option: str, value: float, *, zero: bool = False) -> None:
-    """Refuse a share that is not above 0 (or 0 itself, with ``zero``) and at most 1."""
-    if not (0 < value <= 1 or (zero and value == 0)):  # `not` also refuses NaN
-        low = "from 0" if zero else "above 0 and up"
-        raise ValueError(f"option {option} of {method} must be {low} to 1, not {value:g}")
+def expect_share(method: str, option: str, value: float) -> None:
+    """Refuse a share that is not above 0 and at most 1."""
+    if not 0 < value <= 1:  # `not` also refuses NaN
+        raise ValueError(f"option {option} of {method} must be above 0 and up to 1, not {value:g}")
+
+
+def expect_drop(method: str, value: float) -> None:
+    """Refuse a share to leave out that is not from 0 to below 1."""
+    if not 0 <= value < 1:
+        raise ValueError(f"option drop of {method} must be from 0 to below 1, not {value:g}")
 
 
 def expect_between(method: str, option: str, value: float, low: float, high: float) -> None:

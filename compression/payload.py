@@ -17,10 +17,12 @@ from compression.stages import (
     Sparsifier,
     Spec,
     Vector,
+    is_finite,
 )
+from compression.statistics import split
 
 MAX_SIZE = 1 << 28  # entries decode() accepts when no layout says how many there are
-_U4 = np.dtype("<u4")
+_U4, _F4 = np.dtype("<u4"), np.dtype("<f4")
 # What overflows is found by looking at the result, whatever the caller's numpy settings.
 quiet = np.errstate(all="ignore")
 
@@ -32,6 +34,7 @@ class Update(NamedTuple):
     indices: Indices | None  # (k,) uint32, strictly increasing; None: every entry is there
     values: Vector  # (k,) float32, all finite; may be a read-only view of the payload
     sparsifier: type[Sparsifier]
+    selected: Indices | None  # what a later payload may repeat: the indices among trained entries
 
     def dense(self, out: Vector | None = None) -> Vector:
         """Return the (n,) float32 vector; ``out``, (n,) float32, is used if entries are missing."""
@@ -89,14 +92,70 @@ def decode_update(
     """Return what a payload holds, all finite.
 
     With a ``layout`` the payload must hold the same shapes; without, at most ``max_size`` entries.
-    ``before``: the indices of the sender's last payload, for one that repeats them. Raises
+    ``before``: `Update.selected` of the sender's last payload, for one that repeats it. Raises
     PayloadError for everything else, before memory is allocated for what the payload declares.
     """
     parsed = parse(payload, layout, max_size)
+    exact = _exact(parsed)
+    selected, values = _trained(parsed, before)
+    indices = selected
+    if exact is not None:
+        cut = split(parsed.layout, parsed.exact)
+        if selected is None:
+            values = cut.merge(values, exact)
+        else:
+            indices, values = cut.widen(selected, values, exact)
+    return Update(parsed.layout, indices, values, parsed.sparsifier, selected)
+
+
+@quiet
+def decode_trained(
+    payload: Buffer, layout: Layout, before: Indices | None
+) -> tuple[Indices | None, Vector]:
+    """Return indices and values among the trained entries alone; as `decode_update`."""
+    return _trained(parse(payload, layout, layout.size), before)
+
+
+def describe(payload: Buffer) -> Description:
+    """Return what the header says; checksum and lengths are checked, no value is decoded."""
+    parsed = parse(payload, None, 1 << 62)
+    selected = parsed.layout.size
+    if parsed.selected is not None:
+        selected = parsed.selected + split(parsed.layout, parsed.exact).exact_size
+    return Description(
+        version=VERSION,
+        sparsifier=parsed.sparsifier.name,
+        quantizer=parsed.quantizer.name,
+        coder=parsed.coder.name,
+        n=parsed.layout.size,
+        selected=selected,
+        tensors=len(parsed.layout),
+        bytes=memoryview(payload).nbytes,
+    )
+
+
+def _exact(parsed: Parsed) -> Vector | None:
+    """Return the values of the exact tensors, (s,) float32, if there are any."""
+    if not parsed.exact:
+        return None
+    spec = exact_spec(split(parsed.layout, parsed.exact).exact_size)
+    if not parsed.bodies:
+        raise PayloadError("payload declares exact tensors and holds none")
+    values = cast(Vector, unpack(parsed.coder, parsed.bodies[0], spec))
+    if not is_finite(values):
+        raise PayloadError("payload holds NaN or infinity")
+    return values
+
+
+def _trained(parsed: Parsed, before: Indices | None) -> tuple[Indices | None, Vector]:
     layout, bodies = parsed.layout, parsed.bodies
+    if parsed.exact:
+        layout, bodies = split(layout, parsed.exact).layout, bodies[1:]
+    if parsed.selected is not None and parsed.selected > layout.size:
+        raise PayloadError(f"payload declares {parsed.selected} indices into {layout.size} entries")
     indices: Indices | None = None
     if parsed.repeated is not None:
-        indices = _repeated(parsed, before)
+        indices = _repeated(parsed, layout, before)
     elif parsed.selected is not None:
         if not bodies:
             raise PayloadError("payload declares indices and holds none")
@@ -108,23 +167,12 @@ def decode_update(
     if len(bodies) != len(specs):
         raise PayloadError(f"payload holds {len(bodies)} streams of values, not {len(specs)}")
     streams = [unpack(parsed.coder, *pair) for pair in zip(bodies, specs, strict=True)]
-    values = parsed.quantizer.decode(parsed.params, streams, parts)
-    return Update(layout, indices, values, parsed.sparsifier)
+    return indices, parsed.quantizer.decode(parsed.params, streams, parts)
 
 
-def describe(payload: Buffer) -> Description:
-    """Return what the header says; checksum and lengths are checked, no value is decoded."""
-    parsed = parse(payload, None, 1 << 62)
-    return Description(
-        version=VERSION,
-        sparsifier=parsed.sparsifier.name,
-        quantizer=parsed.quantizer.name,
-        coder=parsed.coder.name,
-        n=parsed.layout.size,
-        selected=parsed.layout.size if parsed.selected is None else parsed.selected,
-        tensors=len(parsed.layout),
-        bytes=memoryview(payload).nbytes,
-    )
+def exact_spec(count: int) -> Spec:
+    """Describe the stream of ``count`` exact values."""
+    return Spec(Kind.FLOATS, _F4, count)
 
 
 def index_spec(count: int, size: int) -> Spec:
@@ -147,7 +195,7 @@ def _check_indices(stream: Array, size: int) -> Indices:
     return indices
 
 
-def _repeated(parsed: Parsed, before: Indices | None) -> Indices:
+def _repeated(parsed: Parsed, layout: Layout, before: Indices | None) -> Indices:
     if before is None or len(before) != parsed.selected or digest(before) != parsed.repeated:
         raise PayloadError("payload repeats indices that are not known here: they must be sent")
-    return _check_indices(cast(Array, before), parsed.layout.size)
+    return _check_indices(cast(Array, before), layout.size)

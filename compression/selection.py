@@ -118,6 +118,8 @@ def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indice
     n = len(weights)
     _check(n, k)
     chosen = np.zeros(0, dtype=np.uint32)
+    if k == 0:
+        return chosen
     for attempt in range(3):
         left = k - len(chosen)
         horizon = _horizon(weights, left) if attempt < 2 else math.inf

@@ -112,6 +112,7 @@ class Sparsifier(Method, ABC):
     """Which coordinates are sent, and the memory of those that are not. Nothing at the receiver."""
 
     repeats: ClassVar[bool] = False  # may send the very indices of the last step
+    selects: ClassVar[bool] = True  # may leave something out
 
     @property
     def kept(self) -> str | None:
@@ -122,8 +123,13 @@ class Sparsifier(Method, ABC):
     def select(self, update: Vector, step: Step) -> Selection:
         """Choose what to send of ``update`` (n,) float32, which is finite and must not be changed.
 
-        BatchNorm's running statistics are not among it: they always travel whole.
+        BatchNorm's running statistics are not among it.
         """
+
+    @property
+    def contracts(self) -> bool:
+        """Whether what is sent is closer to the update than nothing is: feedback needs that."""
+        return True
 
     def put_back(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
         """Take back (k,) values that were chosen but have not arrived, or not exactly.
@@ -175,6 +181,7 @@ class Accumulating(Sparsifier):
 class Quantizer(Method, ABC):
     """How values are written: float32 values to streams of small types and back."""
 
+    exact: ClassVar[bool] = False  # loses nothing
     feedback: ClassVar[bool] = False  # needs error feedback to converge: on unless switched off
     unbiased: ClassVar[bool] = False  # E[decoded] = values
 
@@ -245,12 +252,13 @@ def remembered(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDArra
 def fallen(step: Step) -> bool:
     """Return whether the loss is below the last step's, and remember it (float64, 1 entry).
 
-    Where nobody says what the loss is, it has not fallen.
+    At the first step, and where either is not known, it has not fallen.
     """
+    first = "loss" not in step.memory
     last = remembered(step.memory, "loss", 1, np.float64)
-    loss = np.inf if step.loss is None else step.loss
-    better = bool(loss < last[0])  # the first step's 0 is no loss: no caller looks at it
-    last[0] = loss
+    known = step.loss is not None and np.isfinite(step.loss)
+    better = bool(known and not first and step.loss < last[0])
+    last[0] = step.loss if known else -np.inf
     return better
 
 

@@ -1,87 +1,97 @@
-"""BatchNorm's running statistics: no gradients, so no sparsifier sees them; they travel whole."""
+"""BatchNorm's running statistics: no gradients, and a variance must not become negative.
+
+So no sparsifier and no quantizer sees them; they travel beside the trained entries, exactly.
+"""
 
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compression.layout import Layout
-from compression.stages import Indices, Selection, Vector
+from compression.stages import Indices, Vector
 
 # What torch's BatchNorm layers call their buffers.
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+Run = tuple[int, int]  # from, to
 
 
 class Split(NamedTuple):
-    """A vector cut in runs of trained entries; what lies between them are statistics."""
+    """A vector cut in two: some tensors (the exact ones), and the rest (the trained ones)."""
 
-    layout: Layout  # of the trained entries alone, end to end
-    starts: NDArray[np.int64]  # (R,) of the runs, in the whole vector
-    stops: NDArray[np.int64]  # (R,)
-    shifts: NDArray[np.int64]  # (R,) position in the whole vector less that among the trained
-    statistics: Indices  # positions of the statistics in the whole vector
+    exact: tuple[int, ...]  # which tensors, in order
+    layout: Layout  # of the trained tensors alone, end to end
+    trained_runs: tuple[Run, ...]  # of entries, in the whole vector
+    exact_runs: tuple[Run, ...]
+    exact_size: int
 
     def gather(self, vector: Vector) -> Vector:
         """Return the trained entries: a view if they come first, as in a flat model."""
-        if len(self.starts) == 1:
-            return vector[self.starts[0] : self.stops[0]]
-        runs = zip(self.starts.tolist(), self.stops.tolist(), strict=True)
-        return np.concatenate([vector[:0], *(vector[start:stop] for start, stop in runs)])
+        return _gather(vector, self.trained_runs)
 
-    def widen(self, selection: Selection, update: Vector) -> Selection:
-        """Return a selection among the trained entries as one of the whole, with the statistics."""
-        assert selection.indices is not None
-        indices = self.widen_indices(selection.indices)
-        # Where each statistic stands among the indices, so that the rest are the trained ones'.
-        values = np.empty(len(indices), dtype=np.float32)
-        whole = np.searchsorted(indices, self.statistics)
-        values[whole] = update[self.statistics]
-        mask = np.ones(len(indices), dtype=bool)
-        mask[whole] = False
-        values[mask] = selection.values
-        return Selection(indices, values, selection.same)
+    def gather_exact(self, vector: Vector) -> Vector:
+        """Return the exact entries."""
+        return _gather(vector, self.exact_runs)
 
-    def widen_indices(self, indices: Indices) -> Indices:
-        """Return (k,) trained indices as indices of the whole, with the statistics'."""
-        runs = np.searchsorted(self.starts - self.shifts, indices, side="right") - 1
-        trained = (indices + self.shifts[runs]).astype(np.uint32)
-        return np.sort(np.concatenate([trained, self.statistics]))
+    def merge(self, trained: Vector, exact: Vector) -> Vector:
+        """Return the whole vector."""
+        whole = np.empty(len(trained) + len(exact), dtype=np.float32)
+        for runs, values in ((self.trained_runs, trained), (self.exact_runs, exact)):
+            done = 0
+            for start, stop in runs:
+                whole[start:stop] = values[done : done + stop - start]
+                done += stop - start
+        return whole
 
-    def narrow(self, indices: Indices, values: Vector) -> tuple[Indices, Vector]:
-        """Return the trained ones of (k,) selected entries, numbered among the trained."""
-        runs = np.searchsorted(self.starts, indices, side="right") - 1
-        inside = (runs >= 0) & (indices < self.stops[runs])
-        runs = runs[inside]
-        return (indices[inside] - self.shifts[runs]).astype(np.uint32), values[inside]
+    def widen(self, indices: Indices, values: Vector, exact: Vector) -> tuple[Indices, Vector]:
+        """Return (k,) selected trained entries, with the exact ones, as entries of the whole."""
+        runs = np.array(self.trained_runs, dtype=np.int64).reshape(-1, 2)
+        firsts = np.cumsum(runs[:, 1] - runs[:, 0]) - (runs[:, 1] - runs[:, 0])
+        shifts = runs[:, 0] - firsts  # position in the whole less that among the trained
+        places = np.concatenate([np.empty(0, np.int64), *(np.arange(*r) for r in self.exact_runs)])
+        if len(indices):
+            trained = indices + shifts[np.searchsorted(firsts, indices, side="right") - 1]
+            places = np.concatenate([trained, places])
+            exact = np.concatenate([values, exact])
+        order = np.argsort(places, kind="stable")  # two sorted parts: merged in one pass
+        return places[order].astype(np.uint32), exact[order]
+
+
+def exact_tensors(layout: Layout) -> tuple[int, ...]:
+    """Return which tensors of a layout are running statistics, by their names."""
+    return tuple(t for t, name in enumerate(layout.names) if name.endswith(BUFFERS))
 
 
 @lru_cache(maxsize=64)
-def split(layout: Layout) -> Split | None:
-    """Return where the trained entries of a layout are; None if all are."""
-    trained = [t for t, name in enumerate(layout.names) if not name.endswith(BUFFERS)]
-    if len(trained) == len(layout):
-        return None
-    bounds = layout.offsets.tolist()
-    runs: list[list[int]] = []
-    for tensor in trained:
-        if runs and runs[-1][1] == bounds[tensor]:
-            runs[-1][1] = bounds[tensor + 1]
-        else:
-            runs.append([bounds[tensor], bounds[tensor + 1]])
-    starts, stops = np.array(runs, dtype=np.int64).reshape(-1, 2).T
-    shifts = starts - np.cumsum([0, *(stops - starts)])[:-1]
-    among = np.ones(layout.size, dtype=bool)
-    for start, stop in runs:
-        among[start:stop] = False
+def split(layout: Layout, exact: tuple[int, ...]) -> Split:
+    """Cut a layout at the tensors ``exact``, increasing numbers below len(layout)."""
+    chosen = set(exact)
+    trained = [t for t in range(len(layout)) if t not in chosen]
     return Split(
+        exact,
         Layout(
             tuple(layout.names[t] for t in trained),
             tuple(layout.shapes[t] for t in trained),
             tuple(layout.dtypes[t] for t in trained),
         ),
-        starts,
-        stops,
-        shifts,
-        np.flatnonzero(among).astype(np.uint32),
+        _runs(layout, trained),
+        exact_runs := _runs(layout, list(exact)),
+        sum(stop - start for start, stop in exact_runs),
     )
+
+
+def _runs(layout: Layout, tensors: list[int]) -> tuple[Run, ...]:
+    bounds = layout.offsets.tolist()
+    runs: list[Run] = []
+    for tensor in tensors:
+        start = bounds[tensor]
+        if runs and runs[-1][1] == start:
+            start = runs.pop()[0]
+        runs.append((start, bounds[tensor + 1]))
+    return tuple(runs)
+
+
+def _gather(vector: Vector, runs: tuple[Run, ...]) -> Vector:
+    if len(runs) == 1:
+        return vector[slice(*runs[0])]
+    return np.concatenate([vector[:0], *(vector[start:stop] for start, stop in runs)])

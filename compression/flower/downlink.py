@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from flwr.app import ConfigRecord
-from flwr.app.typing import ConfigRecordValues
-
 from compression.codec import Codec
 from compression.flower.arrays import Vector
-from compression.flower.state import checksum
+from compression.flower.state import Note, checksum
 from compression.layout import Layout
 from compression.payload import decode, decode_update
 
-KEPT = 16  # versions of the model that the server remembers
+BUDGET = 512 << 20  # bytes of versions that the server keeps; beyond, nodes get the model whole
 
 
 class Sent(NamedTuple):
     """One model as it travels to one or more nodes."""
 
     payload: bytes
-    note: dict[str, ConfigRecordValues]  # what goes with it
+    note: Note  # what goes with it
     received: Vector  # what the nodes then have, float32 (n,)
 
 
@@ -31,14 +28,16 @@ class Downlink:
     A change is relative to the version that the node last confirmed. The error of each encoding
     stays in the difference between that version and the model, and so in the next change: the
     server's own error feedback, without a memory beside the versions. A version is named by the
-    checksum of its values; up to `KEPT` are remembered. A node that has none of them, or said
-    that its own differs, or did not answer, gets the model whole.
+    checksum of its values and kept while a node has it, those used last up to `BUDGET` bytes. A
+    node that has none of them, or said that its own differs, or did not answer, gets the model
+    whole.
     """
 
     def __init__(self, whole: Codec, changes: Codec | None = None, seed: int = 0) -> None:
         self._whole, self._changes, self._seed = whole, changes, seed
         self._versions: OrderedDict[bytes, Vector] = OrderedDict()
         self._has: dict[int, bytes] = {}  # node -> the version it confirmed last
+        self._sent: dict[int, bytes] = {}  # node -> the version it should confirm
         self._count = 0
 
     def base_of(self, node: int) -> bytes | None:
@@ -52,31 +51,40 @@ class Downlink:
         if self._changes is None:
             payload = self._whole.encode(model, layout, names=names)
             return Sent(payload, {}, decode(payload, layout)[0])
-        start = None if base is None else self._versions.get(base)
-        if base is None or start is None:
+        if base is None:
             payload = self._whole.encode(model, layout, names=names)
             received = decode(payload, layout)[0]
             return Sent(payload, {"version": self._remember(received)}, received)
+        start = self._versions[base]
         seed = (self._seed << 64) | self._count
         payload = self._changes.encode(model - start, layout, seed=seed, names=names)
         received = decode_update(payload, layout).added_to(start)
-        version = self._remember(received)
-        return Sent(payload, {"base": base, "version": version}, received)
+        self._versions.move_to_end(base)
+        return Sent(payload, {"base": base, "version": self._remember(received)}, received)
 
-    def confirm(self, node: int, note: ConfigRecord) -> None:
-        """Note which version a node says it has."""
-        version = note.get("version")
+    def sent(self, node: int, sent: Sent) -> None:
+        """Note what goes to a node: until it answers nobody knows which version it has."""
+        self._has.pop(node, None)
+        version = sent.note.get("version")
         if isinstance(version, bytes):
+            self._sent[node] = version
+
+    def confirm(self, node: int, note: Note) -> None:
+        """Note which version a node says it has, if it is the one it was sent."""
+        version = self._sent.pop(node, None)
+        if version is not None and note.get("version") == version:
             self._has[node] = version
 
-    def forget(self, node: int) -> None:
-        """Note that it is not known what a node has."""
-        self._has.pop(node, None)
+    def tidy(self) -> None:
+        """Drop versions that no node has, and the oldest beyond the budget: before encoding."""
+        held = {*self._has.values(), *self._sent.values()}
+        for name in [name for name in self._versions if name not in held]:
+            del self._versions[name]
+        while sum(version.nbytes for version in self._versions.values()) > BUDGET:
+            self._versions.popitem(last=False)
 
     def _remember(self, version: Vector) -> bytes:
         name = checksum(version)
         self._versions[name] = version
         self._versions.move_to_end(name)
-        while len(self._versions) > KEPT:
-            self._versions.popitem(last=False)
         return name

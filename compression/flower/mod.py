@@ -19,7 +19,7 @@ from compression.flower.arrays import (
     to_arrays,
     to_vector,
 )
-from compression.flower.state import NOTE, NodeState, checksum
+from compression.flower.state import NOTE, NodeState, Note, checksum, note_of
 from compression.layout import Layout
 from compression.payload import Update, decode_update
 from compression.stages import PayloadError
@@ -57,7 +57,7 @@ class CompressionMod:
         if found is None:
             return call_next(message, context)
         name, payload = found
-        note = cast(ConfigRecord, message.content.get(NOTE, ConfigRecord()))
+        note = note_of(message.content)
         update = self._decode(payload)
         layout = update.layout
         reference = self._replica(context, note, update) if "version" in note else update.dense()
@@ -69,7 +69,7 @@ class CompressionMod:
         reply = call_next(inner, context)
         if reply.has_error():
             return reply
-        answer = {"version": note["version"]} if "version" in note else {}
+        answer: Note = {"version": note["version"]} if "version" in note else {}
         for key, record in records(reply.content, ArrayRecord):
             delta = to_vector(record, layout) - reference
             blob, sequence = self._encode(delta, layout, message, reply, context)
@@ -88,10 +88,9 @@ class CompressionMod:
         if not self.codec.memory_bytes(layout):
             return self.codec.encode(delta, layout, seed=seed), 0
         state = NodeState(context.state)
-        note = cast(ConfigRecord, message.content.get(NOTE, ConfigRecord()))
-        applied = cast(int, note.get("applied", 0))
+        applied = cast(int, note_of(message.content).get("applied", 0))
         arrived = applied == state.sequence
-        if not arrived and state.last is not None and self.codec.keeps:
+        if not arrived and state.last is not None:
             self.codec.put_back(state.last, layout, state.memory)
         state.last = None
         # A node that lost its state goes on counting where the server is.
@@ -108,11 +107,11 @@ class CompressionMod:
             loss=float(loss) if isinstance(loss, int | float) else None,
             as_before=arrived and state.sequence > 1,
         )
-        state.last = blob
+        state.last = blob if self.codec.keeps else None
         state.save()
         return blob, state.sequence
 
-    def _replica(self, context: Context, note: ConfigRecord, update: Update) -> Vector:
+    def _replica(self, context: Context, note: Note, update: Update) -> Vector:
         """Return the version that the server means, made from the one this node has if need be.
 
         Nodes of a process that get to the same version share its array.

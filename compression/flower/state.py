@@ -6,15 +6,35 @@ from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app.typing import ConfigRecordValues
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest
 
 from compression.flower.arrays import FlatArray, Vector
-from compression.stages import Buffer, Memory
+from compression.stages import Buffer, Memory, PayloadError
 
-NOTE = "compression"  # the ConfigRecord of a message about what was applied, and what travels
+NOTE = "compression-note"  # the ConfigRecord of a message about what was applied, and what travels
 MEMORY, NUMBERS = "compression-memory", "compression-numbers"  # records in the state
+Note = dict[str, ConfigRecordValues]
 _REPLICA, _LAST = "replica", "last-payload"  # entries of MEMORY beside the codec's own arrays
+
+
+def note_of(content: RecordDict) -> Note:
+    """Return what a message's note of compression says; empty if it has none.
+
+    `applied` and `sequence`: numbers of a node's replies, from 1; `base` and `version`: names of
+    versions. Raises PayloadError for anything else: it comes from another program.
+    """
+    record = content.get(NOTE, ConfigRecord())
+    if not isinstance(record, ConfigRecord):
+        raise PayloadError(f"the record {NOTE!r} must be a ConfigRecord")
+    note = dict(record)
+    for key, value in note.items():
+        number = type(value) is int and 0 < value < 1 << 62
+        name = type(value) is bytes and len(value) == 8
+        if not (number if key in ("applied", "sequence") else name):
+            raise PayloadError(f"the record {NOTE!r} holds {value!r} as {key}")
+    return note
 
 
 def checksum(vector: Vector) -> bytes:

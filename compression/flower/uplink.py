@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
-from flwr.app import ConfigRecord
-from flwr.app.typing import ConfigRecordValues
-
+from compression.flower.state import Note
 from compression.layout import Layout
 from compression.payload import Update, decode_update
 from compression.stages import Indices, PayloadError
@@ -25,11 +24,11 @@ class Uplink:
         self._indices: dict[int, Indices] = {}
         self._pending: dict[int, tuple[int, Update]] = {}
 
-    def note_for(self, node: int) -> dict[str, ConfigRecordValues]:
+    def note_for(self, node: int) -> Note:
         """Return what the next message must tell a node; nothing for one without a memory."""
         return {"applied": self._applied[node]} if node in self._applied else {}
 
-    def decode(self, node: int, payload: bytes, note: ConfigRecord, layout: Layout) -> Update:
+    def decode(self, node: int, payload: bytes, note: Note, layout: Layout) -> Update:
         """Decode a node's update; whether it is applied is for `applied` to say.
 
         Raises PayloadError for one that was applied before, repeats unknown indices, or is broken.
@@ -37,14 +36,17 @@ class Uplink:
         sequence = cast(int, note.get("sequence", 0))
         if sequence and sequence <= self._applied.get(node, 0):
             raise PayloadError(f"its update {sequence} was applied already")
+        self._pending.pop(node, None)
         update = decode_update(payload, layout, before=self._indices.get(node))
         if sequence:
             self._pending[node] = sequence, update
         return update
 
-    def applied(self, node: int) -> None:
-        """Note that the update decoded last from a node has become part of the model."""
-        if node in self._pending:
-            self._applied[node], update = self._pending.pop(node)
-            if update.sparsifier.repeats and update.indices is not None:
-                self._indices[node] = update.indices
+    def applied(self, nodes: Iterable[int]) -> None:
+        """Note that the updates decoded from these nodes, and no others, are in the model now."""
+        for node in nodes:
+            if node in self._pending:
+                self._applied[node], update = self._pending[node]
+                if update.sparsifier.repeats and update.selected is not None:
+                    self._indices[node] = update.selected
+        self._pending.clear()

@@ -26,7 +26,7 @@ from compression.flower.arrays import (
     to_vector,
 )
 from compression.flower.downlink import Downlink, Sent
-from compression.flower.state import NOTE
+from compression.flower.state import NOTE, Note, note_of
 from compression.flower.uplink import Uplink
 from compression.layout import Layout
 from compression.registry import make_codec
@@ -156,9 +156,8 @@ class Compressed(Strategy):
         aggregated: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
         if accepted:
             aggregated = self.strategy.aggregate_train(server_round, accepted)
-        if aggregated[0] is not None:
-            for reply in accepted:
-                self._uplink.applied(reply.metadata.src_node_id)
+        used = accepted if aggregated[0] is not None else []
+        self._uplink.applied([reply.metadata.src_node_id for reply in used])
         self.train_metrics = aggregated[1]
         return aggregated
 
@@ -189,13 +188,14 @@ class Compressed(Strategy):
         cache: dict[tuple[int, bytes | None], tuple[RecordDict, Sent]] = {}
         messages = list(messages)
         originals = [message.content for message in messages]  # kept alive: ids stay unique
+        self._downlink.tidy()
         for message, content in zip(messages, originals, strict=True):
             node = message.metadata.dst_node_id
             key = id(content), self._downlink.base_of(node)
             if key not in cache:
                 cache[key] = self._encode(content, key[1])
-            self._downlink.forget(node)  # until it answers nobody knows what it has
             message.content, sent = cache[key]
+            self._downlink.sent(node, sent)
             note = self._uplink.note_for(node)
             if note:
                 note |= sent.note
@@ -215,13 +215,12 @@ class Compressed(Strategy):
             encoded[NOTE] = ConfigRecord(dict(sent.note))
         return encoded, sent
 
-    def _read_note(self, reply: Message) -> ConfigRecord:
+    def _read_note(self, reply: Message) -> Note:
         """Take the note of compression out of a reply; raise `PayloadError` for an error reply."""
         if reply.has_error():
             raise PayloadError(_reason(reply))
-        note = reply.content.pop(NOTE, ConfigRecord())
-        if not isinstance(note, ConfigRecord):
-            raise PayloadError(f"the record {NOTE!r} of a reply must be a ConfigRecord")
+        note = note_of(reply.content)
+        reply.content.pop(NOTE, None)
         self._downlink.confirm(reply.metadata.src_node_id, note)
         return note
 

@@ -54,7 +54,7 @@ class CESGD(Sparsifier):
     def select(self, update: Vector, step: Step) -> Selection:
         """Keep V if the loss fell, else draw it anew."""
         memory, size = step.memory, len(update)
-        first, better = "loss" not in memory, fallen(step)
+        first, better = "map" not in memory, fallen(step)
         weights = remembered(memory, "map", size, np.float32)
         sent = remembered(memory, "sent", size, np.bool_)
         if better:

@@ -14,6 +14,7 @@ class Dense(Sparsifier):
 
     name: ClassVar[str] = "dense"
     id: ClassVar[int] = 0
+    selects: ClassVar[bool] = False
 
     def select(self, update: Vector, step: Step) -> Selection:
         """Return the update itself."""

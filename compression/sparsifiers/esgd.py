@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression.layout import Layout
-from compression.options import expect_between, expect_one_of, expect_share
+from compression.options import expect_between, expect_drop, expect_one_of
 from compression.registry import register
 from compression.selection import above, largest, uniform, weighted
 from compression.sparsifiers.scope import count
@@ -51,7 +51,7 @@ class ESGD(Accumulating):
     cap: float = 0.5
 
     def __post_init__(self) -> None:
-        expect_share(self.name, "drop", self.drop, zero=True)
+        expect_drop(self.name, self.drop)
         expect_one_of(self.name, "residual", self.residual, RESIDUALS)
         expect_between(self.name, "beta", self.beta, 0, 1)
         expect_between(self.name, "cap", self.cap, 0, 1)
@@ -98,7 +98,7 @@ class ESGD(Accumulating):
     def _set(self, step: Step, size: int) -> tuple[Indices, bool]:
         """Return S, and whether it is the last step's."""
         memory, generator = step.memory, step.rng.generator
-        first, better = "loss" not in memory, fallen(step)
+        first, better = "sent" not in memory, fallen(step)
         sent = remembered(memory, "sent", size, np.bool_)
         hidden = remembered(memory, "hidden", size, np.uint32)
         wanted = count(1 - self.drop, size)

@@ -34,6 +34,11 @@ class RandomK(Accumulating):
         expect_one_of(self.name, "scope", self.scope, SCOPES)
 
     @property
+    def contracts(self) -> bool:
+        """Not when rescaled: its error is n / k times the update, and would grow without end."""
+        return not self.rescale
+
+    @property
     def kept(self) -> str | None:
         """The residual; nothing when rescaled."""
         return None if self.rescale else super().kept

@@ -33,6 +33,10 @@ class Threshold(Accumulating):
     def __post_init__(self) -> None:
         expect_at_least(self.name, "threshold", self.threshold, 0)
         expect_one_of(self.name, "sent", self.sent, SENT)
+        if not self.threshold and self.sent == "tau":
+            raise ValueError(
+                "option threshold of threshold must be above 0 where it is what is sent"
+            )
 
     def choose(self, given: Vector, step: Step) -> Indices:
         """Return where the magnitude is above the threshold."""

@@ -7,7 +7,7 @@ from compression import Layout, PayloadError, decode_update, make_codec
 from compression import names as methods
 from compression.registry import get
 from compression.stages import Rng, Step
-from compression.statistics import split
+from compression.statistics import exact_tensors, split
 
 KEEPING = [name for name in methods("sparsifier") if get("sparsifier", name)().kept is not None]
 # Options with which everything is sent at once.
@@ -65,19 +65,17 @@ def updates(layout, steps=6):
 
 def trained_of(layout):
     """Return the positions of what sparsifiers see."""
-    inner = split(layout)
-    every = np.arange(layout.size)
-    return every if inner is None else np.setdiff1d(every, inner.statistics)
+    cut = split(layout, exact_tensors(layout))
+    return cut.gather(np.arange(layout.size))
 
 
 def given_by(codec, update, layout, memory, loss):
     """Return what a step shares out, by the method's own rule, on a copy of its memory."""
     copy = {name: array.copy() for name, array in memory.items()}
+    trained = update[trained_of(layout)]
     if codec.sparsifier.kept is None:
-        return copy.get("error", np.zeros_like(update)) + update
-    inner = split(layout)
-    trained = update if inner is None else inner.gather(update)
-    step = Step(inner.layout if inner else layout, copy, Rng(0, 0), loss)
+        return copy.get("error", np.zeros_like(trained)) + trained
+    step = Step(split(layout, exact_tensors(layout)).layout, copy, Rng(0, 0), loss)
     return codec.sparsifier.accumulate(trained, step)
 
 
@@ -102,7 +100,7 @@ def test_what_is_sent_and_what_is_kept_is_what_was_given(variant, normed, lenet)
                 update, layout, memory=memory, seed=number, loss=1.0 / (number + 1), as_before=True
             )
             sent = decode_update(payload, layout, before=before)
-            before = sent.indices
+            before = sent.selected
             assert codec.keeps
             close(sent.dense()[where] + kept_by(codec, memory), given, np.abs(given).max())
             others = np.setdiff1d(np.arange(layout.size), where)
@@ -117,9 +115,7 @@ def test_feedback_keeps_what_any_quantizer_loses(name, quantizer, normed):
     for number, update in enumerate(updates(normed, 3)):
         given = given_by(codec, update, normed, memory, None)
         payload = codec.encode(update, normed, memory=memory, seed=number)
-        sent = decode_update(payload, normed, before=before).dense()
-        if codec.sparsifier.kept is not None:
-            sent = sent[trained_of(normed)]
+        sent = decode_update(payload, normed, before=before).dense()[trained_of(normed)]
         scale = max(np.abs(given).max(), np.abs(sent).max())
         close(sent + kept_by(codec, memory), given, scale)
 
@@ -168,7 +164,7 @@ def test_everything_sent_is_the_update_itself(name, normed):
             update, normed, memory=memory, seed=number, loss=5.0 - number, as_before=number > 0
         )
         sent = decode_update(payload, normed, before=before)
-        before = sent.indices
+        before = sent.selected
         np.testing.assert_array_equal(sent.dense(), update)
 
 

@@ -26,6 +26,7 @@ from compression import names as methods
 from compression.payload import parts_of
 from compression.registry import get
 from compression.stages import Rng, Step
+from compression.statistics import exact_tensors, split
 
 # Sparsifiers meet quantizers, and both sorts of selection meet every pair that a decoder can see.
 COMBINATIONS = sorted(
@@ -58,10 +59,17 @@ def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:
     before = update.copy()
     payload = codec.encode(update, layout, seed=3)
     np.testing.assert_array_equal(update, before)
+    cut = split(layout, exact_tensors(layout))
+    trained, exact = cut.gather(update), cut.gather_exact(update)
     with np.errstate(all="ignore"):
-        indices, values, _ = codec._select(update, layout, Step(layout, {}, Rng(3, 0)))
-        bound = codec.quantizer.error_bound(values, parts_of(indices, layout))
+        indices, values, _ = codec.sparsifier.select(trained, Step(cut.layout, {}, Rng(3, 0)))
+        bound = codec.quantizer.error_bound(values, parts_of(indices, cut.layout))
     assert bound.shape == values.shape
+    if indices is None:
+        values, bound = cut.merge(values, exact), cut.merge(bound, np.zeros_like(exact))
+    else:
+        bound = cut.widen(indices, bound, np.zeros_like(exact))[1]
+        indices, values = cut.widen(indices, values, exact)
     for given_layout in (layout, None):
         sent = decode_update(payload, given_layout)
         assert sent.layout.shapes == layout.shapes

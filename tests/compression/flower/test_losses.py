@@ -28,6 +28,8 @@ CODECS = {
     "sign": {"quantizer": "sign"},
     "powersgd": {"quantizer": "powersgd", "rank": 1},
     "selective-feedback": {"sparsifier": "selective", "density": 0.05, "feedback": True},
+    "cesgd-feedback": {"sparsifier": "cesgd", "feedback": True},
+    "dgc": {"sparsifier": "dgc", "sparsity": 0.9, "momentum": 0.0},
     "esgd": {"sparsifier": "esgd", "drop": 0.8, "beta": 1.0, "cap": 0.2},
 }
 
@@ -84,12 +86,12 @@ def sent(monkeypatch):
     total, seen = {}, []
     applied = Uplink.applied
 
-    def spy(self, node):
-        if node in self._pending:
+    def spy(self, nodes):
+        for node in (node for node in nodes if node in self._pending):
             sequence, update = self._pending[node]
             total[node - 1] = total.get(node - 1, 0) + update.dense().astype(np.float64)
             seen.append((node, sequence))
-        applied(self, node)
+        applied(self, nodes)
 
     monkeypatch.setattr(Uplink, "applied", spy)
     return total, seen
@@ -99,7 +101,8 @@ def still_kept(codec, state, uplink, node, layout):
     """Return what a node holds back: its memory, and a last update that was not applied."""
     kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
     if state.sequence != uplink._applied.get(node, 0):
-        before = codec._last(layout, state.memory)
+        sent = state.memory.get("sent")
+        before = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
         kept = kept + decode_update(state.last, layout, before=before).dense()
     return kept
 

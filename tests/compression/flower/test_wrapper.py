@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import (
 
 from compression import Layout
 from compression.flower import Compressed, CompressionMod, payload_of, payload_record
+from compression.flower.state import NOTE
 from tests.compression.flower.federation import (
     INT8,
     NODES,
@@ -101,6 +102,19 @@ def with_metric(name, value):
     return spoil
 
 
+def with_note(**entries):
+    def spoil(reply):
+        reply.content[NOTE] = ConfigRecord(entries)
+        return reply
+
+    return spoil
+
+
+def with_other_note(reply):
+    reply.content[NOTE] = MetricRecord({"sequence": 1})
+    return reply
+
+
 def without_payload(reply):
     reply.content["arrays"] = ArrayRecord({"x": Array(np.ones(3, np.float32))})
     return reply
@@ -131,6 +145,12 @@ SPOILED = {
     "other metrics": (with_metric("extra", 1.0), "metrics"),
     "a list for a number": (with_metric("loss", [1.0, 2.0]), "metrics"),
     "raises": (raising, "and more lines"),
+    "a note of words": (with_note(sequence="x"), "'x' as sequence"),
+    "a note of halves": (with_note(sequence=1.5), "1.5 as sequence"),
+    "a note of lists": (with_note(sequence=[1]), "as sequence"),
+    "a note below 1": (with_note(sequence=-1), "-1 as sequence"),
+    "a note of a short name": (with_note(version=b"abc"), "as version"),
+    "no ConfigRecord": (with_other_note, "must be a ConfigRecord"),
 }
 
 
