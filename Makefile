@@ -19,7 +19,7 @@ check: $(VENV)/ready
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# The decoder's long test: 100,000 mutated payloads for every codec.
+# The decoders' long test: 100,000 mutated payloads, spread over all of them.
 fuzz: $(VENV)/ready
 	$(PY) -m pytest tests/compression/test_fuzz.py --mutations 100000
 

@@ -35,7 +35,7 @@ class Split(NamedTuple):
 
     def merge(self, trained: Vector, exact: Vector) -> Vector:
         """Return the whole vector."""
-        whole = np.empty(len(trained) + len(exact), dtype=np.float32)
+        whole = np.empty(len(trained) + len(exact), dtype=trained.dtype)
         for runs, values in ((self.trained_runs, trained), (self.exact_runs, exact)):
             done = 0
             for start, stop in runs:

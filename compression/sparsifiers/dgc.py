@@ -29,8 +29,8 @@ class DGC(Accumulating):
     clip_norm / sqrt(``workers``) (section 3.2). ``warmup_steps``: the sparsity rises over so many
     steps, from 75 % in four parts (section 3.3). Biases and norms (tensors of at most one
     dimension) go whole, and with ``layers="conv"`` everything but convolutions (Edgify). Of each
-    tensor exactly the share is sent, at least 1: their threshold comes from a 1 % sample and is
-    then made exact by a second selection; ours is exact at once.
+    tensor exactly the share is sent, at least 1: the threshold comes from a sample and is then made
+    exact (`compression.selection.largest`), as by their hierarchical selection.
     """
 
     name: ClassVar[str] = "dgc"

@@ -215,3 +215,19 @@ def test_an_index_set_that_stays_is_not_sent_again(name, lenet):
     # Where the receiver may not have them they are sent, although they are the same.
     full = codec.encode(third, lenet, memory=memory, loss=0.5, as_before=False)
     np.testing.assert_array_equal(decode_update(full, lenet).indices, indices)
+
+
+def test_sums_beyond_float32_empty_the_memory(lenet):
+    codec, memory = make_codec("topk", density=0.01), {}
+    large = np.full(lenet.size, 3e38, dtype=np.float32)
+    codec.encode(large, lenet, memory=memory)
+    with pytest.raises(PayloadError, match="beyond float32"):
+        codec.encode(large, lenet, memory=memory)
+    assert not memory
+    codec.encode(updates(lenet, 1)[0], lenet, memory=memory)
+
+
+def test_feedback_is_refused_where_it_would_grow_without_end():
+    with pytest.raises(ValueError, match="feedback does not go with randomk"):
+        make_codec("randomk", rescale=True, feedback=True)
+    make_codec("randomk", rescale=False, feedback=True)

@@ -381,3 +381,9 @@ def test_workspace_is_bounded(no_buffers, monkeypatch):
     assert huge.shape == (1001,)
     assert list(workspace._kept.buffers) == ["a", "c"]
     assert np.shares_memory(a, workspace.workspace("a", 400, np.uint8))
+
+
+def test_weighted_choices_of_none():
+    draw = np.random.default_rng(0)
+    for n in (0, 1, 10, 300_000):
+        assert len(selection.weighted(np.ones(n, dtype=np.float32), 0, draw)) == 0

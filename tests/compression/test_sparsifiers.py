@@ -197,6 +197,14 @@ def test_cesgd_keeps_its_set_while_the_loss_falls(operator):
     assert abs(len(sets[0][0]) - 0.12 * N) < 5 * np.sqrt(0.12 * 0.88 * N)
 
 
+@pytest.mark.parametrize("name", ["cesgd", "esgd"])
+def test_a_loss_falls_only_between_two_that_are_known(name):
+    losses = [-1.0, -2.0, None, 5.0, 4.0, float("nan"), 3.0, float("inf"), 1.0]
+    options = {"cap": 0.0} if name == "esgd" else {}
+    same = [s.same for _, s, _ in run(make(name, **options), len(losses), losses)]
+    assert same == [False, True, False, False, True, False, False, False, False]
+
+
 @pytest.mark.parametrize("operator", ["map", "gradient", "union"])
 def test_cesgd_draws_with_its_probabilities(operator):
     """z-test over 3,000 draws of each coordinate; false alarm 1 in 10^6 for all together."""

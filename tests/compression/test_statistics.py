@@ -39,7 +39,7 @@ def test_statistics_are_known_by_their_names():
 
 
 @pytest.mark.parametrize(
-    "combination", product(methods("sparsifier"), methods("quantizer")), ids="-".join
+    "combination", list(product(methods("sparsifier"), methods("quantizer"))), ids="-".join
 )
 @pytest.mark.parametrize("feedback", [False, True])
 def test_they_arrive_exactly(combination, feedback):

@@ -4,6 +4,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from compression import make_codec
 from compression.flower import Compressed, CompressionMod, layout_of, payload_record, to_vector
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
@@ -54,3 +55,20 @@ def test_the_senders_content_is_not_touched_by_the_mod():
     (reply,) = grid.send_and_receive([message])
     assert not reply.has_error()
     assert record["arrays"] is before
+
+
+@pytest.mark.parametrize("options", [("topk",), ("esgd",), ("cesgd",), ("dense", "sign")])
+def test_what_a_node_keeps_is_what_is_declared(options):
+    """The codec's memory, and the last payload where it could have to be put back."""
+    codec = make_codec(*options)
+    pool = make_pool(HostSpec(node_app(CompressionMod(codec)), 3, 1, {}), 1)
+    strategy = Compressed(FedAvg(fraction_evaluate=0))
+    strategy.start(LocalGrid(pool, 3), initial(), num_rounds=4)
+    assert strategy.traffic.failures == 0
+    payload = strategy.traffic.uplink_bytes / strategy.traffic.client_updates
+    for context in pool._host._contexts.values():
+        arrays = context.state["compression-memory"].values()
+        kept = sum(array.vector.nbytes for array in arrays)
+        last = 2 * payload if codec.keeps else 0
+        assert codec.memory_bytes(layout_of(initial())) <= kept
+        assert kept <= codec.memory_bytes(layout_of(initial())) + last
