@@ -12,20 +12,24 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[1]
 
 
-def run(folder, *overrides):
-    done = subprocess.run(
-        [sys.executable, "run.py", *overrides, f"hydra.run.dir={folder}"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return load_file(folder / "model.safetensors")
+def run(folders, *overrides):
+    """Run once for each folder, at the same time, with what is its own; return the weights."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "run.py", *overrides, own, f"hydra.run.dir={folder}"],
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for folder, own in folders.items()
+    ]  # fmt: skip
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    return [load_file(folder / "model.safetensors") for folder in folders]
 
 
 def test_memories_and_replicas_do_not_care_who_serves_their_node(tmp_path):
     overrides = ["compression=esgd", "downlink=f2i", "strategy.fraction_train=0.5", "rounds=6"]
-    one, two = (
-        run(tmp_path / str(workers), *overrides, f"engine.workers={workers}") for workers in (1, 2)
-    )
+    one, two = run({tmp_path / w: f"engine.workers={w}" for w in ("1", "2")}, *overrides)
     for name in one:
         assert torch.equal(one[name], two[name])
     history = (tmp_path / "2" / "history.jsonl").read_text().splitlines()
@@ -44,9 +48,7 @@ def test_local_and_ray_give_the_same_weights(tmp_path):
         "optimizer.momentum=0.5",
         "rounds=4",
     ]
-    for engine in ("local", "ray"):
-        run(tmp_path / engine, *overrides, f"engine={engine}")
-    local, ray = (load_file(tmp_path / e / "model.safetensors") for e in ("local", "ray"))
+    local, ray = run({tmp_path / e: f"engine={e}" for e in ("local", "ray")}, *overrides)
     assert local.keys() == ray.keys()
     for name in local:  # the order of addition may differ, and with it a rounding here and there
         torch.testing.assert_close(local[name], ray[name], rtol=1e-3, atol=1e-3)

@@ -18,7 +18,7 @@ from simulation.host import HostSpec
 from simulation.workers import make_pool
 from tests.compression.flower.federation import NODES, SHAPES, initial
 
-ROUNDS = 40
+ROUNDS = 25
 CODECS = {
     "topk": {"sparsifier": "topk", "density": 0.05},
     "topk-int8": {"sparsifier": "topk", "density": 0.05, "quantizer": "int8", "feedback": True},
@@ -107,8 +107,10 @@ def still_kept(codec, state, uplink, node, layout):
     return kept
 
 
-@pytest.mark.parametrize("name", CODECS)
-@pytest.mark.parametrize("changes", [False, True], ids=["whole", "changes"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [*((name, False) for name in CODECS), ("topk-int8", True), ("sign", True), ("esgd", True)],
+)
 def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
     codec, given = make_codec(**CODECS[name]), {}
     pool = make_pool(HostSpec(app_with(CompressionMod(codec), given), NODES, 1, {}), 1)
@@ -117,9 +119,9 @@ def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
     strategy = Compressed(FedAvg(fraction_evaluate=0), downlink=downlink)
     strategy.start(grid, initial(), num_rounds=ROUNDS)
     total, seen = sent
-    assert grid.lost > 20
-    assert grid.again > 3
-    assert len(seen) == len(set(seen)) == strategy.traffic.client_updates > 80
+    assert grid.lost > 10
+    assert grid.again > 1
+    assert len(seen) == len(set(seen)) == strategy.traffic.client_updates > 60
     layout = layout_of(initial())
     for node in range(1, NODES + 1):
         state = NodeState(pool._host._contexts[node].state)
