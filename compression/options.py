@@ -9,10 +9,10 @@ def expect_share(method: str, option: str, value: float) -> None:
         raise ValueError(f"option {option} of {method} must be above 0 and up to 1, not {value:g}")
 
 
-def expect_drop(method: str, value: float) -> None:
+def expect_below_one(method: str, option: str, value: float) -> None:
     """Refuse a share to leave out that is not from 0 to below 1."""
     if not 0 <= value < 1:
-        raise ValueError(f"option drop of {method} must be from 0 to below 1, not {value:g}")
+        raise ValueError(f"option {option} of {method} must be from 0 to below 1, not {value:g}")
 
 
 def expect_between(method: str, option: str, value: float, low: float, high: float) -> None:

@@ -43,7 +43,7 @@ class Entropy(Coder):
     """A tag byte, then zstd 1, pcodec 1.1, a bitmap or Rice codes, what suits the stream.
 
     Uniform sets among a million: at most 1.025 n H(k/n) bits at densities of 0.1 to 70 %; top-k of
-    real updates as large: 0.43 to 0.84 of that. A million levels: at most 1.04 of their order-0
+    real updates as large: 0.35 to 0.84 of that. A million levels: at most 1.04 of their order-0
     entropy.
     """
 

@@ -72,7 +72,7 @@ class CompressionMod:
         answer: Note = {"version": note["version"]} if "version" in note else {}
         for key, record in records(reply.content, ArrayRecord):
             delta = to_vector(record, layout) - reference
-            blob, sequence = self._encode(delta, layout, message, reply, context)
+            blob, sequence = self._encode(delta, layout, note, message, reply, context)
             reply.content[key] = payload_record(blob)
             answer |= {"sequence": sequence} if sequence else {}
         if answer:
@@ -80,7 +80,13 @@ class CompressionMod:
         return reply
 
     def _encode(
-        self, delta: Vector, layout: Layout, message: Message, reply: Message, context: Context
+        self,
+        delta: Vector,
+        layout: Layout,
+        note: Note,
+        message: Message,
+        reply: Message,
+        context: Context,
     ) -> tuple[bytes, int]:
         """Return the payload, and its sequence number if it must be known whether it arrives."""
         config = next((c for n, c in records(message.content, ConfigRecord) if n != NOTE), None)
@@ -88,14 +94,12 @@ class CompressionMod:
         if not self.codec.memory_bytes(layout):
             return self.codec.encode(delta, layout, seed=seed), 0
         state = NodeState(context.state)
-        applied = cast(int, note_of(message.content).get("applied", 0))
+        applied = cast(int, note.get("applied", 0))
         arrived = applied == state.sequence
         if not arrived and state.last is not None:
             self.codec.put_back(state.last, layout, state.memory)
-        state.last = None
-        # A node that lost its state goes on counting where the server is.
-        state.sequence = max(applied, state.sequence) + 1
-        state.save()
+            state.last = None
+            state.save()  # now: what follows may raise
         loss = next(
             (m["loss"] for _, m in records(reply.content, MetricRecord) if "loss" in m), None
         )
@@ -105,8 +109,10 @@ class CompressionMod:
             memory=state.memory,
             seed=seed,
             loss=float(loss) if isinstance(loss, int | float) else None,
-            as_before=arrived and state.sequence > 1,
+            as_before=arrived and state.sequence > 0,
         )
+        # A node that lost its state goes on counting where the server is.
+        state.sequence = max(applied, state.sequence) + 1
         state.last = blob if self.codec.keeps else None
         state.save()
         return blob, state.sequence

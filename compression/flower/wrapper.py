@@ -61,12 +61,11 @@ class Compressed(Strategy):
 
     With a `downlink` codec the server sends what has changed since the version a node has, and the
     model whole only to a node that has none; without, the model whole each time (float32). `seed`
-    is for a downlink that draws. With `flat=True` the
-    nodes run a `CompressionMod` that knows the layout, and `evaluate_fn` and the result get the
-    model as one flat vector; otherwise payloads carry the tensors' names for nodes that know
-    nothing, and `evaluate_fn` and the result get named arrays. A node whose reply is an error,
-    does not decode, is for another model, or has no usable weight is left out of the round,
-    counted in `traffic.failures` and named in the log.
+    is for a downlink that draws. With `flat=True` the nodes run a `CompressionMod` that knows the
+    layout, and `evaluate_fn` and the result get the model as one flat vector; otherwise payloads
+    carry the tensors' names for nodes that know nothing, and `evaluate_fn` and the result get
+    named arrays. A node whose reply is an error, does not decode, is for another model, or has no
+    usable weight is left out of the round, counted in `traffic.failures` and named in the log.
     """
 
     def __init__(

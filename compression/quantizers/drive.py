@@ -7,6 +7,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from compression.options import expect_one_of
 from compression.quantizers.rotation import (
     CHUNK,
     as_signs,
@@ -64,8 +65,7 @@ class Drive(Quantizer):
     scale: str = "unbiased"
 
     def __post_init__(self) -> None:
-        if self.scale not in ("unbiased", "least"):
-            raise ValueError(f"option scale of drive is unbiased or least, not {self.scale!r}")
+        expect_one_of(self.name, "scale", self.scale, ("unbiased", "least"))
 
     def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
         """Draw a seed; rotate, take the signs and the scale: batch by batch, in cache."""

@@ -7,6 +7,7 @@ from typing import ClassVar, cast
 import numpy as np
 
 from compression.layout import Layout
+from compression.options import expect_between
 from compression.quantizers.lowrank import as_matrix, iterate, multiply, plan, revive
 from compression.quantizers.scaling import check_scales
 from compression.registry import register
@@ -61,8 +62,7 @@ class PowerSgd(Quantizer):
     rank: int = 2
 
     def __post_init__(self) -> None:
-        if self.rank not in _RANKS:
-            raise ValueError(f"option rank of powersgd must be from 1 to 64, not {self.rank}")
+        expect_between(self.name, "rank", self.rank, _RANKS[0], _RANKS[-1])
 
     def params(self) -> tuple[int, ...]:
         """Return the rank."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression.layout import Layout
-from compression.options import expect_at_least, expect_between, expect_one_of
+from compression.options import expect_at_least, expect_below_one, expect_between, expect_one_of
 from compression.registry import register
 from compression.selection import largest_of_each
 from compression.sparsifiers.scope import counts
@@ -44,10 +44,7 @@ class DGC(Accumulating):
     layers: str = "all"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.sparsity < 1:
-            raise ValueError(
-                f"option sparsity of dgc must be from 0 to below 1, not {self.sparsity:g}"
-            )
+        expect_below_one(self.name, "sparsity", self.sparsity)
         expect_between(self.name, "momentum", self.momentum, 0, 1)
         expect_at_least(self.name, "warmup_steps", self.warmup_steps, 0)
         expect_at_least(self.name, "clip_norm", self.clip_norm, 0)

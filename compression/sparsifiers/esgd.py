@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression.layout import Layout
-from compression.options import expect_between, expect_drop, expect_one_of
+from compression.options import expect_below_one, expect_between, expect_one_of
 from compression.registry import register
 from compression.selection import above, largest, uniform, weighted
 from compression.sparsifiers.scope import count
 from compression.stages import (
-    Accumulating,
     Indices,
     Selection,
+    Sparsifier,
     Step,
     Vector,
     fallen,
@@ -27,7 +27,7 @@ RESIDUALS = ("momentum", "ema")
 
 @register("sparsifier")
 @dataclass(frozen=True)
-class ESGD(Accumulating):
+class ESGD(Sparsifier):
     """Send 1 - ``drop`` of the coordinates: those sent when the loss fell, and large residuals.
 
     Tao & Li 2018, "eSGD: Communication efficient distributed deep learning on the edge", Algorithms
@@ -51,10 +51,15 @@ class ESGD(Accumulating):
     cap: float = 0.5
 
     def __post_init__(self) -> None:
-        expect_drop(self.name, self.drop)
+        expect_below_one(self.name, "drop", self.drop)
         expect_one_of(self.name, "residual", self.residual, RESIDUALS)
         expect_between(self.name, "beta", self.beta, 0, 1)
         expect_between(self.name, "cap", self.cap, 0, 1)
+
+    @property
+    def kept(self) -> str | None:
+        """The residual, float32 (n,)."""
+        return "residual"
 
     def memory_bytes(self, layout: Layout) -> int:
         """Nine bytes a parameter (residual, hidden weight, sent or not) and the last loss."""
@@ -70,10 +75,6 @@ class ESGD(Accumulating):
             scaled = workspace("esgd", len(update), np.float32)
             residual += np.multiply(update, np.float32(1 - self.beta), out=scaled)
         return residual
-
-    def choose(self, given: Vector, step: Step) -> Indices:
-        """Not used: what is sent depends on the update, too."""
-        raise NotImplementedError
 
     def select(self, update: Vector, step: Step) -> Selection:
         """Return the set, with large residuals in place of its least important members."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from compression.options import expect_drop, expect_one_of
+from compression.options import expect_below_one, expect_one_of
 from compression.registry import register
 from compression.selection import above, largest
 from compression.sparsifiers.scope import SCOPES, count, largest_in
@@ -36,7 +36,7 @@ class GradientDropping(Accumulating):
     cut: str = "exact"
 
     def __post_init__(self) -> None:
-        expect_drop(self.name, self.drop)
+        expect_below_one(self.name, "drop", self.drop)
         expect_one_of(self.name, "scope", self.scope, SCOPES)
         expect_one_of(self.name, "cut", self.cut, THRESHOLDS)
 
