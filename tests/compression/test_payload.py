@@ -1,201 +1,21 @@
-"""What holds for every combination of registered methods."""
+"""The payload as a format: sizes, names, limits, and one written by hand."""
 
-import random
 import struct
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes
 from xxhash import xxh3_64_intdigest
 
 from compression import (
-    Codec,
-    Description,
     Layout,
     PayloadError,
     decode,
-    decode_update,
-    describe,
     make_codec,
 )
 from compression import names as methods
-from compression.payload import parts_of
 from compression.registry import get
-from compression.stages import Rng, Step
-from compression.statistics import exact_tensors, split
-
-# Sparsifiers meet quantizers, and both sorts of selection meet every pair that a decoder can see.
-COMBINATIONS = sorted(
-    {
-        *product(methods("sparsifier"), methods("quantizer"), ["entropy"]),
-        *product(["dense", "topk"], methods("quantizer"), methods("coder")),
-    }
-)
-# What a decoder can tell apart.
-DECODERS = [c for c in COMBINATIONS if c[0] in ("dense", "topk")]
-every_decoder = pytest.mark.parametrize(
-    ("sparsifier", "quantizer", "coder"), DECODERS, ids=["-".join(c) for c in DECODERS]
-)
-every_combination = pytest.mark.parametrize(
-    ("sparsifier", "quantizer", "coder"), COMBINATIONS, ids=["-".join(c) for c in COMBINATIONS]
-)
-
-SPECIAL = {
-    "empty": np.zeros(0),
-    "one": np.array([0.1]),
-    "zeros": np.zeros(300),
-    "negative zeros": -np.zeros(300),
-    "all negative": -np.linspace(1e-3, 1, 300),
-    "all equal": np.full(300, 0.3),
-    "subnormal": np.linspace(-1e-40, 1e-40, 300),
-    "smallest": np.full(300, np.finfo(np.float32).smallest_subnormal),
-    "huge": np.linspace(-3e38, 3e38, 300),
-    "largest": np.full(300, np.finfo(np.float32).max),
-    "wide": np.geomspace(1e-45, 3e38, 300),
-}
-
-
-def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:
-    """Decode what is encoded; every value within the quantizer's own bound."""
-    before = update.copy()
-    payload = codec.encode(update, layout, seed=3)
-    np.testing.assert_array_equal(update, before)
-    cut = split(layout, exact_tensors(layout))
-    trained, exact = cut.gather(update), cut.gather_exact(update)
-    with np.errstate(all="ignore"):
-        indices, values, _ = codec.sparsifier.select(trained, Step(cut.layout, {}, Rng(3, 0)))
-        bound = codec.quantizer.error_bound(values, parts_of(indices, cut.layout))
-    assert bound.shape == values.shape
-    if indices is None:
-        values, bound = cut.merge(values, exact), cut.merge(bound, np.zeros_like(exact))
-    else:
-        bound = cut.widen(indices, bound, np.zeros_like(exact))[1]
-        indices, values = cut.widen(indices, values, exact)
-    for given_layout in (layout, None):
-        sent = decode_update(payload, given_layout)
-        assert sent.layout.shapes == layout.shapes
-        assert sent.values.dtype == np.float32
-        assert sent.values.flags.aligned
-        assert (indices is None) == (sent.indices is None)
-        if indices is not None:
-            np.testing.assert_array_equal(sent.indices, indices)
-        assert (np.abs(sent.values.astype(np.float64) - values) <= bound).all()
-        vector, found = decode(payload, given_layout)
-        assert (vector.dtype, vector.shape) == (np.float32, (layout.size,))
-        assert found == sent.layout
-        np.testing.assert_array_equal(vector, sent.dense(np.full(layout.size, 7, np.float32)))
-
-
-@every_combination
-def test_special_values(sparsifier, quantizer, coder, make_layout):
-    for special in SPECIAL.values():
-        update = special.astype(np.float32)
-        n = len(update)
-        layout = make_layout([(n // 3, 3), ()][: 2 if n % 3 else 1] if n else [])
-        check_round_trip(make_codec(sparsifier, quantizer, coder), update, layout)
-
-
-@every_combination
-def test_real_sizes(sparsifier, quantizer, coder, lenet, mixed, update_for):
-    codec = make_codec(sparsifier, quantizer, coder)
-    for layout in (lenet, mixed):
-        check_round_trip(codec, update_for(layout), layout)
-
-
-HUGE = sorted(
-    {
-        *product(["dense"], methods("quantizer"), ["entropy"]),
-        *product(methods("sparsifier"), ["float16"], ["entropy"]),
-    }
-)
-
-
-@pytest.mark.parametrize("combination", HUGE, ids="-".join)
-def test_a_huge_tensor(combination, make_layout):
-    layout = make_layout([(2048, 1024), (3,)])
-    update = np.random.default_rng(4).laplace(size=layout.size).astype(np.float32)
-    check_round_trip(make_codec(*combination), update, layout)
-
-
-@settings(max_examples=400, deadline=None)
-@given(data=st.data())
-def test_any_layout_any_values(data):
-    shapes = data.draw(st.lists(array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)))
-    names = tuple(f"layer {i}" for i in range(len(shapes)))
-    layout = Layout(names, tuple(shapes), ("float32",) * len(shapes))
-    bits = data.draw(st.binary(min_size=4 * layout.size, max_size=4 * layout.size))
-    update = np.frombuffer(bits, dtype=np.float32).copy()
-    update[~np.isfinite(update)] = 1
-    check_round_trip(make_codec(*data.draw(st.sampled_from(COMBINATIONS))), update, layout)
-
-
-@pytest.mark.parametrize("coder", methods("coder"))
-def test_float32_is_exact(coder, lenet, update_for):
-    update = update_for(lenet)
-    update[:4] = [-0.0, 1e-45, 3.4e38, -1e-39]
-    vector, _ = decode(make_codec("dense", "float32", coder).encode(update, lenet), lenet)
-    assert vector.tobytes() == update.tobytes()
-
-
-@every_decoder
-def test_what_is_not_finite_is_refused(sparsifier, quantizer, coder, lenet):
-    codec = make_codec(sparsifier, quantizer, coder)
-    for bad, tensor in product([np.nan, np.inf, -np.inf], [0, 7, 9]):
-        update = np.zeros(lenet.size, dtype=np.float32)
-        update[lenet.offsets[tensor]] = bad
-        what = "NaN" if np.isnan(bad) else "infinity"
-        with pytest.raises(PayloadError, match=f"update holds {what} in layer{tensor}.weight: "):
-            codec.encode(update, lenet)
-
-
-@every_combination
-def test_same_input_same_bytes(sparsifier, quantizer, coder, lenet, update_for):
-    update = update_for(lenet)
-    one, other = (make_codec(sparsifier, quantizer, coder) for _ in range(2))
-    assert one.encode(update, lenet, seed=5) == other.encode(update, lenet, seed=5)
-    assert one.encode(update, lenet, seed=5) == one.encode(update, lenet, seed=5)
-
-
-@every_combination
-def test_numpy_settings_do_not_matter(sparsifier, quantizer, coder, make_layout):
-    layout = make_layout([(300,)])
-    codec = make_codec(sparsifier, quantizer, coder)
-    for special in ("wide", "subnormal", "largest"):
-        update = SPECIAL[special].astype(np.float32)
-        expected = codec.encode(update, layout, memory={})
-        with np.errstate(all="raise"):
-            assert codec.encode(update, layout) == expected
-            decode(expected, layout)
-            assert np.geterr()["over"] == "raise"
-
-
-@every_combination
-def test_random_states_are_left_alone(sparsifier, quantizer, coder, mixed, update_for):
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    decode(make_codec(sparsifier, quantizer, coder).encode(update_for(mixed), mixed, seed=9))
-    assert random.getstate() == states[0]
-    np.testing.assert_equal(np.random.get_state(), states[1])  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), states[2])
-
-
-@every_decoder
-def test_coding_never_costs(sparsifier, quantizer, coder, lenet, mixed):
-    for layout, noise in product((lenet, mixed), (False, True)):
-        draw = np.random.default_rng(0).integers(0, 1 << 32, layout.size, dtype=np.uint32)
-        update = np.zeros(layout.size, dtype=np.float32)
-        if noise:  # random bits, less those of NaN and infinity
-            update = (draw & 0xBFFFFFFF).view(np.float32)
-        sizes = [
-            len(make_codec(sparsifier, quantizer, c).encode(update, layout)) for c in ("raw", coder)
-        ]
-        # Shorter streams have shorter lengths before them: only the padding may differ.
-        assert sizes[1] <= sizes[0]
-        if not noise and layout is lenet and coder != "raw" and sparsifier == "dense":
-            assert sizes[1] < sizes[0] / 10
+from compression.stages import Rng
 
 
 def test_what_is_around_the_values_is_small(lenet, make_layout):
@@ -248,21 +68,6 @@ def test_names_that_cannot_travel(update_for):
         codec.encode(update_for(layout), layout)
         with pytest.raises(ValueError, match=problem):
             codec.encode(update_for(layout), layout, names=True)
-
-
-@every_decoder
-def test_describe(sparsifier, quantizer, coder, mixed, update_for):
-    payload = make_codec(sparsifier, quantizer, coder).encode(update_for(mixed), mixed)
-    assert describe(payload) == Description(
-        1,
-        sparsifier,
-        quantizer,
-        coder,
-        mixed.size,
-        len(decode_update(payload).values),
-        len(mixed),
-        len(payload),
-    )
 
 
 def test_another_model_is_refused(lenet, mixed, make_layout, update_for):

@@ -1,0 +1,40 @@
+"""bfloat16: rounding, ends of float32, hostile streams."""
+
+import numpy as np
+import pytest
+import torch
+
+from compression.quantizers.bfloat16 import BFloat16
+from compression.quantizers.scaling import BLOCK
+from compression.stages import PayloadError, Rng
+from tests.compression.quantizers.values import whole
+
+# Codec.encode and decode see to this for all methods.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def test_bfloat16_rounds_as_torch_does():
+    draw = np.random.default_rng(0)
+    bits = draw.integers(0, 1 << 32, 2 * BLOCK + 3, dtype=np.uint32)
+    bits[::3] &= 0xFFFF8000  # halfway between two
+    bits[:8] = [0, 1 << 31, 1, 0x8000, 0x8001, 0x7F7F7FFF, 0x007FFFFF, 0x80008000]
+    values = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
+    expected = torch.from_numpy(values.copy()).to(torch.bfloat16).float().numpy()
+    expected = np.clip(expected, -3.3895313892515355e38, 3.3895313892515355e38)
+    streams = BFloat16().encode(values, whole(values), {}, Rng(0, 1))
+    decoded = BFloat16.decode((), streams, whole(values))
+    assert decoded.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("sign", [0, 0x8000])
+def test_bfloat16_never_becomes_infinite(sign):
+    bits = np.arange(0x7F7F0000, 0x7F800000, 77, dtype=np.uint32) | np.uint32(sign << 16)
+    (halves,) = BFloat16().encode(bits.view(np.float32), whole(bits), {}, Rng(0, 1))
+    assert set(halves.tolist()) == {0x7F7F | sign}
+
+
+@pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF])
+def test_bfloat16_refuses_nan_and_infinity(bits):
+    halves = np.array([0, 0x7F7F, bits], dtype="<u2")
+    with pytest.raises(PayloadError, match="NaN or infinity"):
+        BFloat16.decode((), (halves,), whole(halves))

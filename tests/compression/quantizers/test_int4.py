@@ -1,0 +1,79 @@
+"""int4: the formula, scales, hostile streams."""
+
+import numpy as np
+import pytest
+
+from compression.quantizers.int4 import Int4
+from compression.quantizers.scaling import BLOCK
+from compression.stages import PayloadError, Rng
+from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
+
+# Codec.encode and decode see to this for all methods.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.mark.parametrize("block", [16, 64, 77, 65536])
+def test_int4_is_the_plain_formula(block):
+    values = normal(BLOCK + 1001)
+    parts = parts_of((500,), (len(values) - 500,))
+    halves, packed = Int4(block).encode(values, parts, {}, Rng(0, 1))
+    decoded = Int4.decode((block,), (halves, packed), parts)
+    nibbles = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1).astype(int)
+    levels = np.where(nibbles > 7, nibbles - 16, nibbles)[: len(values)]
+    for number, start in enumerate(range(0, len(values), block)):
+        part = values[start : start + block]
+        most = float(np.abs(part).max() / np.float32(7))
+        unit = 2.0 ** (np.floor(np.log2(most)) - 7)  # of a bfloat16 of this size
+        scale = np.ceil(most / unit) * unit
+        assert halves[number] == np.float32(scale).view(np.uint32) >> 16
+        expected = np.rint(part / np.float32(scale))
+        np.testing.assert_array_equal(levels[start : start + block], expected)
+        np.testing.assert_array_equal(decoded[start : start + block], expected * scale)
+
+
+@pytest.mark.parametrize(
+    ("largest", "bits"), [(7, 0x3F80), (np.nextafter(np.float32(7), 9), 0x3F81)]
+)
+def test_int4_scales_are_rounded_up(largest, bits):
+    values = np.float32([0, -largest])
+    halves, _ = Int4().encode(values, whole(values), {}, Rng(0, 1))
+    assert halves.tolist() == [bits]
+
+
+@pytest.mark.parametrize("largest", [LEAST, 100 * LEAST, 1e-40, 1e-36, 1.0, 3e38, MOST])
+def test_int4_at_extreme_scales(largest):
+    values = (np.linspace(-1, 1, 64) * largest).astype(np.float32)
+    streams = Int4().encode(values, whole(values), {}, Rng(0, 1))
+    decoded = Int4.decode((64,), streams, whole(values))
+    error = np.abs(decoded.astype(np.float64) - values)
+    assert error.max() <= max(largest / 13.8, 2.0**-134)  # a scale is a multiple of 2^-133
+
+
+def hostile_int4(scale=0x3F80, byte=0x11, last=0x01):
+    return np.array([scale], dtype="<u2"), np.array([byte, last], dtype="u1")
+
+
+def test_int4_takes_what_is_right():
+    decoded = Int4.decode((64,), hostile_int4(byte=0x97, last=0x0F), parts_of((3,)))
+    assert decoded.tolist() == [7, -7, -1]
+    top = Int4.decode((64,), hostile_int4(scale=0x7E12, byte=0x97), parts_of((3,)))
+    assert np.isfinite(top).all()
+
+
+@pytest.mark.parametrize("scale", [0x7E13, 0x7F80, 0x7FC0, 0x8000, 0xBF80])
+def test_int4_refuses_bad_scales(scale):
+    with pytest.raises(PayloadError, match="scale"):
+        Int4.decode((64,), hostile_int4(scale=scale), parts_of((3,)))
+
+
+@pytest.mark.parametrize("byte", [0x08, 0x80, 0x88])
+def test_int4_refuses_minus_8(byte):
+    with pytest.raises(PayloadError, match="-8"):
+        Int4.decode((64,), hostile_int4(byte=byte), parts_of((3,)))
+
+
+@pytest.mark.parametrize("last", [0x11, 0xF1, 0x81])
+def test_int4_refuses_padding(last):
+    with pytest.raises(PayloadError, match="padding"):
+        Int4.decode((64,), hostile_int4(last=last), parts_of((3,)))
+    Int4.decode((64,), hostile_int4(last=0x71), parts_of((4,)))

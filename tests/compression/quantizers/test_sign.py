@@ -1,0 +1,95 @@
+"""1-bit SGD: the formula, means, hostile streams."""
+
+import numpy as np
+import pytest
+
+from compression.quantizers.scaling import BLOCK
+from compression.quantizers.sign import Sign
+from compression.stages import Parts, PayloadError, Rng
+from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
+
+# Codec.encode and decode see to this for all methods.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def side_means(part: np.ndarray) -> np.ndarray:
+    exact = part.astype(np.float64)
+    low, high = exact[exact < 0], exact[exact >= 0]
+    return np.where(exact < 0, low.mean() if len(low) else 0, high.mean() if len(high) else 0)
+
+
+COLUMNS = [
+    ((7, 64), 7), ((7, 63), 1), ((448,), 1), ((), 1), ((3, 4, 4, 4), 3), ((4, 9), 1),
+    ((0, 100), 1), ((100, 0), 1), ((2, BLOCK + 5), 2), ((BLOCK // 64 + 3, 64), BLOCK // 64 + 3),
+    ((1, 3 * BLOCK), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("means", ["tensor", "column"])
+def test_sign_is_the_plain_formula(means):
+    parts = parts_of(*(shape for shape, _ in COLUMNS))
+    values = normal(int(parts.segments[-1])) + np.float32(0.3)
+    streams = Sign(means).encode(values, parts, {}, Rng(0, 1))
+    params = Sign(means).params()
+    decoded = Sign.decode(params, streams, parts)
+    groups = [groups if means == "column" else 1 for _, groups in COLUMNS]
+    assert len(streams[0]) == 2 * sum(groups)
+    for number, start, stop in zip(groups, parts.segments, parts.segments[1:], strict=False):
+        if stop > start:
+            for part, found in zip(
+                values[start:stop].reshape(number, -1),
+                decoded[start:stop].reshape(number, -1),
+                strict=True,
+            ):
+                np.testing.assert_allclose(found, side_means(part), rtol=1e-6)
+    np.testing.assert_array_equal(decoded >= 0, values >= 0)
+
+
+def test_sign_of_selected_values_has_means_of_tensors():
+    parts = parts_of((10, 100), (5,))
+    values = normal(1005)
+    expected = Sign("tensor").encode(values, parts, {}, Rng(0, 1))
+    found = Sign("column").encode(values, Parts(parts.segments), {}, Rng(0, 1))
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(
+        Sign.decode((1,), found, Parts(parts.segments)), Sign.decode((0,), expected, parts)
+    )
+
+
+def test_sign_by_hand():
+    parts = parts_of((5,), (5,))
+    values = np.float32([1, -1, 3, -3, -5, 0, -0.0, 2, -4, 6])
+    means, packed = Sign().encode(values, parts, {}, Rng(0, 1))
+    assert means.tolist() == [-3, -4, 2, 2]
+    assert packed.tolist() == [0b11100101, 0b10]
+
+
+@pytest.mark.parametrize("value", [MOST, -MOST, 3e38, LEAST, -LEAST, -0.0])
+def test_sign_means_at_the_ends_of_float32(value):
+    values = np.full(1000, value, dtype=np.float32)
+    streams = Sign().encode(values, whole(values), {}, Rng(0, 1))
+    np.testing.assert_array_equal(Sign.decode((0,), streams, whole(values)), values)
+    assert not np.signbit(streams[0]).any() or value < 0
+
+
+def test_sign_needs_feedback():
+    assert Sign().feedback
+    assert not Sign().unbiased
+
+
+@pytest.mark.parametrize(
+    "means",
+    [(1, 1), (-1, -1), (-np.inf, 1), (-1, np.inf), (np.nan, 1), (-1, np.nan), (LEAST, 1)],
+)
+def test_sign_refuses_bad_means(means):
+    streams = (np.array(means, dtype="<f4"), np.array([0b01], dtype="u1"))
+    with pytest.raises(PayloadError, match="mean"):
+        Sign.decode((0,), streams, parts_of((2,)))
+
+
+@pytest.mark.parametrize("last", [0b100, 0b10000000, 0b11111101])
+def test_sign_refuses_padding(last):
+    streams = (np.array([-1, 1], dtype="<f4"), np.array([last], dtype="u1"))
+    with pytest.raises(PayloadError, match="padding"):
+        Sign.decode((0,), streams, parts_of((2,)))

@@ -1,0 +1,77 @@
+"""TernGrad: scales, packing, hostile streams."""
+
+import numpy as np
+import pytest
+
+from compression.quantizers.ternary import Ternary
+from compression.stages import PayloadError, Rng
+from tests.compression.quantizers.values import normal, parts_of, whole
+
+# Codec.encode and decode see to this for all methods.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 2.5])
+def test_ternary_scales_are_those_of_each_tensor(clip):
+    values = normal(150_000) * np.repeat(np.float32([1, 100]), [40_000, 110_000])
+    parts = parts_of((40_000,), (0, 3), (110_000,))
+    scales, packed = Ternary(clip).encode(values, parts, {}, Rng(0, 1))
+    decoded = Ternary.decode((), (scales, packed), parts)
+    for tensor, scale in zip((0, 2), scales[[0, 2]], strict=True):
+        part = slice(*parts.segments[tensor : tensor + 2])
+        exact = values[part].astype(np.float64)
+        expected = np.abs(exact).max()
+        if clip:
+            expected = min(expected, clip * np.sqrt(np.mean(exact**2)))
+        assert scale == pytest.approx(expected, rel=1e-6)
+        assert set(np.unique(decoded[part])) == {-scale, 0, scale}
+        sent = decoded[part] != 0
+        np.testing.assert_array_equal(np.sign(decoded[part][sent]), np.sign(exact[sent]))
+        assert sent[np.abs(exact) >= expected].all()
+    assert scales[1] == 0
+
+
+def test_ternary_clips_no_tensor_away():
+    """About its mean, one entry has no deviation; about 0 it has."""
+    values = np.float32([0.5, -2, 3, 3, 3])
+    parts = parts_of((), (1,), (3,))
+    streams = Ternary().encode(values, parts, {}, Rng(0, 1))
+    np.testing.assert_array_equal(Ternary.decode((), streams, parts), values)
+
+
+def test_ternary_packing_by_hand():
+    parts = parts_of((6,))
+    values = np.float32([1, -1, 0, 1, 1, -1])
+    scales, packed = Ternary(0.0).encode(values, parts, {}, Rng(0, 1))
+    last = 0 + 3 + 9 + 27 + 81
+    assert packed.tolist() == [2 * 1 + 0 * 3 + 1 * 9 + 2 * 27 + 2 * 81, last]
+    np.testing.assert_array_equal(Ternary.decode((), (scales, packed), parts), values)
+
+
+@pytest.mark.parametrize("size", [1, 5, 65_534, 65_535, 65_536, 200_003])
+def test_ternary_packing_of_any_size(size):
+    values = np.random.default_rng(size).integers(-1, 2, size).astype(np.float32)
+    values[-1] = 1
+    streams = Ternary(0.0).encode(values, whole(values), {}, Rng(0, 1))
+    np.testing.assert_array_equal(Ternary.decode((), streams, whole(values)), values)
+
+
+@pytest.mark.parametrize("byte", [243, 255])
+def test_ternary_refuses_bytes_without_meaning(byte):
+    streams = (np.ones(1, dtype="<f4"), np.array([242, byte], dtype="u1"))
+    with pytest.raises(PayloadError, match="base-3"):
+        Ternary.decode((), streams, parts_of((10,)))
+
+
+@pytest.mark.parametrize("byte", [0, 121 - 81, 121 + 3, 242])
+def test_ternary_refuses_padding(byte):
+    streams = (np.ones(1, dtype="<f4"), np.array([byte], dtype="u1"))
+    with pytest.raises(PayloadError, match="padding"):
+        Ternary.decode((), streams, parts_of((1,)))
+
+
+@pytest.mark.parametrize("scale", [-1.0, -0.0, np.nan, np.inf])
+def test_ternary_refuses_bad_scales(scale):
+    streams = (np.array([scale], dtype="<f4"), np.array([121], dtype="u1"))
+    with pytest.raises(PayloadError, match="scale"):
+        Ternary.decode((), streams, parts_of((5,)))

@@ -1,0 +1,19 @@
+"""Vectors that selections are tried on, and how what they find is compared."""
+
+from functools import cache
+
+import numpy as np
+
+N = 300_000
+
+
+def expect(found, expected, what=""):
+    assert found.dtype == np.uint32
+    np.testing.assert_array_equal(found, expected, err_msg=what)
+
+
+@cache
+def heavy():
+    draw = np.random.default_rng(5)
+    scales = np.repeat([1, 1e-3], [N // 3, N - N // 3])
+    return (draw.standard_t(3, N) * scales).astype(np.float32)
