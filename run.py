@@ -37,11 +37,9 @@ from conf.build import (
     codec_of,
     data_of,
     device_of,
-    downlink_of,
     model_of,
     optimizer_of,
     partition_of,
-    strategy_of,
 )
 from conf.check import check_target
 from conf.load import compose_config, to_config
@@ -50,6 +48,7 @@ from report.summary import read_result, summary_table
 from simulation.errors import EngineError, UsageError
 from simulation.job import Job
 from strategy.schedule import Schedule
+from strategy.scheme import scheme_of
 from task.errors import TaskError
 
 HERE = Path(__file__).parent
@@ -62,12 +61,11 @@ def prepare(config: Config) -> None:
     """Load what the run needs once, here: mistakes show now, and forked workers share it."""
     check_target("engine", config.engine)
     codec_of(config)
-    downlink_of(config)
     data = data_of(config)
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))
     device_of(config)
-    strategy_of(config)
+    scheme_of(config)
     Schedule(config.schedule, config.lr).step(loss=1.0)
     partition_of(config, data).indices(0)
 

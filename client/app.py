@@ -11,6 +11,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from client.node import Node, node_of
 from client.trainer import Trainer, trainer_for
+from client.worker import worker_for
 from compression.flower import flat_record, to_vector
 from conf import load_config
 
@@ -48,6 +49,13 @@ def train(message: Message, context: Context) -> Message:
     metrics["seconds"] = time.perf_counter() - start
     content = RecordDict({"arrays": flat_record(vector), "metrics": MetricRecord(metrics)})
     return Message(content, reply_to=message)
+
+
+@app.train("step")
+def step(message: Message, context: Context) -> Message:
+    """Take part in a step of synchronous averaging (`client.worker`)."""
+    trainer, node = _trainer(context)
+    return worker_for(trainer).step(message, node, context)
 
 
 @app.evaluate(mods=[compression])

@@ -77,8 +77,10 @@ class Trainer:
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
         self.has_dropout = any(isinstance(m, nn.Dropout) for m in self.flat.module.modules())
         self._prepared = Recent()
-        layout = Layout(self.flat.names, self.flat.shapes, ("float32",) * len(self.flat.names))
-        self.mod = CompressionMod(codec_of(config), layout, config.seed)
+        names = self.flat.names
+        self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
+        self.mod = CompressionMod(codec_of(config), self.layout, config.seed)
+        self._orders: dict[int, tuple[int, Tensor]] = {}  # node -> epoch, its samples' order
 
     @functools.cached_property
     def partition(self) -> Any:
@@ -123,12 +125,47 @@ class Trainer:
         }
         return flat.state.detach().cpu().numpy(), metrics
 
+    def gradient(self, node: Node, model: Vector, *, number: int) -> tuple[Vector, Metrics]:
+        """Return the gradient of the node's mini-batch `number` (from 0) at `model`, float32 (n,).
+
+        Entries of BatchNorm's statistics hold their change, with the sign of a gradient. The vector
+        is a view that the next call overwrites. The mini-batch comes from (seed, node, number)
+        alone: epochs in an order of their own, without the rest that fills no batch.
+        """
+        flat = self.flat
+        flat.load(model)
+        if not flat.module.training:
+            flat.module.train()
+        if self.has_dropout:
+            torch.manual_seed(_mix(self.config.seed, node.index, number) ^ 1)
+        x, y = self._batch(node, number)
+        flat.zero_grad()
+        loss = self.loss(flat.module(x), y)
+        loss.backward()
+        metrics: Metrics = {"loss": loss.item(), "num-examples": len(y), "num-steps": 1}
+        gradient = flat.gradient.cpu().numpy()
+        if len(gradient) < len(model):
+            rest = flat.state[len(gradient) :].detach().cpu().numpy()
+            gradient = np.concatenate([gradient, model[len(gradient) :] - rest])
+        return gradient, metrics
+
+    def _batch(self, node: Node, number: int) -> Samples:
+        before, order = self._orders.get(node.index) or (-1, self._part(node, held_back=False))
+        size = min(self.config.batch_size, len(order))
+        epoch, position = divmod(number, len(order) // size)
+        if epoch != before:
+            generator = torch.Generator().manual_seed(_mix(self.config.seed, node.index, epoch))
+            samples = self._part(node, held_back=False)
+            order = samples[torch.randperm(len(samples), generator=generator)]
+            self._orders[node.index] = epoch, order
+        return self._prepared_samples(order[position * size : (position + 1) * size])
+
     def evaluate(self, node: Node, state: Vector) -> Metrics:
-        """Return loss, accuracy (0 to 1) and the number of samples of the node's evaluation."""
+        """Return `Evaluation`'s figures and the number of samples of the node's evaluation."""
         images, labels = self._samples(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state)
-        loss, accuracy = evaluate(self.flat.module, images, labels)
-        return {"loss": loss, "accuracy": accuracy, "num-examples": len(labels)}
+        measured = evaluate(self.flat.module, images, labels)
+        return {**measured._asdict(), "num-examples": len(labels)}
 
     def _samples(self, node: Node, held_back: bool) -> Samples:
         """Return the node's images, float32 (s, C, H, W), and labels, int64 (s,): read only.
@@ -142,11 +179,18 @@ class Trainer:
         return samples
 
     def _prepare(self, node: Node, held_back: bool) -> Samples:
+        return self._prepared_samples(self._part(node, held_back))
+
+    def _part(self, node: Node, held_back: bool) -> Tensor:
+        """Return which samples the node trains on, or holds back, int64 (s,)."""
         indices = self._indices(node)
         kept = len(indices) - int(len(indices) * self.config.dataset.holdout)
         indices = indices[kept:] if held_back else indices[:kept]
         if not len(indices):
             raise ValueError(f"node {node.index} has no samples; give fewer nodes or less holdout")
+        return indices
+
+    def _prepared_samples(self, indices: Tensor) -> Samples:
         split, data = self.data.train, self.data
         # index_select takes a tenth of the time of images[indices]
         images = split.images.index_select(0, indices)

@@ -9,7 +9,7 @@ import numpy as np
 from compression.envelope import ALL, INDICES, REPEATED, digest, seal, tables
 from compression.header import varint
 from compression.layout import Layout
-from compression.payload import decode_trained, exact_spec, index_spec, parts_of, quiet
+from compression.payload import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
 from compression.stages import (
     Array,
     Buffer,
@@ -55,6 +55,11 @@ class Codec:
                 f"option feedback does not go with {self.sparsifier.name} as it is set: what it "
                 "sends is further from the update than nothing is"
             )
+
+    @property
+    def exact(self) -> bool:
+        """Whether what is decoded is what was given, bit for bit."""
+        return self.quantizer.exact and not self.sparsifier.selects and not self.feedback
 
     @property
     def keeps(self) -> bool:
@@ -104,14 +109,9 @@ class Codec:
             raise PayloadError("update and what this node keeps unsent add up beyond float32")
         parts = parts_of(indices, own)
         streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
-        listed: list[tuple[Any, Spec]] = []
-        if inner is not None:
-            listed.append((inner.gather_exact(update), exact_spec(inner.exact_size)))
-        if indices is not None and not (same and as_before):
-            listed.append((indices, index_spec(len(indices), own.size)))
-        ids = bytes((self.sparsifier.id, self.quantizer.id, self.coder.id))
-        head = tables(layout, ids, names, inner.exact if inner else ())
-        head += _selected(indices, same and as_before)
+        exact = None if inner is None else inner.gather_exact(update)
+        head = self._head(layout, inner, indices, names, same and as_before)
+        listed = _listed(own, exact, None if same and as_before else indices)
         payload = self._assemble(head, listed, streams, parts)
         if self.feedback:
             decoded = self.quantizer.decode(self.quantizer.params(), streams, parts)
@@ -120,6 +120,36 @@ class Codec:
             else:
                 self.sparsifier.put_back(indices, values - decoded, memory)
         return payload
+
+    @quiet
+    def encode_sparse(
+        self,
+        indices: Indices | None,
+        values: Vector,
+        layout: Layout,
+        *,
+        memory: Memory | None = None,
+        seed: int = 0,
+    ) -> bytes:
+        """Encode a vector that is zero but for (k,) float32 at strictly increasing indices.
+
+        ``indices`` None: (layout.size,) values. What is sparse already, as a mean of sparse updates
+        is, needs no selecting: the cost is that of k values, unless this codec selects or feeds
+        back, which takes the whole vector. ``memory``, ``seed`` and errors as in `encode`.
+        """
+        if indices is None or self.sparsifier.selects or self.feedback:
+            dense = Update(layout, indices, values, Sparsifier, None).dense()
+            return self.encode(dense, layout, memory=memory, seed=seed)
+        if not is_finite(values):
+            raise PayloadError("the vector to send holds NaN or infinity")
+        inner, own, exact = self._split(layout), layout, None
+        if inner is not None:
+            own = inner.layout
+            indices, values, exact = inner.narrow(indices, values)
+        parts = parts_of(indices, own)
+        streams = self.quantizer.encode(values, parts, memory or {}, Rng(seed, 1))
+        head = self._head(layout, inner, indices, names=False, repeated=False)
+        return self._assemble(head, _listed(own, exact, indices), streams, parts)
 
     def put_back(self, payload: Buffer, layout: Layout, memory: Memory) -> None:
         """Add to what is kept a payload, this memory's last one, that was not received or applied.
@@ -139,7 +169,7 @@ class Codec:
 
     def _split(self, layout: Layout) -> Split | None:
         """Return where trained entries are and where exact ones, if there are such."""
-        if self.quantizer.exact and not self.sparsifier.selects and not self.feedback:
+        if self.exact:
             return None  # all are exact, and nothing is kept
         exact = exact_tensors(layout)
         return split(layout, exact) if exact else None
@@ -151,6 +181,18 @@ class Codec:
         given: Vector = remembered(memory, _ERROR, len(update), np.float32)
         given += update
         return given
+
+    def _head(
+        self,
+        layout: Layout,
+        inner: Split | None,
+        indices: Indices | None,
+        names: bool,
+        repeated: bool,
+    ) -> bytes:
+        ids = bytes((self.sparsifier.id, self.quantizer.id, self.coder.id))
+        head = tables(layout, ids, names, inner.exact if inner else ())
+        return head + _selected(indices, repeated)
 
     def _assemble(
         self,
@@ -171,6 +213,18 @@ class Codec:
             numbers.append(memoryview(body).nbytes << 1 | smaller)
             bodies.append(body)
         return seal(head + b"".join(map(varint, numbers)), bodies)
+
+
+def _listed(
+    layout: Layout, exact: Vector | None, indices: Indices | None
+) -> list[tuple[Any, Spec]]:
+    """Return the streams that come before the values'."""
+    listed: list[tuple[Any, Spec]] = []
+    if exact is not None:
+        listed.append((exact, exact_spec(len(exact))))
+    if indices is not None:
+        listed.append((indices, index_spec(len(indices), layout.size)))
+    return listed
 
 
 def _selected(indices: Indices | None, repeated: bool) -> bytes:

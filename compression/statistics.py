@@ -56,6 +56,19 @@ class Split(NamedTuple):
         order = np.argsort(places, kind="stable")  # two sorted parts: merged in one pass
         return places[order].astype(np.uint32), exact[order]
 
+    def narrow(self, indices: Indices, values: Vector) -> tuple[Indices, Vector, Vector]:
+        """Undo `widen`: selected trained indices and values, and the exact entries (absent: 0)."""
+        exact = np.zeros(self.exact_size, dtype=np.float32)
+        shifts = np.zeros(len(indices), dtype=np.uint32)
+        trained, done = np.ones(len(indices), dtype=np.bool_), 0
+        for start, stop in self.exact_runs:
+            low, high = np.searchsorted(indices, (start, stop))
+            exact[done + indices[low:high].astype(np.int64) - start] = values[low:high]
+            trained[low:high] = False
+            shifts[high:] += stop - start
+            done += stop - start
+        return (indices - shifts)[trained], values[trained], exact
+
 
 def exact_tensors(layout: Layout) -> tuple[int, ...]:
     """Return which tensors of a layout are running statistics, by their names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,7 @@ from compression import Codec, make_codec
 from conf.schema import CompressionConfig, Config, ConfigError
 from task.datasets import Data, load_data, load_folder
 from task.models import build_model
+from task.optimizers import ServerOptimizer
 from task.partition import Partition
 
 
@@ -95,10 +97,16 @@ def partition_of(config: Config, data: Data) -> Partition:
     return Partition(partitioner, data.train.labels, config.nodes, config.seed)
 
 
-def strategy_of(config: Config) -> Strategy:
-    """Return the server's strategy, as Flower or we define it."""
-    strategy: Strategy = build("strategy", config.strategy)
+def strategy_of(config: Config) -> Strategy | Callable[..., Any]:
+    """Return one of Flower's strategies, or of ours a callable for the rest of its arguments."""
+    strategy: Strategy | Callable[..., Any] = build("strategy", config.strategy)
     return strategy
+
+
+def server_optimizer_of(config: Config) -> ServerOptimizer:
+    """Return the optimiser of a strategy that has one (`strategy/optimizer=`)."""
+    optimizer: ServerOptimizer = build("strategy.optimizer", config.strategy["optimizer"])
+    return optimizer
 
 
 def build(group: str, node: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin
 
 from hydra.utils import get_object
 
-from conf.schema import Config, ConfigError
+from conf.schema import FOREVER, Config, ConfigError
 
 # What each rule's proof asks for: this many times as many nodes as malicious ones, and 3 more
 # (Blanchard et al. 2017, proposition 4.2; El Mhamdi et al. 2018, section 4).
@@ -36,6 +36,11 @@ def check(config: Config) -> None:
         total = sum(c.share for c in config.network.classes.values())
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares of network.classes must add up to 1, not {total:g}")
+    if config.network.loss and config.timeout >= FOREVER:
+        raise ConfigError(
+            f"network.loss={config.network.loss:g} needs a timeout=, the virtual seconds after "
+            "which a round goes on without the lost answers"
+        )
 
 
 def _check_sampling(config: Config) -> None:
@@ -113,6 +118,8 @@ def check_target(group: str, node: Any) -> None:
             near = get_close_matches(str(key), parameters, n=1)
             hint = f"; did you mean {group}.{near[0]}?" if near else ""
             raise ConfigError(f"{group}.{key} is not an option of {node['_target_']}{hint}")
+        if isinstance(value, Mapping) and "_target_" in value:
+            check_target(f"{group}.{key}", value)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{group}.{key} must be a finite number, not {value:g}")
         _check_type(f"{group}.{key}", value, parameters[str(key)].annotation)

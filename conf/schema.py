@@ -16,6 +16,8 @@ from omegaconf import II, MISSING
 
 from compression.registry import option_fields
 
+FOREVER = 1e9  # seconds: the `timeout` of who does not want one
+
 
 class ConfigError(ValueError):
     """The user's own mistake in the configuration: one line that says what to do."""
@@ -73,13 +75,15 @@ class NetworkConfig:
     """Links and devices of the virtual clock. A bandwidth of null is unlimited.
 
     `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `latency_ms`: one way, milliseconds;
-    `seconds_per_step`: one local step on the reference device, seconds.
+    `seconds_per_step`: one local step on the reference device, seconds; `loss`: the share of
+    answers that never arrive, drawn from (run seed, node, how many answers that node has sent).
     """
 
     up_mbps: float | None = above(0, None)
     down_mbps: float | None = above(0, None)
     latency_ms: float = at_least(0, 0.0)
     seconds_per_step: float = at_least(0, 0.0)
+    loss: float = field(default=0.0, metadata={"at_least": 0, "below": 1})
     classes: dict[str, DeviceClass] = field(default_factory=dict)
 
 
@@ -130,7 +134,7 @@ class Config:
     batch_size: int = at_least(1, II("model.batch_size"))
     lr: float = above(0, II("model.lr"))
     seed: int = field(default=0, metadata={"at_least": 0, "below": 1 << 32})
-    timeout: float = above(0, 1e9)
+    timeout: float = above(0, FOREVER)
     eval_every: int = at_least(1, 1)
     device: str = "cpu"
     verbose: bool = False

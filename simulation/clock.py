@@ -5,15 +5,20 @@
       |-- bytes/down -|-- compute --|-- latency + bytes/up|
 
 Each node has a link of its own and does one thing at a time; the server's link is not a limit.
+A lost answer takes its node as long as any other, and arrives never: at infinity.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+
+NEVER = float("inf")  # when a lost answer arrives
+_LOSS = 0x1055  # keeps these draws apart from others of (seed, node, number)
 
 
 class DeviceClass(Protocol):
@@ -24,12 +29,13 @@ class DeviceClass(Protocol):
 
 
 class Network(Protocol):
-    """Links and devices; the fields of `conf.schema.NetworkConfig` (Mbit/s, ms, seconds)."""
+    """Links and devices; the fields of `conf.schema.NetworkConfig`, in their units."""
 
     up_mbps: float | None
     down_mbps: float | None
     latency_ms: float
     seconds_per_step: float
+    loss: float
 
     @property
     def classes(self) -> Mapping[str, DeviceClass]:
@@ -44,6 +50,7 @@ class Ideal:
     down_mbps: float | None = None
     latency_ms: float = 0.0
     seconds_per_step: float = 0.0
+    loss: float = 0.0
     classes: dict[str, DeviceClass] = field(default_factory=dict)
 
 
@@ -55,6 +62,7 @@ class VirtualClock:
         self.seed = seed
         self.now = 0.0
         self._free: dict[int, float] = {}
+        self._answers = Counter[int]()  # node -> its answers so far, on a network that loses some
         self._limits = np.cumsum([c.share for c in self.network.classes.values()])
 
     def speed(self, node: int) -> float:
@@ -66,7 +74,7 @@ class VirtualClock:
         return list(self.network.classes.values())[index].speed
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
-        """Return when the answer to a message sent at `sent` is at the server, virtual seconds.
+        """Return when the answer to a message sent at `sent` is at the server (`NEVER`: never).
 
         `down`, `up`: bytes of message and answer; `steps`: local steps that were computed.
         """
@@ -77,7 +85,13 @@ class VirtualClock:
         sent_back = done + _transfer(up, net.up_mbps)
         if sent_back > sent:  # a network in which nothing takes time needs no memory
             self._free[node] = sent_back
-        return sent_back + latency
+        return NEVER if net.loss and self._loses(node) else sent_back + latency
+
+    def _loses(self, node: int) -> bool:
+        """Draw from (seed, node, its answers so far) whether a node's next answer is lost."""
+        self._answers[node] += 1
+        random = np.random.default_rng([self.seed, node, self._answers[node], _LOSS])
+        return bool(random.random() < self.network.loss)
 
 
 def _transfer(size: int, mbps: float | None) -> float:

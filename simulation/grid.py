@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from simulation.clock import VirtualClock, steps_of
+from simulation.clock import NEVER, VirtualClock, steps_of
 from simulation.workers import Pool
 
 SERVER = 0  # node ids are 1 to n
@@ -22,6 +22,7 @@ class LocalGrid(Grid):
 
     Replies are the same, and in the same order, for any number of workers. Time-outs and
     `virtual_seconds` are on the virtual clock; a `pull_messages` goes on to the next arrival.
+    A reply that the network loses is never returned, and not kept.
     """
 
     def __init__(self, pool: Pool, nodes: int, clock: VirtualClock | None = None) -> None:
@@ -79,15 +80,24 @@ class LocalGrid(Grid):
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Go on to the next arrival among these messages; return the replies that arrive then."""
+        """Go on to the next arrival among these messages; return the replies there by then."""
+        return self.pull_before(message_ids, NEVER)
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """Go on to the next arrival among these messages, or to the deadline if none is before.
+
+        Return the replies that are there by then, in the order of `message_ids`. What is there
+        already is returned at once; what is still under way stays for a later pull.
+        """
         self.settle()
-        ids = [i for i in message_ids if i in self._sent or i in self._arrivals]
+        ids = list(dict.fromkeys(message_ids))
         self._compute(ids)
-        if not ids:
+        there = [(self._arrivals[i][0], i) for i in ids if i in self._arrivals]
+        now = min(min(there)[0] if there else NEVER, deadline)
+        if now == NEVER:
             return []
-        first = min(self._arrivals[i][0] for i in ids)
-        self._clock.now = max(self._clock.now, first)
-        return [self._arrivals.pop(i)[1] for i in ids if self._arrivals[i][0] <= first]
+        now = self._clock.now = max(self._clock.now, now)
+        return [self._arrivals.pop(i)[1] for arrival, i in there if arrival <= now]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -96,8 +106,7 @@ class LocalGrid(Grid):
 
         Who iterates works on the first replies while the nodes work on the last ones.
         """
-        start = self._clock.now
-        deadline = float("inf") if timeout is None else start + timeout
+        deadline = NEVER if timeout is None else self.virtual_seconds + timeout
         self._open = Replies(self._stream(self.push_messages(messages), deadline))
         return self._open
 
@@ -105,11 +114,13 @@ class LocalGrid(Grid):
         last = self._clock.now
         for message_id in ids:
             self._compute([message_id])
-            arrival, reply = self._arrivals.pop(message_id)
-            last = max(last, arrival)
-            if arrival <= deadline:
+            arrival, reply = self._arrivals.pop(message_id, (NEVER, None))
+            waited = min(arrival, deadline)
+            if waited < NEVER:
+                last = max(last, waited)
+            if reply is not None and arrival <= deadline:
                 yield reply
-        self._clock.now = min(last, deadline)
+        self._clock.now = last
 
     def settle(self) -> None:
         """Finish the last `send_and_receive`: the clock stands where its last reply arrived."""
@@ -118,19 +129,21 @@ class LocalGrid(Grid):
             len(replies)
 
     def _compute(self, ids: list[str]) -> None:
-        """Wait until the replies to `ids` are there and have their arrival times."""
-        missing = {i for i in ids if i in self._sent and i not in self._early}
+        """Wait for the replies to `ids`; keep those not lost, with their arrival times."""
+        new = [i for i in ids if i in self._sent]
+        missing = {i for i in new if i not in self._early}
         while missing:
             for reply in self._pool.get():
                 self._early[reply.metadata.reply_to_message_id] = reply
                 missing.discard(reply.metadata.reply_to_message_id)
-        for message_id in ids:  # in the order sent, so that a node's queue is the same for any pool
-            if message_id in self._early:
-                reply = self._early.pop(message_id)
-                message, sent, down = self._sent.pop(message_id)
-                self._arrivals[message_id] = (self._arrival(message, reply, sent, down), reply)
+        # in the order sent, so that a node's queue and losses are the same for any pool
+        for message_id in sorted(new, key=int):
+            reply = self._early.pop(message_id)
+            arrival = self._arrival(reply, *self._sent.pop(message_id))
+            if arrival < NEVER:
+                self._arrivals[message_id] = (arrival, reply)
 
-    def _arrival(self, message: Message, reply: Message, sent: float, down: int) -> float:
+    def _arrival(self, reply: Message, message: Message, sent: float, down: int) -> float:
         node = message.metadata.dst_node_id
         if reply.has_error():
             return self._clock.arrival(node, sent, down, 0, 0)

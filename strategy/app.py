@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable
 from typing import cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Strategy
 
-from compression import Codec
-from compression.flower import Compressed, to_vector
+from compression.flower import to_vector
 from conf import Config, load_config
-from conf.build import data_of, downlink_of, model_of, strategy_of
+from conf.build import data_of, model_of
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.schedule import Schedule
+from strategy.scheme import scheme_of
 from task.flat import FlatModel
-from task.steps import evaluate, prepare
+from task.steps import Evaluation, evaluate, prepare
 
 app = ServerApp()
 
@@ -35,32 +32,6 @@ def main(grid: Grid, context: Context) -> None:
     run.finish()
 
 
-class Federated(Compressed):
-    """Any of Flower's strategies, its models as payloads, its draws from (seed, round) alone.
-
-    Flower's strategies sample nodes with Python's global generator, which other threads of a
-    process use too: it is set anew right before each round draws.
-    """
-
-    def __init__(self, strategy: Strategy, downlink: Codec | None, seed: int) -> None:
-        super().__init__(strategy, downlink=downlink, seed=seed, flat=True)
-        self._seed = seed
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Configure training after setting the generator."""
-        random.seed(f"{self._seed} {server_round} train")
-        return super().configure_train(server_round, arrays, config, grid)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Configure evaluation after setting the generator."""
-        random.seed(f"{self._seed} {server_round} evaluate")
-        return super().configure_evaluate(server_round, arrays, config, grid)
-
-
 class Run:
     """One run on the server: the strategy, the model it measures, the records it keeps."""
 
@@ -70,7 +41,7 @@ class Run:
         self.records = records
         self.data = data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)
-        self.strategy = Federated(strategy_of(config), downlink_of(config), config.seed)
+        self.strategy = scheme_of(config)
         self.schedule = Schedule(config.schedule, config.lr)
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
         self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
@@ -89,21 +60,19 @@ class Run:
 
     def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Measure the model after a round (0: before the first), write the row, set the next lr."""
-        vector = to_vector(arrays)
-        self.model.load(vector)
         last = server_round == self.config.rounds
         metrics = MetricRecord()
         if last or server_round % self.config.eval_every == 0:
-            loss, accuracy = evaluate(self.model.module, self.test, self.labels)
-            metrics = MetricRecord({"loss": loss, "accuracy": accuracy})
+            self.model.load(to_vector(arrays))
+            measured = evaluate(self.model.module, self.test, self.labels)
+            metrics = MetricRecord(measured._asdict())
         trained = self.strategy.train_metrics if server_round else None
-        train_loss = None if trained is None else float(trained["loss"])  # type: ignore[arg-type]
+        train_loss = None if trained is None else float(trained["loss"])
         self.records.add(
             {
                 "round": server_round,
                 "rounds": self.config.rounds,
-                "accuracy": metrics.get("accuracy"),
-                "loss": metrics.get("loss"),
+                **{name: metrics.get(name) for name in Evaluation._fields},
                 "train_loss": train_loss,
                 "lr": self.schedule.lr,
                 **self._measured_at_nodes(),

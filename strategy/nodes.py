@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25  # seconds between two polls for replies
 
 
 def count_nodes(grid: Grid) -> int:
@@ -37,6 +40,12 @@ class OrderedGrid(Grid):
     def virtual_seconds(self) -> float | None:
         """The virtual clock of a local grid, seconds; None where time is real."""
         return getattr(self._grid, "virtual_seconds", None)
+
+    @property
+    def now(self) -> float:
+        """Seconds since some moment: virtual ones on a local grid, else real ones."""
+        virtual = self.virtual_seconds
+        return time.monotonic() if virtual is None else virtual
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -75,6 +84,25 @@ class OrderedGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Fetch replies."""
         return self._grid.pull_messages(message_ids)
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """Wait for the next replies to these messages; return none if none is there by `deadline`.
+
+        The deadline is a moment of `now`. Ids of replies already fetched are not to be given.
+        """
+        own: Callable[..., list[Message]] | None = getattr(self._grid, "pull_before", None)
+        if own is not None:  # a local grid's: it goes on to that moment
+            return own(message_ids, deadline)
+        ids, pause = list(message_ids), FIRST_PAUSE
+        if not ids and deadline == math.inf:  # nothing would ever come
+            return []
+        while not (replies := list(self._grid.pull_messages(ids))):
+            left = deadline - self.now
+            if left <= 0:
+                break
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 Row = dict[str, Any]
+MEASURED = ("accuracy", "loss", "top5")
 
 
 class Records:
@@ -49,7 +50,7 @@ class Records:
         """
         measured = [row for row in self.rows if row.get("accuracy") is not None]
         result = dict(self.rows[-1])
-        result.update({key: measured[-1][key] for key in ("accuracy", "loss")} if measured else {})
+        result.update({key: measured[-1].get(key) for key in MEASURED} if measured else {})
         best = max((row["accuracy"] for row in measured), default=None)
         result.update(best_accuracy=best, **summary, versions=_versions())
         if self.folder is not None:

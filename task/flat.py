@@ -66,6 +66,11 @@ class FlatModel:
             if parameter.grad is not view:
                 parameter.grad = view
 
+    @property
+    def gradient(self) -> Tensor:
+        """All parameters' gradients, float32 (num_parameters,): what the last backward left."""
+        return self._grad
+
     def load(self, state: Tensor | NDArray[np.float32]) -> None:
         """Copy `state`, float32 (n,), into the model in place."""
         if tuple(state.shape) != tuple(self.state.shape):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -60,10 +61,21 @@ def batches(
         yield images[start:end], labels[start:end]
 
 
+class Evaluation(NamedTuple):
+    """What a model reaches: mean cross-entropy; shares of samples, in 0..1.
+
+    `top5`: whose class is among the five most likely.
+    """
+
+    loss: float
+    accuracy: float
+    top5: float
+
+
 def evaluate(
     model: nn.Module, images: Tensor, labels: Tensor, batch_size: int = 1000
-) -> tuple[float, float]:
-    """(mean cross-entropy, accuracy in 0..1) in eval mode; the model's mode is put back.
+) -> Evaluation:
+    """Evaluate in eval mode; the model's mode is put back.
 
     `images` float32 (N, C, H, W) and `labels` int64 (N,) lie where the model does.
     """
@@ -72,7 +84,7 @@ def evaluate(
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=labels.device)
-    correct = torch.zeros((), dtype=torch.int64, device=labels.device)
+    correct = torch.zeros(2, dtype=torch.int64, device=labels.device)
     try:
         with torch.inference_mode():
             for batch, truth in zip(
@@ -80,8 +92,10 @@ def evaluate(
             ):
                 logits = model(batch)
                 loss += nn.functional.cross_entropy(logits, truth, reduction="sum")
-                correct += (logits.argmax(1) == truth).sum()
+                likely = logits.topk(min(5, logits.shape[1])).indices == truth[:, None]
+                correct += torch.stack([(logits.argmax(1) == truth).sum(), likely.sum()])
     finally:
         for module, training in modes:
             module.training = training
-    return float(loss) / len(labels), float(correct) / len(labels)
+    best, five = correct.tolist()
+    return Evaluation(float(loss) / len(labels), best / len(labels), five / len(labels))

@@ -16,7 +16,7 @@ from compression.flower.arrays import (
     to_vector,
 )
 from compression.flower.mod import CompressionMod
-from compression.flower.wrapper import Compressed, Traffic
+from compression.flower.wrapper import Compressed, Traffic, reason_of
 
 __all__ = [
     "Compressed",
@@ -27,6 +27,7 @@ __all__ = [
     "layout_of",
     "payload_of",
     "payload_record",
+    "reason_of",
     "to_arrays",
     "to_vector",
 ]

@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
 from compression.codec import Codec
+from compression.flower.answer import encode_answer
 from compression.flower.arrays import (
     Vector,
     flat_record,
@@ -95,27 +96,22 @@ class CompressionMod:
             return self.codec.encode(delta, layout, seed=seed), 0
         state = NodeState(context.state)
         applied = cast(int, note.get("applied", 0))
-        arrived = applied == state.sequence
-        if not arrived and state.last is not None:
-            self.codec.put_back(state.last, layout, state.memory)
-            state.last = None
-            state.save()  # now: what follows may raise
         loss = next(
             (m["loss"] for _, m in records(reply.content, MetricRecord) if "loss" in m), None
         )
-        blob = self.codec.encode(
+        # A node that lost its state goes on counting where the server is.
+        sequence = max(applied, state.sequence) + 1
+        blob = encode_answer(
+            self.codec,
             delta,
             layout,
-            memory=state.memory,
+            state,
+            applied=applied,
+            sequence=sequence,
             seed=seed,
             loss=float(loss) if isinstance(loss, int | float) else None,
-            as_before=arrived and state.sequence > 0,
         )
-        # A node that lost its state goes on counting where the server is.
-        state.sequence = max(applied, state.sequence) + 1
-        state.last = blob if self.codec.keeps else None
-        state.save()
-        return blob, state.sequence
+        return blob, sequence
 
     def _replica(self, context: Context, note: Note, update: Update) -> Vector:
         """Return the version that the server means, made from the one this node has if need be.

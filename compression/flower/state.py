@@ -42,7 +42,7 @@ def checksum(vector: Vector) -> bytes:
     return xxh3_64_digest(np.ascontiguousarray(vector, dtype="<f4").data)
 
 
-def _own(array: Array) -> NDArray[Any]:
+def own_array(array: Array) -> NDArray[Any]:
     """Return an array that may be written to."""
     if isinstance(array, FlatArray) and array.vector.flags.writeable:
         return array.vector  # type: ignore[no-any-return]
@@ -60,7 +60,7 @@ class NodeState:
     def __init__(self, state: RecordDict) -> None:
         self._state = state
         arrays = cast(ArrayRecord, state.get(MEMORY, ArrayRecord()))
-        self.memory: Memory = {name: _own(array) for name, array in arrays.items()}
+        self.memory: Memory = {name: own_array(array) for name, array in arrays.items()}
         self.replica: Vector | None = self.memory.pop(_REPLICA, None)
         last = self.memory.pop(_LAST, None)
         self.last: Buffer | None = None if last is None else last.data  # reply not known as applied

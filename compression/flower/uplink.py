@@ -28,6 +28,10 @@ class Uplink:
         """Return what the next message must tell a node; nothing for one without a memory."""
         return {"applied": self._applied[node]} if node in self._applied else {}
 
+    def last_applied(self, node: int) -> int:
+        """Return the number of the node's answer that was applied last; 0 if none, or no matter."""
+        return self._applied.get(node, 0)
+
     def decode(self, node: int, payload: bytes, note: Note, layout: Layout) -> Update:
         """Decode a node's update; whether it is applied is for `applied` to say.
 

@@ -217,7 +217,7 @@ class Compressed(Strategy):
     def _read_note(self, reply: Message) -> Note:
         """Take the note of compression out of a reply; raise `PayloadError` for an error reply."""
         if reply.has_error():
-            raise PayloadError(_reason(reply))
+            raise PayloadError(reason_of(reply))
         note = note_of(reply.content)
         reply.content.pop(NOTE, None)
         self._downlink.confirm(reply.metadata.src_node_id, note)
@@ -274,7 +274,7 @@ class Compressed(Strategy):
         log.warning("round %d: node %d left out: %s", server_round, node, reason)
 
 
-def _reason(reply: Message) -> str:
+def reason_of(reply: Message) -> str:
     """Return the last line of an error's reason: of a traceback, what was raised."""
     lines = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
     return lines[-1]

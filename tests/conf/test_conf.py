@@ -75,6 +75,9 @@ def test_every_model_and_data_set_has_a_choice():
         (["lr=inf"], "lr must be"),
         (["dataset.holdout=1"], "dataset.holdout must be below 1"),
         (["network.up_mbps=0"], "network.up_mbps must be"),
+        (["network.loss=1", "timeout=9"], "network.loss must be below 1"),
+        (["network.loss=nan", "timeout=9"], "network.loss must be at least 0"),
+        (["network.loss=0.1"], "network.loss=0.1 needs a timeout="),
         (["network=mixed", "network.classes.fast.share=0.9"], "add up to 1"),
         (["network=mixed", "network.classes.slow.speed=0"], "network.classes.slow.speed"),
         (["strategy.fraction_train=2"], "strategy.fraction_train must be between 0 and 1"),
@@ -88,6 +91,10 @@ def test_values_that_cannot_be_are_named(overrides, part):
     with pytest.raises(ConfigError, match=part) as caught:
         config(*overrides)
     assert "\n" not in str(caught.value)
+
+
+def test_losses_are_for_runs_that_do_not_wait_for_ever():
+    assert config("network=lte", "network.loss=0.1", "timeout=60").network.loss == 0.1
 
 
 @pytest.mark.parametrize(

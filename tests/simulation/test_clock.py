@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.clock import Ideal, VirtualClock, steps_of
+from simulation.clock import NEVER, Ideal, VirtualClock, steps_of
 
 
 @dataclass
@@ -48,6 +48,35 @@ def test_classes_have_their_shares_and_speeds():
     assert speeds.count(1.0) / 2000 == pytest.approx(0.3, abs=0.05)  # 4.9 sigma
     assert speeds == [VirtualClock(clock.network, seed=1).speed(n) for n in range(2000)]
     assert clock.arrival(speeds.index(0.1), 0.0, 0, 1, 0) == pytest.approx(10)
+
+
+def lost(clock, node, answers):
+    return [clock.arrival(node, 0.0, 0, 1, 0) == NEVER for _ in range(answers)]
+
+
+def test_losses_have_their_share_and_are_drawn_from_seed_node_and_answer():
+    network = Ideal(loss=0.3)
+    first = lost(VirtualClock(network, seed=1), 5, 2000)
+    assert sum(first) / 2000 == pytest.approx(0.3, abs=0.05)  # 4.9 sigma
+    busy = VirtualClock(network, seed=1)
+    others = [lost(busy, node, 100) for node in (4, 6)]
+    assert lost(busy, 5, 2000) == first  # whatever other nodes sent before
+    assert len({*map(tuple, others), tuple(first[:100])}) == 3
+    assert lost(VirtualClock(network, seed=2), 5, 2000) != first
+
+
+def test_a_lost_answer_takes_its_node_as_long_as_any_other():
+    sure = VirtualClock(Ideal(up_mbps=8e-6, seconds_per_step=1.0))  # a byte a second
+    lossy = VirtualClock(Ideal(up_mbps=8e-6, seconds_per_step=1.0, loss=0.5))
+    times = [(sure.arrival(1, 0.0, 0, 2, 3), lossy.arrival(1, 0.0, 0, 2, 3)) for _ in range(20)]
+    assert [due for due, _ in times] == [5 * n for n in range(1, 21)]
+    assert {here for due, here in times} > {NEVER}  # of 20 some, but not all
+    assert all(here in (due, NEVER) for due, here in times)
+
+
+def test_a_network_that_loses_nothing_draws_nothing(monkeypatch):
+    monkeypatch.setattr("simulation.clock.np.random.default_rng", None)
+    assert lost(VirtualClock(), 1, 3) == [False] * 3
 
 
 @pytest.mark.parametrize(("value", "steps"), [(3, 3.0), (2.5, 2.5), ([1, 2], 0.0)])

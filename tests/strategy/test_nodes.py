@@ -1,5 +1,6 @@
 """Nodes in an order that every engine agrees on."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -43,3 +44,57 @@ def test_a_local_grids_order_is_kept():
 def test_counting_waits_until_no_more_nodes_come(monkeypatch, listings):
     monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)
     assert count_nodes(Fleet(listings)) == 2
+
+
+class Remote:
+    """A grid with no clock of its own, whose replies are there from poll number `ready` on."""
+
+    def __init__(self, ready):
+        self.ready = ready
+        self.polls = []
+
+    def pull_messages(self, message_ids):
+        self.polls.append(message_ids)
+        return iter(["reply"] if len(self.polls) >= self.ready else [])
+
+
+@pytest.fixture
+def naps(monkeypatch):
+    """The pauses slept, on a clock that goes by them alone."""
+    slept = []
+    monkeypatch.setattr(nodes.time, "sleep", slept.append)
+    monkeypatch.setattr(nodes.time, "monotonic", lambda: 100 + sum(slept))
+    return slept
+
+
+def test_polling_ends_with_the_first_replies(naps):
+    remote = Remote(ready=8)
+    assert OrderedGrid(remote).pull_before(iter(["a", "b"]), float("inf")) == ["reply"]
+    assert remote.polls == [["a", "b"]] * 8
+    assert naps == [0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
+
+
+def test_polling_ends_at_the_deadline(naps):
+    remote = Remote(ready=float("inf"))
+    grid = OrderedGrid(remote)
+    assert grid.pull_before(["a"], 100.5) == []
+    assert grid.now == pytest.approx(100.5)
+    assert max(naps) <= 0.25
+    polls = len(remote.polls)
+    assert grid.pull_before(["a"], 99.0) == []  # past: what is there is still asked for
+    assert len(remote.polls) == polls + 1
+    assert grid.pull_before([], float("inf")) == []
+
+
+def test_polling_takes_real_time_and_no_more_than_it_may():
+    grid = OrderedGrid(Remote(ready=float("inf")))
+    start = grid.now
+    assert grid.pull_before(["a"], start + 0.05) == []
+    assert 0.05 <= time.monotonic() - start < 5  # far below what a missed deadline would take
+
+
+def test_a_local_grids_own_pull_and_clock_are_used():
+    local = SimpleNamespace(virtual_seconds=2.5, pull_before=lambda ids, end: [(*ids, end)])
+    grid = OrderedGrid(local)
+    assert grid.now == 2.5
+    assert grid.pull_before(["a", "b"], 4.0) == [("a", "b", 4.0)]

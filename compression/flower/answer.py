@@ -1,0 +1,44 @@
+"""How a node answers: its update encoded with its memory, numbered where it matters who got it."""
+
+from __future__ import annotations
+
+from compression.codec import Codec
+from compression.flower.arrays import Vector
+from compression.flower.state import NodeState
+from compression.layout import Layout
+
+
+def encode_answer(
+    codec: Codec,
+    update: Vector,
+    layout: Layout,
+    state: NodeState,
+    *,
+    applied: int,
+    sequence: int,
+    seed: int,
+    loss: float | None = None,
+) -> bytes:
+    """Return the payload of the answer number `sequence`; `state` is changed and saved.
+
+    `applied`: number of this node's last answer that is in the server's model (0: none). If that
+    is not the last one sent, that one is put back into the memory first, so that nothing is lost,
+    and a payload never builds on one that the server does not have. Errors as `Codec.encode`.
+    """
+    arrived = applied == state.sequence
+    if not arrived and state.last is not None:
+        codec.put_back(state.last, layout, state.memory)
+        state.last = None
+        state.save()  # now: what follows may raise
+    payload = codec.encode(
+        update,
+        layout,
+        memory=state.memory,
+        seed=seed,
+        loss=loss,
+        as_before=arrived and state.sequence > 0,
+    )
+    state.sequence = sequence
+    state.last = payload if codec.keeps else None
+    state.save()
+    return payload

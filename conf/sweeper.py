@@ -1,0 +1,84 @@
+"""Hydra's sweeper for experiments that compare cases: lists of words which no product gives."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.experimental.callback import Callback
+
+from conf.schema import ConfigError
+
+
+class Cases(BasicSweeper):
+    """Runs every case with every combination of the params, all jobs of a case in a row.
+
+    A case is a string of command-line words ("algorithm=esgd compression.drop=0.25"). Where
+    several set one key the command line wins, then the case, then the params; jobs that become
+    the same by that run once.
+    """
+
+    def __init__(
+        self,
+        max_batch_size: int | None,
+        params: dict[str, str] | None = None,
+        cases: Sequence[str] = (),
+    ) -> None:
+        super().__init__(max_batch_size, params)
+        self._case_words = cases
+        self._cases: list[list[Override]] = [[]]
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Run all jobs. Raises `ConfigError` for cases that cannot be read."""
+        assert self.hydra_context is not None  # Hydra calls setup() first
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        words = [split_case(case) for case in _as_list(self._case_words)] or [[]]
+        self._cases = [parser.parse_overrides(case) for case in words]
+        return super().sweep(arguments)
+
+    def split_arguments(  # type: ignore[override]  # a static method there: it knows no cases
+        self, overrides: list[Override], max_batch_size: int | None
+    ) -> list[list[list[str]]]:
+        """Return the batches of jobs, a list of words each; `overrides` begins with the params."""
+        params, line = overrides[: len(self.params)], overrides[len(self.params) :]
+        jobs: list[list[str]] = []
+        for case in self._cases:
+            fixed = {word.key_or_group for word in case}
+            free = [word for word in params if word.key_or_group not in fixed]
+            # of several words with one key BasicSweeper keeps the last, at the first one's place
+            jobs += BasicSweeper.split_arguments([*case, *free, *line], None)[0]
+        once = [list(job) for job in dict.fromkeys(map(tuple, jobs))]
+        return list(self.split_overrides_to_chunks(once, max_batch_size))
+
+
+def split_case(case: object) -> list[str]:
+    """Return a case's words, quoted as in a shell. Raises `ConfigError`."""
+    if not isinstance(case, str):
+        raise ConfigError(f"hydra.sweeper.cases: {case!r} is not a string of words")
+    try:
+        return shlex.split(case)
+    except ValueError as error:
+        raise ConfigError(f"hydra.sweeper.cases: {case!r}: {error}") from error
+
+
+def _as_list(cases: object) -> list[object]:
+    if isinstance(cases, str) or not isinstance(cases, Sequence):
+        raise ConfigError(f"hydra.sweeper.cases must be a list of strings, not {cases!r}")
+    return list(cases)
+
+
+class Register(Callback):
+    """Shows `Cases` to Hydra, which takes plugins of the package `hydra_plugins` only.
+
+    Hydra makes the callbacks in hydra/sweeper/cases.yaml before it looks for its sweeper.
+    """
+
+    NAME = "hydra_plugins.edgewire.Cases"
+
+    def __init__(self) -> None:
+        Plugins.instance().class_name_to_class[self.NAME] = Cases

@@ -1,0 +1,169 @@
+"""A sweep as curves: one for runs that differ in the seed only, the mean in a band of all seeds.
+
+`python -m report.curves FOLDER... --y train_loss --x uplink_bytes --smooth 20 --out curves.png`
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from report.results import MISSING, Group, Job, ResultsError, group_jobs, read_jobs, varying
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Values = NDArray[np.float64]
+# columns of history.jsonl: the axis's label, and what one of its units is
+X = {
+    "round": ("round", 1.0),
+    "uplink_bytes": ("sent by the nodes (MB)", 1e6),
+    "seconds": ("time (s)", 1.0),
+    "virtual_seconds": ("time on the virtual network (s)", 1.0),
+}
+Y = {
+    "train_loss": ("training loss", 1.0),
+    "accuracy": ("test accuracy (%)", 0.01),
+    "loss": ("test loss", 1.0),
+}
+STYLES = ("-", "--", ":", "-.")  # a next one when the ten colours are used up
+LINE = 110  # characters that fit side by side below the axes
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is drawn for a group: at every x the mean, lowest and highest y of its seeds."""
+
+    x: Values
+    mean: Values
+    low: Values
+    high: Values
+
+
+def curve(jobs: Sequence[Job], x: str, y: str, smooth: int = 1) -> Curve | None:
+    """Return the curve of a group's jobs, in the axes' units; None if no round has both values.
+
+    The seeds are matched by round: a point is there for the rounds that all of them measured, at
+    the mean of their x. `smooth` is the number of points that a moving average looks back.
+    """
+    seeds = [_points(job, x, y) for job in jobs]
+    rounds = sorted(set.intersection(*(set(points) for points in seeds)))
+    if not rounds:
+        return None
+    table = np.array([[points[r] for r in rounds] for points in seeds])  # seed, round, (x, y)
+    across = table[:, :, 0].mean(axis=0) / X[x][1]
+    up = np.array([moving_average(row, smooth) for row in table[:, :, 1] / Y[y][1]])
+    return Curve(across, up.mean(axis=0), up.min(axis=0), up.max(axis=0))
+
+
+def _points(job: Job, x: str, y: str) -> dict[int, tuple[float, float]]:
+    rows = job.history()
+    return {
+        row["round"]: (row[x], row[y])
+        for row in rows
+        if row.get(x) is not None and row.get(y) is not None
+    }
+
+
+def moving_average(values: Values, count: int) -> Values:
+    """Return the mean of each value and up to `count` - 1 before it."""
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - count, 0)
+    averages: Values = (sums[ends] - sums[starts]) / (ends - starts)
+    return averages
+
+
+def draw(groups: Sequence[Group], x: str, y: str, smooth: int = 1, title: str = "") -> Figure:
+    """Return a figure with a curve for each group. Raises `ResultsError` if there is none."""
+    from matplotlib.figure import Figure  # no pyplot: it would look for a screen
+
+    figure = Figure(figsize=(12, 7.5), layout="constrained")
+    axes = figure.add_subplot()
+    heading, labels = legend(groups)
+    for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
+        if (found := curve(group.jobs, x, y, smooth)) is None:
+            continue
+        look: dict[str, Any] = {"color": f"C{number % 10}"}
+        axes.plot(
+            found.x, found.mean, label=label, linestyle=STYLES[number // 10 % len(STYLES)], **look
+        )
+        if len(group.jobs) > 1:
+            axes.fill_between(found.x, found.low, found.high, alpha=0.15, linewidth=0, **look)
+    if not axes.lines:
+        raise ResultsError(f"no history holds {y} and {x}")
+    note = f", mean of {smooth} rows" if smooth > 1 else ""
+    axes.set(xlabel=X[x][0], ylabel=Y[y][0] + note, title=title)
+    axes.grid(alpha=0.3)
+    axes.margins(x=0.01)
+    if len(groups) > 1:
+        columns = max(1, LINE // (max(map(len, labels)) + 8))
+        figure.legend(loc="outside lower center", ncols=columns, title=heading, frameon=False)
+    return figure
+
+
+def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
+    """Return the legend's heading and the groups' labels: what varies between them."""
+    keys = varying(groups)
+    if len(keys) == 1:
+        return keys[0], [group.name(keys)[0] for group in groups]
+    labels = [
+        ", ".join(f"{key}={group.words[key]}" for key in keys if key in group.words)
+        for group in groups
+    ]
+    return "", [label or MISSING for label in labels]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw what the command line asks for; return the exit code."""
+    asked = _parser().parse_args(arguments)
+    try:
+        groups = group_jobs(read_jobs(asked.folders)[0])
+        figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title)
+        figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        return _fail("drawing needs matplotlib: pip install -e '.[bench]'")
+    except (ResultsError, OSError) as error:
+        return _fail(str(error))
+    return 0
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m report.curves", description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
+    parser.add_argument("--y", choices=Y, default="train_loss", help="default: train_loss")
+    parser.add_argument("--x", choices=X, default="round", help="default: round")
+    parser.add_argument("--smooth", type=_count, default=1, metavar="N", help="mean of N rows")
+    parser.add_argument("--out", type=_picture, required=True, metavar="FILE.png")
+    parser.add_argument("--title", default="")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return int(text)
+
+
+def _picture(text: str) -> Path:
+    if not text.endswith(".png"):
+        raise argparse.ArgumentTypeError(f"must end in .png: {text}")
+    return Path(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""The results of sweeps, read from their folders and grouped: runs that differ in the seed only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from report.summary import read_result
+
+MISSING = "-"  # where a group does not have a key that others have
+OVERRIDES = Path(".hydra") / "overrides.yaml"
+# words that name a run or say how it runs, not what it computes
+WITHOUT_EFFECT = re.compile(r"seed|verbose|dataset\.(root|download)|(engine|hydra)([./].*)?")
+
+
+class ResultsError(Exception):
+    """The folders do not hold what was asked for; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One finished run: its folder, the command-line words it ran with, its `result.json`."""
+
+    folder: Path
+    overrides: dict[str, str]
+    result: dict[str, Any]
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the rows of `history.jsonl`, one a round."""
+        text = (self.folder / "history.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def words(self) -> dict[str, str]:
+        """Return the overrides that have an effect on the result, but the seed."""
+        return {k: v for k, v in self.overrides.items() if not WITHOUT_EFFECT.fullmatch(k)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The jobs that ran with the same words, one for every seed."""
+
+    words: dict[str, str]
+    jobs: list[Job]
+
+    def name(self, keys: Sequence[str]) -> list[str]:
+        """Return the group's values of `keys`, `MISSING` for those it does not have."""
+        return [self.words.get(key, MISSING) for key in keys]
+
+
+def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
+    """Return all jobs below `folders` in the order of their numbers, and the unfinished folders.
+
+    Raises `ResultsError` if none has finished.
+    """
+    jobs: list[Job] = []
+    unfinished: list[Path] = []
+    seen: set[Path] = set()
+    for top in folders:
+        if not top.is_dir():
+            raise ResultsError(f"{top}: no such folder")
+        for found in sorted(top.rglob(str(OVERRIDES)), key=_numbers_as_numbers):
+            folder = found.parents[1]
+            if folder.resolve() in seen:  # a folder and another inside it were given
+                continue
+            seen.add(folder.resolve())
+            if (folder / "result.json").exists():
+                jobs.append(Job(folder, _read_overrides(found), read_result(folder)))
+            else:
+                unfinished.append(folder)
+    if not jobs:
+        count = f"; {len(unfinished)} unfinished" if unfinished else ""
+        raise ResultsError(f"no finished run in {', '.join(map(str, folders))}{count}")
+    return jobs, unfinished
+
+
+def group_jobs(jobs: Iterable[Job]) -> list[Group]:
+    """Return the groups in the order of their first jobs.
+
+    Of jobs with the same words and seed the last one counts: a run that was repeated is no
+    further seed, and would make the spread look smaller than it is.
+    """
+    groups: dict[frozenset[tuple[str, str]], dict[Any, Job]] = {}
+    for job in jobs:
+        seeds = groups.setdefault(frozenset(job.words().items()), {})
+        seeds[job.result["seed"]] = job
+    return [
+        Group(next(iter(seeds.values())).words(), list(seeds.values())) for seeds in groups.values()
+    ]
+
+
+def varying(groups: Sequence[Group]) -> list[str]:
+    """Return the keys whose values differ between the groups, in the order they appear."""
+    keys = dict.fromkeys(key for group in groups for key in group.words)
+    return [key for key in keys if len({group.words.get(key) for group in groups}) > 1]
+
+
+def _read_overrides(file: Path) -> dict[str, str]:
+    words = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    assert isinstance(words, list)
+    pairs = (str(word).lstrip("+").partition("=") for word in words)
+    return {key: value for key, _, value in pairs}
+
+
+def _numbers_as_numbers(path: Path) -> list[tuple[int, str]]:
+    """Sort key by which job 10 comes after job 9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]

@@ -1,0 +1,157 @@
+"""A sweep as a table: a row for runs that differ in the seed only, in Markdown or as JSON.
+
+`python -m report.table FOLDER... [--rows KEY,KEY] [--json]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from report.format import human_bytes, human_seconds, percent
+from report.results import Group, ResultsError, group_jobs, read_jobs, varying
+
+Numbers = dict[str, Any]
+SHARES = ("accuracy", "best_accuracy", "top5")  # their spread over the seeds is shown
+
+
+def numbers(group: Group) -> Numbers:
+    """Return a group's means over its seeds; None for what no run of it has."""
+    results = [job.result for job in group.jobs]
+
+    def mean(key: str) -> float | None:
+        return _mean([result.get(key) for result in results])
+
+    row: Numbers = {"runs": len(results), "seeds": [result["seed"] for result in results]}
+    for key in SHARES:
+        values = [result.get(key) for result in results]
+        row[key], row[f"{key}_std"], row[f"{key}_by_seed"] = _mean(values), _std(values), values
+    each = [result["uplink_bytes"] / max(result["client_updates"], 1) for result in results]
+    return row | {
+        "loss": mean("loss"),
+        "uplink_bytes_per_update": fmean(each),
+        "uplink_bytes": mean("uplink_bytes"),
+        "uplink_ratio": _ratio(mean("uplink_bytes_float32"), mean("uplink_bytes")),
+        "downlink_bytes": mean("downlink_bytes"),
+        "downlink_ratio": _ratio(mean("downlink_bytes_float32"), mean("downlink_bytes")),
+        "client_updates": mean("client_updates"),
+        "failures": mean("failures"),
+        "seconds": mean("seconds"),
+    }
+
+
+def _present(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    present = _present(values)
+    return fmean(present) if present else None
+
+
+def _std(values: Sequence[float | None]) -> float | None:
+    present = _present(values)
+    return stdev(present) if len(present) > 1 else None
+
+
+def _ratio(raw: float | None, sent: float | None) -> float | None:
+    return raw / sent if raw and sent else None
+
+
+def _share(key: str) -> Callable[[Numbers], str]:
+    def text(row: Numbers) -> str:
+        mean, std = row[key], row[f"{key}_std"]
+        return percent(mean) if std is None else f"{100 * mean:.2f} ± {100 * std:.2f} %"
+
+    return text
+
+
+def _text(key: str, form: Callable[[float], str]) -> Callable[[Numbers], str]:
+    return lambda row: "-" if row[key] is None else form(row[key])
+
+
+COLUMNS: dict[str, Callable[[Numbers], str]] = {
+    "runs": lambda row: str(row["runs"]),
+    "accuracy": _share("accuracy"),
+    "best accuracy": _share("best_accuracy"),
+    "top5": _share("top5"),
+    "loss": _text("loss", "{:.4g}".format),
+    "uplink an update": _text("uplink_bytes_per_update", human_bytes),
+    "uplink": _text("uplink_bytes", human_bytes),
+    "times smaller up": _text("uplink_ratio", "{:.2f}".format),
+    "downlink": _text("downlink_bytes", human_bytes),
+    "times smaller down": _text("downlink_ratio", "{:.2f}".format),
+    "updates": _text("client_updates", "{:.10g}".format),
+    "failed": _text("failures", "{:.10g}".format),
+    "time": _text("seconds", human_seconds),
+}
+
+
+def markdown(groups: Sequence[Group], keys: Sequence[str]) -> str:
+    """Return the groups as a Markdown table, a row named by the values of `keys`."""
+    rows = [numbers(group) for group in groups]
+    columns = dict(COLUMNS)
+    if all(row["top5"] is None for row in rows):
+        del columns["top5"]
+    lines = [
+        [*keys, *columns],
+        ["---"] * len(keys) + ["---:"] * len(columns),
+        *(
+            [*group.name(keys), *(text(row) for text in columns.values())]
+            for group, row in zip(groups, rows, strict=True)
+        ),
+    ]
+    # a bar inside a value would end its cell
+    return "\n".join(f"| {' | '.join(c.replace('|', chr(92) + '|') for c in x)} |" for x in lines)
+
+
+def as_json(groups: Sequence[Group], keys: Sequence[str], unfinished: Sequence[Path]) -> str:
+    """Return the same numbers as JSON, with every seed's accuracies."""
+    rows = [
+        {"words": {key: g.words[key] for key in keys if key in g.words}} | numbers(g)
+        for g in groups
+    ]
+    return json.dumps({"rows": rows, "unfinished": [str(path) for path in unfinished]}, indent=2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table that the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m report.table", description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
+    parser.add_argument("--rows", metavar="KEY,KEY", help="keys that name a row, in this order")
+    parser.add_argument("--json", action="store_true", help="JSON in place of Markdown")
+    asked = parser.parse_args(arguments)
+    try:
+        jobs, unfinished = read_jobs(asked.folders)
+        groups = group_jobs(jobs)
+        keys = varying(groups) if asked.rows is None else chosen(asked.rows, groups)
+    except (ResultsError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if asked.json:
+        print(as_json(groups, keys, unfinished))
+        return 0
+    print(markdown(groups, keys))
+    if repeated := len(jobs) - sum(len(group.jobs) for group in groups):
+        print(f"\n{repeated} repeated with the same seed: the last counts")
+    if unfinished:
+        print("\nunfinished: " + ", ".join(str(path) for path in unfinished))
+    return 0
+
+
+def chosen(rows: str, groups: Sequence[Group]) -> list[str]:
+    """Return the keys of `--rows`. Raises `ResultsError` for one that no run was given."""
+    keys = rows.split(",")
+    known = sorted({key for group in groups for key in group.words})
+    if unknown := [key for key in keys if key not in known]:
+        raise ResultsError(f"no run has a word {unknown[0]}=; there are: {', '.join(known)}")
+    return keys
+
+
+if __name__ == "__main__":
+    sys.exit(main())

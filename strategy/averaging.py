@@ -1,0 +1,263 @@
+"""Synchronous sparse averaging: every worker sends an update, all apply the same mean of them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from logging import getLogger
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from compression import Codec, PayloadError, decode_update
+from compression.flower import (
+    Traffic,
+    flat_record,
+    layout_of,
+    payload_of,
+    reason_of,
+    to_arrays,
+    to_vector,
+)
+from compression.flower.arrays import records
+from compression.flower.state import note_of
+from compression.flower.uplink import Uplink
+from compression.stages import is_finite
+from compression.statistics import exact_tensors
+from strategy.exchange import Exchange
+from strategy.mean import SparseMean
+from strategy.nodes import OrderedGrid
+from strategy.versions import Versions
+from task.optimizers import SGD, ServerOptimizer
+from task.replica import Replica
+
+UPDATES = ("gradient", "delta")
+STEP = "train.step"  # the type of its messages
+log = getLogger("edgewire")
+
+
+class SparseAveraging(Strategy):
+    """x = optimiser(x, mean over the workers of their sparse updates); what is not sent counts as 0.
+
+    The scheme of eSGD (Algorithm 1, line 2), CE-SGD (Algorithm 2), DGC (Algorithm 1) and of all
+    methods they are compared with. An update is the gradient of one mini-batch
+    (`update="gradient"`) or what local steps changed, model before less model after
+    (`update="delta"`); either way the server's `optimizer` takes it as a gradient, at the run's
+    lr or, for a delta, at `server_lr`.
+
+    With a `downlink` codec nodes get the averaged update and take the server's own step on their
+    replica; without one, the whole model. A round ends when `quorum` (a share) of the drawn nodes
+    have answered, or at the time-out: what comes later is not applied, and put back at the node.
+    Every `verify_every` rounds (0: never) nodes compare their replica's checksum with the server's.
+    `weighted_by_key` names the metric that weighs a node's update (None: all the same).
+    `mask_received`: CE-SGD's line 7 taken literally, at the nodes.
+    """
+
+    def __init__(
+        self,
+        *,
+        optimizer: ServerOptimizer | None = None,
+        update: str = "gradient",
+        server_lr: float = 1.0,
+        fraction_train: float = 1.0,
+        min_train_nodes: int = 1,
+        quorum: float = 1.0,
+        weighted_by_key: str | None = None,
+        verify_every: int = 100,
+        mask_received: bool = False,
+        downlink: Codec | None = None,
+        seed: int = 0,
+    ) -> None:
+        if update not in UPDATES:
+            raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {update!r}")
+        if not 0 < quorum <= 1:
+            raise ValueError(f"quorum must be a share above 0, at most 1, not {quorum:g}")
+        if not server_lr > 0:
+            raise ValueError(f"server_lr must be above 0, not {server_lr:g}")
+        if verify_every < 0:
+            raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
+        if mask_received and downlink is None:
+            raise ValueError(
+                "mask_received needs averaged updates on the downlink: downlink=average"
+            )
+        self.optimizer = optimizer or SGD()
+        self.update, self.server_lr = update, server_lr
+        self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
+        self.quorum, self.weighted_by_key = quorum, weighted_by_key
+        self.verify_every = 0 if mask_received else verify_every
+        self.traffic = Traffic()
+        self.train_metrics: dict[str, float] | None = None
+        self.evaluate_metrics: MetricRecord | None = None
+        self._downlink, self._seed = downlink, seed
+        self._asked: list[int] = []
+
+    def summary(self) -> None:
+        """Log what the strategy does."""
+        log.info("sparse averaging: %s, %s, quorum %g", self.update, self.optimizer, self.quorum)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds; arguments and result as `Strategy.start`, arrays as one flat vector.
+
+        `train_config["lr"]` is read anew in every round. `timeout`: seconds of a round.
+        """
+        grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
+        self._begin(initial_arrays)
+        config = train_config or ConfigRecord({"lr": 0.1})
+        exchange, result = Exchange(grid), Result()
+        arrays = flat_record(self._replica.model)
+        for server_round in range(num_rounds + 1):
+            if server_round:
+                messages = self.configure_train(server_round, arrays, config, grid)
+                need = math.ceil(self.quorum * len(messages))
+                self.aggregate_train(server_round, exchange(messages, need, timeout).values())
+            metrics = evaluate_fn(server_round, arrays) if evaluate_fn else None
+            if metrics:
+                result.evaluate_metrics_serverapp[server_round] = metrics
+        result.arrays = to_arrays(self._replica.model, self._layout)
+        return result
+
+    def _begin(self, initial_arrays: ArrayRecord) -> None:
+        self._layout = layout = layout_of(initial_arrays)
+        vector = to_vector(initial_arrays).copy()
+        sizes = np.diff(layout.offsets)
+        trained = layout.size - int(sum(sizes[t] for t in exact_tensors(layout)))
+        self._float32_bytes = sum(
+            len(Array(part).data) for part in np.split(vector, layout.offsets[1:-1])
+        )
+        self._replica = Replica.start(self.optimizer, trained, vector)
+        self._versions = Versions(self._replica, layout, follow=self._downlink is not None)
+        self._mean = SparseMean(layout.size)
+        self._uplink = Uplink()
+        self._memory: dict[str, Any] = {}  # the downlink codec's
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Draw the nodes; bring each to the newest version. Nodes alike share one content."""
+        self._rate = cast(float, config["lr"])
+        told = {**config, "server-round": server_round}
+        if self.verify_every and not server_round % self.verify_every:
+            told["checksum"] = self._versions.checksum()
+        contents: dict[tuple[int | None, int], tuple[RecordDict, int]] = {}
+        messages = []
+        self._asked = self._drawn(server_round, list(grid.get_node_ids()))
+        local = getattr(grid, "virtual_seconds", None) is not None
+        for node in self._asked:
+            key = self._versions.base_of(node), self._uplink.last_applied(node)
+            if key not in contents:
+                parcel = self._versions.parcel(key[0])
+                record = ConfigRecord({**told, **parcel.config, "applied": key[1]})
+                contents[key] = (
+                    RecordDict({"arrays": parcel.arrays, "config": record}),
+                    parcel.bytes,
+                )
+            content, size = contents[key]
+            messages.append(Message(content, node, STEP, group_id=str(server_round)))
+            self.traffic.downlink_bytes += size
+        self.traffic.downlink_bytes_float32 += self._float32_bytes * len(messages)
+        return messages
+
+    def _drawn(self, server_round: int, nodes: list[int]) -> list[int]:
+        """Return the nodes of a round, drawn from (seed, round) alone, in their own order."""
+        count = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
+        if count >= len(nodes):
+            return nodes
+        draw = random.Random(f"{self._seed} {server_round} train")
+        return [nodes[i] for i in sorted(draw.sample(range(len(nodes)), count))]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Decode the replies, average what can be used in the order of the nodes, take the step."""
+        answers = {reply.metadata.src_node_id: reply for reply in replies}
+        used, losses, examples = [], 0.0, 0.0
+        for node in self._asked:
+            try:
+                weight, loss, count = self._add(node, answers.pop(node, None))
+            except PayloadError as error:
+                self.traffic.failures += 1
+                log.warning("round %d: node %d left out: %s", server_round, node, error)
+                continue
+            used.append(node)
+            losses, examples = losses + loss * count, examples + count
+        self.train_metrics = {"loss": losses / examples} if examples else None
+        if used:
+            self._step()
+            self._uplink.applied(used)
+            self.traffic.client_updates += len(used)
+        return None, None
+
+    def _add(self, node: int, reply: Message | None) -> tuple[float, float, float]:
+        """Decode a node's answer and add its update; return weight, loss and number of samples.
+
+        Raises `PayloadError` if it cannot be used; then nothing was added.
+        """
+        if reply is None:
+            raise PayloadError("no answer in time")
+        if reply.has_error():
+            self._versions.lost(node)
+            raise PayloadError(reason_of(reply))
+        self._versions.confirm(node, self._replica.version)
+        content = reply.content
+        found, metrics = payload_of(content), next(iter(records(content, MetricRecord)), None)
+        if found is None or metrics is None:
+            raise PayloadError("an answer must hold a payload and a MetricRecord")
+        payload = found[1]
+        self.traffic.uplink_bytes += len(payload)  # it has crossed the link, used or not
+        self.traffic.uplink_bytes_float32 += self._float32_bytes
+        loss, count = _number(metrics[1], "loss"), _number(metrics[1], "num-examples")
+        weight = _number(metrics[1], self.weighted_by_key) if self.weighted_by_key else 1.0
+        if not (weight > 0 and count > 0):
+            raise PayloadError("its number of samples and its weight must be above 0")
+        update = self._uplink.decode(node, payload, note_of(content), self._layout)
+        self._mean.add(update.indices, update.values, weight)
+        return weight, loss, count
+
+    def _step(self) -> None:
+        """Take the optimiser's step with the mean of what was added, as all nodes will."""
+        indices, values = self._mean.take()
+        if not is_finite(values):
+            raise PayloadError("the mean of the updates is beyond float32: training has diverged")
+        rate = self._rate if self.update == "gradient" else self.server_lr
+        payload = b""
+        if self._downlink is not None:
+            seed = (self._seed << 64) | self._replica.version
+            payload = self._downlink.encode_sparse(
+                indices, values, self._layout, memory=self._memory, seed=seed
+            )
+            if not self._downlink.exact:
+                _, indices, values, *_ = decode_update(payload, self._layout)
+        self._replica.apply(indices, values, rate)
+        self._versions.add(payload, rate)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing is evaluated at the nodes."""
+        return None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing is evaluated at the nodes."""
+        return []
+
+
+def _number(metrics: MetricRecord, name: str) -> float:
+    value = metrics.get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise PayloadError(f"its metric {name!r} must be a finite number, not {value!r}")
+    return float(value)

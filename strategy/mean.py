@@ -1,0 +1,61 @@
+"""The mean of many sparse updates, at the cost of the entries received."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.stages import Indices, Vector
+
+_SORTED = 32  # a set below 1 / 32 of all entries is sorted; a larger one is marked and collected
+
+
+class SparseMean:
+    """Adds updates of n entries up; what a worker did not send counts as 0.
+
+    Memory: five bytes an entry, whatever the number of workers.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._sum: Vector = np.zeros(size, dtype=np.float32)
+        self._mark: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
+        self._sets: list[Indices] = []
+        self._dense = False
+        self._weight = 0.0
+
+    def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
+        """Add `weight` times an update: (k,) at strictly increasing `indices`, (n,) for None."""
+        self._weight += weight
+        values = values if weight == 1.0 else values * np.float32(weight)
+        if indices is None:
+            self._dense = True
+            self._sum += values
+        else:
+            self._sets.append(indices)
+            self._sum[indices] += values
+
+    def take(self) -> tuple[Indices | None, Vector]:
+        """Return the mean, at the union of the sets added (None: everywhere), and start anew."""
+        weight = np.float32(self._weight)
+        union = None if self._dense else self._union()
+        if union is None:
+            values = self._sum / weight
+            self._sum.fill(0)
+        else:
+            values = self._sum[union] / weight
+            self._sum[union] = 0
+        self._sets, self._dense, self._weight = [], False, 0.0
+        return union, values
+
+    def _union(self) -> Indices | None:
+        """Return all indices added, each once, increasing; None if that is every entry."""
+        if len(self._sets) == 1:
+            union = self._sets[0]
+        elif sum(map(len, self._sets)) * _SORTED < len(self._sum):
+            union = np.unique(np.concatenate(self._sets))
+        else:
+            for indices in self._sets:
+                self._mark[indices] = True
+            union = np.flatnonzero(self._mark).astype(np.uint32)
+            self._mark.fill(False)
+        return None if len(union) == len(self._sum) else union

@@ -1,0 +1,82 @@
+"""The configured scheme: one of ours, or one of Flower's strategies wrapped to send payloads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from compression import Codec
+from compression.flower import Compressed, Traffic
+from conf import Config
+from conf.build import downlink_of, strategy_of
+
+
+class Scheme(Protocol):
+    """A strategy that counts what crosses the network, whatever it does."""
+
+    traffic: Traffic
+
+    @property
+    def train_metrics(self) -> Mapping[str, Any] | None:
+        """The last round's, from the nodes; None if not one answered."""
+
+    @property
+    def evaluate_metrics(self) -> Mapping[str, Any] | None:
+        """The last round's, from the nodes' own evaluation; None if there was none."""
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run all rounds, as Flower's `Strategy.start`; arrays for `evaluate_fn` are flat."""
+
+
+def scheme_of(config: Config) -> Scheme:
+    """Return the configured scheme. Raises `ConfigError` for options that it does not take.
+
+    A strategy of ours is named with `_partial_`: it does its own compression, and gets what it
+    needs for that here. Any other is one of Flower's.
+    """
+    made = strategy_of(config)
+    downlink = downlink_of(config)
+    if isinstance(made, Strategy):
+        return Federated(made, downlink, config.seed)
+    scheme: Scheme = made(downlink=downlink, seed=config.seed)
+    return scheme
+
+
+class Federated(Compressed):
+    """Any of Flower's strategies, its models as payloads, its draws from (seed, round) alone.
+
+    Flower's strategies sample nodes with Python's global generator, which other threads of a
+    process use too: it is set anew right before each round draws.
+    """
+
+    def __init__(self, strategy: Strategy, downlink: Codec | None, seed: int) -> None:
+        super().__init__(strategy, downlink=downlink, seed=seed, flat=True)
+        self._seed = seed
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Configure training after setting the generator."""
+        random.seed(f"{self._seed} {server_round} train")
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Configure evaluation after setting the generator."""
+        random.seed(f"{self._seed} {server_round} evaluate")
+        return super().configure_evaluate(server_round, arrays, config, grid)

@@ -1,0 +1,126 @@
+"""The server's optimisers: one step over a flat model, with a gradient that may be sparse.
+
+Server and nodes take the very same steps, each on its own copy of the model. So they are made of
+elementwise float32 operations alone, which every machine rounds alike.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from task.errors import TaskError
+
+Vector = NDArray[np.float32]
+Indices = NDArray[np.uint32]
+State = dict[str, Vector]
+
+
+class ServerOptimizer(ABC):
+    """A rule for one step; what it remembers lies in arrays beside the model."""
+
+    names: tuple[str, ...] = ()  # of the arrays it remembers, each float32 (n,)
+
+    def state(self, size: int) -> State:
+        """Return the arrays as they are before the first step: zeros."""
+        return {name: np.zeros(size, dtype=np.float32) for name in self.names}
+
+    @abstractmethod
+    def step(
+        self, x: Vector, state: State, at: Indices | slice, gradient: Vector, lr: float, number: int
+    ) -> None:
+        """Change (n,) `x` and `state` in place.
+
+        `gradient`, float32 (k,), holds the entries `at` strictly increasing indices (or a slice of
+        all of them); the others are 0. `number` counts steps from 1.
+        """
+
+
+@dataclass(frozen=True)
+class SGD(ServerOptimizer):
+    """x = x - lr g: costs what k entries cost."""
+
+    def step(
+        self, x: Vector, state: State, at: Indices | slice, gradient: Vector, lr: float, number: int
+    ) -> None:
+        """Take the step where the gradient is."""
+        x[at] -= np.float32(lr) * gradient
+
+
+@dataclass(frozen=True)
+class Momentum(ServerOptimizer):
+    """v = momentum v + g; x = x - lr v (torch.optim.SGD's, without dampening).
+
+    `lazy`: only where an entry of the gradient was received, at the cost of those entries;
+    otherwise an entry that was not received is a zero: its velocity decays and still moves x.
+    """
+
+    momentum: float = 0.9
+    lazy: bool = False
+    names = ("velocity",)
+
+    def __post_init__(self) -> None:
+        _expect_below_one("momentum", self.momentum)
+
+    def step(
+        self, x: Vector, state: State, at: Indices | slice, gradient: Vector, lr: float, number: int
+    ) -> None:
+        """Take the step."""
+        velocity, kept = state["velocity"], np.float32(self.momentum)
+        if self.lazy:
+            moved = kept * velocity[at] + gradient
+            velocity[at] = moved
+            x[at] -= np.float32(lr) * moved
+        else:
+            velocity *= kept
+            velocity[at] += gradient
+            x -= np.float32(lr) * velocity
+
+
+@dataclass(frozen=True)
+class Adam(ServerOptimizer):
+    """Kingma & Ba 2015, Algorithm 1; `eps` outside of the root, as there and in torch.
+
+    `lazy`: only where an entry of the gradient was received (torch.optim.SparseAdam's rule), at the
+    cost of those entries; otherwise an entry that was not received is a zero.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    lazy: bool = False
+    names = ("mean", "square")
+
+    def __post_init__(self) -> None:
+        _expect_below_one("beta1", self.beta1)
+        _expect_below_one("beta2", self.beta2)
+        if not 0 < self.eps < np.inf:
+            raise TaskError(f"eps must be above 0, not {self.eps:g}")
+
+    def step(
+        self, x: Vector, state: State, at: Indices | slice, gradient: Vector, lr: float, number: int
+    ) -> None:
+        """Take the step."""
+        mean, square = state["mean"], state["square"]
+        beta1, beta2 = np.float32(self.beta1), np.float32(self.beta2)
+        if self.lazy:
+            first = beta1 * mean[at] + (1 - beta1) * gradient
+            second = beta2 * square[at] + (1 - beta2) * (gradient * gradient)
+            mean[at], square[at] = first, second
+        else:
+            mean *= beta1
+            mean[at] += (1 - beta1) * gradient
+            square *= beta2
+            square[at] += (1 - beta2) * (gradient * gradient)
+            at, first, second = slice(None), mean, square
+        rate = np.float32(lr / (1 - self.beta1**number))
+        bias = np.float32((1 - self.beta2**number) ** 0.5)
+        x[at] -= rate * first / (np.sqrt(second) / bias + np.float32(self.eps))
+
+
+def _expect_below_one(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise TaskError(f"{name} must be from 0 to below 1, not {value:g}")
