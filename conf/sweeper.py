@@ -6,13 +6,17 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.experimental.callback import Callback
 
 from conf.schema import ConfigError
+
+# First: its search for plugins runs the module below anew and leaves another class there.
+Plugins.instance()
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # noqa: E402
 
 
 class Cases(BasicSweeper):

@@ -34,7 +34,7 @@ Y = {
     "loss": ("test loss", 1.0),
 }
 STYLES = ("-", "--", ":", "-.")  # a next one when the ten colours are used up
-LINE = 110  # characters that fit side by side below the axes
+LINE = 150  # characters that fit side by side below the axes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def curve(jobs: Sequence[Job], x: str, y: str, smooth: int = 1) -> Curve | None:
     """Return the curve of a group's jobs, in the axes' units; None if no round has both values.
 
     The seeds are matched by round: a point is there for the rounds that all of them measured, at
-    the mean of their x. `smooth` is the number of points that a moving average looks back.
+    the mean of their x. `smooth` is the number of points in a moving average of each seed's y.
     """
     seeds = [_points(job, x, y) for job in jobs]
     rounds = sorted(set.intersection(*(set(points) for points in seeds)))
@@ -73,12 +73,16 @@ def _points(job: Job, x: str, y: str) -> dict[int, tuple[float, float]]:
 
 
 def moving_average(values: Values, count: int) -> Values:
-    """Return the mean of each value and up to `count` - 1 before it."""
-    sums = np.concatenate(([0.0], np.cumsum(values)))
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - count, 0)
-    averages: Values = (sums[ends] - sums[starts]) / (ends - starts)
-    return averages
+    """Return means of `count` values, each around its place.
+
+    Towards the ends the windows shrink: a lopsided one would shift a falling curve there.
+    """
+    averages = []
+    for at in range(len(values)):
+        room = min(at, len(values) - 1 - at)
+        before, after = min(count // 2, room), min((count - 1) // 2, room)
+        averages.append(values[at - before : at + after + 1].mean())
+    return np.array(averages)  # no running sum: one huge loss would take the later ones' digits
 
 
 def draw(groups: Sequence[Group], x: str, y: str, smooth: int = 1, title: str = "") -> Figure:
@@ -129,11 +133,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title)
         figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if (error.name or "").split(".")[0] != "matplotlib":
             raise
         return _fail("drawing needs matplotlib: pip install -e '.[bench]'")
-    except (ResultsError, OSError) as error:
+    except ResultsError as error:
         return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}")
     return 0
 
 
@@ -147,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
     parser.add_argument("--y", choices=Y, default="train_loss", help="default: train_loss")
     parser.add_argument("--x", choices=X, default="round", help="default: round")
-    parser.add_argument("--smooth", type=_count, default=1, metavar="N", help="mean of N rows")
+    parser.add_argument("--smooth", type=_count, default=1, metavar="N", help="moving average")
     parser.add_argument("--out", type=_picture, required=True, metavar="FILE.png")
     parser.add_argument("--title", default="")
     return parser

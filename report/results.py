@@ -95,8 +95,15 @@ def group_jobs(jobs: Iterable[Job]) -> list[Group]:
 
 
 def varying(groups: Sequence[Group]) -> list[str]:
-    """Return the keys whose values differ between the groups, in the order they appear."""
-    keys = dict.fromkeys(key for group in groups for key in group.words)
+    """Return the keys whose values differ between the groups, in the order of their words."""
+    keys: list[str] = []
+    for group in groups:
+        place = len(keys)
+        for key in reversed(group.words):
+            if key in keys:
+                place = keys.index(key)
+            else:  # what only some groups have goes before the word that follows it there
+                keys.insert(place, key)
     return [key for key in keys if len({group.words.get(key) for group in groups}) > 1]
 
 

@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs, unfinished = read_jobs(asked.folders)
         groups = group_jobs(jobs)
         keys = varying(groups) if asked.rows is None else chosen(asked.rows, groups)
-    except (ResultsError, OSError) as error:
+    except ResultsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if asked.json:

@@ -1,0 +1,159 @@
+"""Experiments made of cases: which jobs they become, and how a wrong one ends."""
+
+import json
+import sys
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+import run
+from conf import ConfigError
+from conf.sweeper import Cases, split_case
+
+EXPERIMENT = """# @package _global_
+defaults:
+  - override /hydra/sweeper: cases
+hydra:
+  sweeper:
+    cases:
+      - algorithm=fedavg
+      - compression=esgd compression.drop=0.25
+    params:
+      seed: 0,1
+"""
+
+
+def jobs(cases, line=(), params=None, size=None):
+    """Return the batches of jobs, each job as one string."""
+    sweeper = Cases(size, params or {})
+    parse = OverridesParser.create().parse_overrides
+    sweeper._cases = [parse(split_case(case)) for case in cases]
+    words = parse([f"{key}={value}" for key, value in (params or {}).items()] + list(line))
+    return [[" ".join(job) for job in batch] for batch in sweeper.split_arguments(words, size)]
+
+
+def test_cases_come_one_after_the_other_each_with_the_product_of_the_params():
+    assert jobs(["a=x b=1", "a=y"], params={"seed": "0,1", "c": "2,3"}) == [
+        [
+            "a=x b=1 seed=0 c=2", "a=x b=1 seed=0 c=3", "a=x b=1 seed=1 c=2", "a=x b=1 seed=1 c=3",
+            "a=y seed=0 c=2", "a=y seed=0 c=3", "a=y seed=1 c=2", "a=y seed=1 c=3",
+        ]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ([], ["a=x seed=0", "a=x seed=1", "a=y seed=0", "a=y seed=1"]),
+        (["seed=5"], ["a=x seed=5", "a=y seed=5"]),
+        (["seed=6,7"], ["a=x seed=6", "a=x seed=7", "a=y seed=6", "a=y seed=7"]),
+        (["rounds=5", "seed=5"], ["a=x seed=5 rounds=5", "a=y seed=5 rounds=5"]),
+        (["a=z", "seed=5"], ["a=z seed=5"]),
+    ],
+)
+def test_the_command_line_wins_over_params_and_cases(line, expected):
+    assert jobs(["a=x", "a=y"], line, {"seed": "0,1"}) == [expected]
+
+
+def test_a_case_wins_over_the_params():
+    assert jobs(["lr=1", "b=2"], params={"lr": "3,4"}) == [["lr=1", "b=2 lr=3", "b=2 lr=4"]]
+
+
+def test_a_case_may_sweep_and_quote():
+    assert jobs(["lr=1,2 'name=\"a b\"'"]) == [['lr=1 name="a b"', 'lr=2 name="a b"']]
+
+
+def test_batches():
+    assert jobs(["a=x", "a=y"], params={"seed": "0,1"}, size=3) == [
+        ["a=x seed=0", "a=x seed=1", "a=y seed=0"], ["a=y seed=1"]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["a='x", 1, None, {"a": "x"}])
+def test_what_is_no_case_is_named(case):
+    with pytest.raises(ConfigError, match=r"hydra\.sweeper\.cases"):
+        split_case(case)
+
+
+@pytest.fixture
+def sweep(monkeypatch, tmp_path, capsys):
+    """Run the experiment with further words; return (exit code, stderr, the sweep's folder)."""
+    (tmp_path / "groups" / "experiment").mkdir(parents=True)
+    (tmp_path / "groups" / "experiment" / "pairs.yaml").write_text(EXPERIMENT)
+
+    def call(*words, multirun=True):
+        found = [f"hydra.searchpath=[file://{tmp_path / 'groups'}]", "experiment=pairs"]
+        folders = [f"hydra.{mode}.dir={tmp_path / 'out'}" for mode in ("run", "sweep")]
+        short = ["rounds=1", "engine.workers=1"]
+        mode = ["-m"] if multirun else []
+        monkeypatch.setattr(sys, "argv", ["run.py", *mode, *found, *folders, *short, *words])
+        monkeypatch.setattr(run, "_failed", [])
+        try:
+            run.cli()
+            code = 0
+        except SystemExit as done:
+            code = done.code
+        return code, capsys.readouterr().err, tmp_path / "out"
+
+    return call
+
+
+def ran(folder):
+    """Return the words of every job that finished, but those that all have."""
+    count = len(list(folder.glob("*/result.json")))
+    words = [OmegaConf.load(folder / str(n) / ".hydra" / "overrides.yaml") for n in range(count)]
+    common = ("experiment=", "rounds=", "engine.")
+    return [" ".join(word for word in job if not word.startswith(common)) for job in words]
+
+
+def test_an_experiment_of_two_cases_and_two_seeds(sweep):
+    code, error, folder = sweep()
+    assert (code, error) == (0, "")
+    assert ran(folder) == [
+        "algorithm=fedavg seed=0",
+        "algorithm=fedavg seed=1",
+        "compression=esgd compression.drop=0.25 seed=0",
+        "compression=esgd compression.drop=0.25 seed=1",
+    ]
+    results = [json.loads((folder / str(n) / "result.json").read_text()) for n in range(4)]
+    assert [result["seed"] for result in results] == [0, 1, 0, 1]
+    assert results[2]["uplink_bytes"] < 0.8 * results[0]["uplink_bytes"]
+
+
+def test_other_cases_from_the_command_line(sweep):
+    words = 'hydra.sweeper.cases=["compression=f2i", "compression=topk"]'
+    code, _, folder = sweep("seed=3", words)
+    assert code == 0
+    assert ran(folder) == ["compression=f2i seed=3", "compression=topk seed=3"]
+
+
+def test_no_cases_are_one_empty_case(sweep):
+    code, _, folder = sweep("hydra.sweeper.cases=[]")
+    assert code == 0
+    assert ran(folder) == ["seed=0", "seed=1"]
+
+
+def test_without_m_the_experiment_is_one_run(sweep):
+    code, error, folder = sweep(multirun=False)
+    assert (code, error) == (0, "")
+    assert json.loads((folder / "result.json").read_text())["algorithm"] == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("cases", "part"),
+    [
+        ('["algorithm=fedavg", "compression=esdg"]', "no compression=esdg. there are"),
+        ('["roundz=1"]', "did you mean rounds"),
+        ('["nodes"]', "'nodes'"),
+        ("[1]", "1 is not a string"),
+        ("x", "must be a list"),
+    ],
+)
+def test_a_wrong_case_ends_in_one_line_before_any_job_starts(sweep, cases, part):
+    code, error, folder = sweep(f"hydra.sweeper.cases={cases}")
+    assert code == 2
+    assert len(error.strip().splitlines()) == 1
+    assert error.startswith("error: ")
+    assert part in error
+    assert not list(folder.glob("*/.hydra"))

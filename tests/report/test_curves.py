@@ -1,0 +1,125 @@
+"""Sweeps as curves: the numbers that are drawn, and the file."""
+
+import struct
+import sys
+
+import numpy as np
+import pytest
+
+from report.curves import draw, main, moving_average
+from report.results import group_jobs, read_jobs
+from tests.report.sweeps import add_job
+
+LOSSES = {"algorithm=sgd": ([4.0, 2.0, 1.0], [6.0, 2.0, 3.0]), "algorithm=esgd": ([5.0, 4.0, 3.0],)}
+
+
+def rows(losses, step):
+    """Return a history: nothing is trained before round 1, accuracy is measured now and then."""
+    return [
+        {
+            "round": n,
+            "train_loss": loss,
+            "accuracy": None if n % 2 else n / 10,
+            "uplink_bytes": n * step,
+            "virtual_seconds": None,
+        }
+        for n, loss in enumerate([None, *losses])
+    ]
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    for words, seeds in LOSSES.items():
+        for seed, losses in enumerate(seeds):
+            history = rows(losses, 1_000_000 * (1 + seed))
+            add_job(tmp_path / words / str(seed), f"{words} seed={seed}", history)
+    return tmp_path
+
+
+@pytest.fixture
+def axes(sweep):
+    pytest.importorskip("matplotlib")
+    groups = group_jobs(read_jobs([sweep])[0])
+    return lambda *columns, **options: draw(groups, *columns, **options).axes[0]
+
+
+def test_a_curve_is_the_mean_of_its_seeds_in_a_band(axes):
+    drawn = axes("round", "train_loss")
+    esgd, sgd = drawn.lines
+    assert [line.get_label() for line in drawn.lines] == ["esgd", "sgd"]
+    assert list(esgd.get_xdata()) == [1, 2, 3]  # the row without a loss is skipped
+    assert list(esgd.get_ydata()) == [5, 4, 3]
+    assert list(sgd.get_ydata()) == [5, 2, 2]
+    (band,) = drawn.collections  # one seed has no spread
+    corners = {tuple(map(float, point)) for point in band.get_paths()[0].vertices}
+    assert {(1, 4), (1, 6), (2, 2), (3, 1), (3, 3)} == corners
+
+
+def test_the_axes_have_units(axes):
+    drawn = axes("uplink_bytes", "accuracy", title="Digits")
+    esgd, sgd = drawn.lines
+    assert list(esgd.get_xdata()) == [0, 2]
+    assert list(sgd.get_xdata()) == [0, 3]  # the mean of 2 MB and 4 MB
+    assert list(sgd.get_ydata()) == pytest.approx([0, 20])
+    assert (drawn.get_xlabel(), drawn.get_ylabel()) == (
+        "sent by the nodes (MB)", "test accuracy (%)"
+    )  # fmt: skip
+    assert drawn.get_title() == "Digits"
+    (legend,) = drawn.figure.legends
+    assert legend.get_title().get_text() == "algorithm"
+
+
+def test_smoothing_comes_before_the_band(axes):
+    drawn = axes("round", "train_loss", smooth=3)
+    assert list(drawn.lines[1].get_ydata()) == pytest.approx([5, (7 + 11) / 6, 2])
+    assert "3 rows" in drawn.get_ylabel()
+
+
+def test_moving_average():
+    values = np.array([1.0, 2.0, 6.0, 1.0, 5.0])
+    assert list(moving_average(values, 1)) == list(values)
+    assert list(moving_average(values, 3)) == pytest.approx([1, 3, 3, 4, 5])
+    assert list(moving_average(values, 2)) == pytest.approx([1, 1.5, 4, 3.5, 5])
+    assert list(moving_average(values, 99)) == pytest.approx([1, 3, 3, 4, 5])
+    assert moving_average(np.array([1e30, 1.0, 1.0, 1.0, 1.0]), 3)[-2] == 1
+
+
+def test_groups_that_differ_in_several_keys_name_them(sweep):
+    pytest.importorskip("matplotlib")
+    add_job(sweep / "9", "algorithm=esgd lr=2", rows([1.0], 1))
+    drawn = draw(group_jobs(read_jobs([sweep])[0]), "round", "train_loss").axes[0]
+    labels = [line.get_label() for line in drawn.lines]
+    assert sorted(labels) == ["algorithm=esgd", "algorithm=esgd, lr=2", "algorithm=sgd"]
+
+
+def test_the_picture_is_1200_pixels_wide(sweep, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "curves.png"
+    asked = ["--y", "train_loss", "--x", "uplink_bytes", "--smooth", "2", "--out", str(file)]
+    assert main([str(sweep), *asked]) == 0
+    assert struct.unpack(">I", file.read_bytes()[16:20]) == (1200,)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--x", "virtual_seconds", "--out", "x.png"], "no history holds train_loss and virtual"),
+        (["--out", "/nowhere/x.png"], "/nowhere/x.png: No such file"),
+    ],
+)
+def test_mistakes_are_one_line(sweep, capsys, words, part):
+    pytest.importorskip("matplotlib")
+    assert main([str(sweep), *words]) == 2
+    error = capsys.readouterr().err
+    assert len(error.strip().splitlines()) == 1
+    assert part in error
+
+
+def test_without_matplotlib_it_says_what_to_install(sweep, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main([str(sweep), "--out", str(tmp_path / "x.png")]) == 2
+    error = capsys.readouterr().err
+    assert len(error.strip().splitlines()) == 1
+    assert "pip install -e '.[bench]'" in error

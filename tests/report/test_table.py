@@ -1,0 +1,148 @@
+"""Sweeps as tables: what is one row, what names it, and the numbers in it."""
+
+import json
+
+import pytest
+
+from report.results import group_jobs, read_jobs, varying
+from report.table import main
+from tests.report.sweeps import add_job
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two cases, three and two seeds; the first job is of a batch of its own."""
+    folder = tmp_path / "sweep"
+    add_job(folder / "0", "algorithm=sgd batch_size=64 seed=0 experiment=e", accuracy=0.5)
+    for seed, accuracy in enumerate((0.98, 0.99, 0.97)):
+        words = f"algorithm=sgd batch_size=32 seed={seed} experiment=e engine.workers={seed}"
+        add_job(folder / str(seed + 9), words, accuracy=accuracy)
+    for seed, up in enumerate((200_000, 300_000)):
+        words = f"algorithm=esgd compression.drop=0.25 batch_size=32 seed={seed} experiment=e"
+        add_job(folder / str(seed + 1), words, uplink_bytes=up, failures=seed)
+    return folder
+
+
+def rows_of(text):
+    """Return a Markdown table as dicts, and what follows it."""
+    table, _, rest = text.partition("\n\n")
+    lines = [[cell.strip() for cell in line.split(" | ")] for line in table.strip().splitlines()]
+    lines = [[line[0].lstrip("| "), *line[1:-1], line[-1].rstrip("| ")] for line in lines]
+    assert len({len(line) for line in lines}) == 1
+    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]], rest
+
+
+def test_a_row_for_jobs_that_differ_in_the_seed_only(sweep, capsys):
+    assert main([str(sweep)]) == 0
+    rows, rest = rows_of(capsys.readouterr().out)
+    assert rest == ""
+    assert list(rows[0])[:4] == ["algorithm", "compression.drop", "batch_size", "runs"]
+    names = [(r["algorithm"], r["compression.drop"], r["batch_size"], r["runs"]) for r in rows]
+    assert names == [
+        ("sgd", "-", "64", "1"), ("esgd", "0.25", "32", "2"), ("sgd", "-", "32", "3")
+    ]  # fmt: skip
+    assert not {"experiment", "seed", "engine.workers", "top5"} & set(rows[0])
+
+
+def test_the_numbers_are_means_and_sample_deviations(sweep, capsys):
+    main([str(sweep)])
+    one, esgd, sgd = rows_of(capsys.readouterr().out)[0]
+    assert one["accuracy"] == "50.00 %"
+    assert sgd["accuracy"] == "98.00 ± 1.00 %"
+    assert sgd["best accuracy"] == "99.00 ± 0.00 %"
+    assert sgd["loss"] == "0.1"
+    assert esgd["uplink an update"] == "5 kB"
+    assert esgd["uplink"] == "250 kB"
+    assert esgd["times smaller up"] == "16.00"
+    assert esgd["downlink"] == "4 MB"
+    assert esgd["times smaller down"] == "1.00"
+    assert (esgd["updates"], esgd["failed"]) == ("50", "0.5")
+    assert esgd["time"] == "12 s"
+
+
+def test_json_holds_the_numbers_and_every_seed(sweep, capsys):
+    add_job(sweep / "20", "seed=7", finished=False)
+    assert main([str(sweep), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unfinished"] == [str(sweep / "20")]
+    sgd = found["rows"][2]
+    assert sgd["words"] == {"algorithm": "sgd", "batch_size": "32"}
+    assert sgd["seeds"] == [0, 1, 2]
+    assert sgd["accuracy_by_seed"] == [0.98, 0.99, 0.97]
+    assert sgd["accuracy"] == pytest.approx(0.98)
+    assert sgd["accuracy_std"] == pytest.approx(0.01)
+    assert sgd["uplink_ratio"] == 4
+
+
+def test_rows_are_named_by_the_keys_that_are_asked_for(sweep, capsys):
+    assert main([str(sweep), "--rows", "experiment,algorithm"]) == 0
+    rows = rows_of(capsys.readouterr().out)[0]
+    assert list(rows[0])[:3] == ["experiment", "algorithm", "runs"]
+    assert [row["algorithm"] for row in rows] == ["sgd", "esgd", "sgd"]
+    assert main([str(sweep), "--rows", "algorithm,dorp"]) == 2
+    assert "no run has a word dorp=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["seed=1", "verbose=true", "engine=ray", "engine.workers=4", "hydra.job.name=x",
+     "dataset.root=/x", "dataset.download=true"],
+)  # fmt: skip
+def test_words_without_effect_on_the_result_make_no_group(tmp_path, word):
+    add_job(tmp_path / "0", "lr=1")
+    add_job(tmp_path / "1", f"lr=1 {word}")
+    assert len(group_jobs(read_jobs([tmp_path])[0])) == 1
+
+
+@pytest.mark.parametrize("word", ["dataset=mnist", "dataset.size=8", "seeds=1", "+engineer=1"])
+def test_any_other_word_does(tmp_path, word):
+    add_job(tmp_path / "0", "lr=1")
+    add_job(tmp_path / "1", f"lr=1 {word}")
+    groups = group_jobs(read_jobs([tmp_path])[0])
+    assert varying(groups) == [word.lstrip("+").split("=")[0]]
+
+
+def test_words_in_another_order_are_the_same_group(tmp_path):
+    add_job(tmp_path / "0", "lr=1 batch_size=2 seed=0")
+    add_job(tmp_path / "1", "seed=1 batch_size=2 lr=1")
+    assert len(group_jobs(read_jobs([tmp_path])[0])) == 1
+
+
+def test_a_repeated_run_counts_once_and_is_told(tmp_path, capsys):
+    add_job(tmp_path / "old" / "0", "lr=1", accuracy=0.5)
+    add_job(tmp_path / "new" / "0", "lr=1", accuracy=0.6)
+    assert main([str(tmp_path / "old"), str(tmp_path / "new"), str(tmp_path / "new" / "0")]) == 0
+    rows, rest = rows_of(capsys.readouterr().out)
+    assert [(row["runs"], row["accuracy"]) for row in rows] == [("1", "60.00 %")]
+    assert rest.startswith("1 repeated")
+
+
+def test_top5_and_what_is_null(tmp_path, capsys):
+    add_job(tmp_path / "0", "lr=1 seed=0", top5=0.9, loss=None, accuracy=None)
+    add_job(tmp_path / "1", "lr=1 seed=1", top5=0.8, loss=None, accuracy=0.5)
+    add_job(tmp_path / "2", "lr=a|b", client_updates=0, uplink_bytes=0)
+    assert main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    first, second = rows_of(text)[0]
+    assert first["top5"] == "85.00 ± 7.07 %"
+    assert (first["accuracy"], first["loss"]) == ("50.00 %", "-")
+    assert (second["top5"], second["times smaller up"]) == ("-", "-")
+    assert "a\\|b" in text
+
+
+def test_unfinished_jobs_are_listed(sweep, capsys):
+    add_job(sweep / "20", "lr=9", finished=False)
+    assert main([str(sweep)]) == 0
+    rows, rest = rows_of(capsys.readouterr().out)
+    assert len(rows) == 3
+    assert rest.strip() == f"unfinished: {sweep / '20'}"
+
+
+def test_no_finished_run_is_one_line(tmp_path, capsys):
+    add_job(tmp_path / "0", "lr=9", finished=False)
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert main([str(folder)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert len(printed.err.strip().splitlines()) == 1
+        assert str(folder) in printed.err
