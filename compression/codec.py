@@ -138,7 +138,7 @@ class Codec:
         back, which takes the whole vector. ``memory``, ``seed`` and errors as in `encode`.
         """
         if indices is None or self.sparsifier.selects or self.feedback:
-            dense = Update(layout, indices, values, Sparsifier, None).dense()
+            dense = Update(layout, indices, values, type(self.sparsifier), None).dense()
             return self.encode(dense, layout, memory=memory, seed=seed)
         if not is_finite(values):
             raise PayloadError("the vector to send holds NaN or infinity")

@@ -41,7 +41,7 @@ log = getLogger("edgewire")
 
 
 class SparseAveraging(Strategy):
-    """x = optimiser(x, mean over the workers of their sparse updates); what is not sent counts as 0.
+    """x = optimiser(x, mean of all workers' sparse updates); what is not sent counts as 0.
 
     The scheme of eSGD (Algorithm 1, line 2), CE-SGD (Algorithm 2), DGC (Algorithm 1) and of all
     methods they are compared with. An update is the gradient of one mini-batch
@@ -94,6 +94,7 @@ class SparseAveraging(Strategy):
         self.evaluate_metrics: MetricRecord | None = None
         self._downlink, self._seed = downlink, seed
         self._asked: list[int] = []
+        self._reasons: dict[int, str] = {}  # why a node was left out last
 
     def summary(self) -> None:
         """Log what the strategy does."""
@@ -132,8 +133,10 @@ class SparseAveraging(Strategy):
     def _begin(self, initial_arrays: ArrayRecord) -> None:
         self._layout = layout = layout_of(initial_arrays)
         vector = to_vector(initial_arrays).copy()
-        sizes = np.diff(layout.offsets)
-        trained = layout.size - int(sum(sizes[t] for t in exact_tensors(layout)))
+        statistics = exact_tensors(layout)
+        if statistics != tuple(range(len(layout) - len(statistics), len(layout))):
+            raise ValueError("BatchNorm's running statistics must come after all parameters")
+        trained = int(layout.offsets[len(layout) - len(statistics)])
         self._float32_bytes = sum(
             len(Array(part).data) for part in np.split(vector, layout.offsets[1:-1])
         )
@@ -154,7 +157,6 @@ class SparseAveraging(Strategy):
         contents: dict[tuple[int | None, int], tuple[RecordDict, int]] = {}
         messages = []
         self._asked = self._drawn(server_round, list(grid.get_node_ids()))
-        local = getattr(grid, "virtual_seconds", None) is not None
         for node in self._asked:
             key = self._versions.base_of(node), self._uplink.last_applied(node)
             if key not in contents:
@@ -186,10 +188,9 @@ class SparseAveraging(Strategy):
         used, losses, examples = [], 0.0, 0.0
         for node in self._asked:
             try:
-                weight, loss, count = self._add(node, answers.pop(node, None))
+                loss, count = self._add(node, answers.get(node))
             except PayloadError as error:
-                self.traffic.failures += 1
-                log.warning("round %d: node %d left out: %s", server_round, node, error)
+                self._fail(server_round, node, str(error))
                 continue
             used.append(node)
             losses, examples = losses + loss * count, examples + count
@@ -200,8 +201,8 @@ class SparseAveraging(Strategy):
             self.traffic.client_updates += len(used)
         return None, None
 
-    def _add(self, node: int, reply: Message | None) -> tuple[float, float, float]:
-        """Decode a node's answer and add its update; return weight, loss and number of samples.
+    def _add(self, node: int, reply: Message | None) -> tuple[float, float]:
+        """Decode a node's answer and add its update; return its loss and number of samples.
 
         Raises `PayloadError` if it cannot be used; then nothing was added.
         """
@@ -224,7 +225,13 @@ class SparseAveraging(Strategy):
             raise PayloadError("its number of samples and its weight must be above 0")
         update = self._uplink.decode(node, payload, note_of(content), self._layout)
         self._mean.add(update.indices, update.values, weight)
-        return weight, loss, count
+        return loss, count
+
+    def _fail(self, server_round: int, node: int, reason: str) -> None:
+        self.traffic.failures += 1
+        if self._reasons.get(node) != reason:  # once, not in every one of 100,000 rounds
+            self._reasons[node] = reason
+            log.warning("round %d: node %d left out: %s", server_round, node, reason)
 
     def _step(self) -> None:
         """Take the optimiser's step with the mean of what was added, as all nodes will."""

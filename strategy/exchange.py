@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flwr.app import Message
+from flwr.app.constants import DEFAULT_TTL
 
 from strategy.nodes import OrderedGrid
 
@@ -17,7 +18,7 @@ class Exchange:
 
     def __init__(self, grid: OrderedGrid) -> None:
         self._grid = grid
-        self._late: set[str] = set()
+        self._late: dict[str, int] = {}  # messages not answered in time -> their nodes
 
     def __call__(self, messages: list[Message], quorum: int, timeout: float) -> dict[int, Message]:
         """Return the answers by node: all, or those there once `quorum` of them are no errors.
@@ -26,8 +27,12 @@ class Exchange:
         """
         grid = self._grid
         deadline = grid.now + timeout
+        if grid.virtual_seconds is None and timeout < DEFAULT_TTL:
+            for message in messages:  # Flower does not hand out what nobody waits for any more
+                message.metadata.ttl = timeout
         ids = list(grid.push_messages(messages))
-        waiting, answers, good = set(ids), dict[int, Message](), 0
+        waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
+        answers, good = dict[int, Message](), 0
         while waiting and good < quorum:
             asked = [*ids, *self._late] if self._late else ids
             arrived = grid.pull_before(asked, deadline)
@@ -36,11 +41,11 @@ class Exchange:
             for message in arrived:
                 asked_for = message.metadata.reply_to_message_id
                 if asked_for in waiting:
-                    waiting.discard(asked_for)
-                    answers[message.metadata.src_node_id] = message
+                    answers[waiting.pop(asked_for)] = message
                     good += not message.has_error()
                 else:
-                    self._late.discard(asked_for)
+                    self._late.pop(asked_for, None)
             ids = [i for i in ids if i in waiting]
-        self._late |= waiting
+        # A node answers in order: what it was asked before its answer here will not come any more.
+        self._late = {i: n for i, n in self._late.items() if n not in answers} | waiting
         return answers

@@ -11,7 +11,7 @@ from compression import make_codec
 from compression.flower.arrays import STYPE
 from compression.flower.state import checksum
 from compression.layout import Layout
-from task.replica import VERSION, Replica
+from task.replica import MODEL, VERSION, Replica
 
 WHOLE = make_codec(quantizer="float32", coder="raw")
 
@@ -87,12 +87,12 @@ class Versions:
         return _parcel(payloads, {"base": base, "rates": [rate for _, rate in found]})
 
     def _snapshot(self) -> Parcel:
-        payloads = {}
+        payloads: dict[str, bytes] = {}
         for name, array in self._replica.arrays.items():
             if name == VERSION or (not self._follow and payloads):
                 continue
             layout = self._layout
-            if len(array) != layout.size:
+            if name != MODEL:
                 layout = Layout((name,), (array.shape,), ("float32",))
             payloads[name] = WHOLE.encode(array, layout)
         return _parcel(payloads, {"version": self._replica.version} if self._follow else {})

@@ -13,12 +13,12 @@ from conf.build import (
     downlink_of,
     optimizer_of,
     partition_of,
-    strategy_of,
 )
 from conf.check import check_target
 from conf.load import compose_config, to_config
 from conf.schema import Config
 from strategy.schedule import Schedule
+from strategy.scheme import scheme_of
 from task.datasets import data_names
 from task.models import build_model, model_names
 
@@ -43,7 +43,7 @@ def test_every_choice_composes_and_says_what_it_is(group, choice):
     lines = (CONF / group / f"{choice}.yaml").read_text().splitlines()
     assert any(line.startswith("# ") and "@package" not in line for line in lines[:2])
     if group == "strategy":
-        assert strategy_of(made).summary() is None
+        assert scheme_of(made).summary() is None
     elif group == "partition":
         assert len(partition_of(made, data_of(config())).indices(0)) > 0
     elif group == "compression":
