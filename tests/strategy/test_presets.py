@@ -1,0 +1,143 @@
+"""Every preset of sparse averaging is SGD with something left out: with nothing left out it is SGD."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from client.node import Node
+from client.trainer import Trainer
+from conf import run_config
+from conf.build import data_of, model_of
+from conf.load import compose_config, to_config
+from simulation.job import Job
+from simulation.local import run_local
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = 8
+SAME = [
+    f"rounds={ROUNDS}", "nodes=4", "batch_size=16", "lr=0.1", "eval_every=8", "strategy.verify_every=3",
+    "strategy/optimizer=sgd", "compression.quantizer=float32", "compression.feedback=false",
+]  # fmt: skip
+# What each method's own word for "send everything" is, and no momentum at the node.
+WHOLE = {
+    "topk": {"density": 1.0},
+    "randomk": {"density": 1.0},
+    "cesgd": {"density": 1.0},
+    "esgd": {"drop": 0.0},
+    "gradient_dropping": {"drop": 0.0},
+    "dgc": {"sparsity": 0.0, "momentum": 0.0, "warmup_steps": 0},
+    "threshold": {"threshold": 0.0, "sent": "value", "clip": None},
+    "dense": {},
+}
+
+
+def presets():
+    names = sorted(path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml"))
+    configs = {name: to_config(compose_config([f"algorithm={name}"])) for name in names}
+    return {n: c for n, c in configs.items() if "SparseAveraging" in c.strategy["_target_"]}
+
+
+PRESETS = presets()
+
+
+def words(name):
+    """The overrides that make a preset send everything."""
+    options = WHOLE[PRESETS[name].compression.sparsifier]
+    given = [f"compression.{key}={'null' if v is None else v}" for key, v in options.items()]
+    for key in ("levels", "bucket", "rank", "means", "clip"):  # options of quantizers
+        given.append(f"compression.{key}=null")
+    return [f"algorithm={name}", *SAME, *given]
+
+
+def run(folder, *overrides):
+    """Run in this process; return the weights, the result and the training losses."""
+    composed = compose_config([*overrides])
+    config = to_config(composed)
+    values = run_config(composed, output=str(folder))
+    run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=1)
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    result = json.loads((folder / "result.json").read_text())
+    return load_file(folder / "model.safetensors"), result, [row["train_loss"] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def sgd(tmp_path_factory):
+    """The plain preset, by what the nodes send."""
+    found = {}
+
+    def reference(*extra):
+        if extra not in found:
+            found[extra] = run(tmp_path_factory.mktemp("sgd"), "algorithm=sgd", *SAME, *extra)
+        return found[extra]
+
+    return reference
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_with_nothing_left_out_a_preset_is_sgd(name, sgd, tmp_path):
+    gradients = ["strategy.update=gradient", "optimizer=none", "strategy.weighted_by_key=null"]
+    weights, result, losses = run(tmp_path, *words(name), *gradients)
+    expected, reference, expected_losses = sgd()
+    assert losses == expected_losses
+    for key in expected:
+        assert torch.equal(weights[key], expected[key])
+    assert result["failures"] == 0
+    assert result["client_updates"] == reference["client_updates"] == 4 * ROUNDS
+
+
+@pytest.mark.parametrize("name", sorted(n for n, c in PRESETS.items() if c.strategy["update"] == "delta"))
+def test_with_nothing_left_out_deltas_are_those_of_sgd(name, sgd, tmp_path):
+    deltas = ["strategy.update=delta", "optimizer=sgd", "local_steps=3"]
+    deltas.append("strategy.weighted_by_key=num-examples")
+    weights, _, losses = run(tmp_path, *words(name), *deltas)
+    expected, _, expected_losses = sgd(*deltas)
+    assert losses == expected_losses
+    for key in expected:
+        assert torch.equal(weights[key], expected[key])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_sgd_is_what_plain_pytorch_does(optimizer, tmp_path):
+    """Four workers' mean gradient and one torch optimiser, with the very same mini-batches."""
+    overrides = ["algorithm=sgd", *SAME, f"strategy/optimizer={optimizer}", "lr=0.01"]
+    weights, _, _ = run(tmp_path, *overrides)
+    config = to_config(compose_config(overrides))
+    trainer, data = Trainer(config), data_of(config)
+    model = model_of(config, data)
+    made = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
+        "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    }[optimizer](model.parameters())
+    for number in range(ROUNDS):
+        batches = [trainer._batch(Node(i, 4), number) for i in range(4)]
+        made.zero_grad()
+        x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        nn.functional.cross_entropy(model(x), y).backward()
+        made.step()
+    for key, tensor in model.state_dict().items():
+        torch.testing.assert_close(weights[key], tensor, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["esgd", "dgc", "cesgd", "fedavg_topk", "qsgd"])
+def test_both_downlinks_lead_to_the_same_model(name, tmp_path):
+    """Nodes that follow with sparse averages are where nodes that get the model are."""
+    overrides = [f"algorithm={name}", "rounds=12", "nodes=4", "batch_size=16", "eval_every=12"]
+    full, _, _ = run(tmp_path / "full", *overrides, "downlink=full")
+    average, result, _ = run(tmp_path / "average", *overrides, "strategy.verify_every=5")
+    for key in full:
+        assert torch.equal(full[key], average[key])
+    assert result["failures"] == 0
+
+
+def test_statistics_of_batchnorm_are_averaged(tmp_path):
+    overrides = ["algorithm=esgd", "model=resnet18", "rounds=2", "batch_size=4", "nodes=2"]
+    weights, result, _ = run(tmp_path, *overrides, "dataset.size=8", "eval_every=2")
+    variances = [v for k, v in weights.items() if k.endswith("running_var")]
+    assert variances
+    assert all((v > 0).all() and not torch.equal(v, torch.ones_like(v)) for v in variances)
+    assert result["failures"] == 0
