@@ -27,6 +27,7 @@ bench: $(VENV)/ready
 	$(PY) -m benchmarks.selection
 	$(PY) -m benchmarks.payload
 	$(PY) -m benchmarks.engine
+	$(PY) -m benchmarks.steps
 
 # uv makes the environment in under a minute; where it is not installed, the new environment gets its own.
 $(VENV)/ready: pyproject.toml

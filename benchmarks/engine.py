@@ -80,36 +80,44 @@ class StopRun(Exception):
     """The comparison is over."""
 
 
-def serve(workers: int, work: Work) -> None:
-    """Be a contestant: the whole application on the local engine."""
+def serve(workers: int, settings: list[str]) -> None:
+    """Be a contestant: the whole application on the local engine, its records in a folder."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    composed = compose_config(overrides(work, FOREVER))
+    composed = compose_config(settings)
     config = to_config(composed)
     optimizer_of(config, list(model_of(config, data_of(config)).parameters()))  # before the fork
 
     def server_app(grid: Grid, context: Context) -> None:
-        run = Paced(load_config(context.run_config, work.nodes), OrderedGrid(grid), Records(""))
+        records = Records(context.run_config["output"])
+        run = Paced(load_config(context.run_config, config.nodes), OrderedGrid(grid), records)
         pipe = Pipe(lambda: float(run.records.rows[-1]["train_loss"] or 0))
         run.turns = Turns(pipe.receive, pipe.report)
         with suppress(StopRun):
             run.start()
 
-    job = Job(ROOT, run_config(composed), work.nodes, ROOT, server_app=server_app)
-    run_local(job, workers=workers)
+    with tempfile.TemporaryDirectory() as folder:
+        values: dict[str, Any] = run_config(composed, output=folder)
+        job = Job(ROOT, values, config.nodes, ROOT, server_app=server_app)
+        run_local(job, workers=workers)
 
 
-def ours(workers: int, work: Work) -> Child:
-    """Our engine as a long-lived contestant."""
-    arguments = ["serve", str(workers), work.as_argument()]
+def application(workers: int, settings: list[str]) -> Child:
+    """Our engine as a long-lived contestant, with a configuration as on the command line."""
+    arguments = ["serve", str(workers), *settings]
     return Child([sys.executable, "-m", "benchmarks.engine", *arguments])
 
 
-def on_ray(work: Work, rounds: int) -> list[float]:
+def ours(workers: int, work: Work) -> Child:
+    """Our engine as a long-lived contestant on the benchmark's work."""
+    return application(workers, overrides(work, FOREVER))
+
+
+def on_ray(settings: list[str]) -> list[float]:
     """Seconds of each round of the very same application on Flower's Ray engine, two actors."""
     with tempfile.TemporaryDirectory() as folder:
-        composed = compose_config(overrides(work, rounds))
+        composed = compose_config(settings)
         values: dict[str, Any] = run_config(composed, output=folder)
-        run_ray(ROOT, run_config=values, num_nodes=work.nodes, actors=2)
+        run_ray(ROOT, run_config=values, num_nodes=composed.nodes, actors=2)
         lines = (Path(folder) / "history.jsonl").read_text().splitlines()
     seconds = [json.loads(line)["seconds"] for line in lines]
     return [b - a for a, b in pairwise(seconds)]
@@ -139,7 +147,7 @@ def ray(work: Work, rounds: int = 8) -> dict[str, Any]:
     with bare(work) as child:
         child(2)
         before = child(6)
-        seconds = on_ray(work, rounds)[2:]
+        seconds = on_ray(overrides(work, rounds))[2:]
         after = child(6)
     ratio = median(seconds) / median(before + after)
     return {"seconds": round(median(seconds), 4), "ratio": round(ratio, 3)}
@@ -183,6 +191,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        serve(int(sys.argv[2]), Work.from_argument(["", "", sys.argv[3]]))
+        serve(int(sys.argv[2]), sys.argv[3:])
     else:
         main()

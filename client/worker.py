@@ -22,6 +22,7 @@ from conf.build import codec_of, server_optimizer_of
 from task.replica import MODEL, VERSION, Replica
 
 FOLLOWED = "replica"  # the record in a node's state that holds its copy of the model
+MASKED = "masked-replica"  # what that would be with the mean applied only where the node sent
 
 
 class Worker:
@@ -40,6 +41,7 @@ class Worker:
         self._keeps = self._codec.memory_bytes(self._layout) > 0
         self._optimizer = server_optimizer_of(config)
         self._gradient = config.strategy["update"] == "gradient"
+        self._mask_received = bool(config.strategy["mask_received"])
         self._decoded: dict[int, tuple[bytes, Update]] = {}
         self._snapshot: tuple[bytes, Replica] | None = None
 
@@ -54,7 +56,12 @@ class Worker:
         config = cast(ConfigRecord, message.content["config"])
         model = self._follow(config, cast(ArrayRecord, message.content["arrays"]), context)
         server_round = cast(int, config["server-round"])
+        drift = 0.0
+        if self._mask_received:
+            model, drift = self._masked(model, config, message.content, context)
         update, metrics = self._update(node, model, server_round, cast(float, config["lr"]))
+        if self._mask_received:
+            metrics["drift"] = drift
         content = self._encoded(update, metrics, config, node, context)
         metrics["seconds"] = time.perf_counter() - start
         content["metrics"] = MetricRecord(metrics)
@@ -105,6 +112,25 @@ class Worker:
             raise PayloadError("this node's model is not the server's; it will be sent whole")
         return replica.model
 
+    def _masked(
+        self, followed: Vector, config: ConfigRecord, content: RecordDict, context: Context
+    ) -> tuple[Vector, float]:
+        """Return the model as line 7 of CE-SGD's Algorithm 2 has it, and its distance from x.
+
+        The server's mean is multiplied by this node's own selection vector V, that of its last
+        update, before the step. So the copies of the model drift apart.
+        """
+        arrays = cast(ArrayRecord, content["arrays"])
+        if "version" in config:
+            kept = {n: a.copy() for n, a in self._kept(context).arrays.items()}
+            masked = Replica(self._optimizer, self._trainer.flat.num_parameters, kept)
+        else:
+            masked = self._kept(context, MASKED)
+            sent = NodeState(context.state).memory["sent"]
+            self._catch_up(masked, config, arrays, sent)
+        _keep(masked, context, MASKED)
+        return masked.model, float(np.linalg.norm(masked.model - followed))
+
     def _start(self, config: ConfigRecord, arrays: ArrayRecord) -> Replica:
         """Return the replica that a snapshot holds: one for all nodes that get the same one."""
         payload = arrays[MODEL].data
@@ -124,19 +150,28 @@ class Worker:
             return self._start(config, arrays)
         return replica
 
-    def _kept(self, context: Context) -> Replica:
-        """Return the replica in a node's state."""
-        if FOLLOWED not in context.state:
+    def _kept(self, context: Context, name: str = FOLLOWED) -> Replica:
+        """Return a replica in a node's state."""
+        if name not in context.state:
             raise PayloadError("this node has no model to update; it will be sent whole")
-        record = cast(ArrayRecord, context.state[FOLLOWED])
+        record = cast(ArrayRecord, context.state[name])
         kept = {name: own_array(array) for name, array in record.items()}
         replica = Replica(self._optimizer, self._trainer.flat.num_parameters, kept)
         if any(record[name].__dict__.get("vector") is not kept[name] for name in kept):
-            _keep(replica, context)  # it came from another process, as a copy
+            _keep(replica, context, name)  # it came from another process, as a copy
         return replica
 
-    def _catch_up(self, replica: Replica, config: ConfigRecord, arrays: ArrayRecord) -> None:
-        """Apply the updates that the replica lacks; it may have some of them already."""
+    def _catch_up(
+        self,
+        replica: Replica,
+        config: ConfigRecord,
+        arrays: ArrayRecord,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Apply the updates that the replica lacks; it may have some of them already.
+
+        `mask`, (trained entries,): apply to these parameters alone.
+        """
         base, rates = cast(int, config["base"]), cast(list[float], config["rates"])
         if not base <= replica.version <= base + len(rates):
             raise PayloadError(
@@ -144,7 +179,13 @@ class Worker:
             )
         for version in range(replica.version + 1, base + len(rates) + 1):
             update = self._decode(arrays[str(version)].data)
-            replica.apply(update.indices, update.values, rates[version - base - 1])
+            indices, values = update.indices, update.values
+            if mask is not None:
+                indices = np.arange(len(values), dtype=np.uint32) if indices is None else indices
+                every = np.ones(self._layout.size, dtype=np.bool_)
+                every[: len(mask)] = mask
+                indices, values = indices[every[indices]], values[every[indices]]
+            replica.apply(indices, values, rates[version - base - 1])
 
     def _decode(self, payload: bytes) -> Update:
         """Decode, or return what the very same bytes decoded to last."""
@@ -153,11 +194,11 @@ class Worker:
         return self._decoded[id(payload)][1]
 
 
-def _keep(replica: Replica, context: Context) -> None:
+def _keep(replica: Replica, context: Context, name: str = FOLLOWED) -> None:
     record = ArrayRecord()
-    for name, array in replica.arrays.items():
-        record[name] = FlatArray(array)
-    context.state[FOLLOWED] = record
+    for key, array in replica.arrays.items():
+        record[key] = FlatArray(array)
+    context.state[name] = record
 
 
 @functools.lru_cache(maxsize=1)

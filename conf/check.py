@@ -29,6 +29,7 @@ def check(config: Config) -> None:
     for group in ("strategy", "partition", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
     _check_sampling(config)
+    _check_update(config)
     _check_malicious(config)
     if config.dataset.holdout >= 1:
         raise ConfigError(f"dataset.holdout must be below 1, not {config.dataset.holdout}")
@@ -60,6 +61,23 @@ def _check_sampling(config: Config) -> None:
     if _drawn(config) < 1:
         raise ConfigError(
             f"not one of nodes={config.nodes} would train: give a larger strategy.fraction_train"
+        )
+
+
+def _check_update(config: Config) -> None:
+    """Refuse what a node that sends the gradient of one mini-batch would not heed."""
+    if config.strategy.get("update") != "gradient":
+        return
+    for key, alone in (("local_steps", None), ("local_epochs", 1)):
+        if getattr(config, key) != alone:
+            raise ConfigError(
+                f"{key} goes with strategy.update=delta; with strategy.update=gradient a node "
+                "sends the gradient of one mini-batch"
+            )
+    if not str(config.optimizer["_target_"]).endswith(".SGD"):
+        raise ConfigError(
+            "optimizer= is for steps at the nodes, and with strategy.update=gradient they take "
+            "none: give strategy/optimizer="
         )
 
 

@@ -75,6 +75,7 @@ class Run:
                 **{name: metrics.get(name) for name in Evaluation._fields},
                 "train_loss": train_loss,
                 "lr": self.schedule.lr,
+                **({"drift": trained["drift"]} if trained and "drift" in trained else {}),
                 **self._measured_at_nodes(),
                 **self.strategy.traffic.as_dict(),
                 "virtual_seconds": self.grid.virtual_seconds,

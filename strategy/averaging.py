@@ -54,7 +54,9 @@ class SparseAveraging(Strategy):
     have answered, or at the time-out: what comes later is not applied, and put back at the node.
     Every `verify_every` rounds (0: never) nodes compare their replica's checksum with the server's.
     `weighted_by_key` names the metric that weighs a node's update (None: all the same).
-    `mask_received`: CE-SGD's line 7 taken literally, at the nodes.
+    `mask_received`: CE-SGD's line 7 taken literally, at the nodes; their mean distance from the
+    server's model is then the metric `drift`. `uplink`: the nodes' codec, which decoding does not
+    need to know.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class SparseAveraging(Strategy):
         weighted_by_key: str | None = None,
         verify_every: int = 100,
         mask_received: bool = False,
+        uplink: Codec | None = None,
         downlink: Codec | None = None,
         seed: int = 0,
     ) -> None:
@@ -80,10 +83,8 @@ class SparseAveraging(Strategy):
             raise ValueError(f"server_lr must be above 0, not {server_lr:g}")
         if verify_every < 0:
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
-        if mask_received and downlink is None:
-            raise ValueError(
-                "mask_received needs averaged updates on the downlink: downlink=average"
-            )
+        if mask_received and (downlink is None or not (uplink and uplink.sparsifier.repeats)):
+            raise ValueError("mask_received goes with compression=cesgd or esgd, downlink=average")
         self.optimizer = optimizer or SGD()
         self.update, self.server_lr = update, server_lr
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
@@ -185,24 +186,21 @@ class SparseAveraging(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode the replies, average what can be used in the order of the nodes, take the step."""
         answers = {reply.metadata.src_node_id: reply for reply in replies}
-        used, losses, examples = [], 0.0, 0.0
+        used: dict[int, MetricRecord] = {}
         for node in self._asked:
             try:
-                loss, count = self._add(node, answers.get(node))
+                used[node] = self._add(node, answers.get(node))
             except PayloadError as error:
                 self._fail(server_round, node, str(error))
-                continue
-            used.append(node)
-            losses, examples = losses + loss * count, examples + count
-        self.train_metrics = {"loss": losses / examples} if examples else None
+        self.train_metrics = _averaged(list(used.values())) if used else None
         if used:
             self._step()
             self._uplink.applied(used)
             self.traffic.client_updates += len(used)
         return None, None
 
-    def _add(self, node: int, reply: Message | None) -> tuple[float, float]:
-        """Decode a node's answer and add its update; return its loss and number of samples.
+    def _add(self, node: int, reply: Message | None) -> MetricRecord:
+        """Decode a node's answer and add its update; return its metrics.
 
         Raises `PayloadError` if it cannot be used; then nothing was added.
         """
@@ -219,13 +217,13 @@ class SparseAveraging(Strategy):
         payload = found[1]
         self.traffic.uplink_bytes += len(payload)  # it has crossed the link, used or not
         self.traffic.uplink_bytes_float32 += self._float32_bytes
-        loss, count = _number(metrics[1], "loss"), _number(metrics[1], "num-examples")
         weight = _number(metrics[1], self.weighted_by_key) if self.weighted_by_key else 1.0
-        if not (weight > 0 and count > 0):
+        if not (weight > 0 and _number(metrics[1], "num-examples") > 0):
             raise PayloadError("its number of samples and its weight must be above 0")
+        _number(metrics[1], "loss")
         update = self._uplink.decode(node, payload, note_of(content), self._layout)
         self._mean.add(update.indices, update.values, weight)
-        return loss, count
+        return metrics[1]
 
     def _fail(self, server_round: int, node: int, reason: str) -> None:
         self.traffic.failures += 1
@@ -261,6 +259,17 @@ class SparseAveraging(Strategy):
     ) -> Iterable[Message]:
         """Nothing is evaluated at the nodes."""
         return []
+
+
+def _averaged(metrics: list[MetricRecord]) -> dict[str, float]:
+    """Return the mean loss (and drift, if nodes measured it), weighed by the nodes' samples."""
+    weights = [cast(float, each["num-examples"]) for each in metrics]
+    return {
+        name: sum(w * cast(float, m[name]) for w, m in zip(weights, metrics, strict=True))
+        / sum(weights)
+        for name in ("loss", "drift")
+        if name in metrics[0]
+    }
 
 
 def _number(metrics: MetricRecord, name: str) -> float:

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from compression import Codec
 from compression.flower import Compressed, Traffic
 from conf import Config
-from conf.build import downlink_of, strategy_of
+from conf.build import codec_of, downlink_of, strategy_of
 
 
 class Scheme(Protocol):
@@ -52,7 +52,7 @@ def scheme_of(config: Config) -> Scheme:
     downlink = downlink_of(config)
     if isinstance(made, Strategy):
         return Federated(made, downlink, config.seed)
-    scheme: Scheme = made(downlink=downlink, seed=config.seed)
+    scheme: Scheme = made(uplink=codec_of(config), downlink=downlink, seed=config.seed)
     return scheme
 
 

@@ -1,4 +1,4 @@
-"""Every preset of sparse averaging is SGD with something left out: with nothing left out it is SGD."""
+"""Every preset of sparse averaging is SGD with something left out: without that, it is SGD."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ from simulation.local import run_local
 ROOT = Path(__file__).parents[2]
 ROUNDS = 8
 SAME = [
-    f"rounds={ROUNDS}", "nodes=4", "batch_size=16", "lr=0.1", "eval_every=8", "strategy.verify_every=3",
-    "strategy/optimizer=sgd", "compression.quantizer=float32", "compression.feedback=false",
+    f"rounds={ROUNDS}", "nodes=4", "batch_size=16", "lr=0.1", "eval_every=8",
+    "strategy.verify_every=3", "strategy/optimizer=sgd", "compression.quantizer=float32", "compression.feedback=false",
 ]  # fmt: skip
 # What each method's own word for "send everything" is, and no momentum at the node.
 WHOLE = {
@@ -42,15 +42,15 @@ def presets():
 
 
 PRESETS = presets()
+DELTAS = sorted(name for name, config in PRESETS.items() if config.strategy["update"] == "delta")
 
 
 def words(name):
     """The overrides that make a preset send everything."""
     options = WHOLE[PRESETS[name].compression.sparsifier]
     given = [f"compression.{key}={'null' if v is None else v}" for key, v in options.items()]
-    for key in ("levels", "bucket", "rank", "means", "clip"):  # options of quantizers
-        given.append(f"compression.{key}=null")
-    return [f"algorithm={name}", *SAME, *given]
+    unset = [f"compression.{key}=null" for key in ("levels", "bucket", "rank", "means", "clip")]
+    return [f"algorithm={name}", *SAME, *given, *unset]
 
 
 def run(folder, *overrides):
@@ -89,7 +89,9 @@ def test_with_nothing_left_out_a_preset_is_sgd(name, sgd, tmp_path):
     assert result["client_updates"] == reference["client_updates"] == 4 * ROUNDS
 
 
-@pytest.mark.parametrize("name", sorted(n for n, c in PRESETS.items() if c.strategy["update"] == "delta"))
+@pytest.mark.parametrize(
+    "name", sorted(n for n, c in PRESETS.items() if c.strategy["update"] == "delta")
+)
 def test_with_nothing_left_out_deltas_are_those_of_sgd(name, sgd, tmp_path):
     deltas = ["strategy.update=delta", "optimizer=sgd", "local_steps=3"]
     deltas.append("strategy.weighted_by_key=num-examples")

@@ -1,0 +1,245 @@
+"""Seconds a round of synchronous averaging, one message a step, beside a bare loop and Ray.
+
+    python -m benchmarks.steps                # everything, JSON on stdout (about six minutes)
+    python -m benchmarks.steps --no-ray --model mlp --algorithm dgc --cycles 20
+
+Four workers, mini-batches of 64 images of 1x28x28 (digits, enlarged: no download), LeNet-5 or an
+MLP, the presets sgd, esgd and dgc (0.1 % from the first step on). Ours runs the whole application:
+ServerApp, ClientApp, a message each way for every worker and step, records. The bare loop does the
+same computation, mini-batch by mini-batch, and nothing else; both losses are printed and agree.
+Contestants take turns, as in `benchmarks.engine`. Ray's rounds stand between two of our blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from benchmarks.engine import FOREVER, application, on_ray
+from benchmarks.peers import add_losses
+from benchmarks.timing import Child, Pipe, Turns, compare
+from client.trainer import _mix
+from compression import Layout, decode_update
+from compression.stages import Indices, Memory
+from conf import Config
+from conf.build import codec_of, data_of, downlink_of, model_of, partition_of
+from conf.load import compose_config, to_config
+from task.steps import prepare
+
+MODELS = {"lenet5": 20, "mlp": 100}  # rounds in a block
+ALGORITHMS: dict[str, list[str]] = {
+    "sgd": [],
+    "esgd": ["compression.drop=0.5"],
+    "dgc": ["compression.sparsity=0.999", "compression.warmup_steps=0"],
+}
+OURS, OURS_2, RAY = "local, 1 worker", "local, 2 workers", "ray, 2 actors"
+LIMITS = {  # model -> most of the bare loop's time; Ray's time in ours, at least
+    "lenet5": {"ours / bare": 1.25, "ray / ours": 4.0},
+    "mlp": {"ray / ours": 12.0},
+}
+RAY_ROUNDS = 12  # the first two are not counted
+
+
+def settings(model: str, algorithm: str, rounds: int = FOREVER) -> list[str]:
+    """The work as on the command line."""
+    return [
+        f"algorithm={algorithm}",
+        f"model={model}",
+        "dataset=digits",
+        "dataset.size=28",
+        "nodes=4",
+        "batch_size=64",
+        f"rounds={rounds}",
+        f"eval_every={FOREVER}",
+        *ALGORITHMS[algorithm],
+    ]
+
+
+class Worker:
+    """A worker of the bare loop: normalised images in memory, and what its compressor keeps."""
+
+    def __init__(self, images: Tensor, labels: Tensor, batch: int, seed: tuple[int, int]) -> None:
+        self._images, self._labels, self._batch, self._seed = images, labels, batch, seed
+        self._order = torch.empty(0)
+        self.memory: Memory = {}
+        self.sent: Indices | None = None  # what its last payload selected
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return mini-batch `step` (from 0): those of the application, in the same order."""
+        epoch, position = divmod(step, len(self._labels) // self._batch)
+        if position == 0:
+            rng = torch.Generator().manual_seed(_mix(*self._seed, epoch))
+            self._order = torch.randperm(len(self._labels), generator=rng)
+        chosen = self._order[position * self._batch : (position + 1) * self._batch]
+        return self._images.index_select(0, chosen), self._labels.index_select(0, chosen)
+
+
+class Bare:
+    """What a good PyTorch programmer writes for one process; no Flower, no messages, no engine.
+
+    A usual module, its parameters views of one vector, and the codecs called directly: one for each
+    worker's gradient, and one for the average that workers would get.
+    """
+
+    def __init__(self, config: Config) -> None:
+        data = data_of(config)
+        self.model = model_of(config, data)
+        self.vector = parameters_to_vector(self.model.parameters()).detach()
+        vector_to_parameters(self.vector, self.model.parameters())  # views from here on
+        self._parameters = list(self.model.parameters())
+        names, shapes = zip(*((n, tuple(p.shape)) for n, p in self.model.named_parameters()))
+        self._layout = Layout(names, shapes, ("float32",) * len(names))
+        self._codec, self._downlink = codec_of(config), downlink_of(config)
+        images = prepare(data.train.images, data.mean, data.std)
+        partition = partition_of(config, data)
+        parts = [partition.indices(node) for node in range(config.nodes)]
+        self._workers = [
+            Worker(images[part], data.train.labels[part], config.batch_size, (config.seed, node))
+            for node, part in enumerate(parts)
+        ]
+        self._total = np.zeros(self._layout.size, dtype=np.float32)
+        self._mark = np.zeros(self._layout.size, dtype=np.bool_)
+        self._lr, self._seed, self._step = np.float32(config.lr), config.seed, 0
+        self.loss = 0.0  # of the last step, mean of the workers
+
+    def step(self) -> None:
+        """Take one step with the average of all workers' compressed gradients."""
+        self._total.fill(0)
+        self._mark.fill(False)
+        dense, losses = False, 0.0
+        for node, worker in enumerate(self._workers):
+            gradient, loss = self._gradient(*worker.batch(self._step))
+            indices, values = self._sent(node, worker, gradient, loss)
+            losses += loss
+            if indices is None:
+                dense = True
+                self._total += values
+            else:
+                self._total[indices] += values
+                self._mark[indices] = True
+        self.loss = losses / len(self._workers)
+        self._apply(None if dense else np.flatnonzero(self._mark).astype(np.uint32))
+        self._step += 1
+
+    def _gradient(self, x: Tensor, y: Tensor) -> tuple[Any, float]:
+        for p in self._parameters:
+            p.grad = None
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        flat = torch.cat([p.grad.flatten() for p in self._parameters if p.grad is not None])
+        return flat.numpy(), loss.item()
+
+    def _sent(self, node: int, worker: Worker, gradient: Any, loss: float) -> tuple[Any, Any]:
+        """Return what the server would decode of a worker's payload."""
+        payload = self._codec.encode(
+            gradient,
+            self._layout,
+            memory=worker.memory,
+            seed=(self._seed << 96) | (node << 32) | (self._step + 1),
+            loss=loss,
+            as_before=self._step > 0,
+        )
+        update = decode_update(payload, self._layout, before=worker.sent)
+        worker.sent = update.selected
+        return update.indices, update.values
+
+    def _apply(self, union: Indices | None) -> None:
+        """Send the mean through the downlink's codec, and subtract what arrives."""
+        values = (self._total if union is None else self._total[union]) / np.float32(
+            len(self._workers)
+        )
+        assert self._downlink is not None
+        payload = self._downlink.encode_sparse(union, values, self._layout, seed=self._step)
+        update = decode_update(payload, self._layout)
+        at = slice(None) if update.indices is None else update.indices
+        self.vector.numpy()[at] -= self._lr * update.values
+
+
+def serve(words: list[str]) -> None:
+    """Be a contestant: the bare loop."""
+    torch.set_num_threads(1)
+    loop = Bare(to_config(compose_config(words)))
+    pipe = Pipe(lambda: loop.loss)
+    turns = Turns(pipe.receive, pipe.report)
+    while turns.lap():
+        loop.step()
+
+
+def bare(words: list[str]) -> Child:
+    """The bare loop as a long-lived contestant."""
+    return Child([sys.executable, "-m", "benchmarks.steps", "serve", *words])
+
+
+def measure(model: str, algorithm: str, cycles: int, ray: bool) -> dict[str, Any]:
+    """Compare bare loop and ours in turns; then Ray, between two blocks of ours."""
+    rounds, words = MODELS[model], settings(model, algorithm)
+    with ExitStack() as stack:
+        candidates = {"bare": bare(words), OURS: application(1, words)}
+        candidates[OURS_2] = application(2, words)
+        children = {name: stack.enter_context(child) for name, child in candidates.items()}
+        result: dict[str, Any] = compare(children, cycles=cycles, rounds=rounds, warmup=rounds)
+        add_losses(result, children)
+        result["ours / bare"] = result[OURS]["ratio"]
+        if ray:
+            around = {name: children[name](rounds) for name in (OURS, OURS_2)}
+            seconds = on_ray(settings(model, algorithm, RAY_ROUNDS))[2:]
+            around = {name: block + children[name](rounds) for name, block in around.items()}
+            one, two = (median(seconds) / median(around[name]) for name in (OURS, OURS_2))
+            result[RAY] = {"seconds": round(median(seconds), 4), "rounds": len(seconds)}
+            result |= {"ray / ours": round(one, 2), "ray / ours, 2 workers": round(two, 2)}
+    return result
+
+
+def unmet(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Name the figures that are not reached, and losses that did not fall or do not agree."""
+    found = []
+    for model, algorithms in results.items():
+        for algorithm, result in algorithms.items():
+            here = f"{model}, {algorithm}: "
+            for name, limit in LIMITS[model].items():
+                ratio = result.get(name)
+                if ratio is not None and (ratio > limit if name == "ours / bare" else ratio < limit):
+                    found.append(f"{here}{name} is {ratio}, not {limit}")
+            losses = [row["loss"] for row in result.values() if isinstance(row, dict) and "loss" in row]
+            if any(last >= first for (_, first), (_, last) in losses):
+                found.append(f"{here}a loss did not fall")
+            if any(loss != losses[0] for loss in losses):
+                found.append(f"{here}the losses differ")
+    return found
+
+
+def main() -> None:
+    """Run the comparisons asked for and print JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--cycles", type=int, default=8)
+    parser.add_argument("--no-ray", action="store_true")
+    parser.add_argument("--model", choices=MODELS)
+    parser.add_argument("--algorithm", choices=ALGORITHMS)
+    options = parser.parse_args()
+    start = time.perf_counter()
+    results: dict[str, dict[str, Any]] = {}
+    for model in [options.model] if options.model else MODELS:
+        results[model] = {}
+        for algorithm in [options.algorithm] if options.algorithm else ALGORITHMS:
+            results[model][algorithm] = measure(
+                model, algorithm, options.cycles, not options.no_ray
+            )
+    minutes = round((time.perf_counter() - start) / 60, 1)
+    print(json.dumps({**results, "unmet": unmet(results), "minutes": minutes}, indent=2))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[2:]) if sys.argv[1:2] == ["serve"] else main()

@@ -1,0 +1,155 @@
+"""The server's optimisers: torch's own steps, and the same ones where a gradient is sparse."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from task.errors import TaskError
+from task.optimizers import SGD, Adam, Momentum
+
+SIZE, STEPS = 60, 20
+EVERYWHERE = slice(None)
+RULES = [SGD(), Momentum(), Momentum(momentum=0.0), Adam(), Adam(0.5, 0.9, 1e-3)]
+LAZY = [Momentum(0.8, lazy=True), Adam(0.7, 0.95, lazy=True)]
+
+
+def rate(number):
+    return 0.1 / (1 + number % 3)
+
+
+def whole(seed):
+    """Return (STEPS, SIZE) gradients of very different sizes; some entries are 0."""
+    draw = np.random.default_rng(seed)
+    sizes = 10.0 ** draw.integers(-4, 2, SIZE)
+    kept = draw.random((STEPS, SIZE)) < 0.9
+    return (draw.normal(size=(STEPS, SIZE)) * sizes * kept).astype(np.float32)
+
+
+def sets(seed):
+    """Return an index set a step: empty, full, and any in between."""
+    draw = np.random.default_rng(seed)
+    shares = [0.0, 1.0, *draw.random(STEPS - 2)]
+    return [np.flatnonzero(draw.random(SIZE) < share).astype(np.uint32) for share in shares]
+
+
+def run(rule, steps):
+    """Take steps (at, gradient); return the model and the optimiser's arrays."""
+    x, state = np.linspace(-1, 1, SIZE, dtype=np.float32), rule.state(SIZE)
+    for number, (at, gradient) in enumerate(steps, 1):
+        rule.step(x, state, at, gradient, rate(number), number)
+    return {"x": x, **state}
+
+
+def assert_same(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_array_equal(left[name], right[name])
+
+
+def torchs(rule, parameters):
+    if isinstance(rule, Adam):
+        return torch.optim.Adam(parameters, betas=(rule.beta1, rule.beta2), eps=rule.eps)
+    return torch.optim.SGD(parameters, momentum=getattr(rule, "momentum", 0.0))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_dense_steps_are_torchs(rule):
+    gradients = whole(1)
+    x = torch.linspace(-1, 1, SIZE, dtype=torch.float64).requires_grad_()
+    theirs = torchs(rule, [x])
+    for number, gradient in enumerate(gradients, 1):
+        theirs.param_groups[0]["lr"] = rate(number)
+        x.grad = torch.from_numpy(gradient.astype(np.float64))
+        theirs.step()
+    ours = run(rule, [(EVERYWHERE, gradient) for gradient in gradients])["x"]
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, x.detach().numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_lazy_adam_is_torchs_sparse_adam():
+    """Which adds its eps before the correction of the bias: here it is too small to matter."""
+    rule, gradients, at = Adam(0.7, 0.95, 1e-20, lazy=True), whole(2), sets(2)
+    x = torch.linspace(-1, 1, SIZE, dtype=torch.float64).requires_grad_()
+    theirs = torch.optim.SparseAdam([x], betas=(rule.beta1, rule.beta2), eps=rule.eps)
+    for number, (gradient, where) in enumerate(zip(gradients, at, strict=True), 1):
+        theirs.param_groups[0]["lr"] = rate(number)
+        places = torch.from_numpy(where.astype(np.int64))[None]
+        values = torch.from_numpy(gradient[where].astype(np.float64))
+        x.grad = torch.sparse_coo_tensor(places, values, (SIZE,), is_coalesced=True)
+        theirs.step()
+    ours = run(rule, [(w, g[w]) for g, w in zip(gradients, at, strict=True)])["x"]
+    np.testing.assert_allclose(ours, x.detach().numpy(), rtol=0, atol=1e-6)
+
+
+@given(seed=st.integers(0, 2**32), rule=st.sampled_from(RULES))
+def test_a_sparse_gradient_is_a_dense_one_with_zeros(seed, rule):
+    sparse, dense = [], []
+    for gradient, where in zip(whole(seed), sets(seed), strict=True):
+        sparse.append((where, gradient[where]))
+        dense.append((EVERYWHERE, np.zeros_like(gradient)))
+        dense[-1][1][where] = gradient[where]
+    assert_same(run(rule, sparse), run(rule, dense))
+
+
+@given(seed=st.integers(0, 2**32), at=st.sampled_from([EVERYWHERE, np.arange(SIZE, dtype="u4")]))
+def test_where_all_is_received_being_lazy_changes_nothing(seed, at):
+    steps = [(at, gradient) for gradient in whole(seed)]
+    for lazy, eager in ((LAZY[0], Momentum(0.8)), (LAZY[1], Adam(0.7, 0.95))):
+        assert_same(run(lazy, steps), run(eager, steps))
+
+
+@given(seed=st.integers(0, 2**32), rule=st.sampled_from([*LAZY, SGD()]))
+def test_the_lazy_leave_alone_what_was_not_received(seed, rule):
+    where, gradients = sets(seed)[5], whole(seed)
+    others = np.setdiff1d(np.arange(SIZE), where)
+    before = run(rule, [(EVERYWHERE, gradients[0])])
+    after = run(rule, [(EVERYWHERE, gradients[0]), (where, gradients[1][where])])
+    for name in before:
+        assert before[name][others].tobytes() == after[name][others].tobytes()
+
+
+@pytest.mark.parametrize("rule", RULES[1:], ids=repr)
+def test_the_others_go_on_moving_what_was_not_received(rule):
+    first = np.ones(SIZE, dtype=np.float32)
+    none = np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.float32)
+    before, after = run(rule, [(EVERYWHERE, first)]), run(rule, [(EVERYWHERE, first), none])
+    moves = getattr(rule, "momentum", 1.0) > 0
+    assert (before["x"] != after["x"]).all() == moves
+
+
+@pytest.mark.parametrize("rule", [*RULES, *LAZY], ids=repr)
+def test_the_same_steps_give_the_same_bits(rule):
+    steps = [(where, gradient[where]) for gradient, where in zip(whole(3), sets(3), strict=True)]
+    one, two = (run(rule, [(at.copy(), g.copy()) for at, g in steps]) for _ in range(2))
+    assert {n: a.tobytes() for n, a in one.items()} == {n: a.tobytes() for n, a in two.items()}
+    assert all(array.dtype == np.float32 for array in one.values())
+
+
+@pytest.mark.parametrize("rule", [*RULES, *LAZY], ids=repr)
+def test_gradients_are_not_changed(rule):
+    gradient = whole(4)[0]
+    gradient.flags.writeable = False
+    run(rule, [(EVERYWHERE, gradient)] * 2)
+
+
+BAD = [
+    (Momentum, {"momentum": 1.0}, "momentum must be from 0 to below 1, not 1"),
+    (Momentum, {"momentum": -0.1}, "momentum"),
+    (Momentum, {"momentum": float("nan")}, "momentum"),
+    (Adam, {"beta1": 1.0}, "beta1"),
+    (Adam, {"beta2": -1.0}, "beta2"),
+    (Adam, {"beta2": float("nan")}, "beta2"),
+    (Adam, {"eps": 0.0}, "eps must be above 0, not 0"),
+    (Adam, {"eps": float("inf")}, "eps"),
+    (Adam, {"eps": float("nan")}, "eps"),
+]
+
+
+@pytest.mark.parametrize(("rule", "options", "match"), BAD)
+def test_values_without_sense_are_refused(rule, options, match):
+    with pytest.raises(TaskError, match=match) as refused:
+        rule(**options)
+    assert "\n" not in str(refused.value)
