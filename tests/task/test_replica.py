@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from task.optimizers import SGD, Adam, Momentum
@@ -53,6 +53,7 @@ def test_the_version_counts_updates_even_empty_ones(rule):
         assert replica.version == number
 
 
+@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), share=st.floats(0, 1), rule=st.sampled_from(RULES))
 def test_parameters_take_the_optimisers_step_and_statistics_the_difference(seed, share, rule):
     replica = start(rule)
@@ -69,6 +70,7 @@ def test_parameters_take_the_optimisers_step_and_statistics_the_difference(seed,
         np.testing.assert_array_equal(replica.arrays[name], state[name])
 
 
+@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), rule=st.sampled_from(RULES[:2] + RULES[3:4]))
 def test_a_whole_update_and_its_entries_are_the_same(seed, rule):
     whole, sparse = start(rule), start(rule)
