@@ -90,7 +90,7 @@ def serve(workers: int, settings: list[str]) -> None:
     def server_app(grid: Grid, context: Context) -> None:
         records = Records(context.run_config["output"])
         run = Paced(load_config(context.run_config, config.nodes), OrderedGrid(grid), records)
-        pipe = Pipe(lambda: float(run.records.rows[-1]["train_loss"] or 0))
+        pipe = Pipe(lambda: float(run.records.last["train_loss"] or 0))
         run.turns = Turns(pipe.receive, pipe.report)
         with suppress(StopRun):
             run.start()

@@ -209,9 +209,13 @@ def unmet(results: dict[str, dict[str, Any]]) -> list[str]:
             here = f"{model}, {algorithm}: "
             for name, limit in LIMITS[model].items():
                 ratio = result.get(name)
-                if ratio is not None and (ratio > limit if name == "ours / bare" else ratio < limit):
+                if ratio is not None and (
+                    ratio > limit if name == "ours / bare" else ratio < limit
+                ):
                     found.append(f"{here}{name} is {ratio}, not {limit}")
-            losses = [row["loss"] for row in result.values() if isinstance(row, dict) and "loss" in row]
+            losses = [
+                row["loss"] for row in result.values() if isinstance(row, dict) and "loss" in row
+            ]
             if any(last >= first for (_, first), (_, last) in losses):
                 found.append(f"{here}a loss did not fall")
             if any(loss != losses[0] for loss in losses):

@@ -74,13 +74,15 @@ class DeviceClass:
 class NetworkConfig:
     """Links and devices of the virtual clock. A bandwidth of null is unlimited.
 
-    `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `latency_ms`: one way, milliseconds;
-    `seconds_per_step`: one local step on the reference device, seconds; `loss`: the share of
-    answers that never arrive, drawn from (run seed, node, how many answers that node has sent).
+    `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `server_mbps`: of the server's, each way;
+    `latency_ms`: one way, milliseconds; `seconds_per_step`: one local step on the reference
+    device, seconds; `loss`: the share of answers that never arrive, drawn from (run seed, node,
+    how many answers that node has sent).
     """
 
     up_mbps: float | None = above(0, None)
     down_mbps: float | None = above(0, None)
+    server_mbps: float | None = above(0, None)
     latency_ms: float = at_least(0, 0.0)
     seconds_per_step: float = at_least(0, 0.0)
     loss: float = field(default=0.0, metadata={"at_least": 0, "below": 1})

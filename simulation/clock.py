@@ -4,7 +4,8 @@
       |-- latency ----|             |                     |
       |-- bytes/down -|-- compute --|-- latency + bytes/up|
 
-Each node has a link of its own and does one thing at a time; the server's link is not a limit.
+Each node has a link of its own and does one thing at a time. The server's link, where it is a
+limit, takes one message after another, in the order in which they were sent.
 A lost answer takes its node as long as any other, and arrives never: at infinity.
 """
 
@@ -33,6 +34,7 @@ class Network(Protocol):
 
     up_mbps: float | None
     down_mbps: float | None
+    server_mbps: float | None
     latency_ms: float
     seconds_per_step: float
     loss: float
@@ -48,10 +50,32 @@ class Ideal:
 
     up_mbps: float | None = None
     down_mbps: float | None = None
+    server_mbps: float | None = None
     latency_ms: float = 0.0
     seconds_per_step: float = 0.0
     loss: float = 0.0
     classes: dict[str, DeviceClass] = field(default_factory=dict)
+
+
+class _ServerLink:
+    """Until when the server's link is busy, each way, virtual seconds."""
+
+    def __init__(self) -> None:
+        self._sending = self._receiving = 0.0
+
+    def send(self, at: float, size: int, mbps: float | None) -> float:
+        """Return when `size` bytes, given to the link at `at`, have left the server."""
+        if mbps is None:
+            return at
+        self._sending = max(at, self._sending) + _transfer(size, mbps)
+        return self._sending
+
+    def receive(self, at: float, size: int, mbps: float | None) -> float:
+        """Return when `size` bytes are in, whose sender has sent the last of them by `at`."""
+        if mbps is None:
+            return at
+        self._receiving = max(at, self._receiving + _transfer(size, mbps))
+        return self._receiving
 
 
 class VirtualClock:
@@ -62,6 +86,7 @@ class VirtualClock:
         self.seed = seed
         self.now = 0.0
         self._free: dict[int, float] = {}
+        self._server = _ServerLink()
         self._answers = Counter[int]()  # node -> its answers so far, on a network that loses some
         self._limits = np.cumsum([c.share for c in self.network.classes.values()])
 
@@ -79,13 +104,16 @@ class VirtualClock:
         `down`, `up`: bytes of message and answer; `steps`: local steps that were computed.
         """
         net, latency = self.network, self.network.latency_ms / 1e3
-        received = sent + latency + _transfer(down, net.down_mbps)
+        received = latency + max(
+            sent + _transfer(down, net.down_mbps), self._server.send(sent, down, net.server_mbps)
+        )
         start = max(received, self._free.get(node, 0.0))
         done = start + steps * net.seconds_per_step / self.speed(node)
         sent_back = done + _transfer(up, net.up_mbps)
         if sent_back > sent:  # a network in which nothing takes time needs no memory
             self._free[node] = sent_back
-        return NEVER if net.loss and self._loses(node) else sent_back + latency
+        arrived = self._server.receive(sent_back + latency, up, net.server_mbps)
+        return NEVER if net.loss and self._loses(node) else arrived
 
     def _loses(self, node: int) -> bool:
         """Draw from (seed, node, its answers so far) whether a node's next answer is lost."""

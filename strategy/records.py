@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -27,19 +27,24 @@ class Records:
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder) if folder else None
-        self.rows: list[Row] = []
+        self.last: Row = {}
+        self._measured: Row = {}  # the last row's in which the model was evaluated
+        self._best: float | None = None
+        self._history: TextIO | None = None  # open for the whole run: there may be 100,000 rounds
         self._start = time.perf_counter()
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "history.jsonl").write_text("")
+            self._history = (self.folder / "history.jsonl").open("w")
 
     def add(self, row: Row) -> Row:
         """Append one round's row, with the seconds since the start; return it."""
-        row = {**row, "seconds": round(time.perf_counter() - self._start, 4)}
-        self.rows.append(row)
-        if self.folder is not None:
-            with (self.folder / "history.jsonl").open("a") as file:
-                file.write(_json(row) + "\n")
+        self.last = row = {**row, "seconds": round(time.perf_counter() - self._start, 4)}
+        if row.get("accuracy") is not None:
+            self._measured = row
+            self._best = max(row["accuracy"], self._best or 0.0)
+        if self._history is not None:
+            self._history.write(_json(row) + "\n")
+            self._history.flush()  # who follows the run reads it
         return row
 
     def finish(self, summary: Row, weights: Mapping[str, Tensor]) -> Row:
@@ -48,11 +53,11 @@ class Records:
         `summary` goes beside the last row's counters; accuracy and loss are the last measured
         ones, `best_accuracy` the best of all rounds.
         """
-        measured = [row for row in self.rows if row.get("accuracy") is not None]
-        result = dict(self.rows[-1])
-        result.update({key: measured[-1].get(key) for key in MEASURED} if measured else {})
-        best = max((row["accuracy"] for row in measured), default=None)
-        result.update(best_accuracy=best, **summary, versions=_versions())
+        result = dict(self.last)
+        result.update({key: self._measured.get(key) for key in MEASURED})
+        result.update(best_accuracy=self._best, **summary, versions=_versions())
+        if self._history is not None:
+            self._history.close()
         if self.folder is not None:
             tensors = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
             save_file(tensors, self.folder / "model.safetensors")

@@ -83,3 +83,14 @@ def test_a_network_that_loses_nothing_draws_nothing(monkeypatch):
 def test_steps_come_from_the_metrics(value, steps):
     assert steps_of({"num-steps": value}) == steps
     assert steps_of({}) == 0
+
+
+def test_the_servers_link_takes_one_message_after_another():
+    clock = VirtualClock(Ideal(server_mbps=8.0, seconds_per_step=1.0))  # 1 MB a second
+    mega = 1_000_000
+    arrivals = [clock.arrival(node, 0.0, mega, 1, mega) for node in (1, 2, 3)]
+    assert arrivals == [2.0, 3.0, 4.0]  # sent by 1, 2, 3 s; worked a second each; received in turn
+    alone = VirtualClock(Ideal(seconds_per_step=1.0))
+    assert [alone.arrival(node, 0.0, mega, 1, mega) for node in (1, 2)] == [1.0, 1.0]
+    slow = VirtualClock(Ideal(server_mbps=8.0, up_mbps=0.8))  # the node's own link takes longer
+    assert slow.arrival(1, 0.0, 0, 0, mega) == 10.0
