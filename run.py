@@ -86,7 +86,8 @@ def main(composed: DictConfig) -> None:
         with clear_errors():  # in here: Hydra prints a line of its own about what it catches
             run(composed)
     except SystemExit as done:
-        if HydraConfig.get().mode is not RunMode.MULTIRUN or done.code == STOPPED:
+        stopped = cast(int, done.code) > 128  # by Ctrl-C or another signal
+        if stopped or HydraConfig.get().mode is not RunMode.MULTIRUN:
             raise
         _failed.append(cast(int, done.code))  # the sweep's other jobs go on
 

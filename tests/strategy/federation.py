@@ -1,0 +1,149 @@
+"""Four nodes with the real worker, and gradients of eighths: sums of them are exact in float32."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
+
+from client.node import node_of
+from client.worker import FOLLOWED, Worker
+from compression import Layout, make_codec
+from compression.flower import to_vector
+from compression.flower.state import NodeState, own_array
+from conf.schema import CompressionConfig, Config
+from simulation.clock import VirtualClock
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+from strategy.averaging import SparseAveraging
+
+NODES = 4
+LAYOUT = Layout(
+    ("fc.weight", "fc.bias", "bn.running_mean"), ((20, 12), (12,), (6,)), ("float32",) * 3
+)
+SIZE, TRAINED = 258, 252
+SGD = {"_target_": "task.optimizers.SGD"}
+MOMENTUM = {"_target_": "task.optimizers.Momentum", "momentum": 0.5}
+ADAM = {"_target_": "task.optimizers.Adam", "lazy": True}
+AVERAGE = make_codec()  # the downlink of averaged updates
+
+
+def initial():
+    parts = np.split(start(), LAYOUT.offsets[1:-1])
+    named = zip(LAYOUT.names, LAYOUT.shapes, parts, strict=True)
+    return ArrayRecord({name: Array(part.reshape(shape)) for name, shape, part in named})
+
+
+def start():
+    return np.linspace(-1, 1, SIZE, dtype=np.float32)
+
+
+def gradient(node, server_round):
+    draw = np.random.default_rng([node, server_round])
+    return draw.integers(-8, 9, SIZE).astype(np.float32) / 8
+
+
+class Trainer:
+    """As much of a trainer as the worker asks.
+
+    `spoil`: (node, round) -> what is done to the gradient; `steps`: how many it takes.
+    """
+
+    layout, flat = LAYOUT, SimpleNamespace(num_parameters=TRAINED)
+
+    def __init__(
+        self,
+        update="gradient",
+        optimizer=SGD,
+        mask=False,
+        spoil=None,
+        steps=lambda node, server_round: node,
+        **compression,
+    ):
+        strategy = {"update": update, "optimizer": optimizer, "mask_received": mask}
+        self.config = Config(strategy=strategy, compression=CompressionConfig(**compression))
+        self.spoil, self.steps = spoil or {}, steps
+        self.given, self.models = {}, {}  # (node, round) -> gradient, model it is of
+
+    def gradient(self, node, model, *, number):
+        """Node ids are from 1, as the server sees them; so are rounds."""
+        key = node.index + 1, number + 1
+        self.models[key] = model.copy()
+        made = gradient(*key)
+        if key in self.spoil:
+            made = self.spoil[key](made)
+        self.given[key] = made
+        metrics = {"loss": 1.0 / number if number else 2.0, "num-examples": key[0]}
+        return made, {**metrics, "num-steps": self.steps(*key)}
+
+    def train(self, node, model, *, server_round, lr):
+        made, metrics = self.gradient(node, model, number=server_round - 1)
+        return model - made, metrics
+
+
+class Federation:
+    """A run: its messages' contents, its models round by round, its nodes' states."""
+
+    def __init__(self, trainer, network=None, nodes=NODES, seed=0, reply=None):
+        self.trainer, self.seen, self.models = trainer, {}, []
+        worker, app = Worker(trainer), ClientApp()
+
+        @app.train("step")
+        def step(message, context):
+            node, config = node_of(context), message.content["config"]
+            key = node.index + 1, config["server-round"]
+            self.seen[key] = set(message.content["arrays"])
+            answer = worker.step(message, node, context)
+            return reply(key, answer) if reply else answer
+
+        self.worker = worker
+        self.pool = make_pool(HostSpec(app, nodes, 1, {}), 1)
+        self.grid = LocalGrid(self.pool, nodes, VirtualClock(network, seed))
+
+    def run(self, rounds=4, timeout=1e9, lr=0.5, after=None, downlink=AVERAGE, **options):
+        """Train; return the strategy. `after`: called with each round's number."""
+        strategy = SparseAveraging(
+            optimizer=self.worker._optimizer, downlink=downlink, uplink=self.worker._codec,
+            **{"verify_every": 0, "update": self.trainer.config.strategy["update"], **options},
+        )  # fmt: skip
+
+        def each(server_round, arrays):
+            self.models.append(to_vector(arrays).copy())
+            if after:
+                after(server_round)
+
+        result = strategy.start(
+            self.grid, initial(), rounds, timeout, ConfigRecord({"lr": lr}), evaluate_fn=each
+        )
+        np.testing.assert_array_equal(to_vector(result.arrays), self.models[-1])
+        return strategy
+
+    def context(self, node):
+        return self.pool._host._contexts[node]
+
+    def state(self, node):
+        return NodeState(self.context(node).state)
+
+    def replica(self, node):
+        return {n: own_array(a) for n, a in self.context(node).state[FOLLOWED].items()}
+
+
+def by_hand(used, lr=0.5, weight=lambda node: 1.0):
+    """Return the models that SGD makes of the gradients of `used`: a list of nodes a round."""
+    models = [start()]
+    for number, nodes in enumerate(used, 1):
+        x = models[-1].copy()
+        if nodes:
+            total = sum(np.float32(weight(node)) * gradient(node, number) for node in nodes)
+            mean = total / np.float32(sum(map(weight, nodes)))
+            x[:TRAINED] -= np.float32(lr) * mean[:TRAINED]
+            x[TRAINED:] -= mean[TRAINED:]
+        models.append(x)
+    return models
+
+
+def assert_models(federation, expected):
+    """Every round's model is the expected one, bit for bit."""
+    for found, model in zip(federation.models, expected, strict=True):
+        assert found.tobytes() == model.tobytes()

@@ -1,0 +1,157 @@
+"""What a node does wrong costs its own update, and nothing else."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord
+
+from compression import PayloadError
+from compression.flower import layout_of, payload_record
+from compression.flower.state import checksum
+from task.replica import MODEL
+from tests.strategy.federation import (
+    ADAM,
+    AVERAGE,
+    MOMENTUM,
+    NODES,
+    SIZE,
+    Federation,
+    Trainer,
+    assert_models,
+    by_hand,
+)
+
+ALL = list(range(1, NODES + 1))
+
+
+def spoiled(bad):
+    """Return a gradient of one entry that is no number."""
+
+    def spoil(made):
+        made[SIZE // 3] = bad
+        return made
+
+    return spoil
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("compression", [{}, {"sparsifier": "topk", "density": 1.0}])
+def test_an_update_that_is_not_finite_is_left_out(bad, compression):
+    federation = Federation(Trainer(spoil={(2, 3): spoiled(bad)}, **compression))
+    strategy = federation.run(6)
+    assert_models(federation, by_hand([ALL, ALL, [1, 3, 4], ALL, ALL, ALL]))
+    assert strategy.traffic.failures == 1
+    assert strategy.traffic.client_updates == 6 * NODES - 1
+    # it answered with an error: nobody knows what it has
+    whole = {key for key, arrays in federation.seen.items() if MODEL in arrays}
+    assert whole == {(n, 1) for n in ALL} | {(2, 4)}
+
+
+def test_a_node_that_raises_gets_a_snapshot_next_time():
+    def breaks(made):
+        raise RuntimeError("no power")
+
+    federation = Federation(Trainer(optimizer=MOMENTUM, spoil={(3, 2): breaks, (3, 3): breaks}))
+    strategy = federation.run(6, verify_every=1)
+    assert strategy.traffic.failures == 2
+    whole = {key for key, arrays in federation.seen.items() if MODEL in arrays}
+    assert whole == {(n, 1) for n in ALL} | {(3, 3), (3, 4)}
+    assert federation.seen[3, 3] == {MODEL, "velocity"}
+    assert federation.seen[3, 5] == {"4"}
+
+
+def metrics(**changes):
+    def spoil(content):
+        kept = {**content["metrics"], **changes}
+        content["metrics"] = MetricRecord({k: v for k, v in kept.items() if v is not None})
+
+    return spoil
+
+
+def payload(change):
+    def spoil(content):
+        content["arrays"] = payload_record(change(content["arrays"]["payload"].data))
+
+    return spoil
+
+
+def flipped(data):
+    return data[:30] + bytes([data[30] ^ 1]) + data[31:]
+
+
+BAD_ANSWERS = {
+    "a flipped bit": payload(flipped),
+    "half": payload(lambda data: data[: len(data) // 2]),
+    "empty": payload(lambda data: b""),
+    "another model": payload(
+        lambda data: AVERAGE.encode(np.ones(5, np.float32), layout_of(one_array()))
+    ),
+    "no payload": lambda content: content.pop("arrays"),
+    "plain arrays": lambda content: content.update(arrays=one_array()),
+    "no metrics": lambda content: content.pop("metrics"),
+    "no samples": metrics(**{"num-examples": 0}),
+    "fewer than none": metrics(**{"num-examples": -3}),
+    "no loss": metrics(loss=None),
+    "a loss that is none": metrics(loss=math.nan),
+    "a loss in a list": metrics(loss=[1.0]),
+    "endless samples": metrics(**{"num-examples": math.inf}),
+    "more samples than float32 can count": metrics(**{"num-examples": 1e39}),
+}
+
+
+def one_array():
+    return ArrayRecord({"x": Array(np.ones(5, np.float32))})
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+def test_an_answer_that_cannot_be_used_is_left_out(name):
+    def reply(key, answer):
+        if key == (2, 2):
+            BAD_ANSWERS[name](answer.content)
+        return answer
+
+    federation = Federation(Trainer(), reply=reply)
+    strategy = federation.run(4, weighted_by_key="num-examples")
+    expected = by_hand([ALL, [1, 3, 4], ALL, ALL], weight=float)
+    assert_models(federation, expected)
+    assert strategy.traffic.failures == 1
+    assert strategy.traffic.client_updates == 4 * NODES - 1
+    assert federation.seen[2, 3] == {"2"}  # it answered: what it has is known
+
+
+def test_where_nobody_can_be_used_the_model_stays():
+    def reply(key, answer):
+        BAD_ANSWERS["half"](answer.content) if key[1] == 2 else None
+        return answer
+
+    federation = Federation(Trainer(optimizer=MOMENTUM), reply=reply)
+    strategy = federation.run(3, verify_every=1)
+    assert np.array_equal(federation.models[1], federation.models[2])
+    assert not np.array_equal(federation.models[2], federation.models[3])
+    assert strategy.traffic.failures == NODES
+    assert federation.seen[1, 3] == set()  # there is nothing new
+
+
+def test_a_mean_beyond_float32_ends_the_run():
+    huge = {(node, 2): lambda made: np.full(SIZE, 3e38, np.float32) for node in ALL}
+    with pytest.raises(PayloadError, match="diverged"):
+        Federation(Trainer(spoil=huge)).run(3)
+
+
+def test_a_replica_that_was_changed_is_found_and_sent_whole():
+    federation = Federation(Trainer(optimizer=ADAM))
+
+    def change(server_round):
+        if server_round == 2:
+            own = {name: array.copy() for name, array in federation.replica(3).items()}
+            own[MODEL][7] += 1e-3
+            record = ArrayRecord({name: Array(array) for name, array in own.items()})
+            federation.context(3).state["replica"] = record
+
+    strategy = federation.run(8, verify_every=3, after=change)
+    assert strategy.traffic.failures == 1
+    whole = {key for key, arrays in federation.seen.items() if MODEL in arrays}
+    assert whole == {(n, 1) for n in ALL} | {(3, 4)}
+    assert federation.trainer.models[3, 8].tobytes() == federation.models[7].tobytes()
+    assert checksum(federation.replica(3)[MODEL]) == checksum(federation.models[7])

@@ -1,0 +1,156 @@
+"""Answers are lost, late or come again: nothing of any gradient is, and none counts twice."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from compression import decode_update
+from compression.flower.uplink import Uplink
+from simulation.clock import Ideal
+from tests.strategy.federation import (
+    AVERAGE,
+    LAYOUT,
+    MOMENTUM,
+    NODES,
+    TRAINED,
+    Federation,
+    Trainer,
+)
+
+ROUNDS = 25
+LOSSY = Ideal(latency_ms=100.0, loss=0.25)
+SLOW = Ideal(latency_ms=10.0, seconds_per_step=0.2)
+CODECS = {
+    "topk": {"sparsifier": "topk", "density": 0.05},
+    "topk-int8": {"sparsifier": "topk", "density": 0.05, "quantizer": "int8", "feedback": True},
+    "threshold": {"sparsifier": "threshold", "threshold": 0.8},
+    "randomk": {"sparsifier": "randomk", "density": 0.1},
+    "gradient_dropping": {"sparsifier": "gradient_dropping", "drop": 0.9},
+    "sign": {"quantizer": "sign"},
+    "powersgd": {"quantizer": "powersgd", "rank": 1},
+    "cesgd": {"sparsifier": "cesgd", "feedback": True},
+    "dgc": {"sparsifier": "dgc", "sparsity": 0.9, "momentum": 0.0},
+    "esgd": {"sparsifier": "esgd", "drop": 0.8, "beta": 1.0, "cap": 0.2},
+}
+
+
+@pytest.fixture
+def applied(monkeypatch):
+    """Add up, by node, what the server applied; remember which answers."""
+    total, seen, before = {}, [], Uplink.applied
+
+    def spy(self, nodes):
+        nodes = list(nodes)
+        for node in nodes:
+            sequence, update = self._pending[node]
+            total[node] = total.get(node, 0) + update.dense()[:TRAINED].astype(np.float64)
+            seen.append((node, sequence))
+        before(self, nodes)
+
+    monkeypatch.setattr(Uplink, "applied", spy)
+    return total, seen
+
+
+def still_kept(federation, strategy, node):
+    """Return what a node holds back: its memory, and a last update that was not applied."""
+    codec, state = federation.worker._codec, federation.state(node)
+    kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
+    if state.sequence != strategy._uplink.last_applied(node):
+        sent = state.memory.get("sent")
+        before = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
+        kept = kept + decode_update(state.last, LAYOUT, before=before).dense()[:TRAINED]
+    return kept
+
+
+def assert_nothing_is_lost(federation, strategy, total):
+    for node in range(1, NODES + 1):
+        made = [g for (n, _), g in federation.trainer.given.items() if n == node]
+        given = np.sum(made, axis=0, dtype=np.float64)[:TRAINED]
+        kept = still_kept(federation, strategy, node)
+        scale = max(np.abs(given).max(), np.abs(kept).max(), 1)
+        np.testing.assert_allclose(total.get(node, 0) + kept, given, atol=2e-5 * scale)
+
+
+@pytest.mark.parametrize("downlink", [None, AVERAGE], ids=["full", "average"])
+@pytest.mark.parametrize("name", CODECS)
+def test_sent_and_kept_is_given_whatever_is_lost(name, downlink, applied):
+    federation = Federation(Trainer(**CODECS[name]), LOSSY, seed=5)
+    strategy = federation.run(ROUNDS, timeout=1.0, downlink=downlink, verify_every=1)
+    total, seen = applied
+    assert len(seen) == len(set(seen)) == strategy.traffic.client_updates
+    assert strategy.traffic.failures == ROUNDS * NODES - len(seen) > 10
+    assert_nothing_is_lost(federation, strategy, total)
+
+
+@pytest.mark.parametrize("name", ["topk", "esgd", "sign"])
+def test_sent_and_kept_is_given_however_late(name, applied):
+    trainer = Trainer(steps=lambda node, number: 1 + (3 * node + number) % 4, **CODECS[name])
+    federation = Federation(trainer, SLOW)
+    strategy = federation.run(ROUNDS, quorum=0.5, seed=1)
+    total, seen = applied
+    assert ROUNDS * NODES - len(seen) > 10
+    assert {node for node, _ in seen} == set(range(1, NODES + 1))
+    assert_nothing_is_lost(federation, strategy, total)
+
+
+def test_what_is_sent_is_what_moves_the_model():
+    """SGD with a rate of 1 at one node: what moved the model and what is kept are all there is."""
+    federation = Federation(Trainer(**CODECS["topk"]), Ideal(latency_ms=100.0, loss=0.4), nodes=1)
+    strategy = federation.run(ROUNDS, timeout=1.0, lr=1.0)
+    moved = (federation.models[0] - federation.models[-1])[:TRAINED]
+    given = np.sum(list(federation.trainer.given.values()), axis=0)[:TRAINED]
+    assert strategy.traffic.failures > 5
+    np.testing.assert_allclose(moved + still_kept(federation, strategy, 1), given, atol=1e-4)
+
+
+@pytest.mark.parametrize("downlink", [None, AVERAGE], ids=["full", "average"])
+def test_an_answer_that_comes_again_is_refused(downlink, applied):
+    old = {}
+
+    def reply(key, answer):
+        node, number = key
+        if number % 4 == 3 and node == 2:
+            answer.content = copy.deepcopy(old[node])
+        old[node] = copy.deepcopy(answer.content)
+        return answer
+
+    federation = Federation(Trainer(**CODECS["topk"]), reply=reply)
+    strategy = federation.run(ROUNDS, downlink=downlink, verify_every=1)
+    total, seen = applied
+    again = len([n for n in range(1, ROUNDS + 1) if n % 4 == 3])
+    assert strategy.traffic.failures == again
+    assert len(seen) == len(set(seen)) == ROUNDS * NODES - again
+    assert_nothing_is_lost(federation, strategy, total)
+
+
+def test_without_losses_nothing_is_put_back(monkeypatch):
+    federation = Federation(Trainer(**CODECS["topk"]))
+    monkeypatch.setattr(type(federation.worker._codec), "put_back", None)  # would raise
+    assert federation.run(5).traffic.failures == 0
+
+
+@pytest.mark.parametrize("name", ["topk", "esgd"])
+def test_a_node_that_lost_its_state_is_heard_again(name):
+    federation = Federation(Trainer(optimizer=MOMENTUM, **CODECS[name]))
+
+    def forget(server_round):
+        if server_round == 3:
+            federation.context(2).state.clear()
+
+    strategy = federation.run(7, after=forget, verify_every=1)
+    assert strategy.traffic.failures == 1  # one round to notice
+    assert "model" in federation.seen[2, 5]
+    assert federation.trainer.models[2, 7].tobytes() == federation.models[6].tobytes()
+
+
+@pytest.mark.parametrize("name", ["dense", "topk"])
+def test_nodes_catch_up_after_losses(name):
+    compression = CODECS.get(name, {})
+    federation = Federation(Trainer(optimizer=MOMENTUM, **compression), LOSSY, seed=2)
+    federation.run(ROUNDS, timeout=1.0, verify_every=1)
+    assert len(federation.trainer.models) == ROUNDS * NODES  # not one could not follow
+    for (_, server_round), model in federation.trainer.models.items():
+        assert model.tobytes() == federation.models[server_round - 1].tobytes()
+    missed = {key: arrays for key, arrays in federation.seen.items() if len(arrays) > 2}
+    assert missed
