@@ -167,6 +167,8 @@ def unknown_key(key: str) -> str:
     """Return what to say of a key that the configuration does not have."""
     known = [".".join(path) for path in _keys(compose_config([]))]
     groups = {path.name for path in (HERE / "conf").iterdir() if path.is_dir()}
+    if key in known:
+        return f"{key} does not go with the other choices made: it belongs to another of its group"
     near = get_close_matches(key, set(known) - groups, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "python run.py --help lists all keys"
     return f"there is no key {key}; {hint}"

@@ -88,7 +88,7 @@ def serve(workers: int, settings: list[str]) -> None:
     optimizer_of(config, list(model_of(config, data_of(config)).parameters()))  # before the fork
 
     def server_app(grid: Grid, context: Context) -> None:
-        records = Records(context.run_config["output"])
+        records = Records(str(context.run_config["output"]))
         run = Paced(load_config(context.run_config, config.nodes), OrderedGrid(grid), records)
         pipe = Pipe(lambda: float(run.records.last["train_loss"] or 0))
         run.turns = Turns(pipe.receive, pipe.report)

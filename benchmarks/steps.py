@@ -4,10 +4,11 @@
     python -m benchmarks.steps --no-ray --model mlp --algorithm dgc --cycles 20
 
 Four workers, mini-batches of 64 images of 1x28x28 (digits, enlarged: no download), LeNet-5 or an
-MLP, the presets sgd, esgd and dgc (0.1 % from the first step on). Ours runs the whole application:
-ServerApp, ClientApp, a message each way for every worker and step, records. The bare loop does the
-same computation, mini-batch by mini-batch, and nothing else; both losses are printed and agree.
-Contestants take turns, as in `benchmarks.engine`. Ray's rounds stand between two of our blocks.
+MLP, the presets sgd, esgd and dgc at a constant rate (dgc: 0.1 % from the first step on). Ours runs
+the whole application: ServerApp, ClientApp, a message each way for every worker and step, records.
+The bare loop does the same computation, mini-batch by mini-batch, and nothing else: the losses
+printed are equal. Contestants take turns (`benchmarks.timing`); Ray's rounds stand between two
+blocks of ours.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MODELS = {"lenet5": 20, "mlp": 100}  # rounds in a block
 ALGORITHMS: dict[str, list[str]] = {
     "sgd": [],
     "esgd": ["compression.drop=0.5"],
-    "dgc": ["compression.sparsity=0.999", "compression.warmup_steps=0"],
+    "dgc": ["compression.sparsity=0.999", "compression.warmup_steps=0", "lr=0.02"],
 }
 OURS, OURS_2, RAY = "local, 1 worker", "local, 2 workers", "ray, 2 actors"
 LIMITS = {  # model -> most of the bare loop's time; Ray's time in ours, at least
@@ -60,6 +61,7 @@ def settings(model: str, algorithm: str, rounds: int = FOREVER) -> list[str]:
         "dataset.size=28",
         "nodes=4",
         "batch_size=64",
+        "schedule=constant",
         f"rounds={rounds}",
         f"eval_every={FOREVER}",
         *ALGORITHMS[algorithm],
@@ -98,7 +100,8 @@ class Bare:
         self.vector = parameters_to_vector(self.model.parameters()).detach()
         vector_to_parameters(self.vector, self.model.parameters())  # views from here on
         self._parameters = list(self.model.parameters())
-        names, shapes = zip(*((n, tuple(p.shape)) for n, p in self.model.named_parameters()))
+        names = tuple(name for name, _ in self.model.named_parameters())
+        shapes = tuple(tuple(p.shape) for p in self._parameters)
         self._layout = Layout(names, shapes, ("float32",) * len(names))
         self._codec, self._downlink = codec_of(config), downlink_of(config)
         images = prepare(data.train.images, data.mean, data.std)
@@ -162,7 +165,7 @@ class Bare:
         assert self._downlink is not None
         payload = self._downlink.encode_sparse(union, values, self._layout, seed=self._step)
         update = decode_update(payload, self._layout)
-        at = slice(None) if update.indices is None else update.indices
+        at: Indices | slice = slice(None) if update.indices is None else update.indices
         self.vector.numpy()[at] -= self._lr * update.values
 
 

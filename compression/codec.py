@@ -140,6 +140,7 @@ class Codec:
         if indices is None or self.sparsifier.selects or self.feedback:
             dense = Update(layout, indices, values, type(self.sparsifier), None).dense()
             return self.encode(dense, layout, memory=memory, seed=seed)
+        memory = {} if memory is None else memory
         if not is_finite(values):
             raise PayloadError("the vector to send holds NaN or infinity")
         inner, own, exact = self._split(layout), layout, None
@@ -147,7 +148,7 @@ class Codec:
             own = inner.layout
             indices, values, exact = inner.narrow(indices, values)
         parts = parts_of(indices, own)
-        streams = self.quantizer.encode(values, parts, memory or {}, Rng(seed, 1))
+        streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
         head = self._head(layout, inner, indices, names=False, repeated=False)
         return self._assemble(head, _listed(own, exact, indices), streams, parts)
 

@@ -37,6 +37,7 @@ from task.replica import Replica
 
 UPDATES = ("gradient", "delta")
 STEP = "train.step"  # the type of its messages
+MOST = 2**63  # samples or weight of a node
 log = getLogger("edgewire")
 
 
@@ -79,8 +80,8 @@ class SparseAveraging(Strategy):
             raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {update!r}")
         if not 0 < quorum <= 1:
             raise ValueError(f"quorum must be a share above 0, at most 1, not {quorum:g}")
-        if not server_lr > 0:
-            raise ValueError(f"server_lr must be above 0, not {server_lr:g}")
+        if not 0 < server_lr < math.inf:
+            raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
         if verify_every < 0:
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
         if mask_received and (downlink is None or not (uplink and uplink.sparsifier.repeats)):
@@ -93,6 +94,7 @@ class SparseAveraging(Strategy):
         self.traffic = Traffic()
         self.train_metrics: dict[str, float] | None = None
         self.evaluate_metrics: MetricRecord | None = None
+        self._measured = ("loss", "drift") if mask_received else ("loss",)
         self._downlink, self._seed = downlink, seed
         self._asked: list[int] = []
         self._reasons: dict[int, str] = {}  # why a node was left out last
@@ -118,13 +120,13 @@ class SparseAveraging(Strategy):
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
         self._begin(initial_arrays)
         config = train_config or ConfigRecord({"lr": 0.1})
-        exchange, result = Exchange(grid), Result()
+        self._exchange, result = Exchange(grid), Result()
         arrays = flat_record(self._replica.model)
         for server_round in range(num_rounds + 1):
             if server_round:
                 messages = self.configure_train(server_round, arrays, config, grid)
-                need = math.ceil(self.quorum * len(messages))
-                self.aggregate_train(server_round, exchange(messages, need, timeout).values())
+                answers = self._exchange(messages, self._needed, timeout)
+                self.aggregate_train(server_round, answers.values())
             metrics = evaluate_fn(server_round, arrays) if evaluate_fn else None
             if metrics:
                 result.evaluate_metrics_serverapp[server_round] = metrics
@@ -158,6 +160,9 @@ class SparseAveraging(Strategy):
         contents: dict[tuple[int | None, int], tuple[RecordDict, int]] = {}
         messages = []
         self._asked = self._drawn(server_round, list(grid.get_node_ids()))
+        self._needed = math.ceil(round(self.quorum * len(self._asked), 6))
+        if busy := self._exchange.busy():
+            self._asked = [node for node in self._asked if node not in busy]
         for node in self._asked:
             key = self._versions.base_of(node), self._uplink.last_applied(node)
             if key not in contents:
@@ -187,12 +192,15 @@ class SparseAveraging(Strategy):
         """Decode the replies, average what can be used in the order of the nodes, take the step."""
         answers = {reply.metadata.src_node_id: reply for reply in replies}
         used: dict[int, MetricRecord] = {}
+        busy = self._exchange.busy()
         for node in self._asked:
+            if node in busy:  # enough others were there before it
+                continue
             try:
                 used[node] = self._add(node, answers.get(node))
             except PayloadError as error:
                 self._fail(server_round, node, str(error))
-        self.train_metrics = _averaged(list(used.values())) if used else None
+        self.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
             self._step()
             self._uplink.applied(used)
@@ -218,12 +226,22 @@ class SparseAveraging(Strategy):
         self.traffic.uplink_bytes += len(payload)  # it has crossed the link, used or not
         self.traffic.uplink_bytes_float32 += self._float32_bytes
         weight = _number(metrics[1], self.weighted_by_key) if self.weighted_by_key else 1.0
-        if not (weight > 0 and _number(metrics[1], "num-examples") > 0):
-            raise PayloadError("its number of samples and its weight must be above 0")
-        _number(metrics[1], "loss")
+        if not (0 < weight < MOST and 0 < _number(metrics[1], "num-examples") < MOST):
+            raise PayloadError("its number of samples and its weight must be above 0, below 2^63")
+        for name in self._measured:
+            _number(metrics[1], name)
         update = self._uplink.decode(node, payload, note_of(content), self._layout)
         self._mean.add(update.indices, update.values, weight)
         return metrics[1]
+
+    def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
+        """Return the mean loss (and drift), weighed by the nodes' samples."""
+        weights = [cast(float, each["num-examples"]) for each in metrics]
+        return {
+            name: sum(w * cast(float, m[name]) for w, m in zip(weights, metrics, strict=True))
+            / sum(weights)
+            for name in self._measured
+        }
 
     def _fail(self, server_round: int, node: int, reason: str) -> None:
         self.traffic.failures += 1
@@ -259,17 +277,6 @@ class SparseAveraging(Strategy):
     ) -> Iterable[Message]:
         """Nothing is evaluated at the nodes."""
         return []
-
-
-def _averaged(metrics: list[MetricRecord]) -> dict[str, float]:
-    """Return the mean loss (and drift, if nodes measured it), weighed by the nodes' samples."""
-    weights = [cast(float, each["num-examples"]) for each in metrics]
-    return {
-        name: sum(w * cast(float, m[name]) for w, m in zip(weights, metrics, strict=True))
-        / sum(weights)
-        for name in ("loss", "drift")
-        if name in metrics[0]
-    }
 
 
 def _number(metrics: MetricRecord, name: str) -> float:

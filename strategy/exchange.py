@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from flwr.app import Message
 from flwr.app.constants import DEFAULT_TTL
 
@@ -18,7 +20,16 @@ class Exchange:
 
     def __init__(self, grid: OrderedGrid) -> None:
         self._grid = grid
-        self._late: dict[str, int] = {}  # messages not answered in time -> their nodes
+        self._late: dict[str, tuple[int, float]] = {}  # unanswered: its node, not asked until then
+        self._missed = Counter[int]()  # node -> deadlines in a row
+
+    def busy(self) -> set[int]:
+        """Return the nodes not to be asked now: those with a message that they have time for.
+
+        One that has missed deadlines, in a row, gets the longer a pause the more it has missed.
+        """
+        now = self._grid.now
+        return {node for node, until in self._late.values() if until > now}
 
     def __call__(self, messages: list[Message], quorum: int, timeout: float) -> dict[int, Message]:
         """Return the answers by node: all, or those there once `quorum` of them are no errors.
@@ -46,6 +57,18 @@ class Exchange:
                 else:
                     self._late.pop(asked_for, None)
             ids = [i for i in ids if i in waiting]
-        # A node answers in order: what it was asked before its answer here will not come any more.
-        self._late = {i: n for i, n in self._late.items() if n not in answers} | waiting
+        self._remember(waiting, set(answers), deadline, timeout)
         return answers
+
+    def _remember(
+        self, waiting: dict[str, int], answered: set[int], deadline: float, timeout: float
+    ) -> None:
+        """Note who owes an answer, and who does no more: a node answers in order."""
+        over = self._grid.now >= deadline
+        self._late = {i: late for i, late in self._late.items() if late[0] not in answered}
+        for node in answered:
+            self._missed.pop(node, None)
+        for message_id, node in waiting.items():
+            self._missed[node] += over
+            pause = max(self._missed[node] - 1, 0) * timeout
+            self._late[message_id] = node, deadline + pause

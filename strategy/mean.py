@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from compression.payload import quiet
 from compression.stages import Indices, Vector
 
 _SORTED = 32  # a set below 1 / 32 of all entries is sorted; a larger one is marked and collected
@@ -23,6 +24,7 @@ class SparseMean:
         self._dense = False
         self._weight = 0.0
 
+    @quiet
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
         """Add `weight` times an update: (k,) at strictly increasing `indices`, (n,) for None."""
         self._weight += weight
@@ -34,6 +36,7 @@ class SparseMean:
             self._sets.append(indices)
             self._sum[indices] += values
 
+    @quiet
     def take(self) -> tuple[Indices | None, Vector]:
         """Return the mean, at the union of the sets added (None: everywhere), and start anew."""
         weight = np.float32(self._weight)

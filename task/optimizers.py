@@ -84,8 +84,8 @@ class Momentum(ServerOptimizer):
 class Adam(ServerOptimizer):
     """Kingma & Ba 2015, Algorithm 1; `eps` outside of the root, as there and in torch.
 
-    `lazy`: only where an entry of the gradient was received (torch.optim.SparseAdam's rule), at the
-    cost of those entries; otherwise an entry that was not received is a zero.
+    `lazy`: only where an entry of the gradient was received, at the cost of those entries (as
+    torch.optim.SparseAdam, which adds eps elsewhere); otherwise one not received is a zero.
     """
 
     beta1: float = 0.9
@@ -106,15 +106,16 @@ class Adam(ServerOptimizer):
         """Take the step."""
         mean, square = state["mean"], state["square"]
         beta1, beta2 = np.float32(self.beta1), np.float32(self.beta2)
+        rest1, rest2 = np.float32(1 - self.beta1), np.float32(1 - self.beta2)
         if self.lazy:
-            first = beta1 * mean[at] + (1 - beta1) * gradient
-            second = beta2 * square[at] + (1 - beta2) * (gradient * gradient)
+            first = beta1 * mean[at] + rest1 * gradient
+            second = beta2 * square[at] + rest2 * (gradient * gradient)
             mean[at], square[at] = first, second
         else:
             mean *= beta1
-            mean[at] += (1 - beta1) * gradient
+            mean[at] += rest1 * gradient
             square *= beta2
-            square[at] += (1 - beta2) * (gradient * gradient)
+            square[at] += rest2 * (gradient * gradient)
             at, first, second = slice(None), mean, square
         rate = np.float32(lr / (1 - self.beta1**number))
         bias = np.float32((1 - self.beta2**number) ** 0.5)

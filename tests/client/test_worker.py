@@ -57,9 +57,9 @@ class Dialogue:
             self.versions.add(payload, 0.1)
         return self
 
-    def ask(self, node, base, **config):
-        """Send what a node of version `base` lacks; return the answer's content."""
-        parcel, self.round = self.versions.parcel(base), self.round + 1
+    def ask(self, node, known, **config):
+        """Send what a node of version `known` lacks; return the answer's content."""
+        parcel, self.round = self.versions.parcel(known), self.round + 1
         told = {"server-round": self.round, "lr": 0.1, "applied": 0, **parcel.config, **config}
         content = RecordDict({"arrays": parcel.arrays, "config": ConfigRecord(told)})
         message = Message(content, node, "train.step")

@@ -121,7 +121,7 @@ BAD = [
     ({"quorum": 0.0}, "quorum"),
     ({"quorum": 1.1}, "quorum must be a share above 0, at most 1, not 1.1"),
     ({"quorum": math.nan}, "quorum"),
-    ({"server_lr": 0.0}, "server_lr must be above 0, not 0"),
+    ({"server_lr": 0.0}, "server_lr must be a number above 0, not 0"),
     ({"server_lr": math.nan}, "server_lr"),
     ({"server_lr": math.inf}, "server_lr"),
     ({"verify_every": -1}, "verify_every must be 0"),

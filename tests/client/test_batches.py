@@ -1,0 +1,135 @@
+"""The mini-batches of single gradients: epochs of their own, from (seed, node, number) alone."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from client.node import Node
+from client.trainer import Trainer
+from conf.build import model_of
+from conf.load import compose_config, to_config
+
+NODES = 8
+
+
+def make(*overrides):
+    return Trainer(to_config(compose_config([f"nodes={NODES}", "batch_size=16", *overrides])))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return make()
+
+
+@pytest.fixture(scope="module")
+def other():
+    return make("seed=1")
+
+
+def drawn(trainer, node, numbers):
+    """Return the samples' places in the training split, a tuple a batch."""
+    before, trainer._prepared_samples = trainer._prepared_samples, lambda indices: indices
+    try:
+        return [tuple(trainer._batch(Node(node, NODES), n).tolist()) for n in numbers]
+    finally:
+        trainer._prepared_samples = before
+
+
+def epoch_of(trainer, node):
+    """Return how many batches an epoch has, and the node's samples."""
+    samples = trainer._part(Node(node, NODES), held_back=False).tolist()
+    return len(samples) // trainer.config.batch_size, samples
+
+
+@settings(deadline=None, max_examples=40)
+@given(node=st.integers(0, NODES - 1), epoch=st.integers(0, 50))
+def test_an_epoch_uses_each_sample_once_but_for_the_rest(plain, node, epoch):
+    count, samples = epoch_of(plain, node)
+    batches = drawn(plain, node, range(epoch * count, (epoch + 1) * count))
+    used = [sample for batch in batches for sample in batch]
+    assert all(len(batch) == 16 for batch in batches)
+    assert len(set(used)) == len(used) == len(samples) - len(samples) % 16
+    assert set(used) <= set(samples)
+    assert used != samples[: len(used)]  # shuffled
+
+
+def test_who_rests_changes_from_epoch_to_epoch(plain):
+    count, samples = epoch_of(plain, 0)
+    assert len(samples) % 16
+    epochs = [drawn(plain, 0, range(e * count, (e + 1) * count)) for e in range(20)]
+    assert len({tuple(epoch) for epoch in epochs}) == 20
+    assert set().union(*(batch for epoch in epochs for batch in epoch)) == set(samples)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=20))
+def test_batches_do_not_depend_on_what_was_asked_before(plain, calls):
+    first = {(node, n): drawn(plain, node, [n]) for node, n in calls}
+    plain._orders.clear()
+    for node, n in reversed(calls):
+        assert drawn(plain, node, [n]) == first[node, n]
+
+
+def test_seeds_have_batches_of_their_own(plain, other):
+    def positions(trainer):
+        """Where in a node's own list of samples its batches come from."""
+        place = {sample: i for i, sample in enumerate(epoch_of(trainer, 2)[1])}
+        return [[place[sample] for sample in batch] for batch in drawn(trainer, 2, range(3))]
+
+    assert positions(plain) == positions(make())
+    assert positions(plain) != positions(other)
+
+
+def test_a_node_with_less_than_a_batch_uses_all_it_has():
+    trainer = make("batch_size=1000", "dataset.holdout=0.25")
+    _, samples = epoch_of(trainer, 1)
+    for batch in drawn(trainer, 1, range(3)):
+        assert sorted(batch) == sorted(samples)
+
+
+def test_held_back_samples_are_not_drawn():
+    trainer = make("dataset.holdout=0.25")
+    held = set(trainer._part(Node(0, NODES), held_back=True).tolist())
+    assert held
+    assert not held & set().union(*drawn(trainer, 0, range(40)))
+
+
+@pytest.mark.parametrize("number", [0, 7, 30])
+def test_a_gradient_is_what_autograd_gives(plain, number):
+    start = plain.flat.state.numpy().copy() + np.float32(0.01)
+    model = model_of(plain.config, plain.data)
+    nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), model.parameters())
+    x, y = plain._batch(Node(3, NODES), number)
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters()]).numpy()
+    found, metrics = plain.gradient(Node(3, NODES), start, number=number)
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+    assert metrics["loss"] == pytest.approx(loss.item())
+    assert (metrics["num-examples"], metrics["num-steps"]) == (16, 1)
+
+
+def test_statistics_come_as_their_change_with_a_gradients_sign():
+    trainer = make("model=mobilenet", "batch_size=4")
+    flat = trainer.flat
+    start = flat.state.numpy().copy()
+    node, cut = Node(0, NODES), flat.num_parameters
+    first = trainer.gradient(node, start, number=2)[0].copy()
+    moved = flat.state.numpy().copy()
+    np.testing.assert_array_equal(moved[:cut], start[:cut])
+    np.testing.assert_array_equal(first[cut:], start[cut:] - moved[cut:])
+    assert np.abs(first[cut:]).max() > 0
+    trainer.gradient(Node(1, NODES), moved, number=0)
+    np.testing.assert_array_equal(trainer.gradient(node, start, number=2)[0], first)
+
+
+def test_dropout_draws_from_the_nodes_own_stream():
+    trainer = make("model=mobilenet", "batch_size=2")
+    start = trainer.flat.state.numpy().copy()
+    first = trainer.gradient(Node(0, NODES), start, number=5)[0].copy()
+    torch.manual_seed(123)
+    torch.rand(7)
+    np.testing.assert_array_equal(trainer.gradient(Node(0, NODES), start, number=5)[0], first)

@@ -1,0 +1,208 @@
+"""What is sparse already needs no selecting, and is written as a selection of it would be."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compression import Layout, PayloadError, decode_update, make_codec
+from compression import names as methods
+from compression.stages import Parts
+from compression.statistics import exact_tensors, split
+
+SHAPES = {
+    "0.running_mean": (6,),
+    "0.weight": (16, 12),
+    "1.weight": (12,),
+    "1.running_var": (12,),
+    "1.num_batches_tracked": (),
+    "2.weight": (20, 11),
+    "2.bias": (),
+}
+NORMED = Layout(tuple(SHAPES), tuple(SHAPES.values()), ("float32",) * len(SHAPES))
+PLAIN = Layout(("a", "b", "c"), ((30, 10), (), (7, 3)), ("float32",) * 3)
+LAYOUTS = {"plain": PLAIN, "normed": NORMED}
+every_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+every_quantizer = pytest.mark.parametrize("quantizer", methods("quantizer"))
+CODERS = methods("coder")
+
+
+def sparse(layout, share, seed=0):
+    """Return an index set and its values, not one of them 0."""
+    draw = np.random.default_rng(seed)
+    indices = np.flatnonzero(draw.random(layout.size) < share).astype(np.uint32)
+    values = draw.standard_t(3, size=len(indices)).astype(np.float32)
+    return indices, np.where(values == 0, np.float32(1), values)
+
+
+def whole(layout, indices, values):
+    vector = np.zeros(layout.size, dtype=np.float32)
+    vector[indices] = values
+    return vector
+
+
+def statistics(layout):
+    """Return (n,) bool: which entries are running statistics."""
+    found = np.zeros(layout.size, dtype=np.bool_)
+    for tensor in exact_tensors(layout):
+        found[layout.offsets[tensor] : layout.offsets[tensor + 1]] = True
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    layout=st.sampled_from([PLAIN, NORMED]),
+    coder=st.sampled_from(CODERS),
+    share=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    seed=st.integers(0, 2**32),
+)
+def test_an_exact_codec_gives_back_what_it_was_given(layout, coder, share, seed):
+    codec, (indices, values) = make_codec(coder=coder), sparse(layout, share, seed)
+    assert codec.exact
+    update = decode_update(codec.encode_sparse(indices, values, layout), layout)
+    np.testing.assert_array_equal(update.indices, indices)
+    assert update.values.tobytes() == values.tobytes()
+    dense = codec.encode(whole(layout, indices, values), layout)
+    np.testing.assert_array_equal(update.dense(), decode_update(dense, layout).dense())
+
+
+@every_layout
+@every_quantizer
+@pytest.mark.parametrize("count", [0, 1, 60])
+def test_it_is_what_a_sparsifier_that_selects_just_these_sends(quantizer, layout, count):
+    """Of an update that is 0 elsewhere topk selects the entries that are not."""
+    cut = split(layout, exact_tensors(layout))
+    trained = np.flatnonzero(~statistics(layout))
+    draw = np.random.default_rng(count)
+    indices = np.sort(draw.choice(trained, count, replace=False)).astype(np.uint32)
+    values = draw.standard_t(3, size=count).astype(np.float32) + np.float32(1e-9)
+    given = make_codec("dense", quantizer, "raw", feedback=False)
+    density = max(count, 1) / cut.layout.size
+    selecting = make_codec("topk", quantizer, "raw", feedback=False, density=density)
+    found = decode_update(given.encode_sparse(indices, values, layout, seed=5), layout)
+    expected = np.zeros(layout.size, dtype=np.float32)
+    if count:  # topk sends one entry at least
+        payload = selecting.encode(whole(layout, indices, values), layout, seed=5)
+        expected = decode_update(payload, layout).dense()
+    np.testing.assert_array_equal(found.dense(), expected)
+    assert len(found.indices) == count + (0 if given.exact else statistics(layout).sum())
+
+
+@every_quantizer
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_values_are_within_the_quantizers_bound(quantizer, share):
+    codec = make_codec("dense", quantizer, feedback=False)
+    indices, values = sparse(PLAIN, share)
+    update = decode_update(codec.encode_sparse(indices, values, PLAIN, seed=1), PLAIN)
+    np.testing.assert_array_equal(update.indices, indices)
+    segments = np.searchsorted(indices, PLAIN.offsets).astype(np.int64)
+    bound = codec.quantizer.error_bound(values, Parts(segments))
+    assert (np.abs(update.values.astype(np.float64) - values) <= bound).all()
+
+
+@every_quantizer
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_statistics_travel_exactly(quantizer, share):
+    codec = make_codec("dense", quantizer, feedback=False)
+    indices, values = sparse(NORMED, share)
+    update = decode_update(codec.encode_sparse(indices, values, NORMED, seed=1), NORMED)
+    where = statistics(NORMED)
+    given = whole(NORMED, indices, values)
+    np.testing.assert_array_equal(update.dense()[where], given[where])
+    sent = np.zeros(NORMED.size, dtype=np.bool_)
+    sent[update.indices] = True
+    others = ~where & ~np.isin(np.arange(NORMED.size), indices)
+    assert not sent[others].any()
+
+
+FALLING_BACK = [("topk", False), ("randomk", False), ("threshold", False), ("dense", True)]
+
+
+@every_layout
+@pytest.mark.parametrize("quantizer", ["float32", "int8", "sign"])
+@pytest.mark.parametrize(("sparsifier", "feedback"), FALLING_BACK)
+def test_who_selects_or_feeds_back_gets_the_whole_vector(sparsifier, feedback, quantizer, layout):
+    codec = make_codec(sparsifier, quantizer, "raw", feedback=feedback)
+    memories = {}, {}
+    for number in range(4):
+        indices, values = sparse(layout, 0.3, number)
+        vector = whole(layout, indices, values)
+        one = codec.encode_sparse(indices, values, layout, memory=memories[0], seed=number)
+        two = codec.encode(vector, layout, memory=memories[1], seed=number)
+        assert one == two
+        assert memories[0].keys() == memories[1].keys()
+        for name, array in memories[0].items():
+            np.testing.assert_array_equal(array, memories[1][name])
+
+
+@every_layout
+@every_quantizer
+def test_every_entry_is_the_dense_encoding(quantizer, layout):
+    codec = make_codec("dense", quantizer, "raw")
+    values = sparse(layout, 1.1)[1]
+    memories = {}, {}
+    for number in range(2):
+        one = codec.encode_sparse(None, values, layout, memory=memories[0], seed=number)
+        assert one == codec.encode(values, layout, memory=memories[1], seed=number)
+
+
+@every_quantizer
+def test_what_is_given_is_not_changed(quantizer):
+    codec = make_codec("dense", quantizer, feedback=False)
+    indices, values = sparse(NORMED, 0.3)
+    indices.flags.writeable = values.flags.writeable = False
+    codec.encode_sparse(indices, values, NORMED)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("sparsifier", ["dense", "topk"])
+@every_layout
+def test_values_that_are_not_finite_are_refused(bad, sparsifier, layout):
+    indices, values = sparse(layout, 0.3)
+    for place in (0, len(values) // 2):
+        values[place] = bad
+        for quantizer in ("float32", "int8"):
+            with pytest.raises(PayloadError, match=r"NaN|infinity"):
+                make_codec(sparsifier, quantizer).encode_sparse(indices, values, layout)
+
+
+@st.composite
+def cuts(draw):
+    """Return a layout of a few tensors, and which of them are exact."""
+    sizes = draw(st.lists(st.integers(0, 6), min_size=1, max_size=7))
+    exact = tuple(t for t in range(len(sizes)) if draw(st.booleans()))
+    names = tuple(f"t{t}" for t in range(len(sizes)))
+    return Layout(names, tuple((size,) for size in sizes), ("float32",) * len(sizes)), exact
+
+
+@settings(deadline=None, max_examples=150)
+@given(cut=cuts(), data=st.data())
+def test_narrow_undoes_widen(cut, data):
+    layout, exact = cut
+    parts = split(layout, exact)
+    count, trained = parts.exact_size, parts.layout.size
+    places = st.integers(0, trained - 1) if trained else st.nothing()
+    indices = np.array(sorted(data.draw(st.sets(places))), dtype=np.uint32)
+    values = np.arange(1, len(indices) + 1, dtype=np.float32)
+    statistics = -np.arange(1, count + 1, dtype=np.float32)
+    wide, mixed = parts.widen(indices, values, statistics)
+    found = parts.narrow(wide, mixed)
+    for left, right in zip(found, (indices, values, statistics), strict=True):
+        np.testing.assert_array_equal(left, right)
+        assert left.dtype == right.dtype
+
+
+@settings(deadline=None, max_examples=150)
+@given(cut=cuts(), data=st.data())
+def test_widen_undoes_narrow_but_for_statistics_that_were_absent(cut, data):
+    layout, exact = cut
+    parts = split(layout, exact)
+    places = st.integers(0, layout.size - 1) if layout.size else st.nothing()
+    indices = np.array(sorted(data.draw(st.sets(places))), dtype=np.uint32)
+    values = np.arange(1, len(indices) + 1, dtype=np.float32)
+    wide, mixed = parts.widen(*parts.narrow(indices, values))
+    np.testing.assert_array_equal(whole(layout, wide, mixed), whole(layout, indices, values))
+    added = np.setdiff1d(wide, indices)
+    assert set(indices) <= set(wide)
+    runs = [range(*run) for run in parts.exact_runs]
+    assert all(any(place in run for run in runs) for place in added.tolist())
