@@ -38,7 +38,7 @@ from conf.build import codec_of, data_of, downlink_of, model_of, partition_of
 from conf.load import compose_config, to_config
 from task.steps import prepare
 
-MODELS = {"lenet5": 20, "mlp": 100}  # rounds in a block
+MODELS = {"lenet5": 10, "mlp": 20}  # rounds in a block
 ALGORITHMS: dict[str, list[str]] = {
     "sgd": [],
     "esgd": ["compression.drop=0.5"],

@@ -161,8 +161,8 @@ class SparseAveraging(Strategy):
         messages = []
         self._asked = self._drawn(server_round, list(grid.get_node_ids()))
         self._needed = math.ceil(round(self.quorum * len(self._asked), 6))
-        if busy := self._exchange.busy():
-            self._asked = [node for node in self._asked if node not in busy]
+        if resting := self._exchange.resting():
+            self._asked = [node for node in self._asked if node not in resting]
         for node in self._asked:
             key = self._versions.base_of(node), self._uplink.last_applied(node)
             if key not in contents:
@@ -192,10 +192,9 @@ class SparseAveraging(Strategy):
         """Decode the replies, average what can be used in the order of the nodes, take the step."""
         answers = {reply.metadata.src_node_id: reply for reply in replies}
         used: dict[int, MetricRecord] = {}
-        busy = self._exchange.busy()
         for node in self._asked:
-            if node in busy:  # enough others were there before it
-                continue
+            if node not in answers and not self._exchange.time_was_up:
+                continue  # enough others were there before it
             try:
                 used[node] = self._add(node, answers.get(node))
             except PayloadError as error:

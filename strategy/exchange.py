@@ -20,16 +20,19 @@ class Exchange:
 
     def __init__(self, grid: OrderedGrid) -> None:
         self._grid = grid
-        self._late: dict[str, tuple[int, float]] = {}  # unanswered: its node, not asked until then
-        self._missed = Counter[int]()  # node -> deadlines in a row
+        self._late: dict[str, int] = {}  # messages not answered in time -> their nodes
+        self._missed = Counter[int]()  # node -> rounds in a row without its answer
+        self._again: dict[int, int] = {}  # node -> the round in which it may be asked again
+        self._round = 0
+        self.time_was_up = False  # in the last round: else those that are missing were too many
 
-    def busy(self) -> set[int]:
-        """Return the nodes not to be asked now: those with a message that they have time for.
+    def resting(self) -> set[int]:
+        """Return the nodes not to be asked in the coming round.
 
-        One that has missed deadlines, in a row, gets the longer a pause the more it has missed.
+        A node that has not answered is asked again in the next round; after m rounds in a row in
+        which it has not, in the m-th after: one that is always late does not drown in messages.
         """
-        now = self._grid.now
-        return {node for node, until in self._late.values() if until > now}
+        return {node for node, when in self._again.items() if when > self._round + 1}
 
     def __call__(self, messages: list[Message], quorum: int, timeout: float) -> dict[int, Message]:
         """Return the answers by node: all, or those there once `quorum` of them are no errors.
@@ -57,18 +60,17 @@ class Exchange:
                 else:
                     self._late.pop(asked_for, None)
             ids = [i for i in ids if i in waiting]
-        self._remember(waiting, set(answers), deadline, timeout)
+        self._round += 1
+        self.time_was_up = bool(waiting) and grid.now >= deadline
+        self._remember(waiting, set(answers))
         return answers
 
-    def _remember(
-        self, waiting: dict[str, int], answered: set[int], deadline: float, timeout: float
-    ) -> None:
+    def _remember(self, waiting: dict[str, int], answered: set[int]) -> None:
         """Note who owes an answer, and who does no more: a node answers in order."""
-        over = self._grid.now >= deadline
-        self._late = {i: late for i, late in self._late.items() if late[0] not in answered}
+        self._late = {i: node for i, node in self._late.items() if node not in answered} | waiting
         for node in answered:
             self._missed.pop(node, None)
-        for message_id, node in waiting.items():
-            self._missed[node] += over
-            pause = max(self._missed[node] - 1, 0) * timeout
-            self._late[message_id] = node, deadline + pause
+            self._again.pop(node, None)
+        for node in waiting.values():
+            self._missed[node] += 1
+            self._again[node] = self._round + self._missed[node]
