@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from client.node import Node
 from client.trainer import Metrics, Trainer, Vector
 from compression import PayloadError, decode_update
-from compression.flower import FlatArray, payload_record
+from compression.flower import FlatArray, filled, payload_record
 from compression.flower.answer import encode_answer
 from compression.flower.state import NOTE, NodeState, checksum, own_array
 from compression.layout import Layout
@@ -64,7 +64,7 @@ class Worker:
             metrics["drift"] = drift
         content = self._encoded(update, metrics, config, node, context)
         metrics["seconds"] = time.perf_counter() - start
-        content["metrics"] = MetricRecord(metrics)
+        content["metrics"] = filled(MetricRecord(), metrics)
         return Message(content, reply_to=message)
 
     def _update(
@@ -195,10 +195,8 @@ class Worker:
 
 
 def _keep(replica: Replica, context: Context, name: str = FOLLOWED) -> None:
-    record = ArrayRecord()
-    for key, array in replica.arrays.items():
-        record[key] = FlatArray(array)
-    context.state[name] = record
+    arrays = {key: FlatArray(array) for key, array in replica.arrays.items()}
+    context.state[name] = filled(ArrayRecord(), arrays)
 
 
 @functools.lru_cache(maxsize=1)

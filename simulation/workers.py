@@ -64,7 +64,7 @@ class InProcess:
 
 def _private(message: Message) -> Message:
     """Return a message whose content dict is its own: many messages share one content."""
-    return _message(RecordDict(dict(message.content)), message.metadata)
+    return _message(message.content.copy(), message.metadata)
 
 
 def _message(content: RecordDict, metadata: Metadata) -> Message:

@@ -18,6 +18,7 @@ class Schedule:
         self._options = node
         self._optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
         self._scheduler = build("schedule", node)(self._optimizer)
+        self._optimizer.step()  # a scheduler wants to come after an optimiser's first step
 
     @property
     def lr(self) -> float:
@@ -29,7 +30,6 @@ class Schedule:
 
         Raises `ConfigError` if the schedule's numbers do not allow it.
         """
-        self._optimizer.step()  # a scheduler wants to come after an optimiser's step
         plateau = isinstance(self._scheduler, ReduceLROnPlateau)
         if plateau and loss is None:
             return

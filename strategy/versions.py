@@ -81,7 +81,7 @@ class Versions:
     def _updates(self, base: int) -> Parcel:
         missing = self._replica.version - base
         found = list(self._recent)[len(self._recent) - missing :]
-        if sum(len(payload) for payload, _ in found) > self._snapshot_bytes:
+        if missing > 1 and sum(len(payload) for payload, _ in found) > self._snapshot_bytes:
             return self.parcel(None)
         payloads = {str(base + i): payload for i, (payload, _) in enumerate(found, 1)}
         return _parcel(payloads, {"base": base, "rates": [rate for _, rate in found]})

@@ -8,6 +8,7 @@ sorts or measures arrays, since these treat a model as one long vector.
 
 from compression.flower.arrays import (
     FlatArray,
+    filled,
     flat_record,
     layout_of,
     payload_of,
@@ -23,6 +24,7 @@ __all__ = [
     "CompressionMod",
     "FlatArray",
     "Traffic",
+    "filled",
     "flat_record",
     "layout_of",
     "payload_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from compression.stages import PayloadError
 
 Vector = NDArray[np.float32]
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+Filled = TypeVar("Filled", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 STYPE = "edgewire.payload"  # an Array of this kind holds a payload, not an .npy file
 FLAT = "flat"  # the name of the one Array of a model handed over as a vector
 
@@ -50,11 +52,18 @@ class FlatArray(Array):
         return FlatArray, (self.vector,)
 
 
+def filled(record: Filled, values: Mapping[str, Any]) -> Filled:
+    """Return an empty record with values that are known to be of its kind.
+
+    Flower checks each value as it is set, 2.5 µs; a step of synchronous averaging sets twenty.
+    """
+    record.__dict__["_data"].update(values)
+    return record
+
+
 def flat_record(vector: Vector) -> ArrayRecord:
     """Return an ArrayRecord of one Array that holds the whole model, float32 (n,)."""
-    record = ArrayRecord()
-    record[FLAT] = FlatArray(vector)
-    return record
+    return filled(ArrayRecord(), {FLAT: FlatArray(vector)})
 
 
 def layout_of(arrays: ArrayRecord) -> Layout:
@@ -98,9 +107,7 @@ def to_arrays(vector: Vector, layout: Layout) -> ArrayRecord:
 
 def payload_record(payload: bytes) -> ArrayRecord:
     """Return an ArrayRecord of one Array that holds a payload."""
-    record = ArrayRecord()
-    record["payload"] = Array("uint8", (len(payload),), STYPE, payload)
-    return record
+    return filled(ArrayRecord(), {"payload": Array("uint8", (len(payload),), STYPE, payload)})
 
 
 def payload_of(content: RecordDict) -> tuple[str, bytes] | None:

@@ -10,7 +10,7 @@ from flwr.app.typing import ConfigRecordValues
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest
 
-from compression.flower.arrays import FlatArray, Vector
+from compression.flower.arrays import FlatArray, Vector, filled
 from compression.stages import Buffer, Memory, PayloadError
 
 NOTE = "compression-note"  # the ConfigRecord of a message about what was applied, and what travels
@@ -74,8 +74,6 @@ class NodeState:
             arrays[_REPLICA] = self.replica
         if self.last is not None:
             arrays[_LAST] = np.frombuffer(self.last, dtype=np.uint8)
-        record = ArrayRecord()
-        for name, array in arrays.items():
-            record[name] = FlatArray(array)
-        self._state[MEMORY] = record
+        flat = {name: FlatArray(array) for name, array in arrays.items()}
+        self._state[MEMORY] = filled(ArrayRecord(), flat)
         self._state[NUMBERS] = ConfigRecord({"sequence": self.sequence})

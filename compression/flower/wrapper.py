@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from logging import getLogger
 
 import numpy as np
@@ -53,7 +53,7 @@ class Traffic:
 
     def as_dict(self) -> dict[str, int]:
         """Return the counters by name."""
-        return asdict(self)
+        return dict(vars(self))
 
 
 class Compressed(Strategy):
