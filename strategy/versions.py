@@ -13,6 +13,7 @@ from compression.flower.state import checksum
 from compression.layout import Layout
 from task.replica import MODEL, VERSION, Replica
 
+WORTH_IT = 1.1  # a dense update with its header is no reason for a snapshot yet
 WHOLE = make_codec(quantizer="float32", coder="raw")
 
 
@@ -81,7 +82,7 @@ class Versions:
     def _updates(self, base: int) -> Parcel:
         missing = self._replica.version - base
         found = list(self._recent)[len(self._recent) - missing :]
-        if missing > 1 and sum(len(payload) for payload, _ in found) > self._snapshot_bytes:
+        if sum(len(payload) for payload, _ in found) > WORTH_IT * self._snapshot_bytes:
             return self.parcel(None)
         payloads = {str(base + i): payload for i, (payload, _) in enumerate(found, 1)}
         return _parcel(payloads, {"base": base, "rates": [rate for _, rate in found]})
