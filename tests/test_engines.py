@@ -58,3 +58,18 @@ def test_local_and_ray_give_the_same_weights(tmp_path):
     assert results[0]["downlink_bytes"] == pytest.approx(results[1]["downlink_bytes"], rel=0.02)
     assert results[0]["virtual_seconds"] > 0
     assert results[1]["virtual_seconds"] is None
+
+
+def test_steps_are_the_same_on_ray_and_for_any_number_of_workers(tmp_path):
+    """Replicas, memories and index sets that stay, moved between processes or not."""
+    own = {"1": "engine.workers=1", "2": "engine.workers=2", "ray": "engine=ray"}
+    overrides = ["algorithm=esgd", "strategy/optimizer=momentum", "lr=0.01", "nodes=3", "rounds=9"]
+    overrides += ["strategy.fraction_train=0.67", "strategy.verify_every=4"]
+    models = run({tmp_path / name: word for name, word in own.items()}, *overrides)
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in own]
+    for model, result in zip(models, results, strict=True):
+        for name, tensor in models[0].items():
+            assert torch.equal(model[name], tensor)
+        assert result["failures"] == 0
+        for key in ("client_updates", "uplink_bytes", "downlink_bytes"):
+            assert result[key] == results[0][key]
