@@ -1,0 +1,122 @@
+"""Bytes of one message, convolutions and other layers apart (Edgify's tables, CE-SGD's Table II).
+
+    python -m benchmarks.layers                     # ResNet18, ResNet50, 10 and 1,000 classes
+    python -m benchmarks.layers --models mobilenet,vgg11,wideresnet --classes 100 --methods cesgd
+
+Gradients come from `--steps` real steps of SGD on scikit-learn's digits, 32 x 32 in three channels,
+batch 8; each part of a gradient (all convolutions' weights; everything else) is encoded by itself,
+with a memory of its own, and the length of the last step's payload is what is printed, MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from compression import Codec, make_codec
+from compression.layout import Layout
+from task.datasets import load_data
+from task.flat import FlatModel
+from task.models import build_model
+from task.steps import prepare
+
+METHODS: dict[str, dict[str, Any]] = {
+    "float32": {"coder": "raw"},
+    "f2i": {"quantizer": "int8", "coder": "raw"},
+    "f2i, zip": {"quantizer": "int8", "coder": "zip"},
+    "f2i, zstd": {"quantizer": "int8", "coder": "zstd"},
+    "dgc, conv, 0.999": {"sparsifier": "dgc", "layers": "conv", "coder": "raw"},
+    "dgc, conv, 0.999, zip": {"sparsifier": "dgc", "layers": "conv", "coder": "zip"},
+    "dgc, conv, 0.999, entropy": {"sparsifier": "dgc", "layers": "conv"},
+    "dgc, all, 0.999, entropy": {"sparsifier": "dgc"},
+    "cesgd": {"sparsifier": "cesgd"},
+    "qsgd": {"quantizer": "qsgd"},
+}
+
+
+class Part:
+    """Some of a model's tensors, end to end, with each method's memory of them."""
+
+    def __init__(self, flat: FlatModel, chosen: list[int], methods: list[str]) -> None:
+        sizes = [int(np.prod(shape)) for shape in flat.shapes]
+        ends = np.cumsum(sizes)
+        self._runs = [slice(int(ends[t]) - sizes[t], int(ends[t])) for t in chosen]
+        names = tuple(flat.names[t] for t in chosen)
+        self.layout = Layout(
+            names, tuple(flat.shapes[t] for t in chosen), ("float32",) * len(names)
+        )
+        self._codecs: dict[str, Codec] = {name: make_codec(**METHODS[name]) for name in methods}
+        self._memory: dict[str, dict[str, NDArray[Any]]] = {name: {} for name in methods}
+        self.bytes: dict[str, int] = {}
+
+    def encode(self, gradient: NDArray[np.float32], seed: int, loss: float) -> None:
+        """Encode this part of a gradient by all methods; note the payloads' lengths."""
+        if not self._runs:
+            return
+        part = np.concatenate([gradient[run] for run in self._runs])
+        for name, codec in self._codecs.items():
+            payload = codec.encode(
+                part, self.layout, memory=self._memory[name], seed=seed, loss=loss, as_before=False
+            )
+            self.bytes[name] = len(payload)
+
+
+def measure(model: str, classes: int, methods: list[str], steps: int) -> dict[str, Any]:
+    """Return the megabytes of a message by method: of convolutions, of the rest, of both."""
+    data = load_data("digits", size=32)
+    images = prepare(data.train.images, data.mean, data.std).expand(-1, 3, -1, -1)
+    flat = FlatModel(build_model(model, channels=3, size=32, classes=classes, seed=0))
+    trained = [t for t, name in enumerate(flat.names) if not name.endswith(("_mean", "_var"))]
+    conv = [t for t in trained if len(flat.shapes[t]) == 4]
+    parts = {
+        "convolutions": Part(flat, conv, methods),
+        "others": Part(flat, [t for t in trained if t not in conv], methods),
+    }
+    optimizer = torch.optim.SGD([flat.parameters], lr=0.01, momentum=0.9)
+    for step in range(steps):
+        batch = slice(8 * step, 8 * step + 8)
+        flat.zero_grad()
+        loss = nn.functional.cross_entropy(flat.module(images[batch]), data.train.labels[batch])
+        loss.backward()  # type: ignore[no-untyped-call]
+        for part in parts.values():
+            part.encode(flat.gradient.numpy(), step, float(loss))
+        optimizer.step()
+    return {
+        name: {
+            **{key: round(part.bytes.get(name, 0) / 1e6, 3) for key, part in parts.items()},
+            "both": round(sum(part.bytes.get(name, 0) for part in parts.values()) / 1e6, 3),
+        }
+        for name in methods
+    }
+
+
+def main() -> None:
+    """Measure the models and methods asked for and print JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--models", default="resnet18,resnet50")
+    parser.add_argument("--classes", default="10,1000")
+    parser.add_argument("--methods", default="; ".join(METHODS), help="separated by semicolons")
+    parser.add_argument("--steps", type=int, default=4)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start, methods = time.perf_counter(), [m.strip() for m in options.methods.split(";")]
+    result: dict[str, Any] = {
+        f"{model}, {classes} classes": measure(model, int(classes), methods, options.steps)
+        for model in options.models.split(",")
+        for classes in options.classes.split(",")
+    }
+    result["minutes"] = round((time.perf_counter() - start) / 60, 1)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
