@@ -12,7 +12,7 @@ from compression.selection import uniform
 from compression.stages import Selection, Sparsifier, Step, Vector, fallen, remembered
 from compression.workspace import workspace
 
-OPERATORS = ("union", "map", "gradient")
+OPERATORS = ("union", "map", "gradient", "proportional")
 
 
 @register("sparsifier")
@@ -24,12 +24,15 @@ class CESGD(Sparsifier):
     Algorithm 2, Definitions 1 to 3, layer by layer. V starts random with ``density``. While the
     loss falls V stays and the map M = sum of V grows; else V ~ Bernoulli(p), with the ``operator``
 
-        map        p = M / max M                                             (line 14)
-        gradient   p = |g| / max |g|                               (text of Definition 3)
-        union      p = 1 - (1 - M / max M) (1 - min(1, gain |g| / max |g|))   (both at once)
+        map            p = M / max M                                         (line 14)
+        gradient       p = |g| / max |g|                           (text of Definition 3)
+        union          p = 1 - (1 - M / max M) (1 - min(1, gain |g| / max |g|))    (both)
+        proportional   p = min(1, c |g| (1 + M / max M)), sum of p = density n     (ours)
 
-    The speculative update adds a share of rarely sent coordinates to each new V. A map that is
-    all zero stands for ``density`` everywhere; density 1 sends everything, always.
+    The first three send what comes of it; the last sends the ``density``, in the mean, at every
+    step (c as in Wangni et al. 2018, "Gradient sparsification", Algorithm 3). The speculative
+    update adds a share of rarely sent coordinates to each new V. A map that is all zero stands for
+    ``density`` everywhere; density 1 sends everything, always.
     """
 
     name: ClassVar[str] = "cesgd"
@@ -90,6 +93,9 @@ class CESGD(Sparsifier):
         if largest := float(p.max()):
             # Divided first: the smallest magnitudes have no reciprocal in float32.
             p /= np.float32(largest)
+        if self.operator == "proportional":
+            p *= 1 + seen
+            _scale_to(p, self.density * len(p))
         if self.operator == "union":
             p *= np.float32(self.gain)
             np.minimum(p, 1, out=p)
@@ -103,3 +109,19 @@ class CESGD(Sparsifier):
         if wanted:
             seldom = np.argpartition(weights[drawn], wanted - 1)[:wanted]
             step.memory["sent"][drawn[seldom]] = True
+
+
+def _scale_to(weights: Vector, total: float) -> None:
+    """Turn (n,) weights into chances, min(1, c w) with the sum ``total``, in place.
+
+    Those at 1 only grow in number from step to step, and seldom in more than a few steps.
+    """
+    free, left = np.ones(len(weights), dtype=np.bool_), total
+    while (mass := float(weights.sum(where=free))) > 0 and left > 0:
+        weights *= np.float32(left / mass)
+        over = free & (weights >= 1)
+        if not over.any():
+            break
+        free &= ~over
+        left = total - (len(weights) - np.count_nonzero(free))
+    weights[~free] = 1
