@@ -178,7 +178,10 @@ def test_esgd_prefers_coordinates_of_high_hidden_weight():
     assert np.isin(heavy, indices).mean() > 0.9
 
 
-@pytest.mark.parametrize("operator", ["map", "gradient", "union"])
+OPERATORS = ["map", "gradient", "union", "proportional"]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_cesgd_keeps_its_set_while_the_loss_falls(operator):
     sparsifier = make("cesgd", operator=operator, speculative=0.01)
     sets = []
@@ -205,7 +208,23 @@ def test_a_loss_falls_only_between_two_that_are_known(name):
     assert same == [False, True, False, False, True, False, False, False, False]
 
 
-@pytest.mark.parametrize("operator", ["map", "gradient", "union"])
+def chances_of(weights, total):
+    """min(1, c w) with the sum `total`: c by bisection."""
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        c = (low + high) / 2
+        low, high = (c, high) if np.minimum(1, c * weights).sum() < total else (low, c)
+    return np.minimum(1, c * weights)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.34, 0.9])
+def test_cesgds_proportional_sends_the_density(density):
+    sparsifier = make("cesgd", operator="proportional", density=density, speculative=0.0)
+    sent = [len(s.indices) / N for _, s, _ in run(sparsifier, 200, [1.0] * 200)]
+    assert np.mean(sent) == pytest.approx(density, rel=0.05)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_cesgd_draws_with_its_probabilities(operator):
     """z-test over 3,000 draws of each coordinate; false alarm 1 in 10^6 for all together."""
     sparsifier = make("cesgd", operator=operator, speculative=0.0)
@@ -220,7 +239,9 @@ def test_cesgd_draws_with_its_probabilities(operator):
         m = weights[start:stop] / weights[start:stop].max()
         a = np.abs(g[start:stop]) / np.abs(g[start:stop]).max()
         union = 1 - (1 - m) * (1 - np.minimum(1, 1.5 * a))
-        p[start:stop] = {"map": m, "gradient": a, "union": union}[operator]
+        found = {"map": m, "gradient": a, "union": union}
+        found["proportional"] = chances_of(a * (1 + m), 0.12 * (stop - start))
+        p[start:stop] = found[operator]
     spread = np.sqrt(p * (1 - p) / draws)
     assert (np.abs(drawn / draws - p) < 6.2 * spread + 1e-3).all()
 
