@@ -131,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         groups = group_jobs(read_jobs(asked.folders)[0])
         figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title)
+        figure.axes[0].set_yscale("log" if asked.log else "linear")
         figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "matplotlib":
@@ -153,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
     parser.add_argument("--y", choices=Y, default="train_loss", help="default: train_loss")
     parser.add_argument("--x", choices=X, default="round", help="default: round")
+    parser.add_argument("--log", action="store_true", help="a logarithmic y axis")
     parser.add_argument("--smooth", type=_count, default=1, metavar="N", help="moving average")
     parser.add_argument("--out", type=_picture, required=True, metavar="FILE.png")
     parser.add_argument("--title", default="")
