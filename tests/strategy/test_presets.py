@@ -21,7 +21,7 @@ ROUNDS = 8
 SAME = [
     f"rounds={ROUNDS}", "nodes=4", "batch_size=16", "lr=0.1", "eval_every=8",
     "strategy.verify_every=3", "strategy/optimizer=sgd", "compression.quantizer=float32",
-    "compression.feedback=false",
+    "compression.feedback=false", "schedule=constant",
 ]  # fmt: skip
 # What each method's own word for "send everything" is, and no momentum at the node.
 WHOLE = {
