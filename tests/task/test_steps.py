@@ -59,9 +59,11 @@ def test_evaluate_is_the_mean_over_all_samples():
     with torch.no_grad():
         logits = model(images)
     for batch_size in (1, 5, 23, 1000):
-        loss, accuracy = evaluate(model, images, labels, batch_size)
+        loss, accuracy, top5 = evaluate(model, images, labels, batch_size)
         assert loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
         assert accuracy == (logits.argmax(1) == labels).sum().item() / 23
+        better = (logits > logits.gather(1, labels[:, None])).sum(1)
+        assert top5 == (better < 5).sum().item() / 23
 
 
 @pytest.mark.parametrize("training", [True, False])
