@@ -11,8 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(VENV)/ready
 	$(PY) run.py $(ARGS)
 
+# A file of tests at a time on each of two cores.
 test: $(VENV)/ready
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/ready
 	$(PY) -m ruff check .

@@ -102,6 +102,10 @@ def cli() -> None:
 
 def run(composed: DictConfig) -> None:
     """Run a composed configuration in Hydra's run folder and print its summary."""
+    hydra_config = HydraConfig.get()
+    experiment = hydra_config.runtime.choices.get("experiment")
+    if experiment and hydra_config.mode is not RunMode.MULTIRUN:
+        raise ConfigError(f"experiment={experiment} is a sweep: add -m")
     config = to_config(composed)
     set_up_logging(config.verbose)
     folder = Path(HydraConfig.get().runtime.output_dir)

@@ -66,6 +66,11 @@ def _check_sampling(config: Config) -> None:
 
 def _check_update(config: Config) -> None:
     """Refuse what a node that sends the gradient of one mini-batch would not heed."""
+    optimizer = config.strategy.get("optimizer", {})
+    if not isinstance(optimizer, Mapping):
+        raise ConfigError(
+            "strategy.optimizer is a group: give strategy/optimizer=sgd, momentum or adam"
+        )
     if config.strategy.get("update") != "gradient":
         return
     for key, alone in (("local_steps", None), ("local_epochs", 1)):
@@ -74,7 +79,8 @@ def _check_update(config: Config) -> None:
                 f"{key} goes with strategy.update=delta; with strategy.update=gradient a node "
                 "sends the gradient of one mini-batch"
             )
-    if not str(config.optimizer["_target_"]).endswith(".SGD"):
+    unheeded = config.optimizer.get("weight_decay") or config.optimizer.get("nesterov")
+    if unheeded or not str(config.optimizer["_target_"]).endswith(".SGD"):
         raise ConfigError(
             "optimizer= is for steps at the nodes, and with strategy.update=gradient they take "
             "none: give strategy/optimizer="

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Iterable
 from logging import getLogger
 from typing import Any, cast
@@ -36,6 +37,7 @@ from task.optimizers import SGD, ServerOptimizer
 from task.replica import Replica
 
 UPDATES = ("gradient", "delta")
+WEIGHTS = (None, "num-examples", "num-steps")  # metrics that every node reports
 STEP = "train.step"  # the type of its messages
 MOST = 2**63  # samples or weight of a node
 log = getLogger("edgewire")
@@ -86,11 +88,15 @@ class SparseAveraging(Strategy):
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
         if mask_received and (downlink is None or not (uplink and uplink.sparsifier.repeats)):
             raise ValueError("mask_received goes with compression=cesgd or esgd, downlink=average")
+        if not isinstance(optimizer, ServerOptimizer | None):
+            raise ValueError("optimizer is chosen by strategy/optimizer=sgd, momentum or adam")
+        if weighted_by_key not in WEIGHTS:
+            raise ValueError(f"weighted_by_key must be null or one of {', '.join(WEIGHTS[1:])}")
         self.optimizer = optimizer or SGD()
         self.update, self.server_lr = update, server_lr
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
         self.quorum, self.weighted_by_key = quorum, weighted_by_key
-        self.verify_every = 0 if mask_received else verify_every
+        self.verify_every = verify_every
         self.traffic = Traffic()
         self.train_metrics: dict[str, float] | None = None
         self.evaluate_metrics: MetricRecord | None = None
@@ -155,14 +161,18 @@ class SparseAveraging(Strategy):
         """Draw the nodes; bring each to the newest version. Nodes alike share one content."""
         self._rate = cast(float, config["lr"])
         told = {**config, "server-round": server_round}
-        if self.verify_every and not server_round % self.verify_every:
+        follow = self._downlink is not None
+        if follow and self.verify_every and not server_round % self.verify_every:
             told["checksum"] = self._versions.checksum()
         contents: dict[tuple[int | None, int], tuple[RecordDict, int]] = {}
         messages = []
-        self._asked = self._drawn(server_round, list(grid.get_node_ids()))
+        while not (nodes := list(grid.get_node_ids())):
+            time.sleep(1)  # for the first node to come, or to come back
+        self._asked = self._drawn(server_round, nodes)
         self._needed = math.ceil(round(self.quorum * len(self._asked), 6))
-        if resting := self._exchange.resting():
-            self._asked = [node for node in self._asked if node not in resting]
+        if resting := self._exchange.resting():  # unless there would be nobody to ask
+            awake = [node for node in self._asked if node not in resting]
+            self._asked = awake or self._asked
         for node in self._asked:
             key = self._versions.base_of(node), self._uplink.last_applied(node)
             if key not in contents:

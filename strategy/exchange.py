@@ -9,6 +9,8 @@ from flwr.app.constants import DEFAULT_TTL
 
 from strategy.nodes import OrderedGrid
 
+LONGEST = 8  # rounds from one that a node has not answered to the next in which it is asked
+
 
 class Exchange:
     """Sends over a grid and collects; an answer that comes too late is taken and thrown away.
@@ -30,7 +32,7 @@ class Exchange:
         """Return the nodes not to be asked in the coming round.
 
         A node that has not answered is asked again in the next round; after m rounds in a row in
-        which it has not, in the m-th after: one that is always late does not drown in messages.
+        which it has not, in the m-th after (8 at most): who is always late does not drown in them.
         """
         return {node for node, when in self._again.items() if when > self._round + 1}
 
@@ -73,4 +75,4 @@ class Exchange:
             self._again.pop(node, None)
         for node in waiting.values():
             self._missed[node] += 1
-            self._again[node] = self._round + self._missed[node]
+            self._again[node] = self._round + min(self._missed[node], LONGEST)

@@ -134,10 +134,11 @@ def test_no_cases_are_one_empty_case(sweep):
     assert ran(folder) == ["seed=0", "seed=1"]
 
 
-def test_without_m_the_experiment_is_one_run(sweep):
+def test_without_m_an_experiment_is_refused(sweep):
     code, error, folder = sweep(multirun=False)
-    assert (code, error) == (0, "")
-    assert json.loads((folder / "result.json").read_text())["algorithm"] == "fedavg"
+    assert code == 2
+    assert error.endswith("is a sweep: add -m\n")
+    assert not (folder / "result.json").exists()
 
 
 @pytest.mark.parametrize(
