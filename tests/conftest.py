@@ -13,6 +13,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first: the last one to begin would keep one core waiting."""
+    longest = ("test_engines.py", "test_ray.py", "test_run.py")
+    items.sort(key=lambda item: item.path.name not in longest)
+
+
 def pytest_collection_finish() -> None:
     """Some of Flower's strategies collect garbage for every model: spare them what is loaded."""
     gc.collect()
