@@ -30,7 +30,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from benchmarks.engine import FOREVER, application, on_ray
 from benchmarks.peers import add_losses
 from benchmarks.timing import Child, Pipe, Turns, compare
-from client.trainer import _mix
+from client.trainer import stream_seed
 from compression import Layout, decode_update
 from compression.stages import Indices, Memory
 from conf import Config
@@ -81,7 +81,7 @@ class Worker:
         """Return mini-batch `step` (from 0): those of the application, in the same order."""
         epoch, position = divmod(step, len(self._labels) // self._batch)
         if position == 0:
-            rng = torch.Generator().manual_seed(_mix(*self._seed, epoch))
+            rng = torch.Generator().manual_seed(stream_seed(*self._seed, epoch))
             self._order = torch.randperm(len(self._labels), generator=rng)
         chosen = self._order[position * self._batch : (position + 1) * self._batch]
         return self._images.index_select(0, chosen), self._labels.index_select(0, chosen)

@@ -59,8 +59,8 @@ class Recent:
 class Trainer:
     """Model, data and optimiser of one configuration, shared by all nodes of a process.
 
-    What differs between nodes comes with each call; nothing is kept between calls, so results
-    do not depend on which process serves which node, or in which order.
+    What differs between nodes comes with each call; nothing but caches is kept between calls, so
+    results do not depend on which process serves which node, or in which order.
     """
 
     def __init__(self, config: Config, folder: str | None = None) -> None:
@@ -104,9 +104,9 @@ class Trainer:
         optimizer.state.clear()
         for group in optimizer.param_groups:
             group["lr"] = lr
-        generator = torch.Generator().manual_seed(_mix(self.config.seed, node.index, server_round))
+        generator = self._generator(node, server_round)
         if self.has_dropout:  # the only layers that draw from torch's global stream
-            torch.manual_seed(_mix(self.config.seed, node.index, server_round) ^ 1)
+            torch.manual_seed(stream_seed(self.config.seed, node.index, server_round) ^ 1)
         anchor = flat.parameters.clone() if proximal_mu else None
         total, steps = torch.zeros((), device=self.device), 0
         for x, y in self._batches(images, labels, generator):
@@ -137,7 +137,7 @@ class Trainer:
         if not flat.module.training:
             flat.module.train()
         if self.has_dropout:
-            torch.manual_seed(_mix(self.config.seed, node.index, number) ^ 1)
+            torch.manual_seed(stream_seed(self.config.seed, node.index, number) ^ 1)
         x, y = self._batch(node, number)
         flat.zero_grad()
         loss = self.loss(flat.module(x), y)
@@ -154,9 +154,8 @@ class Trainer:
         size = min(self.config.batch_size, len(order))
         epoch, position = divmod(number, len(order) // size)
         if epoch != before:
-            generator = torch.Generator().manual_seed(_mix(self.config.seed, node.index, epoch))
             samples = self._part(node, held_back=False)
-            order = samples[torch.randperm(len(samples), generator=generator)]
+            order = samples[torch.randperm(len(samples), generator=self._generator(node, epoch))]
             self._orders[node.index] = epoch, order
         return self._prepared_samples(order[position * size : (position + 1) * size])
 
@@ -202,8 +201,13 @@ class Trainer:
         if self.folder is None:
             indices: Tensor = self.partition.indices(node.index)
             return indices
-        generator = torch.Generator().manual_seed(_mix(self.config.seed, node.index, 0))
-        return torch.randperm(len(self.data.train.labels), generator=generator)
+        total = len(self.data.train.labels)
+        return torch.randperm(total, generator=self._generator(node, 0))
+
+    def _generator(self, node: Node, number: int) -> torch.Generator:
+        """Return the node's own generator for a round or an epoch."""
+        seed = stream_seed(self.config.seed, node.index, number)
+        return torch.Generator().manual_seed(seed)
 
     def _batches(
         self, images: Tensor, labels: Tensor, generator: torch.Generator
@@ -217,7 +221,7 @@ class Trainer:
         return islice(chain.from_iterable(every), limit)
 
 
-def _mix(*parts: int) -> int:
+def stream_seed(*parts: int) -> int:
     """Return a 63-bit seed for a random stream named by integers, the same on every machine."""
     digest = blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

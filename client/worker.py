@@ -14,10 +14,10 @@ from client.node import Node
 from client.trainer import Metrics, Trainer, Vector
 from compression import PayloadError, decode_update
 from compression.flower import FlatArray, filled, payload_record
-from compression.flower.answer import encode_answer
+from compression.flower.answer import codec_seed, encode_answer
+from compression.flower.arrays import Decoder
 from compression.flower.state import NOTE, NodeState, checksum, own_array
 from compression.layout import Layout
-from compression.payload import Update
 from conf.build import codec_of, server_optimizer_of
 from task.replica import MODEL, VERSION, Replica
 
@@ -42,7 +42,7 @@ class Worker:
         self._optimizer = server_optimizer_of(config)
         self._gradient = config.strategy["update"] == "gradient"
         self._mask_received = bool(config.strategy["mask_received"])
-        self._decoded: dict[int, tuple[bytes, Update]] = {}
+        self._decode = Decoder(self._layout)
         self._snapshot: tuple[bytes, Replica] | None = None
 
     def step(self, message: Message, node: Node, context: Context) -> Message:
@@ -80,7 +80,7 @@ class Worker:
         self, update: Vector, metrics: Metrics, config: ConfigRecord, node: Node, context: Context
     ) -> RecordDict:
         server_round = cast(int, config["server-round"])
-        seed = (self._config.seed << 96) | (node.index << 32) | server_round
+        seed = codec_seed(self._config.seed, node.index, server_round)
         if not self._keeps:
             payload = self._codec.encode(update, self._layout, seed=seed)
             return RecordDict({"arrays": payload_record(payload)})
@@ -186,12 +186,6 @@ class Worker:
                 every[: len(mask)] = mask
                 indices, values = indices[every[indices]], values[every[indices]]
             replica.apply(indices, values, rates[version - base - 1])
-
-    def _decode(self, payload: bytes) -> Update:
-        """Decode, or return what the very same bytes decoded to last."""
-        if id(payload) not in self._decoded:
-            self._decoded = {id(payload): (payload, decode_update(payload, self._layout))}
-        return self._decoded[id(payload)][1]
 
 
 def _keep(replica: Replica, context: Context, name: str = FOLLOWED) -> None:

@@ -66,11 +66,6 @@ def _check_sampling(config: Config) -> None:
 
 def _check_update(config: Config) -> None:
     """Refuse what a node that sends the gradient of one mini-batch would not heed."""
-    optimizer = config.strategy.get("optimizer", {})
-    if not isinstance(optimizer, Mapping):
-        raise ConfigError(
-            "strategy.optimizer is a group: give strategy/optimizer=sgd, momentum or adam"
-        )
     if config.strategy.get("update") != "gradient":
         return
     for key, alone in (("local_steps", None), ("local_epochs", 1)):

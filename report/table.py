@@ -42,6 +42,8 @@ def numbers(group: Group) -> Numbers:
         "client_updates": mean("client_updates"),
         "failures": mean("failures"),
         "seconds": mean("seconds"),
+        "virtual_seconds": (virtual := mean("virtual_seconds")),
+        "virtual_seconds_per_round": None if virtual is None else virtual / results[0]["rounds"],
     }
 
 
@@ -89,15 +91,21 @@ COLUMNS: dict[str, Callable[[Numbers], str]] = {
     "updates": _text("client_updates", "{:.10g}".format),
     "failed": _text("failures", "{:.10g}".format),
     "time": _text("seconds", human_seconds),
+    "virtual time": _text("virtual_seconds", human_seconds),
+    "a round": _text("virtual_seconds_per_round", human_seconds),
 }
+
+# Left out where no run has them: columns, and what they show.
+OPTIONAL = {"top5": "top5", "virtual time": "virtual_seconds", "a round": "virtual_seconds"}
 
 
 def markdown(groups: Sequence[Group], keys: Sequence[str]) -> str:
     """Return the groups as a Markdown table, a row named by the values of `keys`."""
     rows = [numbers(group) for group in groups]
     columns = dict(COLUMNS)
-    if all(row["top5"] is None for row in rows):
-        del columns["top5"]
+    for column, key in OPTIONAL.items():
+        if all(row[key] is None for row in rows):
+            del columns[column]
     lines = [
         [*keys, *columns],
         ["---"] * len(keys) + ["---:"] * len(columns),

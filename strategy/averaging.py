@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from logging import getLogger
 from typing import Any, cast
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -24,7 +23,7 @@ from compression.flower import (
     to_arrays,
     to_vector,
 )
-from compression.flower.arrays import records
+from compression.flower.arrays import float32_bytes, records
 from compression.flower.state import note_of
 from compression.flower.uplink import Uplink
 from compression.stages import is_finite
@@ -38,6 +37,7 @@ from task.replica import Replica
 
 UPDATES = ("gradient", "delta")
 WEIGHTS = (None, "num-examples", "num-steps")  # metrics that every node reports
+PLAIN_SGD = SGD()
 STEP = "train.step"  # the type of its messages
 MOST = 2**63  # samples or weight of a node
 log = getLogger("edgewire")
@@ -65,7 +65,7 @@ class SparseAveraging(Strategy):
     def __init__(
         self,
         *,
-        optimizer: ServerOptimizer | None = None,
+        optimizer: ServerOptimizer = PLAIN_SGD,
         update: str = "gradient",
         server_lr: float = 1.0,
         fraction_train: float = 1.0,
@@ -88,11 +88,11 @@ class SparseAveraging(Strategy):
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
         if mask_received and (downlink is None or not (uplink and uplink.sparsifier.repeats)):
             raise ValueError("mask_received goes with compression=cesgd or esgd, downlink=average")
-        if not isinstance(optimizer, ServerOptimizer | None):
+        if not isinstance(optimizer, ServerOptimizer):
             raise ValueError("optimizer is chosen by strategy/optimizer=sgd, momentum or adam")
         if weighted_by_key not in WEIGHTS:
             raise ValueError(f"weighted_by_key must be null or one of {', '.join(WEIGHTS[1:])}")
-        self.optimizer = optimizer or SGD()
+        self.optimizer = optimizer
         self.update, self.server_lr = update, server_lr
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
         self.quorum, self.weighted_by_key = quorum, weighted_by_key
@@ -146,9 +146,7 @@ class SparseAveraging(Strategy):
         if statistics != tuple(range(len(layout) - len(statistics), len(layout))):
             raise ValueError("BatchNorm's running statistics must come after all parameters")
         trained = int(layout.offsets[len(layout) - len(statistics)])
-        self._float32_bytes = sum(
-            len(Array(part).data) for part in np.split(vector, layout.offsets[1:-1])
-        )
+        self._float32_bytes = float32_bytes(vector, layout)
         self._replica = Replica.start(self.optimizer, trained, vector)
         self._versions = Versions(self._replica, layout, follow=self._downlink is not None)
         self._mean = SparseMean(layout.size)
@@ -166,13 +164,7 @@ class SparseAveraging(Strategy):
             told["checksum"] = self._versions.checksum()
         contents: dict[tuple[int | None, int], tuple[RecordDict, int]] = {}
         messages = []
-        while not (nodes := list(grid.get_node_ids())):
-            time.sleep(1)  # for the first node to come, or to come back
-        self._asked = self._drawn(server_round, nodes)
-        self._needed = math.ceil(round(self.quorum * len(self._asked), 6))
-        if resting := self._exchange.resting():  # unless there would be nobody to ask
-            awake = [node for node in self._asked if node not in resting]
-            self._asked = awake or self._asked
+        self._draw(server_round, grid)
         for node in self._asked:
             key = self._versions.base_of(node), self._uplink.last_applied(node)
             if key not in contents:
@@ -188,13 +180,20 @@ class SparseAveraging(Strategy):
         self.traffic.downlink_bytes_float32 += self._float32_bytes * len(messages)
         return messages
 
-    def _drawn(self, server_round: int, nodes: list[int]) -> list[int]:
-        """Return the nodes of a round, drawn from (seed, round) alone, in their own order."""
+    def _draw(self, server_round: int, grid: Grid) -> None:
+        """Decide which nodes are asked, in their own order, and how many answers will do.
+
+        They are drawn from (seed, round) alone; those that rest are left out unless all do.
+        """
+        while not (nodes := list(grid.get_node_ids())):
+            time.sleep(1)  # for the first node to come, or to come back
         count = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
-        if count >= len(nodes):
-            return nodes
-        draw = random.Random(f"{self._seed} {server_round} train")
-        return [nodes[i] for i in sorted(draw.sample(range(len(nodes)), count))]
+        if count < len(nodes):
+            draw = random.Random(f"{self._seed} {server_round} train")
+            nodes = [nodes[i] for i in sorted(draw.sample(range(len(nodes)), count))]
+        self._needed = math.ceil(round(self.quorum * len(nodes), 6))
+        resting = self._exchange.resting()
+        self._asked = [node for node in nodes if node not in resting] or nodes
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

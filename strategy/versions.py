@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 
 from compression import make_codec
-from compression.flower.arrays import STYPE
+from compression.flower.arrays import payload_records
 from compression.flower.state import checksum
 from compression.layout import Layout
 from task.replica import MODEL, VERSION, Replica
@@ -100,7 +100,4 @@ class Versions:
 
 
 def _parcel(payloads: dict[str, bytes], config: dict[str, int | list[float]]) -> Parcel:
-    record = ArrayRecord()
-    for name, payload in payloads.items():
-        record[name] = Array("uint8", (len(payload),), STYPE, payload)
-    return Parcel(record, config, sum(map(len, payloads.values())))
+    return Parcel(payload_records(payloads), config, sum(map(len, payloads.values())))

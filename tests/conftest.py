@@ -1,7 +1,10 @@
 import gc
 import signal
+import sys
 
 import pytest
+
+import run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,6 +26,23 @@ def pytest_collection_finish() -> None:
     """Some of Flower's strategies collect garbage for every model: spare them what is loaded."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """Run the command's words in this process; return the exit code and what was printed."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        monkeypatch.setattr(run, "_failed", [])
+        try:
+            run.cli()
+            code = 0
+        except SystemExit as done:
+            code = done.code
+        return code, capsys.readouterr()
+
+    return call
 
 
 @pytest.fixture

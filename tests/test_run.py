@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-import run
 from conf.build import data_of, model_of
 from conf.load import compose_config, to_config
 from task.flat import FlatModel
@@ -25,7 +24,7 @@ STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.y
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
+def command(cli, tmp_path):
     """Run the command in this process; return (exit code, what it printed, its folder)."""
     count = 0
 
@@ -33,16 +32,8 @@ def command(monkeypatch, tmp_path, capsys):
         nonlocal count
         count += 1
         folder = tmp_path / f"run{count}"
-        argv = ["run.py", f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", *overrides]
-        argv.sort(key=lambda word: word == "-m", reverse=False)
-        monkeypatch.setattr(sys, "argv", argv)
-        monkeypatch.setattr(run, "_failed", [])
-        try:
-            run.cli()
-            code = 0
-        except SystemExit as done:
-            code = done.code
-        return code, capsys.readouterr(), folder
+        words = [f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", *overrides]
+        return *cli(*sorted(words, key=lambda word: word == "-m")), folder
 
     return call
 

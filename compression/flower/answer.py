@@ -8,6 +8,11 @@ from compression.flower.state import NodeState
 from compression.layout import Layout
 
 
+def codec_seed(seed: int, node: int, server_round: int) -> int:
+    """Mix run seed, node (its partition) and round into one integer for codecs that draw."""
+    return (seed << 96) | (node << 32) | server_round
+
+
 def encode_answer(
     codec: Codec,
     update: Vector,

@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from compression.layout import Layout
+from compression.payload import Update, decode_update
 from compression.stages import PayloadError
 
 Vector = NDArray[np.float32]
@@ -105,9 +106,35 @@ def to_arrays(vector: Vector, layout: Layout) -> ArrayRecord:
     return record
 
 
+def float32_bytes(vector: Vector, layout: Layout) -> int:
+    """Return the bytes of a model as Flower sends it: of real Arrays, one float32 one a tensor."""
+    parts = np.split(vector, layout.offsets[1:-1])
+    return sum(len(Array(part).data) for part in parts)
+
+
 def payload_record(payload: bytes) -> ArrayRecord:
     """Return an ArrayRecord of one Array that holds a payload."""
-    return filled(ArrayRecord(), {"payload": Array("uint8", (len(payload),), STYPE, payload)})
+    return payload_records({"payload": payload})
+
+
+def payload_records(payloads: Mapping[str, bytes]) -> ArrayRecord:
+    """Return an ArrayRecord of one Array a payload."""
+    arrays = {n: Array("uint8", (len(p),), STYPE, p) for n, p in payloads.items()}
+    return filled(ArrayRecord(), arrays)
+
+
+class Decoder:
+    """Decodes what the server sends; nodes of a process that get the very same bytes share it."""
+
+    def __init__(self, layout: Layout | None) -> None:
+        self._layout = layout
+        self._last: tuple[bytes, Update] | None = None
+
+    def __call__(self, payload: bytes) -> Update:
+        """Return what a payload holds; errors as `decode_update`."""
+        if self._last is None or self._last[0] is not payload:
+            self._last = payload, decode_update(payload, self._layout)
+        return self._last[1]
 
 
 def payload_of(content: RecordDict) -> tuple[str, bytes] | None:

@@ -9,8 +9,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 
 from compression.codec import Codec
-from compression.flower.answer import encode_answer
+from compression.flower.answer import codec_seed, encode_answer
 from compression.flower.arrays import (
+    Decoder,
     Vector,
     flat_record,
     payload_of,
@@ -22,15 +23,15 @@ from compression.flower.arrays import (
 )
 from compression.flower.state import NOTE, NodeState, Note, checksum, note_of
 from compression.layout import Layout
-from compression.payload import Update, decode_update
+from compression.payload import Update
 from compression.stages import PayloadError
 
 
 def _seed(seed: int, context: Context, config: ConfigRecord | None) -> int:
-    """Mix run seed, node and round into one integer for stochastic codecs."""
+    """Return the codec's seed for this node and round."""
     node = int(context.node_config.get("partition-id", context.node_id))
     server_round = cast(int, config["server-round"]) if config and "server-round" in config else 0
-    return (seed << 96) | (node << 32) | server_round
+    return codec_seed(seed, node, server_round)
 
 
 @dataclass
@@ -49,8 +50,11 @@ class CompressionMod:
     codec: Codec
     layout: Layout | None = None
     seed: int = 0
-    _last: tuple[bytes, Update] | None = field(default=None, init=False, repr=False)
+    _decoder: Decoder = field(init=False, repr=False)
     _version: tuple[bytes, Vector] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._decoder = Decoder(self.layout)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Decode, call the app, encode what it changed."""
@@ -59,7 +63,7 @@ class CompressionMod:
             return call_next(message, context)
         name, payload = found
         note = note_of(message.content)
-        update = self._decode(payload)
+        update = self._decoder(payload)
         layout = update.layout
         reference = self._replica(context, note, update) if "version" in note else update.dense()
         arrays = to_arrays(reference, layout) if self.layout is None else flat_record(reference)
@@ -134,9 +138,3 @@ class CompressionMod:
         state.replica = self._version[1]
         state.save()
         return state.replica
-
-    def _decode(self, payload: bytes) -> Update:
-        """Decode, or return what the very same bytes decoded to: nodes of a process share them."""
-        if self._last is None or self._last[0] is not payload:
-            self._last = (payload, decode_update(payload, self.layout))
-        return self._last[1]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from logging import getLogger
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -17,6 +17,7 @@ from compression.codec import Codec
 from compression.flower.arrays import (
     Vector,
     flat_record,
+    float32_bytes,
     layout_of,
     payload_of,
     payload_record,
@@ -102,11 +103,7 @@ class Compressed(Strategy):
         """Run the wrapped strategy's rounds; arguments and result as `Strategy.start`."""
         self._layout = layout = layout_of(initial_arrays)
         vector = to_vector(initial_arrays)
-        # What the model costs as Flower sends it is measured on the real Arrays.
-        self._float32_bytes = sum(
-            len(Array(part).data)
-            for part in np.split(vector, layout.offsets[1:-1])  # one Array a tensor
-        )
+        self._float32_bytes = float32_bytes(vector, layout)
         inner_fn = evaluate_fn
         if evaluate_fn is not None and not self.flat:
 

@@ -24,6 +24,7 @@ from compression import names as methods
 from compression.payload import parts_of
 from compression.stages import Rng, Step
 from compression.statistics import exact_tensors, split
+from tests.compression.quantizers.values import SPECIAL
 
 # Sparsifiers meet quantizers, and both sorts of selection meet every pair that a decoder can see.
 COMBINATIONS = sorted(
@@ -40,20 +41,6 @@ every_decoder = pytest.mark.parametrize(
 every_combination = pytest.mark.parametrize(
     ("sparsifier", "quantizer", "coder"), COMBINATIONS, ids=["-".join(c) for c in COMBINATIONS]
 )
-
-SPECIAL = {
-    "empty": np.zeros(0),
-    "one": np.array([0.1]),
-    "zeros": np.zeros(300),
-    "negative zeros": -np.zeros(300),
-    "all negative": -np.linspace(1e-3, 1, 300),
-    "all equal": np.full(300, 0.3),
-    "subnormal": np.linspace(-1e-40, 1e-40, 300),
-    "smallest": np.full(300, np.finfo(np.float32).smallest_subnormal),
-    "huge": np.linspace(-3e38, 3e38, 300),
-    "largest": np.full(300, np.finfo(np.float32).max),
-    "wide": np.geomspace(1e-45, 3e38, 300),
-}
 
 
 def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:

@@ -1,13 +1,11 @@
 """Experiments made of cases: which jobs they become, and how a wrong one ends."""
 
 import json
-import sys
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-import run
 from conf import ConfigError
 from conf.sweeper import Cases, split_case
 
@@ -77,7 +75,7 @@ def test_what_is_no_case_is_named(case):
 
 
 @pytest.fixture
-def sweep(monkeypatch, tmp_path, capsys):
+def sweep(cli, tmp_path):
     """Run the experiment with further words; return (exit code, stderr, the sweep's folder)."""
     (tmp_path / "groups" / "experiment").mkdir(parents=True)
     (tmp_path / "groups" / "experiment" / "pairs.yaml").write_text(EXPERIMENT)
@@ -87,14 +85,8 @@ def sweep(monkeypatch, tmp_path, capsys):
         folders = [f"hydra.{mode}.dir={tmp_path / 'out'}" for mode in ("run", "sweep")]
         short = ["rounds=1", "engine.workers=1"]
         mode = ["-m"] if multirun else []
-        monkeypatch.setattr(sys, "argv", ["run.py", *mode, *found, *folders, *short, *words])
-        monkeypatch.setattr(run, "_failed", [])
-        try:
-            run.cli()
-            code = 0
-        except SystemExit as done:
-            code = done.code
-        return code, capsys.readouterr().err, tmp_path / "out"
+        code, printed = cli(*mode, *found, *folders, *short, *words)
+        return code, printed.err, tmp_path / "out"
 
     return call
 

@@ -146,3 +146,13 @@ def test_no_finished_run_is_one_line(tmp_path, capsys):
         assert printed.out == ""
         assert len(printed.err.strip().splitlines()) == 1
         assert str(folder) in printed.err
+
+
+def test_virtual_time_is_there_where_a_run_has_it(tmp_path, capsys):
+    add_job(tmp_path / "0", "nodes=4 seed=0", virtual_seconds=3.0, rounds=30)
+    add_job(tmp_path / "1", "nodes=8 seed=0", virtual_seconds=6.0, rounds=30)
+    main([str(tmp_path)])
+    head, _, first, second = capsys.readouterr().out.splitlines()[:4]
+    assert head.endswith("| virtual time | a round |")
+    assert first.endswith("| 3 s | 0.1 s |")
+    assert second.endswith("| 6 s | 0.2 s |")

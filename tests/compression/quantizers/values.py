@@ -1,4 +1,4 @@
-"""Values and parts that quantizers are tried on."""
+"""Values, special ones too, and parts that quantizers are tried on."""
 
 import numpy as np
 
@@ -7,10 +7,28 @@ from compression.stages import Parts
 MOST = float(np.finfo(np.float32).max)
 LEAST = float(np.finfo(np.float32).smallest_subnormal)
 
+SPECIAL = {
+    "empty": np.zeros(0),
+    "one": np.array([0.1]),
+    "zeros": np.zeros(300),
+    "negative zeros": -np.zeros(300),
+    "all negative": -np.linspace(1e-3, 1, 300),
+    "all equal": np.full(300, 0.3),
+    "subnormal": np.linspace(-1e-40, 1e-40, 300),
+    "smallest": np.full(300, LEAST),
+    "huge": np.linspace(-3e38, 3e38, 300),
+    "largest": np.full(300, MOST),
+    "wide": np.geomspace(1e-45, 3e38, 300),
+}
+
 
 def parts_of(*shapes: tuple[int, ...]) -> Parts:
     sizes = [int(np.prod(shape)) for shape in shapes]
     return Parts(np.cumsum([0, *sizes]), shapes)
+
+
+def selected(*sizes: int) -> Parts:
+    return Parts(np.cumsum([0, *sizes]))
 
 
 def whole(values: np.ndarray) -> Parts:

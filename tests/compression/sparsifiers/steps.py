@@ -1,0 +1,27 @@
+"""A layout, updates and steps that sparsifiers are tried on."""
+
+import numpy as np
+
+from compression import Layout
+from compression.registry import get
+from compression.stages import Rng, Step
+
+LAYOUT = Layout(("conv", "bias", "fc"), ((4, 3, 5, 5), (4,), (20, 30)), ("float32",) * 3)
+N = LAYOUT.size
+
+
+def update(seed=0):
+    return np.random.default_rng(seed).standard_t(4, size=N).astype(np.float32)
+
+
+def make(name, **options):
+    return get("sparsifier", name)(**options)
+
+
+def run(sparsifier, steps, losses=None):
+    """Yield (update, selection, memory) of some steps."""
+    memory = {}
+    for number in range(steps):
+        loss = None if losses is None else losses[number]
+        g = update(number)
+        yield g, sparsifier.select(g, Step(LAYOUT, memory, Rng(number, 0), loss)), memory

@@ -1,0 +1,77 @@
+"""CE-SGD: the set while the loss falls, the chances of each operator, speculation."""
+
+import numpy as np
+import pytest
+
+from compression.stages import Rng, Step
+from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
+
+OPERATORS = ["map", "gradient", "union", "proportional"]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_cesgd_keeps_its_set_while_the_loss_falls(operator):
+    sparsifier = make("cesgd", operator=operator, speculative=0.01)
+    sets = []
+    for g, (indices, values, same), memory in run(sparsifier, 5, [3, 2, 1, 4, 2]):
+        np.testing.assert_array_equal(values, g[indices])
+        np.testing.assert_array_equal(np.flatnonzero(memory["sent"]), indices)
+        sets.append((indices.tolist(), same))
+    assert [same for _, same in sets] == [False, True, True, False, True]
+    assert sets[0][0] == sets[1][0] == sets[2][0] != sets[3][0]
+    assert sets[3][0] == sets[4][0]
+    expected = np.zeros(N)
+    expected[sets[0][0]] += 2
+    expected[sets[3][0]] += 1
+    np.testing.assert_array_equal(memory["map"], expected)
+    # V0 has density 0.12: within 5 standard deviations.
+    assert abs(len(sets[0][0]) - 0.12 * N) < 5 * np.sqrt(0.12 * 0.88 * N)
+
+
+def chances_of(weights, total):
+    """min(1, c w) with the sum `total`: c by bisection."""
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        c = (low + high) / 2
+        low, high = (c, high) if np.minimum(1, c * weights).sum() < total else (low, c)
+    return np.minimum(1, c * weights)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.34, 0.9])
+def test_cesgds_proportional_sends_the_density(density):
+    sparsifier = make("cesgd", operator="proportional", density=density, speculative=0.0)
+    sent = [len(s.indices) / N for _, s, _ in run(sparsifier, 200, [1.0] * 200)]
+    assert np.mean(sent) == pytest.approx(density, rel=0.05)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_cesgd_draws_with_its_probabilities(operator):
+    """z-test over 3,000 draws of each coordinate; false alarm 1 in 10^6 for all together."""
+    sparsifier = make("cesgd", operator=operator, speculative=0.0)
+    g, draws = update(), 3000
+    weights = np.random.default_rng(5).integers(0, 9, N).astype(np.float32)
+    drawn = np.zeros(N)
+    for seed in range(draws):
+        memory = {"loss": np.array([1.0]), "map": weights.copy(), "sent": np.zeros(N, bool)}
+        drawn[sparsifier.select(g, Step(LAYOUT, memory, Rng(seed, 0), 2.0)).indices] += 1
+    p = np.empty(N)
+    for start, stop in zip(LAYOUT.offsets[:-1], LAYOUT.offsets[1:], strict=True):
+        m = weights[start:stop] / weights[start:stop].max()
+        a = np.abs(g[start:stop]) / np.abs(g[start:stop]).max()
+        union = 1 - (1 - m) * (1 - np.minimum(1, 1.5 * a))
+        found = {"map": m, "gradient": a, "union": union}
+        found["proportional"] = chances_of(a * (1 + m), 0.12 * (stop - start))
+        p[start:stop] = found[operator]
+    spread = np.sqrt(p * (1 - p) / draws)
+    assert (np.abs(drawn / draws - p) < 6.2 * spread + 1e-3).all()
+
+
+def test_cesgd_speculates_on_seldom_seen_coordinates():
+    sparsifier = make("cesgd", operator="map", speculative=0.05)
+    weights = np.zeros(N, dtype=np.float32)
+    weights[: N // 2] = 10
+    weights[LAYOUT.offsets[1:-1]] = 10  # no tensor without any
+    memory = {"loss": np.array([1.0]), "map": weights, "sent": np.zeros(N, bool)}
+    indices, _, _ = sparsifier.select(update(), Step(LAYOUT, memory, Rng(0, 0), 2.0))
+    rare = indices[weights[indices] == 0]
+    assert len(rare) == pytest.approx(0.05 * N, abs=3)

@@ -1,0 +1,71 @@
+"""Top-k, threshold, gradient dropping, random-k and selective: the rule of each."""
+
+import numpy as np
+
+from compression import Layout
+from compression.stages import Rng, Step
+from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
+
+
+def test_topk_takes_the_largest_of_residual_and_update():
+    residual = np.zeros(N, dtype=np.float32)
+    for g, (indices, values, _), memory in run(make("topk", density=0.1), 4):
+        residual += g
+        expected = np.sort(np.argsort(-np.abs(residual), kind="stable")[: int(0.1 * N)])
+        np.testing.assert_array_equal(indices, expected)
+        np.testing.assert_array_equal(values, residual[expected])
+        residual[expected] = 0
+        np.testing.assert_array_equal(memory["residual"], residual)
+
+
+def test_topk_of_each_tensor():
+    _, (indices, _, _), _ = next(run(make("topk", density=0.1, scope="tensor"), 1))
+    segments = np.searchsorted(indices, LAYOUT.offsets)
+    assert np.diff(segments).tolist() == [30, 1, 60]
+
+
+def test_threshold_sends_the_threshold_and_keeps_the_difference():
+    tau, residual = np.float32(1.5), np.zeros(N, dtype=np.float32)
+    for g, (indices, values, _), memory in run(make("threshold", threshold=1.5), 4):
+        residual += g
+        expected = np.flatnonzero(np.abs(residual) > tau)
+        np.testing.assert_array_equal(indices, expected)
+        np.testing.assert_array_equal(values, np.sign(residual[expected]) * tau)
+        residual[expected] -= values
+        np.testing.assert_allclose(memory["residual"], residual, atol=1e-6)
+
+
+def test_a_sampled_threshold_drops_about_the_share():
+    big = Layout(("w",), ((1000, 500),), ("float32",))
+    g = np.random.default_rng(0).normal(size=big.size).astype(np.float32)
+    chosen = make("gradient_dropping", cut="sampled", drop=0.99).select(g, Step(big, {}, Rng(1, 0)))
+    # 10 of a sample of 1,000 lie above the threshold: the share sent is 1 % +- 5 * 0.32 %.
+    assert 0 < len(chosen.indices) < 0.026 * big.size
+    floor = np.abs(chosen.values).min()
+    assert (np.abs(np.delete(g, chosen.indices)) <= floor).all()
+
+
+def test_a_rescaled_random_selection_keeps_nothing_and_is_right_on_average():
+    """z-test of each coordinate's mean over 4,000 draws; false alarm 1 in 10^6 for all together."""
+    for scope in ("global", "tensor"):
+        sparsifier = make("randomk", density=0.25, rescale=True, scope=scope)
+        g, total, draws = update(), np.zeros(N), 4000
+        for seed in range(draws):
+            memory = {}
+            indices, values, _ = sparsifier.select(g, Step(LAYOUT, memory, Rng(seed, 0)))
+            total[indices] += values
+            assert not memory
+        spread = np.abs(g) * np.sqrt(3 / draws)  # of a value that is 4 g with probability 1/4
+        assert (np.abs(total / draws - g) < 6.2 * spread + 1e-6).all()
+
+
+def test_selective_at_random_draws_above_the_threshold():
+    sparsifier = make("selective", density=0.05, pick="random", threshold=1.0)
+    seen = set()
+    for g, (indices, values, _), memory in run(sparsifier, 5):
+        assert (np.abs(values) > 1).all()
+        np.testing.assert_array_equal(values, g[indices])
+        assert len(indices) == int(0.05 * N)
+        assert not memory
+        seen.add(tuple(indices.tolist()))
+    assert len(seen) == 5
