@@ -1,8 +1,27 @@
 """Small networks for small images."""
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from task.models.parts import MODELS, need
+
+
+class Narrow(nn.Sequential):
+    """Layers in a row that lay images out with their channels last, where a CPU computes.
+
+    Convolutions of few channels then take half the time (LeNet-5's first one, backward: 0.7 ms
+    in place of 5). For the same reason pooling comes before ReLU here: neither values nor
+    gradients differ, max(relu(x)) = relu(max(x)), and ReLU has a quarter of the work.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the last layer's output for float32 (N, C, H, W)."""
+        if images.dim() == 4 and images.device.type == "cpu":
+            # with one channel both layouts are "contiguous": only a copy has the other strides
+            images = images.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
+            images = images.permute(0, 3, 1, 2)
+        output: Tensor = super().forward(images)
+        return output
 
 
 @MODELS.register("mlp")
@@ -25,13 +44,13 @@ def lenet5(channels: int, size: int, classes: int) -> nn.Module:
     need("lenet5", size, 12)
     padding = 2 if size < 32 else 0
     side = ((size + 2 * padding - 4) // 2 - 4) // 2
-    return nn.Sequential(
+    return Narrow(
         nn.Conv2d(channels, 6, 5, padding=padding),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(16 * side * side, 120),
         nn.ReLU(),
@@ -46,13 +65,13 @@ def adacomp_cnn(channels: int, size: int, classes: int) -> nn.Module:
     """The CNN of AdaComp (Hardy et al. 2017): 211,690 parameters on 1x28x28."""
     need("adacomp_cnn", size, 4)
     side = size // 4
-    return nn.Sequential(
+    return Narrow(
         nn.Conv2d(channels, 32, 3, padding=1),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(32, 32, 3, padding=1),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(32 * side * side, 128),
         nn.ReLU(),
@@ -68,12 +87,12 @@ def cnn(channels: int, size: int, classes: int) -> nn.Module:
     """
     need("cnn", size, 6)
     side = (size - 4) // 2
-    return nn.Sequential(
+    return Narrow(
         nn.Conv2d(channels, 32, 3),
         nn.ReLU(),
         nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * side * side, 128),
         nn.ReLU(),
