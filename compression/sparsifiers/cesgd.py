@@ -8,11 +8,11 @@ import numpy as np
 from compression.layout import Layout
 from compression.options import expect_at_least, expect_between, expect_one_of, expect_share
 from compression.registry import register
-from compression.selection import uniform
+from compression.selection import largest, uniform
 from compression.stages import Selection, Sparsifier, Step, Vector, fallen, remembered
 from compression.workspace import workspace
 
-OPERATORS = ("union", "map", "gradient", "proportional")
+OPERATORS = ("union", "map", "gradient", "proportional", "largest")
 
 
 @register("sparsifier")
@@ -28,8 +28,9 @@ class CESGD(Sparsifier):
         gradient       p = |g| / max |g|                           (text of Definition 3)
         union          p = 1 - (1 - M / max M) (1 - min(1, gain |g| / max |g|))    (both)
         proportional   p = min(1, c |g| (1 + M / max M)), sum of p = density n     (ours)
+        largest        p = 1 for the density n largest |g| (1 + M / max M), else 0 (ours)
 
-    The first three send what comes of it; the last sends the ``density``, in the mean, at every
+    The first three send what comes of it; the last two send the ``density``, in the mean, at every
     step (c as in Wangni et al. 2018, "Gradient sparsification", Algorithm 3). The speculative
     update adds a share of rarely sent coordinates to each new V. A map that is all zero stands for
     ``density`` everywhere; density 1 sends everything, always.
@@ -90,12 +91,17 @@ class CESGD(Sparsifier):
             p[:] = seen
             return
         np.abs(update, out=p)
-        if largest := float(p.max()):
+        if highest := float(p.max()):
             # Divided first: the smallest magnitudes have no reciprocal in float32.
-            p /= np.float32(largest)
+            p /= np.float32(highest)
         if self.operator == "proportional":
             p *= 1 + seen
             _scale_to(p, self.density * len(p))
+        if self.operator == "largest":
+            p *= 1 + seen
+            top = largest(p, max(1, round(self.density * len(p))))
+            p.fill(0)
+            p[top] = 1
         if self.operator == "union":
             p *= np.float32(self.gain)
             np.minimum(p, 1, out=p)

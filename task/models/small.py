@@ -20,7 +20,7 @@ class Narrow(nn.Sequential):
             # with one channel both layouts are "contiguous": only a copy has the other strides
             images = images.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
             images = images.permute(0, 3, 1, 2)
-        output: Tensor = super().forward(images)
+        output: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
         return output
 
 

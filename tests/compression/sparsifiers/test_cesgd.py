@@ -6,7 +6,7 @@ import pytest
 from compression.stages import Rng, Step
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
 
-OPERATORS = ["map", "gradient", "union", "proportional"]
+OPERATORS = ["map", "gradient", "union", "proportional", "largest"]
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -38,8 +38,9 @@ def chances_of(weights, total):
 
 
 @pytest.mark.parametrize("density", [0.05, 0.34, 0.9])
-def test_cesgds_proportional_sends_the_density(density):
-    sparsifier = make("cesgd", operator="proportional", density=density, speculative=0.0)
+@pytest.mark.parametrize("operator", ["proportional", "largest"])
+def test_cesgds_own_operators_send_the_density(operator, density):
+    sparsifier = make("cesgd", operator=operator, density=density, speculative=0.0)
     sent = [len(s.indices) / N for _, s, _ in run(sparsifier, 200, [1.0] * 200)]
     assert np.mean(sent) == pytest.approx(density, rel=0.05)
 
@@ -61,6 +62,8 @@ def test_cesgd_draws_with_its_probabilities(operator):
         union = 1 - (1 - m) * (1 - np.minimum(1, 1.5 * a))
         found = {"map": m, "gradient": a, "union": union}
         found["proportional"] = chances_of(a * (1 + m), 0.12 * (stop - start))
+        most = np.argsort(a * (1 + m))[-max(1, round(0.12 * (stop - start))) :]
+        found["largest"] = np.isin(np.arange(stop - start), most)
         p[start:stop] = found[operator]
     spread = np.sqrt(p * (1 - p) / draws)
     assert (np.abs(drawn / draws - p) < 6.2 * spread + 1e-3).all()
