@@ -4,8 +4,6 @@ import sys
 
 import pytest
 
-import run
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -31,6 +29,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def cli(monkeypatch, capsys):
     """Run the command's words in this process; return the exit code and what was printed."""
+    import run  # not above: it sets a variable that pytest's own children would inherit
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["run.py", *words])
