@@ -1,6 +1,7 @@
 """CE-SGD: coordinates drawn by how often they were there when the loss fell, and by gradient."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -9,6 +10,7 @@ from compression.layout import Layout
 from compression.options import expect_at_least, expect_between, expect_one_of, expect_share
 from compression.registry import register
 from compression.selection import largest, uniform
+from compression.sparsifiers.scope import SCOPES, count
 from compression.stages import Selection, Sparsifier, Step, Vector, fallen, remembered
 from compression.workspace import workspace
 
@@ -21,8 +23,9 @@ class CESGD(Sparsifier):
     """Send the coordinates of a selection vector V; keep nothing of the rest.
 
     Tao, Xia, Li, Cheng, "CE-SGD: Communication-efficient distributed machine learning",
-    Algorithm 2, Definitions 1 to 3, layer by layer. V starts random with ``density``. While the
-    loss falls V stays and the map M = sum of V grows; else V ~ Bernoulli(p), with the ``operator``
+    Algorithm 2, Definitions 1 to 3, layer by layer (``scope="tensor"``; ``"global"``, ours: those
+    of the whole model compete). V starts random with ``density``. While the loss falls V stays and
+    the map M = sum of V grows; else V ~ Bernoulli(p), with the ``operator``
 
         map            p = M / max M                                         (line 14)
         gradient       p = |g| / max |g|                           (text of Definition 3)
@@ -44,12 +47,14 @@ class CESGD(Sparsifier):
     operator: str = "union"
     gain: float = 1.5
     speculative: float = 0.002
+    scope: str = "tensor"
 
     def __post_init__(self) -> None:
         expect_share(self.name, "density", self.density)
         expect_one_of(self.name, "operator", self.operator, OPERATORS)
         expect_at_least(self.name, "gain", self.gain, 0)
         expect_between(self.name, "speculative", self.speculative, 0, 1)
+        expect_one_of(self.name, "scope", self.scope, SCOPES)
 
     def memory_bytes(self, layout: Layout) -> int:
         """Five bytes a parameter (map, sent or not) and the last loss."""
@@ -76,8 +81,8 @@ class CESGD(Sparsifier):
         return Selection(indices, update[indices], better)
 
     def _chances(self, update: Vector, weights: Vector, layout: Layout, out: Vector) -> None:
-        """Write p of each coordinate, tensor by tensor."""
-        for start, stop in zip(layout.offsets[:-1], layout.offsets[1:], strict=True):
+        """Write p of each coordinate, for those that compete together."""
+        for start, stop in pairwise(layout.offsets if self.scope == "tensor" else [0, len(out)]):
             if stop > start and self.density < 1:
                 here = slice(start, stop)
                 self._chances_of(update[here], weights[here], out[here])
@@ -99,7 +104,7 @@ class CESGD(Sparsifier):
             _scale_to(p, self.density * len(p))
         if self.operator == "largest":
             p *= 1 + seen
-            top = largest(p, max(1, round(self.density * len(p))))
+            top = largest(p, count(self.density, len(p)))
             p.fill(0)
             p[top] = 1
         if self.operator == "union":

@@ -1,5 +1,7 @@
 """CE-SGD: the set while the loss falls, the chances of each operator, speculation."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -45,10 +47,11 @@ def test_cesgds_own_operators_send_the_density(operator, density):
     assert np.mean(sent) == pytest.approx(density, rel=0.05)
 
 
+@pytest.mark.parametrize("scope", ["tensor", "global"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_cesgd_draws_with_its_probabilities(operator):
+def test_cesgd_draws_with_its_probabilities(operator, scope):
     """z-test over 3,000 draws of each coordinate; false alarm 1 in 10^6 for all together."""
-    sparsifier = make("cesgd", operator=operator, speculative=0.0)
+    sparsifier = make("cesgd", operator=operator, speculative=0.0, scope=scope)
     g, draws = update(), 3000
     weights = np.random.default_rng(5).integers(0, 9, N).astype(np.float32)
     drawn = np.zeros(N)
@@ -56,13 +59,13 @@ def test_cesgd_draws_with_its_probabilities(operator):
         memory = {"loss": np.array([1.0]), "map": weights.copy(), "sent": np.zeros(N, bool)}
         drawn[sparsifier.select(g, Step(LAYOUT, memory, Rng(seed, 0), 2.0)).indices] += 1
     p = np.empty(N)
-    for start, stop in zip(LAYOUT.offsets[:-1], LAYOUT.offsets[1:], strict=True):
+    for start, stop in pairwise(LAYOUT.offsets if scope == "tensor" else [0, N]):
         m = weights[start:stop] / weights[start:stop].max()
         a = np.abs(g[start:stop]) / np.abs(g[start:stop]).max()
         union = 1 - (1 - m) * (1 - np.minimum(1, 1.5 * a))
         found = {"map": m, "gradient": a, "union": union}
         found["proportional"] = chances_of(a * (1 + m), 0.12 * (stop - start))
-        most = np.argsort(a * (1 + m))[-max(1, round(0.12 * (stop - start))) :]
+        most = np.argsort(a * (1 + m))[-max(1, int(0.12 * (stop - start))) :]
         found["largest"] = np.isin(np.arange(stop - start), most)
         p[start:stop] = found[operator]
     spread = np.sqrt(p * (1 - p) / draws)
