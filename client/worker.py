@@ -1,4 +1,4 @@
-"""A worker of synchronous averaging: a message of a step in, the update of its samples out."""
+"""A worker of a parameter server: a message of a step in, the update of its samples out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Worker:
         self._keeps = self._codec.memory_bytes(self._layout) > 0
         self._optimizer = server_optimizer_of(config)
         self._gradient = config.strategy["update"] == "gradient"
-        self._mask_received = bool(config.strategy["mask_received"])
+        self._mask_received = bool(config.strategy.get("mask_received"))
         self._decode = Decoder(self._layout)
         self._snapshot: tuple[bytes, Replica] | None = None
 

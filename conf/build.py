@@ -18,7 +18,7 @@ from compression import Codec, make_codec
 from conf.schema import CompressionConfig, Config, ConfigError
 from task.datasets import Data, load_data, load_folder
 from task.models import build_model
-from task.optimizers import ServerOptimizer
+from task.optimizers import SGD, ServerOptimizer
 from task.partition import Partition
 
 
@@ -104,7 +104,9 @@ def strategy_of(config: Config) -> Strategy | Callable[..., Any]:
 
 
 def server_optimizer_of(config: Config) -> ServerOptimizer:
-    """Return the optimiser of a strategy that has one (`strategy/optimizer=`)."""
+    """Return a strategy's optimiser (`strategy/optimizer=`); SGD for one that has no choice."""
+    if "optimizer" not in config.strategy:
+        return SGD()
     optimizer: ServerOptimizer = build("strategy.optimizer", config.strategy["optimizer"])
     return optimizer
 

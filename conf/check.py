@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin
 
 from hydra.utils import get_object
 
-from conf.schema import FOREVER, Config, ConfigError
+from conf.schema import FOREVER, WAITING, Config, ConfigError
 
 # What each rule's proof asks for: this many times as many nodes as malicious ones, and 3 more
 # (Blanchard et al. 2017, proposition 4.2; El Mhamdi et al. 2018, section 4).
@@ -33,14 +33,29 @@ def check(config: Config) -> None:
     _check_malicious(config)
     if config.dataset.holdout >= 1:
         raise ConfigError(f"dataset.holdout must be below 1, not {config.dataset.holdout}")
-    if config.network.classes:
-        total = sum(c.share for c in config.network.classes.values())
+    _check_network(config)
+
+
+def _check_network(config: Config) -> None:
+    network = config.network
+    if network.classes:
+        total = sum(c.share for c in network.classes.values())
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares of network.classes must add up to 1, not {total:g}")
-    if config.network.loss and config.timeout >= FOREVER:
+    if network.waiting not in WAITING:
         raise ConfigError(
-            f"network.loss={config.network.loss:g} needs a timeout=, the virtual seconds after "
+            f"network.waiting must be one of {', '.join(WAITING)}, not {network.waiting}"
+        )
+    if network.loss and config.timeout >= FOREVER:
+        raise ConfigError(
+            f"network.loss={network.loss:g} needs a timeout=, the virtual seconds after "
             "which a round goes on without the lost answers"
+        )
+    ours = str(config.strategy["_target_"]).startswith("strategy.")
+    if (network.crash or network.join_seconds) and not ours:
+        raise ConfigError(
+            "network.crash and network.join_seconds need a strategy that stands them: "
+            "strategy=asynchronous"
         )
 
 

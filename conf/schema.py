@@ -16,6 +16,7 @@ from omegaconf import II, MISSING
 
 from compression.registry import option_fields
 
+WAITING = ("none", "uniform", "exponential", "fixed")
 FOREVER = 1e9  # seconds: the `timeout` of who does not want one
 
 
@@ -78,6 +79,10 @@ class NetworkConfig:
     `latency_ms`: one way, milliseconds; `seconds_per_step`: one local step on the reference
     device, seconds; `loss`: the share of answers that never arrive, drawn from (run seed, node,
     how many answers that node has sent).
+    `waiting`: how long a device does other things before it answers: none, fixed, uniform (0 to
+    2 T) or exponential, T = `waiting_seconds` in the mean, longer on slower devices. `crash`: the
+    probability that a device crashes after an answer; its state is lost, and it is gone for ever
+    or for `rejoin_seconds`. Devices join at moments drawn from 0 to `join_seconds`.
     """
 
     up_mbps: float | None = above(0, None)
@@ -86,6 +91,11 @@ class NetworkConfig:
     latency_ms: float = at_least(0, 0.0)
     seconds_per_step: float = at_least(0, 0.0)
     loss: float = field(default=0.0, metadata={"at_least": 0, "below": 1})
+    waiting: str = "none"
+    waiting_seconds: float = at_least(0, 1.0)
+    crash: float = field(default=0.0, metadata={"at_least": 0, "below": 1})
+    rejoin_seconds: float | None = above(0, None)
+    join_seconds: float = at_least(0, 0.0)
     classes: dict[str, DeviceClass] = field(default_factory=dict)
 
 

@@ -4,22 +4,25 @@
       |-- latency ----|             |                     |
       |-- bytes/down -|-- compute --|-- latency + bytes/up|
 
-Each node has a link of its own and does one thing at a time. The server's link, where it is a
-limit, takes one message after another, in the order in which they were sent.
-A lost answer takes its node as long as any other, and arrives never: at infinity.
+Computing is local steps and a waiting time. Each node has a link of its own and does one thing at a
+time. The server's link, where it is a limit, takes one message after another, in the order in which
+they were sent. A lost answer takes its node as long as any other, and arrives never: at infinity.
+A node that crashes has sent its last answer, and its state is lost; messages to it are never
+answered, or when it has come back.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 NEVER = float("inf")  # when a lost answer arrives
-_LOSS = 0x1055  # keeps these draws apart from others of (seed, node, number)
+_LOSS, _LIFE, _JOIN = 0x1055, 0x11FE, 0x301  # keep draws of (seed, node) apart from each other
 
 
 class DeviceClass(Protocol):
@@ -38,6 +41,11 @@ class Network(Protocol):
     latency_ms: float
     seconds_per_step: float
     loss: float
+    waiting: str
+    waiting_seconds: float
+    crash: float
+    rejoin_seconds: float | None
+    join_seconds: float
 
     @property
     def classes(self) -> Mapping[str, DeviceClass]:
@@ -54,7 +62,24 @@ class Ideal:
     latency_ms: float = 0.0
     seconds_per_step: float = 0.0
     loss: float = 0.0
+    waiting: str = "none"
+    waiting_seconds: float = 0.0
+    crash: float = 0.0
+    rejoin_seconds: float | None = None
+    join_seconds: float = 0.0
     classes: dict[str, DeviceClass] = field(default_factory=dict)
+
+
+class Task(NamedTuple):
+    """A message on its way to a node: what the clock knows of it before it is answered."""
+
+    node: int
+    sent: float  # virtual seconds
+    received: float
+    waiting: float  # seconds in which the node does nothing of use
+    earliest: float  # its answer is not at the server before
+    crashes: bool  # the node, once it has answered
+    life: int  # how often the node has come back by then
 
 
 class _ServerLink:
@@ -79,41 +104,120 @@ class _ServerLink:
 
 
 class VirtualClock:
-    """Virtual seconds since the start, and when each node is free again."""
+    """Virtual seconds since the start, when each node is free again, and which of them live."""
 
     def __init__(self, network: Network | None = None, seed: int = 0) -> None:
         self.network: Network = network or Ideal()
         self.seed = seed
         self.now = 0.0
         self._free: dict[int, float] = {}
+        self._busy: dict[int, float] = {}  # until when a node is busy at least, not yet computed
         self._server = _ServerLink()
         self._answers = Counter[int]()  # node -> its answers so far, on a network that loses some
+        self._lives: dict[int, np.random.Generator] = {}
+        self._gone: dict[int, float] = {}  # node -> when it crashed last
+        self._crashes = Counter[int]()
+        self._joined: dict[int, float] = {}
+        self._speeds: dict[int, float] = {}
         self._limits = np.cumsum([c.share for c in self.network.classes.values()])
 
     def speed(self, node: int) -> float:
         """Return the speed factor of a node's device class, drawn once from (seed, node)."""
         if not len(self._limits):
             return 1.0
-        draw = np.random.default_rng([self.seed, node]).random()
-        index = min(int(np.searchsorted(self._limits, draw, side="right")), len(self._limits) - 1)
-        return list(self.network.classes.values())[index].speed
+        if node not in self._speeds:
+            draw = np.random.default_rng([self.seed, node]).random()
+            index = int(np.searchsorted(self._limits, draw, side="right"))
+            classes = list(self.network.classes.values())
+            self._speeds[node] = classes[min(index, len(classes) - 1)].speed
+        return self._speeds[node]
 
-    def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
-        """Return when the answer to a message sent at `sent` is at the server (`NEVER`: never).
+    def send(self, node: int, sent: float, down: int) -> Task:
+        """Return what becomes of a message of `down` bytes sent at `sent`: draws from (seed, node).
 
-        `down`, `up`: bytes of message and answer; `steps`: local steps that were computed.
+        To be called in the order of sending; `answer` in that order for each node.
         """
         net, latency = self.network, self.network.latency_ms / 1e3
         received = latency + max(
             sent + _transfer(down, net.down_mbps), self._server.send(sent, down, net.server_mbps)
         )
-        start = max(received, self._free.get(node, 0.0))
-        done = start + steps * net.seconds_per_step / self.speed(node)
+        waiting, crashes = 0.0, False
+        if net.waiting != "none" or net.crash:
+            waiting, crashes = self._life(node)
+        earliest = max(received, self._busy.get(node, 0.0)) + waiting
+        if earliest > sent:
+            self._busy[node] = earliest
+        # the server's link is taken in the order of sending: nothing may be computed out of it
+        earliest = -NEVER if net.server_mbps is not None else earliest + latency
+        life = self._crashes[node] if self._crashes else 0
+        return Task(node, sent, received, waiting, earliest, crashes, life)
+
+    def answer(self, task: Task, steps: float, up: int) -> float:
+        """Return when the answer is at the server (`NEVER`: never).
+
+        `up`: its bytes; `steps`: local steps that were computed.
+        """
+        net, node = self.network, task.node
+        start = max(task.received, self._free.get(node, 0.0))
+        if node in self._gone:
+            if net.rejoin_seconds is None:
+                return NEVER
+            start = max(start, self._gone[node] + net.rejoin_seconds)
+        done = start + task.waiting + steps * net.seconds_per_step / self.speed(node)
         sent_back = done + _transfer(up, net.up_mbps)
-        if sent_back > sent:  # a network in which nothing takes time needs no memory
+        if sent_back > task.sent:  # a network in which nothing takes time needs no memory
             self._free[node] = sent_back
-        arrived = self._server.receive(sent_back + latency, up, net.server_mbps)
+        if task.crashes:
+            self._gone[node] = sent_back
+            self._crashes[node] += 1
+        arrived = self._server.receive(sent_back + net.latency_ms / 1e3, up, net.server_mbps)
         return NEVER if net.loss and self._loses(node) else arrived
+
+    def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
+        """Return when the answer to a message sent at `sent` is there: `send` and `answer`."""
+        return self.answer(self.send(node, sent, down), steps, up)
+
+    @property
+    def steady(self) -> bool:
+        """Whether all nodes are there all the time."""
+        return not (self.network.crash or self.network.join_seconds)
+
+    def joined(self, node: int) -> float:
+        """Return when a node joins for the first time, drawn from (seed, node)."""
+        if not self.network.join_seconds:
+            return 0.0
+        if node not in self._joined:
+            draw = np.random.default_rng([self.seed, node, _JOIN]).random()
+            self._joined[node] = float(draw) * self.network.join_seconds
+        return self._joined[node]
+
+    def present(self, node: int) -> bool:
+        """Return whether a node is there now: it has joined, and has not crashed since."""
+        gone, back = self._gone.get(node, NEVER), self.network.rejoin_seconds
+        away = gone <= self.now and (back is None or self.now < gone + back)
+        return self.joined(node) <= self.now and not away
+
+    def change(self, nodes: Iterable[int]) -> float:
+        """Return the next moment at which one of these nodes joins or comes back; or `NEVER`."""
+        back = self.network.rejoin_seconds
+        moments = [self.joined(node) for node in nodes] if self.network.join_seconds else []
+        moments += [] if back is None else [gone + back for gone in self._gone.values()]
+        return min((moment for moment in moments if moment > self.now), default=NEVER)
+
+    def _life(self, node: int) -> tuple[float, bool]:
+        """Draw a waiting time, and whether the node crashes after its answer."""
+        net = self.network
+        if node not in self._lives:
+            self._lives[node] = np.random.default_rng([self.seed, node, _LIFE])
+        first, second = self._lives[node].random(2).tolist()
+        mean = net.waiting_seconds / self.speed(node)
+        waiting = {
+            "none": 0.0,
+            "uniform": 2 * first * mean,
+            "exponential": -math.log1p(-first) * mean,
+            "fixed": mean,
+        }[net.waiting]
+        return waiting, second < net.crash
 
     def _loses(self, node: int) -> bool:
         """Draw from (seed, node, its answers so far) whether a node's next answer is lost."""

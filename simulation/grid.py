@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -11,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from simulation.clock import NEVER, VirtualClock, steps_of
+from simulation.clock import NEVER, Task, VirtualClock, steps_of
 from simulation.workers import Pool
 
 SERVER = 0  # node ids are 1 to n
@@ -22,7 +24,8 @@ class LocalGrid(Grid):
 
     Replies are the same, and in the same order, for any number of workers. Time-outs and
     `virtual_seconds` are on the virtual clock; a `pull_messages` goes on to the next arrival.
-    A reply that the network loses is never returned, and not kept.
+    A node works on a message from when it is sent; it is waited for only when its answer could be
+    the next to arrive. A reply that the network loses is never returned, and not kept.
     """
 
     def __init__(self, pool: Pool, nodes: int, clock: VirtualClock | None = None) -> None:
@@ -31,9 +34,12 @@ class LocalGrid(Grid):
         self._nodes = range(1, nodes + 1)
         self._clock = clock or VirtualClock()
         self._ids = count(1)
-        self._sent: dict[str, tuple[Message, float, int]] = {}  # message, when, bytes
+        self._sent: dict[str, Task] = {}
+        self._queues: dict[int, deque[str]] = {}  # node -> what it was sent and has not answered
+        self._bounds: list[tuple[float, int, str]] = []  # a heap: before when none can arrive
         self._early: dict[str, Message] = {}  # computed, not yet dealt with
         self._arrivals: dict[str, tuple[float, Message]] = {}
+        self._lives: dict[int, int] = {}  # node -> which life of it was sent to last
         self._open: Replies | None = None
 
     @property
@@ -61,22 +67,37 @@ class LocalGrid(Grid):
         """Create a message (Flower's old way; `Message(...)` is the new one)."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
-    def get_node_ids(self) -> Iterable[int]:
-        """Return all node ids, in the order of their partitions."""
-        return self._nodes
+    def get_node_ids(self) -> Sequence[int]:
+        """Return the ids of the nodes that are there, in the order of their partitions."""
+        if self._clock.steady:
+            return self._nodes
+        self.settle()
+        return tuple(node for node in self._nodes if self._clock.present(node))
+
+    @property
+    def next_change(self) -> float:
+        """The virtual second at which a node joins or comes back next; infinity: none will."""
+        return self._clock.change(self._nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; return their ids."""
         self.settle()
-        messages, sizes = list(messages), dict[int, int]()
+        messages, sizes, anew = list(messages), dict[int, int](), []
         for message in messages:
-            message_id = str(next(self._ids))
+            number = next(self._ids)
+            message_id, node = str(number), message.metadata.dst_node_id
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
                 sizes[id(content)] = size_of(content)
-            self._sent[message_id] = (message, self._clock.now, sizes[id(content)])
-        self._pool.put(messages)
+            task = self._clock.send(node, self._clock.now, sizes[id(content)])
+            if task.life != self._lives.get(node, 0):
+                self._lives[node] = task.life
+                anew.append(message_id)
+            self._sent[message_id] = task
+            self._queues.setdefault(node, deque()).append(message_id)
+            heapq.heappush(self._bounds, (task.earliest, number, message_id))
+        self._pool.put(messages, anew)
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -90,8 +111,8 @@ class LocalGrid(Grid):
         already is returned at once; what is still under way stays for a later pull.
         """
         self.settle()
-        ids = list(dict.fromkeys(message_ids))
-        self._compute(ids)
+        ids = dict.fromkeys(message_ids)
+        self._compute_until_sure(ids, deadline)
         there = [(self._arrivals[i][0], i) for i in ids if i in self._arrivals]
         now = min(min(there)[0] if there else NEVER, deadline)
         if now == NEVER:
@@ -128,28 +149,49 @@ class LocalGrid(Grid):
             replies, self._open = self._open, None
             len(replies)
 
-    def _compute(self, ids: list[str]) -> None:
+    def _compute_until_sure(self, ids: Collection[str], deadline: float) -> None:
+        """Compute answers until none of the others to `ids` can be there before the next one."""
+        first = min((self._arrivals[i][0] for i in ids if i in self._arrivals), default=NEVER)
+        aside = []
+        while self._bounds and self._bounds[0][0] <= min(max(first, self._clock.now), deadline):
+            entry = heapq.heappop(self._bounds)
+            if entry[2] not in self._sent:
+                continue  # computed already
+            if entry[2] not in ids:
+                aside.append(entry)
+                continue
+            self._compute([entry[2]])
+            if entry[2] in self._arrivals:
+                first = min(first, self._arrivals[entry[2]][0])
+        for entry in aside:
+            heapq.heappush(self._bounds, entry)
+
+    def _compute(self, ids: Iterable[str]) -> None:
         """Wait for the replies to `ids`; keep those not lost, with their arrival times."""
-        new = [i for i in ids if i in self._sent]
-        missing = {i for i in new if i not in self._early}
-        while missing:
+        for message_id in ids:
+            if message_id not in self._sent:
+                continue
+            node = self._sent[message_id].node
+            queue = self._queues[node]
+            # a node's answers in the order sent: its queue and its losses are the same for any pool
+            while message_id in self._sent:
+                self._arrive(queue.popleft())
+            if not queue:
+                del self._queues[node]
+
+    def _arrive(self, message_id: str) -> None:
+        while message_id not in self._early:
             for reply in self._pool.get():
                 self._early[reply.metadata.reply_to_message_id] = reply
-                missing.discard(reply.metadata.reply_to_message_id)
-        # in the order sent, so that a node's queue and losses are the same for any pool
-        for message_id in sorted(new, key=int):
-            reply = self._early.pop(message_id)
-            arrival = self._arrival(reply, *self._sent.pop(message_id))
-            if arrival < NEVER:
-                self._arrivals[message_id] = (arrival, reply)
-
-    def _arrival(self, reply: Message, message: Message, sent: float, down: int) -> float:
-        node = message.metadata.dst_node_id
-        if reply.has_error():
-            return self._clock.arrival(node, sent, down, 0, 0)
-        found = (r for r in reply.content.values() if isinstance(r, MetricRecord))
-        metrics: Mapping[str, object] = next(found, {})
-        return self._clock.arrival(node, sent, down, steps_of(metrics), size_of(reply.content))
+        reply, task = self._early.pop(message_id), self._sent.pop(message_id)
+        steps, up = 0.0, 0
+        if not reply.has_error():
+            found = (r for r in reply.content.values() if isinstance(r, MetricRecord))
+            metrics: Mapping[str, object] = next(found, {})
+            steps, up = steps_of(metrics), size_of(reply.content)
+        arrival = self._clock.answer(task, steps, up)
+        if arrival < NEVER:
+            self._arrivals[message_id] = (arrival, reply)
 
 
 class Replies(Sequence[Message]):

@@ -59,6 +59,10 @@ class Host:
             self._contexts[node] = context
         return reply, bool(context.state)
 
+    def forget(self, node: int) -> None:
+        """Drop a node's state: it begins anew."""
+        self._contexts.pop(node, None)
+
     def _new_context(self, node: int) -> Context:
         """Make a node's Context; it is kept only once the app has put state into it."""
         spec = self._spec

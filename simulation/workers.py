@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,8 +33,11 @@ WINDOW = 2  # messages a worker has at a time: one at work, one waiting at its d
 class Pool(Protocol):
     """Takes messages, gives replies in the order in which they become ready."""
 
-    def put(self, messages: list[Message]) -> None:
-        """Take messages to be answered; their `message_id`s are set and unique."""
+    def put(self, messages: list[Message], anew: Collection[str] = ()) -> None:
+        """Take messages to be answered; their `message_id`s are set and unique.
+
+        `anew`: ids of those before which the node's state is dropped.
+        """
 
     def get(self) -> Iterator[Message]:
         """Wait for at least one reply; yield those that are ready."""
@@ -49,14 +52,20 @@ class InProcess:
     def __init__(self, spec: HostSpec) -> None:
         self._host = Host(spec)
         self._queue: deque[Message] = deque()
+        self._anew = set[str]()
 
-    def put(self, messages: list[Message]) -> None:
+    def put(self, messages: list[Message], anew: Collection[str] = ()) -> None:
         """Queue the messages."""
         self._queue.extend(messages)
+        self._anew.update(anew)
 
     def get(self) -> Iterator[Message]:
         """Answer and yield the oldest message."""
-        yield self._host.answer(_private(self._queue.popleft()))[0]
+        message = self._queue.popleft()
+        if self._anew and message.metadata.message_id in self._anew:
+            self._anew.remove(message.metadata.message_id)
+            self._host.forget(message.metadata.dst_node_id)
+        yield self._host.answer(_private(message))[0]
 
     def close(self) -> None:
         """Nothing to end."""
@@ -76,6 +85,7 @@ def _message(content: RecordDict, metadata: Metadata) -> Message:
 class _Worker:
     process: Any
     connection: Connection
+    messages: Parcels
     replies: Parcels
     inflight: dict[str, Message] = field(default_factory=dict)
     own: deque[Message] = field(default_factory=deque)  # for nodes whose state is there
@@ -99,11 +109,13 @@ class Processes:
         self._stateful: set[int] = set()
         self._under_way: Counter[int] = Counter()  # node -> its messages not yet answered
         self._queue: deque[Message] = deque()
+        self._anew = set[str]()
         self._lost: list[Message] = []
 
-    def put(self, messages: list[Message]) -> None:
+    def put(self, messages: list[Message], anew: Collection[str] = ()) -> None:
         """Queue the messages and set idle workers to work."""
         self._queue.extend(messages)
+        self._anew.update(anew)
         self._under_way.update(message.metadata.dst_node_id for message in messages)
         # one message to each in turn, so that no worker takes two while another has none
         for depth in range(1, WINDOW + 1):
@@ -144,14 +156,15 @@ class Processes:
         others = [w.connection for w in self._workers] + [here]
         others = others if self._mp.get_start_method() == "fork" else []
         self._started += 1
-        place = (Path(self._folder.name), f"replies-{self._started}", WINDOW)
+        folder, names = Path(self._folder.name), (f"in-{self._started}", f"out-{self._started}")
         process = self._mp.Process(
-            target=_work, args=(there, others, place, self._spec), daemon=True
+            target=_work, args=(there, others, folder, names, self._spec), daemon=True
         )
         process.start()
         there.close()
         self._ready.register(here, EVENT_READ, index)
-        return _Worker(process, here, Parcels(here, *place))
+        incoming, outgoing = (Parcels(here, folder, name, WINDOW) for name in names)
+        return _Worker(process, here, incoming, outgoing)
 
     def _feed(self, index: int, depth: int) -> None:
         """Send a worker messages until `depth` are with it: its own nodes' first."""
@@ -189,10 +202,12 @@ class Processes:
 
     def _send(self, worker: _Worker, message: Message) -> None:
         """Send a message; its content only if the worker does not have it from another one."""
-        content = message.content
+        content, metadata = message.content, message.metadata
         fresh = worker.content is not content
         worker.content = content
-        worker.connection.send((content if fresh else None, message.metadata))
+        anew = metadata.message_id in self._anew
+        self._anew.discard(metadata.message_id)
+        worker.messages.send((content if fresh else None, metadata, anew))
 
     def _revive(self, index: int) -> None:
         """Replace a worker that died; what it was working on is answered by errors."""
@@ -213,18 +228,25 @@ class Processes:
 
 
 def _work(
-    connection: Connection, others: list[Connection], place: tuple[Path, str, int], spec: HostSpec
+    connection: Connection,
+    others: list[Connection],
+    folder: Path,
+    names: tuple[str, str],
+    spec: HostSpec,
 ) -> None:
     """Serve messages until the other end closes; runs in a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:  # inherited by fork: open ends would hide the parent's closing
         other.close()
-    host, content, replies = Host(spec), RecordDict(), Parcels(connection, *place)
+    host, content = Host(spec), RecordDict()
+    messages, replies = (Parcels(connection, folder, name, WINDOW) for name in names)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            fresh, metadata = connection.recv()
+            fresh, metadata, anew = messages.receive()
             content = content if fresh is None else fresh
+            if anew:
+                host.forget(metadata.dst_node_id)
             message = _message(RecordDict(dict(content)), metadata)
             reply, has_state = host.answer(message)
             answer = reply.error if reply.has_error() else reply.content

@@ -18,6 +18,7 @@ from strategy.scheme import scheme_of
 from task.flat import FlatModel
 from task.steps import Evaluation, evaluate, prepare
 
+OWN = ("drift", "staleness")  # what some strategies measure beside the loss
 app = ServerApp()
 
 
@@ -46,6 +47,7 @@ class Run:
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
         self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
         self.labels = self.data.test.labels.to(config.device)
+        self.stepped = 0  # rounds that the schedule knows of
 
     def start(self) -> None:
         """Train: the strategy's rounds, each measured and recorded by `round_done`."""
@@ -75,14 +77,15 @@ class Run:
                 **{name: metrics.get(name) for name in Evaluation._fields},
                 "train_loss": train_loss,
                 "lr": self.schedule.lr,
-                **({"drift": trained["drift"]} if trained and "drift" in trained else {}),
+                **{name: trained[name] for name in OWN if trained and name in trained},
                 **self._measured_at_nodes(),
                 **self.strategy.traffic.as_dict(),
                 "virtual_seconds": self.grid.virtual_seconds,
             }
         )
-        if server_round:
+        for _ in range(server_round - self.stepped):
             self.schedule.step(train_loss)
+        self.stepped = server_round
         self.train_config["lr"] = self.schedule.lr
         return metrics
 

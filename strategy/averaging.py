@@ -17,29 +17,23 @@ from compression import Codec, PayloadError, decode_update
 from compression.flower import (
     Traffic,
     flat_record,
-    layout_of,
-    payload_of,
     reason_of,
     to_arrays,
-    to_vector,
 )
-from compression.flower.arrays import float32_bytes, records
-from compression.flower.state import note_of
+from compression.flower.arrays import float32_bytes
 from compression.flower.uplink import Uplink
 from compression.stages import is_finite
-from compression.statistics import exact_tensors
+from strategy.answer import MOST, number, open_answer
 from strategy.exchange import Exchange
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
-from strategy.versions import Versions
+from strategy.versions import Versions, first_replica
 from task.optimizers import SGD, ServerOptimizer
-from task.replica import Replica
 
 UPDATES = ("gradient", "delta")
 WEIGHTS = (None, "num-examples", "num-steps")  # metrics that every node reports
 PLAIN_SGD = SGD()
 STEP = "train.step"  # the type of its messages
-MOST = 2**63  # samples or weight of a node
 log = getLogger("edgewire")
 
 
@@ -140,14 +134,9 @@ class SparseAveraging(Strategy):
         return result
 
     def _begin(self, initial_arrays: ArrayRecord) -> None:
-        self._layout = layout = layout_of(initial_arrays)
-        vector = to_vector(initial_arrays).copy()
-        statistics = exact_tensors(layout)
-        if statistics != tuple(range(len(layout) - len(statistics), len(layout))):
-            raise ValueError("BatchNorm's running statistics must come after all parameters")
-        trained = int(layout.offsets[len(layout) - len(statistics)])
-        self._float32_bytes = float32_bytes(vector, layout)
-        self._replica = Replica.start(self.optimizer, trained, vector)
+        self._replica, self._layout = first_replica(self.optimizer, initial_arrays)
+        layout = self._layout
+        self._float32_bytes = float32_bytes(self._replica.model, layout)
         self._versions = Versions(self._replica, layout, follow=self._downlink is not None)
         self._mean = SparseMean(layout.size)
         self._uplink = Uplink()
@@ -226,21 +215,13 @@ class SparseAveraging(Strategy):
             self._versions.lost(node)
             raise PayloadError(reason_of(reply))
         self._versions.confirm(node, self._replica.version)
-        content = reply.content
-        found, metrics = payload_of(content), next(iter(records(content, MetricRecord)), None)
-        if found is None or metrics is None:
-            raise PayloadError("an answer must hold a payload and a MetricRecord")
-        payload = found[1]
-        self.traffic.uplink_bytes += len(payload)  # it has crossed the link, used or not
-        self.traffic.uplink_bytes_float32 += self._float32_bytes
-        weight = _number(metrics[1], self.weighted_by_key) if self.weighted_by_key else 1.0
-        if not (0 < weight < MOST and 0 < _number(metrics[1], "num-examples") < MOST):
-            raise PayloadError("its number of samples and its weight must be above 0, below 2^63")
-        for name in self._measured:
-            _number(metrics[1], name)
-        update = self._uplink.decode(node, payload, note_of(content), self._layout)
+        answer = open_answer(reply, self.traffic, self._float32_bytes, self._measured)
+        weight = number(answer.metrics, self.weighted_by_key) if self.weighted_by_key else 1.0
+        if not 0 < weight < MOST:
+            raise PayloadError("its weight must be above 0, below 2^63")
+        update = self._uplink.decode(node, answer.payload, answer.note, self._layout)
         self._mean.add(update.indices, update.values, weight)
-        return metrics[1]
+        return answer.metrics
 
     def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
         """Return the mean loss (and drift), weighed by the nodes' samples."""
@@ -285,10 +266,3 @@ class SparseAveraging(Strategy):
     ) -> Iterable[Message]:
         """Nothing is evaluated at the nodes."""
         return []
-
-
-def _number(metrics: MetricRecord, name: str) -> float:
-    value = metrics.get(name)
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise PayloadError(f"its metric {name!r} must be a finite number, not {value!r}")
-    return float(value)

@@ -11,12 +11,14 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25  # seconds between two polls for replies
+LOCAL = (range, tuple)  # what a local grid's ids come in: the order of their partitions
+LOOK_AGAIN = 5.0  # seconds from one look for new nodes to the next
 
 
 def count_nodes(grid: Grid) -> int:
     """Return how many nodes there are, once there are any and no more have come for a while."""
     nodes = grid.get_node_ids()
-    if isinstance(nodes, range):  # a local grid's: all there from the start
+    if isinstance(nodes, LOCAL):
         return len(nodes)
     before, count = 0, sum(1 for _ in nodes)
     while count != before or not count:
@@ -47,6 +49,12 @@ class OrderedGrid(Grid):
         virtual = self.virtual_seconds
         return time.monotonic() if virtual is None else virtual
 
+    @property
+    def next_look(self) -> float:
+        """The moment of `now` at which to look for new nodes again; infinity: none will come."""
+        change: float | None = getattr(self._grid, "next_change", None)
+        return self.now + LOOK_AGAIN if change is None else change
+
     def set_run(self, run: Run) -> None:
         """Set the run."""
         self._grid.set_run(run)
@@ -70,7 +78,7 @@ class OrderedGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the nodes that are there, by time of registration."""
         ids = self._grid.get_node_ids()
-        if isinstance(ids, range):  # a local grid's, in the order of their partitions
+        if isinstance(ids, LOCAL):
             return ids
         ids = list(ids)
         if any(node not in self._known for node in ids):

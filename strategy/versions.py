@@ -8,13 +8,31 @@ from typing import NamedTuple
 from flwr.app import ArrayRecord
 
 from compression import make_codec
+from compression.flower import layout_of, to_vector
 from compression.flower.arrays import payload_records
 from compression.flower.state import checksum
 from compression.layout import Layout
+from compression.statistics import exact_tensors
+from task.optimizers import ServerOptimizer
 from task.replica import MODEL, VERSION, Replica
 
 WORTH_IT = 1.1  # a dense update with its header is no reason for a snapshot yet
 WHOLE = make_codec(quantizer="float32", coder="raw")
+
+
+def first_replica(
+    optimizer: ServerOptimizer, initial_arrays: ArrayRecord
+) -> tuple[Replica, Layout]:
+    """Return version 0, a copy of the named arrays, and their layout.
+
+    Raises `ValueError` if running statistics do not come after all parameters.
+    """
+    layout, vector = layout_of(initial_arrays), to_vector(initial_arrays).copy()
+    statistics = exact_tensors(layout)
+    if statistics != tuple(range(len(layout) - len(statistics), len(layout))):
+        raise ValueError("BatchNorm's running statistics must come after all parameters")
+    trained = int(layout.offsets[len(layout) - len(statistics)])
+    return Replica.start(optimizer, trained, vector), layout
 
 
 class Parcel(NamedTuple):

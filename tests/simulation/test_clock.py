@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conf.schema import WAITING
 from simulation.clock import NEVER, Ideal, VirtualClock, steps_of
 
 
@@ -94,3 +96,101 @@ def test_the_servers_link_takes_one_message_after_another():
     assert [alone.arrival(node, 0.0, mega, 1, mega) for node in (1, 2)] == [1.0, 1.0]
     slow = VirtualClock(Ideal(server_mbps=8.0, up_mbps=0.8))  # the node's own link takes longer
     assert slow.arrival(1, 0.0, 0, 0, mega) == 10.0
+
+
+NUMBERS = st.floats(0, 100, allow_subnormal=False)
+NETWORKS = st.builds(
+    Ideal,
+    up_mbps=st.none() | st.floats(1e-4, 1e-2),
+    down_mbps=st.none() | st.floats(1e-4, 1e-2),
+    latency_ms=st.sampled_from([0.0, 500.0]),
+    seconds_per_step=st.sampled_from([0.0, 1.0]),
+    loss=st.sampled_from([0.0, 0.3]),
+    waiting=st.sampled_from(WAITING),
+    waiting_seconds=st.floats(0, 5),
+    crash=st.sampled_from([0.0, 0.2]),
+    rejoin_seconds=st.none() | st.floats(0.1, 10),
+)
+
+
+@given(
+    network=NETWORKS,
+    messages=st.lists(st.tuples(st.integers(1, 3), NUMBERS, st.integers(0, 5)), max_size=12),
+)
+def test_no_answer_is_there_before_its_bound(network, messages):
+    """A message's bound is known when it is sent; other answers of its node may be open then."""
+    clock, tasks = VirtualClock(network), []
+    for node, sent, steps in sorted(messages, key=lambda message: message[1]):
+        tasks.append((clock.send(node, sent, 100), steps))
+    for task, steps in tasks:
+        assert clock.answer(task, steps, 100) >= task.earliest >= task.sent
+
+
+@pytest.mark.parametrize(
+    ("waiting", "spread"), [("fixed", 0.0), ("uniform", 2 / 12**0.5), ("exponential", 1.0)]
+)
+def test_waiting_times_have_their_mean_and_spread(waiting, spread):
+    clock = VirtualClock(Ideal(waiting=waiting, waiting_seconds=3.0), seed=1)
+    waits = [clock.send(1, 0.0, 0).waiting for _ in range(4000)]
+    assert np.mean(waits) == pytest.approx(3.0, abs=0.25)
+    assert np.std(waits) == pytest.approx(3 * spread, abs=0.25)
+    assert min(waits) >= 0
+    if waiting == "uniform":
+        assert max(waits) <= 6
+
+
+def test_waits_are_drawn_from_seed_and_node_whatever_others_do():
+    network = Ideal(waiting="exponential", waiting_seconds=1.0)
+    alone, busy = VirtualClock(network, seed=4), VirtualClock(network, seed=4)
+    expected = [alone.send(2, 0.0, 0).waiting for _ in range(5)]
+    found = []
+    for _ in range(5):
+        busy.send(1, 0.0, 0)
+        found.append(busy.send(2, 0.0, 0).waiting)
+    assert found == expected
+    assert VirtualClock(network, seed=5).send(2, 0.0, 0).waiting != expected[0]
+
+
+def test_slower_classes_wait_longer():
+    classes = {"fast": Class(0.5, 1.0), "slow": Class(0.5, 0.1)}
+    clock = VirtualClock(Ideal(waiting="fixed", waiting_seconds=1.0, classes=classes))
+    assert {clock.send(n, 0.0, 0).waiting for n in range(1, 30)} == {1.0, 10.0}
+
+
+def test_a_crash_is_after_an_answer_and_for_ever():
+    clock = VirtualClock(Ideal(seconds_per_step=1.0, crash=0.1), seed=2)
+    lives = []
+    for node in range(1, 301):
+        arrivals = [clock.arrival(node, 0.0, 0, 1, 0) for _ in range(60)]
+        lived = arrivals.index(NEVER) if NEVER in arrivals else 60
+        assert arrivals == [*range(1, lived + 1), *[NEVER] * (60 - lived)]
+        lives.append(lived)
+    assert min(lives) == 1  # the answer after which it crashes is there
+    assert np.mean(lives) == pytest.approx(10, abs=2)
+    clock.now = 1000.0
+    present = [clock.present(node) for node in range(1, 301)]
+    assert present == [lived == 60 for lived in lives]
+
+
+def test_a_node_that_comes_back_answers_what_was_sent_meanwhile():
+    network = Ideal(seconds_per_step=1.0, crash=1 - 1e-9, rejoin_seconds=10.0)
+    clock = VirtualClock(network)
+    assert clock.arrival(1, 0.0, 0, 1, 0) == 1
+    assert clock.arrival(1, 2.0, 0, 1, 0) == 12  # it is back at 11
+    clock.now = 15.0
+    assert not clock.present(1)
+    assert clock.change([1]) == 22
+    clock.now = 22.0
+    assert clock.present(1)
+
+
+def test_nodes_join_within_the_time_given():
+    clock, nodes = VirtualClock(Ideal(join_seconds=50.0), seed=3), range(1, 201)
+    joined = [clock.joined(node) for node in nodes]
+    assert 0 <= min(joined) < 5
+    assert 45 < max(joined) < 50
+    assert clock.change(nodes) == min(joined)
+    clock.now = 25.0
+    there = sum(clock.present(node) for node in nodes)
+    assert 70 < there < 130
+    assert clock.change(nodes) == min(moment for moment in joined if moment > 25)

@@ -301,3 +301,43 @@ def test_workers_that_are_spawned_answer_as_well():
     replies = g.send_and_receive(messages(g)[:3])
     assert [r.content["arrays"]["payload"].data[:3] for r in replies] == [b"\x00\x01\x02"] * 3
     pool.close()
+
+
+def asked_by_the_clock(g, count):
+    """Keep a message with every node; return who answers when, and how many were computed early."""
+    flight, trace, early = [], [], []
+    for message in messages(g, size=10):
+        flight += g.push_messages([message])
+    while len(trace) < count:
+        replies = g.pull_messages(flight)
+        early.append(len(g._arrivals))
+        for reply in replies:
+            flight.remove(reply.metadata.reply_to_message_id)
+            node = reply.metadata.src_node_id
+            trace.append((g.virtual_seconds, node, reply.content["metrics"]["calls"]))
+            flight += g.push_messages(messages(g, size=10)[node - 1 : node])
+    return trace, early
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_only_answers_that_could_be_the_next_are_waited_for(grid, workers):
+    network = Ideal(waiting="uniform", waiting_seconds=1.0)
+    trace, early = asked_by_the_clock(grid(workers, network), 50)
+    clock = VirtualClock(network)
+    due = [(clock.arrival(node, 0.0, 0, 0, 0), node, 1) for node in range(1, NODES + 1)]
+    expected = []
+    for _ in range(50):
+        due.sort()
+        when, node, call = due.pop(0)
+        expected.append((when, node, call))
+        due.append((clock.arrival(node, when, 0, 0, 0), node, call + 1))
+    assert trace == expected
+    assert max(early) == 0  # nothing was waited for before its time
+
+
+@pytest.mark.parametrize("limits", [{"up_mbps": 1e-4}, {"server_mbps": 1e-4}])
+def test_where_bytes_decide_what_could_come_earlier_is_waited_for(grid, limits):
+    network = Ideal(waiting="exponential", waiting_seconds=1.0, seconds_per_step=0.5, **limits)
+    traces = [asked_by_the_clock(grid(workers, network), 40)[0] for workers in (1, 2, 3)]
+    assert traces[0] == traces[1] == traces[2]
+    assert [when for when, *_ in traces[0]] == sorted(when for when, *_ in traces[0])

@@ -16,6 +16,7 @@ from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
+from strategy.asynchronous import Asynchronous
 from strategy.averaging import SparseAveraging
 
 NODES = 4
@@ -85,7 +86,7 @@ class Trainer:
 class Federation:
     """A run: its messages' contents, its models round by round, its nodes' states."""
 
-    def __init__(self, trainer, network=None, nodes=NODES, seed=0, reply=None):
+    def __init__(self, trainer, network=None, nodes=NODES, seed=0, reply=None, workers=1):
         self.trainer, self.seen, self.models = trainer, {}, []
         worker, app = Worker(trainer), ClientApp()
 
@@ -98,7 +99,7 @@ class Federation:
             return reply(key, answer) if reply else answer
 
         self.worker = worker
-        self.pool = make_pool(HostSpec(app, nodes, 1, {}), 1)
+        self.pool = make_pool(HostSpec(app, nodes, 1, {}), workers)
         self.grid = LocalGrid(self.pool, nodes, VirtualClock(network, seed))
 
     def run(self, rounds=4, timeout=1e9, lr=0.5, after=None, downlink=AVERAGE, **options):
@@ -115,6 +116,22 @@ class Federation:
 
         result = strategy.start(
             self.grid, initial(), rounds, timeout, ConfigRecord({"lr": lr}), evaluate_fn=each
+        )
+        np.testing.assert_array_equal(to_vector(result.arrays), self.models[-1])
+        return strategy
+
+    def push(self, pushes, timeout=1e9, lr=0.5, **options):
+        """Train asynchronously; return the strategy."""
+        update = self.trainer.config.strategy["update"]
+        strategy = Asynchronous(
+            pushes=pushes, uplink=self.worker._codec, **{"update": update, **options}
+        )
+
+        def each(done, arrays):
+            self.models.append(to_vector(arrays).copy())
+
+        result = strategy.start(
+            self.grid, initial(), 1, timeout, ConfigRecord({"lr": lr}), evaluate_fn=each
         )
         np.testing.assert_array_equal(to_vector(result.arrays), self.models[-1])
         return strategy

@@ -1,0 +1,301 @@
+"""The asynchronous parameter server: each update is applied as it arrives, by its staleness."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from logging import getLogger
+from typing import Any, NamedTuple, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.constants import DEFAULT_TTL
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from compression import Codec, PayloadError, Update, decode_update
+from compression.flower import Traffic, filled, flat_record, to_arrays
+from compression.flower.arrays import float32_bytes
+from compression.flower.uplink import Uplink
+from compression.stages import Vector, is_finite
+from conf.schema import FOREVER
+from strategy.answer import number, open_answer
+from strategy.averaging import STEP, UPDATES
+from strategy.mean import SparseMean
+from strategy.nodes import OrderedGrid
+from strategy.staleness import Ignored, Staleness
+from strategy.versions import Versions, first_replica
+from task.optimizers import SGD
+from task.replica import MODEL
+
+log = getLogger("edgewire")
+IGNORED = Ignored()
+
+
+class Sent(NamedTuple):
+    """What the server remembers of a message under way."""
+
+    node: int
+    when: float  # a moment of the grid's `now`
+    version: int  # of the model in it
+    seen: Any  # of the staleness policy
+    model: bytes  # its payload, if the model is to be mixed
+
+
+class Asynchronous(Strategy):
+    """A node gets the newest model, and is waited for by nobody; its update is applied at once.
+
+    x = x - rate * factor * update, where `staleness` gives the factor: ASGD, Comp-ASGD and AdaComp
+    (Hardy, Le Merrer, Sericola 2017, Algorithms 1 and 2). An update is a gradient, at the run's lr,
+    or a delta (`update="delta"`), at `server_lr`. `mix`: x = (1 - a) x + a (the node's model),
+    a = server_lr * factor (FedAsync, Xie et al. 2019, Algorithm 1). `buffer` K > 1: K updates make
+    one step with their mean (FedBuff, Nguyen et al. 2022, Algorithm 1); staleness then counts
+    steps. `in_flight` messages are with each node at a time: a node need not wait for the server.
+
+    The run ends after `pushes` answers, used or not. Every `record_every` the model is handed to
+    `evaluate_fn`. A node that does not answer within the time-out is sent a message anew.
+    """
+
+    def __init__(
+        self,
+        *,
+        pushes: int = 20_000,
+        staleness: Staleness = IGNORED,
+        update: str = "gradient",
+        server_lr: float = 1.0,
+        mix: bool = False,
+        buffer: int = 1,
+        in_flight: int = 1,
+        record_every: int = 1,
+        uplink: Codec | None = None,
+        downlink: Codec | None = None,
+        seed: int = 0,
+    ) -> None:
+        if update not in UPDATES:
+            raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {update!r}")
+        for name, value in {
+            "pushes": pushes,
+            "buffer": buffer,
+            "in_flight": in_flight,
+            "record_every": record_every,
+        }.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if not 0 < server_lr < math.inf:
+            raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
+        if mix and (update != "delta" or buffer > 1):
+            raise ValueError("mix goes with update=delta and buffer=1")
+        if not isinstance(staleness, Staleness):
+            raise ValueError(
+                "staleness is chosen by strategy/staleness=none, global, polynomial, per_parameter"
+            )
+        if downlink is not None:
+            raise ValueError("asynchronous nodes get the model whole: downlink=full")
+        self.pushes, self.staleness, self.update = pushes, staleness, update
+        self.server_lr, self.mix, self.buffer = server_lr, mix, buffer
+        self.in_flight, self.record_every = in_flight, record_every
+        self.traffic = Traffic()
+        self.train_metrics: dict[str, float] | None = None
+        self.evaluate_metrics: MetricRecord | None = None
+        self._codec = uplink
+
+    def summary(self) -> None:
+        """Log what the strategy does."""
+        log.info("asynchronous: %s, %s", self.update, type(self.staleness).__name__)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run until `pushes` answers are there; arguments and result as `Strategy.start`.
+
+        `num_rounds` is not used. `timeout`: seconds for one message. `train_config["lr"]` is read
+        anew for every message.
+        """
+        self._grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
+        self._config = train_config or ConfigRecord({"lr": 0.1})
+        self._timeout = timeout if timeout < FOREVER else math.inf
+        self._begin(initial_arrays)
+        arrays, result = flat_record(self._replica.model), Result()
+
+        def record(done: int) -> None:
+            metrics = evaluate_fn(done, arrays) if evaluate_fn else None
+            if metrics:
+                result.evaluate_metrics_serverapp[done] = metrics
+
+        record(0)
+        done = 0
+        while done < self.pushes:
+            self._greet()
+            replies = self._grid.pull_before(self._flight, self._deadline())
+            if not replies and not self._anybody():
+                log.warning("no node is left after %d of %d pushes", done, self.pushes)
+                break
+            for reply in replies:
+                sent = self._flight.pop(reply.metadata.reply_to_message_id)
+                done += 1
+                self._receive(done, sent, reply)
+                if done % self.record_every == 0 or done == self.pushes:
+                    self._sum_up()
+                    record(done)
+                if done == self.pushes:
+                    break
+                self._send(sent.node)
+        result.arrays = to_arrays(self._replica.model, self._layout)
+        return result
+
+    def _begin(self, initial_arrays: ArrayRecord) -> None:
+        self._replica, self._layout = first_replica(SGD(), initial_arrays)
+        if self.in_flight > 1 and self._codec and self._codec.memory_bytes(self._layout):
+            raise ValueError("strategy: in_flight above 1 goes with methods that keep no memory")
+        self._float32_bytes = float32_bytes(self._replica.model, self._layout)
+        self._versions = Versions(self._replica, self._layout, follow=False)
+        self._buffered, self._mean = 0, SparseMean(self._layout.size)
+        self._uplink = Uplink()
+        self._flight: dict[str, Sent] = {}  # in the order of sending
+        self._count: dict[int, int] = {}  # node -> messages it was sent
+        self._reasons: dict[int, str] = {}  # why a node was left out last
+        self._losses: list[tuple[float, float]] = []  # with their weights, since the last record
+        self._stale: list[int] = []
+        self._looked = -math.inf
+        self.staleness.start(self._layout.size)
+
+    def _greet(self) -> None:
+        """Send the model to nodes that are new, and again to those that did not answer in time."""
+        while self._flight:
+            message_id, sent = next(iter(self._flight.items()))
+            if sent.when + self._timeout > self._grid.now:
+                break
+            del self._flight[message_id]
+            self._fail(sent.node, "no answer in time")
+            if sent.node in self._grid.get_node_ids():
+                self._send(sent.node)
+            else:
+                del self._count[sent.node]
+        if self._grid.now >= self._looked:
+            for node in self._grid.get_node_ids():
+                if node not in self._count:
+                    for _ in range(self.in_flight):
+                        self._send(node)
+            self._looked = self._grid.next_look
+
+    def _deadline(self) -> float:
+        """Return when to look again, if no answer comes before."""
+        oldest = next(iter(self._flight.values()), None)
+        return min(self._looked, math.inf if oldest is None else oldest.when + self._timeout)
+
+    def _anybody(self) -> bool:
+        """Return whether anything can still happen."""
+        return self._deadline() < math.inf or bool(self._grid.virtual_seconds is None)
+
+    def _send(self, node: int) -> None:
+        """Send a node the model as it is now."""
+        number = self._count[node] = self._count.get(node, 0) + 1
+        parcel = self._versions.parcel(None)
+        values = {
+            **self._config,
+            "server-round": number,
+            "applied": self._uplink.last_applied(node),
+        }
+        config = filled(ConfigRecord(), values)
+        content = filled(RecordDict(), {"arrays": parcel.arrays, "config": config})
+        message = Message(content, node, STEP, group_id=str(number))
+        if self._grid.virtual_seconds is None and self._timeout < DEFAULT_TTL:
+            message.metadata.ttl = self._timeout
+        (message_id,) = self._grid.push_messages([message])
+        model = parcel.arrays[MODEL].data if self.mix else b""
+        self._flight[message_id] = Sent(
+            node, self._grid.now, self._replica.version, self.staleness.seen(), model
+        )
+        self.traffic.downlink_bytes += parcel.bytes
+        self.traffic.downlink_bytes_float32 += self._float32_bytes
+
+    def _receive(self, push: int, sent: Sent, reply: Message) -> None:
+        """Apply an answer, or say why not."""
+        try:
+            answer = open_answer(reply, self.traffic, self._float32_bytes, ["loss"])
+            update = self._uplink.decode(sent.node, answer.payload, answer.note, self._layout)
+            self._apply(sent, update)
+        except PayloadError as error:
+            self._fail(sent.node, str(error))
+            return
+        self._uplink.applied([sent.node])
+        self.traffic.client_updates += 1
+        metrics = answer.metrics
+        self._losses.append((number(metrics, "loss"), number(metrics, "num-examples")))
+
+    def _apply(self, sent: Sent, update: Update) -> None:
+        """Take the step. Raises `PayloadError` if it would leave float32: then nothing changes."""
+        version = self._replica.version - sent.version
+        rate = cast(float, self._config["lr"]) if self.update == "gradient" else self.server_lr
+        factor = self.staleness.factor(version, sent.seen, update.indices)
+        if self.mix:
+            values, indices = self._towards(sent.model, update) * factor, None
+        else:
+            values, indices = update.values * factor, update.indices
+        if not is_finite(values):
+            raise PayloadError("its update is beyond float32")
+        self.staleness.applied(update.indices)
+        self._stale.append(version)
+        if self.buffer > 1:
+            self._mean.add(indices, values)
+            self._buffered += 1
+            if self._buffered < self.buffer:
+                return
+            (indices, values), self._buffered = self._mean.take(), 0
+        self._replica.apply(indices, values, rate)
+        self._versions.add(b"", rate)
+
+    def _towards(self, model: bytes, update: Update) -> Vector:
+        """Return x less the node's own model, (n,): what mixing subtracts a share of."""
+        trained = decode_update(model, self._layout).dense().copy()
+        trained[slice(None) if update.indices is None else update.indices] -= update.values
+        return cast(Vector, self._replica.model - trained)
+
+    def _fail(self, node: int, reason: str) -> None:
+        self.traffic.failures += 1
+        if self._reasons.get(node) != reason:  # once, not at every one of 100,000 pushes
+            self._reasons[node] = reason
+            log.warning("node %d left out: %s", node, reason)
+
+    def _sum_up(self) -> None:
+        """Set `train_metrics` to the means since the last record."""
+        total = sum(weight for _, weight in self._losses)
+        self.train_metrics = (
+            {
+                "loss": sum(loss * weight for loss, weight in self._losses) / total,
+                "staleness": sum(self._stale) / len(self._stale),
+            }
+            if self._losses
+            else None
+        )
+        self._losses, self._stale = [], []
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """There are no rounds: `start` does it all."""
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """There are no rounds: `start` does it all."""
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing is evaluated at the nodes."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing is evaluated at the nodes."""
+        return None

@@ -1,0 +1,68 @@
+"""Staleness: counted without a history, it is what a full history says; and what is made of it."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategy.staleness import Global, Ignored, PerParameter, Polynomial
+
+N = 12
+SETS = st.sets(st.integers(0, N - 1)).map(lambda s: np.array(sorted(s), dtype=np.uint32))
+UPDATES = st.one_of(SETS, st.none())  # None: every entry
+EVENTS = st.lists(st.tuples(st.integers(0, 3), UPDATES), max_size=40)
+
+
+def every(indices):
+    return np.arange(N) if indices is None else indices
+
+
+@settings(deadline=None, max_examples=200)
+@given(events=EVENTS)
+def test_the_staleness_of_a_parameter_is_what_a_full_history_counts(events):
+    """Four nodes: each event is a push of what one was sent before, and the next model to it."""
+    policy, history = PerParameter(), []
+    policy.start(N)
+    sent = {node: (len(history), policy.seen()) for node in range(4)}
+    for node, indices in events:
+        when, seen = sent[node]
+        counted = [sum(i in every(u) for u in history[when:]) for i in every(indices)]
+        np.testing.assert_array_equal(policy.staleness(seen, indices), counted)
+        factor = policy.factor(len(history) - when, seen, indices)
+        assert factor.dtype == np.float32
+        np.testing.assert_array_equal(factor, np.float32(1) / np.maximum(counted, 1, dtype="f4"))
+        policy.applied(indices)
+        history.append(indices)
+        sent[node] = len(history), policy.seen()
+
+
+def test_nodes_that_get_the_same_model_share_what_is_remembered():
+    policy = PerParameter()
+    policy.start(N)
+    first = policy.seen()
+    assert policy.seen() is first
+    policy.applied(np.array([3], dtype=np.uint32))
+    assert policy.seen() is not first
+    assert not first.any()  # it is of its moment
+
+
+@pytest.mark.parametrize(
+    ("policy", "factors"),
+    [
+        (Ignored(), [1, 1, 1, 1]),
+        (Global(), [1, 1, 0.5, 0.25]),
+        (Polynomial(), [1, 2**-0.5, 3**-0.5, 5**-0.5]),
+        (Polynomial(1.0), [1, 1 / 2, 1 / 3, 1 / 5]),
+    ],
+)
+def test_one_factor_for_the_whole_update(policy, factors):
+    policy.start(N)
+    found = [policy.factor(staleness, policy.seen(), None) for staleness in (0, 1, 2, 4)]
+    assert found == [np.float32(factor) for factor in factors]
+    assert all(type(factor) is np.float32 for factor in found)
+
+
+@pytest.mark.parametrize("a", [-0.1, float("nan")])
+def test_a_wrong_exponent_is_refused(a):
+    with pytest.raises(ValueError, match="a must be at least 0"):
+        Polynomial(a)
