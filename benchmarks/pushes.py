@@ -1,0 +1,116 @@
+"""Seconds a push of asynchronous training, beside the gradients alone.
+
+    python -m benchmarks.pushes                    # JSON on stdout (about two minutes)
+    python -m benchmarks.pushes --algorithm asgd --cycles 10
+
+AdaComp's setting: 200 nodes, mini-batches of ten images of 1x28x28 (digits, enlarged: no download),
+the CNN of 211,690 parameters, c = 0.01. Ours runs the whole application: a message with the model
+to a node, its gradient, selection, payload, an answer, the staleness, the step. The bare loop
+computes the gradients of mini-batches of the same size and nothing else. Contestants take turns
+(`benchmarks.timing`), in blocks of `BLOCK` pushes: many, since gradients are computed in bursts, when
+an answer could be the next to arrive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from benchmarks.engine import FOREVER, application
+from benchmarks.timing import Child, Pipe, Turns, compare
+from conf import Config
+from conf.build import data_of, model_of
+from conf.load import compose_config, to_config
+from task.steps import prepare
+
+BLOCK = 200  # pushes that are timed as one
+ROUNDS = 2  # blocks in a turn
+LIMIT = 1.25  # most of the gradient's time, with one worker
+PAPER = 250_000  # pushes, in at most 15 minutes with two workers
+
+
+def settings(algorithm: str) -> list[str]:
+    """The work as on the command line."""
+    return [
+        f"algorithm={algorithm}",
+        "model=adacomp_cnn",
+        "dataset=digits",
+        "dataset.size=28",
+        "partition=sampled",
+        f"strategy.pushes={FOREVER}",
+        f"strategy.record_every={BLOCK}",
+        f"eval_every={FOREVER}",
+    ]
+
+
+class Bare:
+    """Gradients of random mini-batches, one after the other."""
+
+    def __init__(self, config: Config) -> None:
+        data = data_of(config)
+        self._model = model_of(config, data)
+        self._images = prepare(data.train.images, data.mean, data.std)
+        self._labels, self._size = data.train.labels, config.batch_size
+        self.loss = 0.0
+
+    def block(self) -> None:
+        """Compute a block's gradients."""
+        for _ in range(BLOCK):
+            chosen = torch.randint(len(self._labels), (self._size,))
+            for p in self._model.parameters():
+                p.grad = None
+            logits = self._model(self._images.index_select(0, chosen))
+            loss = F.cross_entropy(logits, self._labels.index_select(0, chosen))
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.loss = loss.item()
+
+
+def serve(words: list[str]) -> None:
+    """Be a contestant: the gradients alone."""
+    torch.set_num_threads(1)
+    loop = Bare(to_config(compose_config(words)))
+    pipe = Pipe(lambda: loop.loss)
+    turns = Turns(pipe.receive, pipe.report)
+    while turns.lap():
+        loop.block()
+
+
+def measure(algorithm: str, cycles: int) -> dict[str, Any]:
+    """Compare the gradients and ours, with one worker and with two."""
+    words = settings(algorithm)
+    with ExitStack() as stack:
+        candidates = {
+            "bare": Child([sys.executable, "-m", "benchmarks.pushes", "serve", *words]),
+            "local, 1 worker": application(1, words),
+            "local, 2 workers": application(2, words),
+        }
+        children = {name: stack.enter_context(child) for name, child in candidates.items()}
+        result: dict[str, Any] = compare(children, cycles=cycles, rounds=ROUNDS, warmup=2)
+    for row in result.values():
+        row["ms a push"] = round(row["seconds"] / BLOCK * 1e3, 3)
+    two = result["local, 2 workers"]["seconds"] / BLOCK
+    result["minutes of the paper's pushes, 2 workers"] = round(two * PAPER / 60, 1)
+    ratio = result["local, 1 worker"]["ratio"]
+    result["unmet"] = [] if ratio <= LIMIT else [f"1 worker takes {ratio}, not {LIMIT}"]
+    return result
+
+
+def main() -> None:
+    """Run the comparison and print JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--cycles", type=int, default=8)
+    parser.add_argument("--algorithm", default="adacomp", help="adacomp, comp_asgd or asgd")
+    options = parser.parse_args()
+    print(json.dumps(measure(options.algorithm, options.cycles), indent=2))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[2:]) if sys.argv[1:2] == ["serve"] else main()
