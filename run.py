@@ -173,9 +173,22 @@ def unknown_key(key: str) -> str:
     groups = {path.name for path in (HERE / "conf").iterdir() if path.is_dir()}
     if key in known:
         return f"{key} does not go with the other choices made: it belongs to another of its group"
-    near = get_close_matches(key, set(known) - groups, n=1, cutoff=0.6)
+    if owners := _owners(*key.replace("/", ".").partition(".")[::2]):
+        return f"{key} does not go with the other choices made: it belongs to {owners}"
+    near = get_close_matches(key, {k for k in known if "._" not in k} - groups, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "python run.py --help lists all keys"
     return f"there is no key {key}; {hint}"
+
+
+def _owners(group: str, key: str) -> str:
+    """Return the choices of a group that have a key, or a group of their own of that name."""
+    found = []
+    for file in sorted((HERE / "conf" / group).glob("*.yaml")) if key else []:
+        content = cast(DictConfig, OmegaConf.load(file))
+        nested = [d for d in content.get("defaults", []) if OmegaConf.is_dict(d)]
+        if key in content or any(key in d for d in nested):
+            found.append(f"{group}={file.stem}")
+    return " or ".join(found[:3])
 
 
 def _keys(node: DictConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from report.summary import read_result
 
@@ -32,9 +33,19 @@ class Job:
     result: dict[str, Any]
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the rows of `history.jsonl`, one a round."""
-        text = (self.folder / "history.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        """Return the rows of `history.jsonl`, one a round; a last line cut short is left out.
+
+        Raises `ResultsError` for a line that cannot be read.
+        """
+        file, rows = self.folder / "history.jsonl", []
+        lines = file.read_text().splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                if number < len(lines):
+                    raise ResultsError(f"{file}: line {number} cannot be read") from error
+        return rows
 
     def words(self) -> dict[str, str]:
         """Return the overrides that have an effect on the result, but the seed."""
@@ -56,7 +67,7 @@ class Group:
 def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
     """Return all jobs below `folders` in the order of their numbers, and the unfinished folders.
 
-    Raises `ResultsError` if none has finished.
+    A run whose files are damaged counts as unfinished. Raises `ResultsError` if none has finished.
     """
     jobs: list[Job] = []
     unfinished: list[Path] = []
@@ -69,9 +80,9 @@ def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
             if folder.resolve() in seen:  # a folder and another inside it were given
                 continue
             seen.add(folder.resolve())
-            if (folder / "result.json").exists():
-                jobs.append(Job(folder, _read_overrides(found), read_result(folder)))
-            else:
+            try:
+                jobs.append(_read_job(folder, found))
+            except (FileNotFoundError, ValueError, YAMLError):
                 unfinished.append(folder)
     if not jobs:
         count = f"; {len(unfinished)} unfinished" if unfinished else ""
@@ -107,11 +118,14 @@ def varying(groups: Sequence[Group]) -> list[str]:
     return [key for key in keys if len({group.words.get(key) for group in groups}) > 1]
 
 
-def _read_overrides(file: Path) -> dict[str, str]:
-    words = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    assert isinstance(words, list)
+def _read_job(folder: Path, overrides: Path) -> Job:
+    """Return a finished run. Raises `FileNotFoundError`, `YAMLError` or `ValueError` for others."""
+    result = read_result(folder)
+    words = OmegaConf.to_container(OmegaConf.load(overrides), resolve=False)
+    if not isinstance(words, list) or not isinstance(result, dict) or "seed" not in result:
+        raise ValueError(f"{folder} holds no run")
     pairs = (str(word).lstrip("+").partition("=") for word in words)
-    return {key: value for key, _, value in pairs}
+    return Job(folder, {key: value for key, _, value in pairs}, result)
 
 
 def _numbers_as_numbers(path: Path) -> list[tuple[int, str]]:

@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if repeated := len(jobs) - sum(len(group.jobs) for group in groups):
         print(f"\n{repeated} repeated with the same seed: the last counts")
     if unfinished:
-        print("\nunfinished: " + ", ".join(str(path) for path in unfinished))
+        print("\nunfinished or damaged: " + ", ".join(str(path) for path in unfinished))
     return 0
 
 

@@ -19,7 +19,7 @@ from compression.flower.uplink import Uplink
 from compression.stages import Vector, is_finite
 from conf.schema import FOREVER
 from strategy.answer import number, open_answer
-from strategy.averaging import STEP, UPDATES
+from strategy.averaging import HOPELESS, STEP, UPDATES
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
 from strategy.staleness import Ignored, Staleness
@@ -162,7 +162,7 @@ class Asynchronous(Strategy):
         self._reasons: dict[int, str] = {}  # why a node was left out last
         self._losses: list[tuple[float, float]] = []  # with their weights, since the last record
         self._stale: list[int] = []
-        self._looked = -math.inf
+        self._looked, self._hopeless = -math.inf, 0
         self.staleness.start(self._layout.size)
 
     def _greet(self) -> None:
@@ -223,7 +223,13 @@ class Asynchronous(Strategy):
             self._apply(sent, update)
         except PayloadError as error:
             self._fail(sent.node, str(error))
+            self._hopeless += 1
+            if self._hopeless == HOPELESS * len(self._count):
+                raise PayloadError(
+                    f"{self._hopeless} updates in a row were of no use: {error}"
+                ) from error
             return
+        self._hopeless = 0
         self._uplink.applied([sent.node])
         self.traffic.client_updates += 1
         metrics = answer.metrics

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Iterable
 from logging import getLogger
 from typing import Any, cast
@@ -32,6 +31,7 @@ from task.optimizers import SGD, ServerOptimizer
 
 UPDATES = ("gradient", "delta")
 WEIGHTS = (None, "num-examples", "num-steps")  # metrics that every node reports
+HOPELESS = 20  # rounds in a row of answers not one of which could be used
 PLAIN_SGD = SGD()
 STEP = "train.step"  # the type of its messages
 log = getLogger("edgewire")
@@ -125,6 +125,9 @@ class SparseAveraging(Strategy):
         for server_round in range(num_rounds + 1):
             if server_round:
                 messages = self.configure_train(server_round, arrays, config, grid)
+                if not messages:
+                    log.warning("no node is left; %d of %d rounds", server_round - 1, num_rounds)
+                    break
                 answers = self._exchange(messages, self._needed, timeout)
                 self.aggregate_train(server_round, answers.values())
             metrics = evaluate_fn(server_round, arrays) if evaluate_fn else None
@@ -141,6 +144,7 @@ class SparseAveraging(Strategy):
         self._mean = SparseMean(layout.size)
         self._uplink = Uplink()
         self._memory: dict[str, Any] = {}  # the downlink codec's
+        self._hopeless = 0
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -174,8 +178,7 @@ class SparseAveraging(Strategy):
 
         They are drawn from (seed, round) alone; those that rest are left out unless all do.
         """
-        while not (nodes := list(grid.get_node_ids())):
-            time.sleep(1)  # for the first node to come, or to come back
+        nodes = cast(OrderedGrid, grid).wait_for_nodes()
         count = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
         if count < len(nodes):
             draw = random.Random(f"{self._seed} {server_round} train")
@@ -187,16 +190,24 @@ class SparseAveraging(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decode the replies, average what can be used in the order of the nodes, take the step."""
+        """Decode the replies, average what can be used in the order of the nodes, take the step.
+
+        Raises `PayloadError` when for `HOPELESS` rounds there were answers, and none was of use.
+        """
         answers = {reply.metadata.src_node_id: reply for reply in replies}
         used: dict[int, MetricRecord] = {}
+        reason = ""
         for node in self._asked:
             if node not in answers and not self._exchange.time_was_up:
                 continue  # enough others were there before it
             try:
                 used[node] = self._add(node, answers.get(node))
             except PayloadError as error:
-                self._fail(server_round, node, str(error))
+                reason = str(error)
+                self._fail(server_round, node, reason)
+        self._hopeless = 0 if used or not answers else self._hopeless + 1
+        if self._hopeless == HOPELESS:
+            raise PayloadError(f"no update could be used in {HOPELESS} rounds: {reason}")
         self.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
             self._step()

@@ -85,6 +85,17 @@ class OrderedGrid(Grid):
             self._known = {n.node_id: n.registered_at for n in self._grid.get_nodes()}
         return sorted(ids, key=lambda node: (self._known.get(node, ""), node))
 
+    def wait_for_nodes(self) -> list[int]:
+        """Return the ids of the nodes that are there, once there is one; none if none will come."""
+        while not (nodes := list(self.get_node_ids())):
+            if self.next_look == math.inf:
+                break
+            if self.virtual_seconds is None:
+                time.sleep(1)  # for the first node to come, or to come back
+            else:
+                self.pull_before([], self.next_look)
+        return nodes
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages."""
         return self._grid.push_messages(messages)

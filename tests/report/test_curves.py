@@ -123,3 +123,13 @@ def test_without_matplotlib_it_says_what_to_install(sweep, tmp_path, monkeypatch
     error = capsys.readouterr().err
     assert len(error.strip().splitlines()) == 1
     assert "pip install -e '.[bench]'" in error
+
+
+def test_half_a_last_line_is_left_out_and_any_other_is_named(sweep, tmp_path, capsys):
+    history = next(iter(sweep.rglob("history.jsonl")))
+    whole = history.read_text()
+    history.write_text(whole + '{"round": 9, "loss')
+    assert main([str(sweep), "--out", str(tmp_path / "a.png")]) == 0
+    history.write_text('{"round": \n' + whole)
+    assert main([str(sweep), "--out", str(tmp_path / "b.png")]) == 2
+    assert capsys.readouterr().err == f"error: {history}: line 1 cannot be read\n"

@@ -135,7 +135,7 @@ def test_unfinished_jobs_are_listed(sweep, capsys):
     assert main([str(sweep)]) == 0
     rows, rest = rows_of(capsys.readouterr().out)
     assert len(rows) == 3
-    assert rest.strip() == f"unfinished: {sweep / '20'}"
+    assert rest.strip() == f"unfinished or damaged: {sweep / '20'}"
 
 
 def test_no_finished_run_is_one_line(tmp_path, capsys):
@@ -156,3 +156,18 @@ def test_virtual_time_is_there_where_a_run_has_it(tmp_path, capsys):
     assert head.endswith("| virtual time | a round |")
     assert first.endswith("| 3 s | 0.1 s |")
     assert second.endswith("| 6 s | 0.2 s |")
+
+
+DAMAGE = {
+    "result.json": ['{"a": ', "{}", "[1]", ""],
+    ".hydra/overrides.yaml": ["foo: [", "foo: 1"],
+}
+
+
+@pytest.mark.parametrize(("file", "text"), [(f, t) for f, texts in DAMAGE.items() for t in texts])
+def test_a_damaged_run_is_left_out_and_named(sweep, capsys, file, text):
+    (sweep / "0" / file).write_text(text)
+    assert main([str(sweep)]) == 0
+    rows, rest = rows_of(capsys.readouterr().out)
+    assert sum(int(row["runs"]) for row in rows) == 5
+    assert rest.strip() == f"unfinished or damaged: {sweep / '0'}"

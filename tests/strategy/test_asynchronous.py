@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compression import decode_update, make_codec
+from compression import PayloadError, decode_update, make_codec
 from conf import run_config
 from conf.load import compose_config, to_config
 from simulation.clock import NEVER, Ideal, VirtualClock
@@ -237,6 +237,16 @@ def test_what_cannot_be_used_is_counted_and_the_node_asked_again(caplog):
     assert (2, 4) in federation.seen
     assert caplog.text.count("node 2 left out") == 1
     assert np.isfinite(federation.models[-1]).all()
+
+
+def test_a_run_in_which_nothing_is_of_use_any_more_ends():
+    def nan(made):
+        return made * np.float32(np.nan)
+
+    spoil = {(node, number): nan for node in range(1, NODES + 1) for number in range(5, 999)}
+    federation = Federation(Trainer(steps=at_once, spoil=spoil), WAITS)
+    with pytest.raises(PayloadError, match=r"80 updates in a row were of no use: .*NaN"):
+        federation.push(5000)
 
 
 WRONG = [

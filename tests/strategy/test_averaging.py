@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from compression import make_codec
-from simulation.clock import Ideal
+from compression import PayloadError, make_codec
+from simulation.clock import Ideal, VirtualClock
 from strategy import averaging
 from strategy.averaging import SparseAveraging
 from tests.strategy.federation import (
@@ -161,3 +161,43 @@ def test_the_loss_is_the_mean_over_the_samples_used():
 
 def refuse(made):
     raise RuntimeError("no power")
+
+
+def test_rounds_in_which_nothing_is_of_use_any_more_end_the_run():
+    def nan(made):
+        return made * np.float32(np.nan)
+
+    spoil = {(n, r): nan for n in range(1, NODES + 1) for r in range(4, 99)}
+    federation = Federation(Trainer(spoil=spoil))
+    with pytest.raises(PayloadError, match=r"no update could be used in 20 rounds: .*NaN"):
+        federation.run(90)
+    assert len(federation.models) == 1 + 22
+
+
+def test_nodes_that_join_late_are_waited_for():
+    network = Ideal(join_seconds=100.0, seconds_per_step=0.01)
+    federation = Federation(Trainer(), network, seed=2)
+    strategy = federation.run(5)
+    clock = VirtualClock(network, 2)
+    first = min(map(clock.joined, range(1, NODES + 1)))
+    assert first > 1
+    assert first < federation.grid.virtual_seconds < first + 1
+    assert strategy.traffic.client_updates == 5  # alone
+
+
+def test_when_all_have_crashed_the_run_ends(caplog):
+    network = Ideal(seconds_per_step=0.01, crash=0.4)
+    federation = Federation(Trainer(), network, seed=1)
+    strategy = federation.run(200)
+    assert 0 < strategy.traffic.client_updates < 60
+    assert "no node is left" in caplog.text
+
+
+def test_who_comes_back_takes_part_again():
+    network = Ideal(seconds_per_step=0.01, crash=0.3, rejoin_seconds=0.5)
+    federation = Federation(Trainer(**{"sparsifier": "topk", "density": 0.1}), network, seed=1)
+    strategy = federation.run(60, timeout=5.0)
+    answered = [r for n, r in federation.seen if n == 2]
+    assert len(answered) > 10
+    assert max(answered) > 40
+    assert strategy.traffic.client_updates > 60
