@@ -27,6 +27,7 @@ from task.flat import FlatModel
 from task.models import build_model
 from task.steps import prepare
 
+PRESET: dict[str, Any] = {"sparsifier": "cesgd", "feedback": True}
 METHODS: dict[str, dict[str, Any]] = {
     "float32": {"coder": "raw"},
     "f2i": {"quantizer": "int8", "coder": "raw"},
@@ -36,7 +37,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "dgc, conv, 0.999, zip": {"sparsifier": "dgc", "layers": "conv", "coder": "zip"},
     "dgc, conv, 0.999, entropy": {"sparsifier": "dgc", "layers": "conv"},
     "dgc, all, 0.999, entropy": {"sparsifier": "dgc"},
-    "cesgd": {"sparsifier": "cesgd"},
+    "cesgd": {**PRESET, "operator": "largest", "density": 0.34, "scope": "global"},
+    "cesgd, union": {"sparsifier": "cesgd"},
     "qsgd": {"quantizer": "qsgd"},
 }
 
