@@ -102,5 +102,5 @@ def shared_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a temporary folder in memory where the system has one (/dev/shm)."""
     memory = "/dev/shm"
     return tempfile.TemporaryDirectory(
-        prefix="edgewire-", dir=memory if os.access(memory, os.W_OK) else None
+        prefix=f"edgewire-{os.getpid()}-", dir=memory if os.access(memory, os.W_OK) else None
     )

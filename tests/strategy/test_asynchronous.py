@@ -269,7 +269,7 @@ def test_wrong_options_are_refused(options, words):
 
 
 PRESETS = ["asgd", "comp_asgd", "adacomp", "fedasync", "fedbuff"]
-SMALL = ["nodes=12", "strategy.pushes=60", "eval_every=30", "batch_size=10"]
+SMALL = ["nodes=12", "strategy.pushes=40", "eval_every=20", "batch_size=10"]
 
 
 def result_of(folder, name, workers, *words):
@@ -289,9 +289,9 @@ def result_of(folder, name, workers, *words):
 def test_a_preset_is_the_same_for_any_number_of_workers(name, tmp_path):
     weights, rows = result_of(tmp_path / "1", name, 1)
     assert result_of(tmp_path / "2", name, 2) == (weights, rows)
-    assert [row["round"] for row in rows] == [0, 30, 60]
-    assert rows[-1]["client_updates"] == 60
-    assert rows[-1]["staleness"] > 0.9
+    assert [row["round"] for row in rows] == [0, 20, 40]
+    assert rows[-1]["client_updates"] == 40
+    assert rows[-1]["staleness"] > 0.5
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
 
 
