@@ -27,6 +27,7 @@ def to_config(composed: DictConfig) -> Config:
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from error
     check(config)
+    # what an asynchronous strategy counts in place of rounds
     config.rounds = config.strategy.get("pushes", config.rounds)
     return config
 

@@ -114,7 +114,7 @@ class VirtualClock:
         self._busy: dict[int, float] = {}  # until when a node is busy at least, not yet computed
         self._server = _ServerLink()
         self._answers = Counter[int]()  # node -> its answers so far, on a network that loses some
-        self._lives: dict[int, np.random.Generator] = {}
+        self._generators: dict[int, np.random.Generator] = {}  # of waits and crashes
         self._gone: dict[int, float] = {}  # node -> when it crashed last
         self._crashes = Counter[int]()
         self._joined: dict[int, float] = {}
@@ -207,9 +207,9 @@ class VirtualClock:
     def _life(self, node: int) -> tuple[float, bool]:
         """Draw a waiting time, and whether the node crashes after its answer."""
         net = self.network
-        if node not in self._lives:
-            self._lives[node] = np.random.default_rng([self.seed, node, _LIFE])
-        first, second = self._lives[node].random(2).tolist()
+        if node not in self._generators:
+            self._generators[node] = np.random.default_rng([self.seed, node, _LIFE])
+        first, second = self._generators[node].random(2).tolist()
         mean = net.waiting_seconds / self.speed(node)
         waiting = {
             "none": 0.0,

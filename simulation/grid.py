@@ -82,6 +82,8 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; return their ids."""
         self.settle()
+        if not self._sent:  # what bounds there are left are of answers that have come
+            self._bounds.clear()
         messages, sizes, anew = list(messages), dict[int, int](), []
         for message in messages:
             number = next(self._ids)
@@ -134,7 +136,7 @@ class LocalGrid(Grid):
     def _stream(self, ids: list[str], deadline: float) -> Iterator[Message]:
         last = self._clock.now
         for message_id in ids:
-            self._compute([message_id])
+            self._compute(message_id)
             arrival, reply = self._arrivals.pop(message_id, (NEVER, None))
             waited = min(arrival, deadline)
             if waited < NEVER:
@@ -160,24 +162,23 @@ class LocalGrid(Grid):
             if entry[2] not in ids:
                 aside.append(entry)
                 continue
-            self._compute([entry[2]])
+            self._compute(entry[2])
             if entry[2] in self._arrivals:
                 first = min(first, self._arrivals[entry[2]][0])
         for entry in aside:
             heapq.heappush(self._bounds, entry)
 
-    def _compute(self, ids: Iterable[str]) -> None:
-        """Wait for the replies to `ids`; keep those not lost, with their arrival times."""
-        for message_id in ids:
-            if message_id not in self._sent:
-                continue
-            node = self._sent[message_id].node
-            queue = self._queues[node]
-            # a node's answers in the order sent: its queue and its losses are the same for any pool
-            while message_id in self._sent:
-                self._arrive(queue.popleft())
-            if not queue:
-                del self._queues[node]
+    def _compute(self, message_id: str) -> None:
+        """Wait for a reply; keep it, unless it is lost, with its arrival time."""
+        if message_id not in self._sent:
+            return
+        node = self._sent[message_id].node
+        queue = self._queues[node]
+        # a node's answers in the order sent: its queue and its losses are the same for any pool
+        while message_id in self._sent:
+            self._arrive(queue.popleft())
+        if not queue:
+            del self._queues[node]
 
     def _arrive(self, message_id: str) -> None:
         while message_id not in self._early:

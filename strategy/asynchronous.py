@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from logging import getLogger
 from typing import Any, NamedTuple, cast
@@ -10,18 +11,18 @@ from typing import Any, NamedTuple, cast
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.constants import DEFAULT_TTL
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from compression import Codec, PayloadError, Update, decode_update
-from compression.flower import Traffic, filled, flat_record, to_arrays
+from compression.flower import filled, flat_record, to_arrays
 from compression.flower.arrays import float32_bytes
 from compression.flower.uplink import Uplink
 from compression.stages import Vector, is_finite
 from conf.schema import FOREVER
 from strategy.answer import number, open_answer
-from strategy.averaging import HOPELESS, STEP, UPDATES
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
+from strategy.server import HOPELESS, STEP, ParameterServer
 from strategy.staleness import Ignored, Staleness
 from strategy.versions import Versions, first_replica
 from task.optimizers import SGD
@@ -41,7 +42,7 @@ class Sent(NamedTuple):
     model: bytes  # its payload, if the model is to be mixed
 
 
-class Asynchronous(Strategy):
+class Asynchronous(ParameterServer):
     """A node gets the newest model, and is waited for by nobody; its update is applied at once.
 
     x = x - rate * factor * update, where `staleness` gives the factor: ASGD, Comp-ASGD and AdaComp
@@ -70,8 +71,7 @@ class Asynchronous(Strategy):
         downlink: Codec | None = None,
         seed: int = 0,
     ) -> None:
-        if update not in UPDATES:
-            raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {update!r}")
+        super().__init__(update, server_lr)
         for name, value in {
             "pushes": pushes,
             "buffer": buffer,
@@ -80,8 +80,6 @@ class Asynchronous(Strategy):
         }.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        if not 0 < server_lr < math.inf:
-            raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
         if mix and (update != "delta" or buffer > 1):
             raise ValueError("mix goes with update=delta and buffer=1")
         if not isinstance(staleness, Staleness):
@@ -90,12 +88,8 @@ class Asynchronous(Strategy):
             )
         if downlink is not None:
             raise ValueError("asynchronous nodes get the model whole: downlink=full")
-        self.pushes, self.staleness, self.update = pushes, staleness, update
-        self.server_lr, self.mix, self.buffer = server_lr, mix, buffer
+        self.pushes, self.staleness, self.mix, self.buffer = pushes, staleness, mix, buffer
         self.in_flight, self.record_every = in_flight, record_every
-        self.traffic = Traffic()
-        self.train_metrics: dict[str, float] | None = None
-        self.evaluate_metrics: MetricRecord | None = None
         self._codec = uplink
 
     def summary(self) -> None:
@@ -132,14 +126,21 @@ class Asynchronous(Strategy):
         done = 0
         while done < self.pushes:
             self._greet()
-            replies = self._grid.pull_before(self._flight, self._deadline())
+            asked = [*self._flight, *self._late] if self._late else self._flight
+            replies = self._grid.pull_before(asked, self._deadline())
             if not replies and not self._anybody():
                 log.warning("no node is left after %d of %d pushes", done, self.pushes)
                 break
             for reply in replies:
-                sent = self._flight.pop(reply.metadata.reply_to_message_id)
+                sent = self._flight.pop(reply.metadata.reply_to_message_id, None)
+                if sent is None:  # too late: its node's next message says that it was not applied
+                    self._late.pop(reply.metadata.reply_to_message_id, None)
+                    continue
+                # a node answers in order: what it owes from before is lost
+                for late in [i for i, node in self._late.items() if node == sent.node]:
+                    del self._late[late]
                 done += 1
-                self._receive(done, sent, reply)
+                self._receive(sent, reply)
                 if done % self.record_every == 0 or done == self.pushes:
                     self._sum_up()
                     record(done)
@@ -158,8 +159,9 @@ class Asynchronous(Strategy):
         self._buffered, self._mean = 0, SparseMean(self._layout.size)
         self._uplink = Uplink()
         self._flight: dict[str, Sent] = {}  # in the order of sending
-        self._count: dict[int, int] = {}  # node -> messages it was sent
-        self._reasons: dict[int, str] = {}  # why a node was left out last
+        self._late: dict[str, int] = {}  # messages that were not answered in time -> their nodes
+        self._known = set[int]()  # nodes that are sent messages
+        self._count = Counter[int]()  # node -> messages it was sent
         self._losses: list[tuple[float, float]] = []  # with their weights, since the last record
         self._stale: list[int] = []
         self._looked, self._hopeless = -math.inf, 0
@@ -172,14 +174,16 @@ class Asynchronous(Strategy):
             if sent.when + self._timeout > self._grid.now:
                 break
             del self._flight[message_id]
+            self._late[message_id] = sent.node
             self._fail(sent.node, "no answer in time")
             if sent.node in self._grid.get_node_ids():
                 self._send(sent.node)
             else:
-                del self._count[sent.node]
+                self._known.discard(sent.node)
         if self._grid.now >= self._looked:
             for node in self._grid.get_node_ids():
-                if node not in self._count:
+                if node not in self._known:
+                    self._known.add(node)
                     for _ in range(self.in_flight):
                         self._send(node)
             self._looked = self._grid.next_look
@@ -195,16 +199,16 @@ class Asynchronous(Strategy):
 
     def _send(self, node: int) -> None:
         """Send a node the model as it is now."""
-        number = self._count[node] = self._count.get(node, 0) + 1
+        self._count[node] += 1
         parcel = self._versions.parcel(None)
         values = {
             **self._config,
-            "server-round": number,
+            "server-round": self._count[node],
             "applied": self._uplink.last_applied(node),
         }
         config = filled(ConfigRecord(), values)
         content = filled(RecordDict(), {"arrays": parcel.arrays, "config": config})
-        message = Message(content, node, STEP, group_id=str(number))
+        message = Message(content, node, STEP, group_id=str(self._count[node]))
         if self._grid.virtual_seconds is None and self._timeout < DEFAULT_TTL:
             message.metadata.ttl = self._timeout
         (message_id,) = self._grid.push_messages([message])
@@ -215,7 +219,7 @@ class Asynchronous(Strategy):
         self.traffic.downlink_bytes += parcel.bytes
         self.traffic.downlink_bytes_float32 += self._float32_bytes
 
-    def _receive(self, push: int, sent: Sent, reply: Message) -> None:
+    def _receive(self, sent: Sent, reply: Message) -> None:
         """Apply an answer, or say why not."""
         try:
             answer = open_answer(reply, self.traffic, self._float32_bytes, ["loss"])
@@ -224,7 +228,7 @@ class Asynchronous(Strategy):
         except PayloadError as error:
             self._fail(sent.node, str(error))
             self._hopeless += 1
-            if self._hopeless == HOPELESS * len(self._count):
+            if self._hopeless == HOPELESS * len(self._known):
                 raise PayloadError(
                     f"{self._hopeless} updates in a row were of no use: {error}"
                 ) from error
@@ -237,9 +241,9 @@ class Asynchronous(Strategy):
 
     def _apply(self, sent: Sent, update: Update) -> None:
         """Take the step. Raises `PayloadError` if it would leave float32: then nothing changes."""
-        version = self._replica.version - sent.version
-        rate = cast(float, self._config["lr"]) if self.update == "gradient" else self.server_lr
-        factor = self.staleness.factor(version, sent.seen, update.indices)
+        stale = self._replica.version - sent.version
+        rate = self.rate(cast(float, self._config["lr"]))
+        factor = self.staleness.factor(stale, sent.seen, update.indices)
         if self.mix:
             values, indices = self._towards(sent.model, update) * factor, None
         else:
@@ -247,7 +251,7 @@ class Asynchronous(Strategy):
         if not is_finite(values):
             raise PayloadError("its update is beyond float32")
         self.staleness.applied(update.indices)
-        self._stale.append(version)
+        self._stale.append(stale)
         if self.buffer > 1:
             self._mean.add(indices, values)
             self._buffered += 1
@@ -262,12 +266,6 @@ class Asynchronous(Strategy):
         trained = decode_update(model, self._layout).dense().copy()
         trained[slice(None) if update.indices is None else update.indices] -= update.values
         return cast(Vector, self._replica.model - trained)
-
-    def _fail(self, node: int, reason: str) -> None:
-        self.traffic.failures += 1
-        if self._reasons.get(node) != reason:  # once, not at every one of 100,000 pushes
-            self._reasons[node] = reason
-            log.warning("node %d left out: %s", node, reason)
 
     def _sum_up(self) -> None:
         """Set `train_metrics` to the means since the last record."""
@@ -293,15 +291,3 @@ class Asynchronous(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """There are no rounds: `start` does it all."""
         return None, None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Nothing is evaluated at the nodes."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Nothing is evaluated at the nodes."""
-        return None

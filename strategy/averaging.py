@@ -10,11 +10,10 @@ from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from compression import Codec, PayloadError, decode_update
 from compression.flower import (
-    Traffic,
     flat_record,
     reason_of,
     to_arrays,
@@ -26,18 +25,16 @@ from strategy.answer import MOST, number, open_answer
 from strategy.exchange import Exchange
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
+from strategy.server import HOPELESS, STEP, ParameterServer
 from strategy.versions import Versions, first_replica
 from task.optimizers import SGD, ServerOptimizer
 
-UPDATES = ("gradient", "delta")
 WEIGHTS = (None, "num-examples", "num-steps")  # metrics that every node reports
-HOPELESS = 20  # rounds in a row of answers not one of which could be used
 PLAIN_SGD = SGD()
-STEP = "train.step"  # the type of its messages
 log = getLogger("edgewire")
 
 
-class SparseAveraging(Strategy):
+class SparseAveraging(ParameterServer):
     """x = optimiser(x, mean of all workers' sparse updates); what is not sent counts as 0.
 
     The scheme of eSGD (Algorithm 1, line 2), CE-SGD (Algorithm 2), DGC (Algorithm 1) and of all
@@ -72,12 +69,9 @@ class SparseAveraging(Strategy):
         downlink: Codec | None = None,
         seed: int = 0,
     ) -> None:
-        if update not in UPDATES:
-            raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {update!r}")
+        super().__init__(update, server_lr)
         if not 0 < quorum <= 1:
             raise ValueError(f"quorum must be a share above 0, at most 1, not {quorum:g}")
-        if not 0 < server_lr < math.inf:
-            raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
         if verify_every < 0:
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
         if mask_received and (downlink is None or not (uplink and uplink.sparsifier.repeats)):
@@ -87,17 +81,12 @@ class SparseAveraging(Strategy):
         if weighted_by_key not in WEIGHTS:
             raise ValueError(f"weighted_by_key must be null or one of {', '.join(WEIGHTS[1:])}")
         self.optimizer = optimizer
-        self.update, self.server_lr = update, server_lr
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
         self.quorum, self.weighted_by_key = quorum, weighted_by_key
         self.verify_every = verify_every
-        self.traffic = Traffic()
-        self.train_metrics: dict[str, float] | None = None
-        self.evaluate_metrics: MetricRecord | None = None
         self._measured = ("loss", "drift") if mask_received else ("loss",)
         self._downlink, self._seed = downlink, seed
         self._asked: list[int] = []
-        self._reasons: dict[int, str] = {}  # why a node was left out last
 
     def summary(self) -> None:
         """Log what the strategy does."""
@@ -150,7 +139,7 @@ class SparseAveraging(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Draw the nodes; bring each to the newest version. Nodes alike share one content."""
-        self._rate = cast(float, config["lr"])
+        self._lr = cast(float, config["lr"])
         told = {**config, "server-round": server_round}
         follow = self._downlink is not None
         if follow and self.verify_every and not server_round % self.verify_every:
@@ -204,7 +193,7 @@ class SparseAveraging(Strategy):
                 used[node] = self._add(node, answers.get(node))
             except PayloadError as error:
                 reason = str(error)
-                self._fail(server_round, node, reason)
+                self._fail(node, reason, f"round {server_round}: ")
         self._hopeless = 0 if used or not answers else self._hopeless + 1
         if self._hopeless == HOPELESS:
             raise PayloadError(f"no update could be used in {HOPELESS} rounds: {reason}")
@@ -243,18 +232,12 @@ class SparseAveraging(Strategy):
             for name in self._measured
         }
 
-    def _fail(self, server_round: int, node: int, reason: str) -> None:
-        self.traffic.failures += 1
-        if self._reasons.get(node) != reason:  # once, not in every one of 100,000 rounds
-            self._reasons[node] = reason
-            log.warning("round %d: node %d left out: %s", server_round, node, reason)
-
     def _step(self) -> None:
         """Take the optimiser's step with the mean of what was added, as all nodes will."""
         indices, values = self._mean.take()
         if self._downlink is None and not is_finite(values):  # else encoding looks
             raise PayloadError("the mean of the updates is beyond float32: training has diverged")
-        rate = self._rate if self.update == "gradient" else self.server_lr
+        rate = self.rate(self._lr)
         payload = b""
         if self._downlink is not None:
             seed = (self._seed << 64) | self._replica.version
@@ -265,15 +248,3 @@ class SparseAveraging(Strategy):
                 _, indices, values, *_ = decode_update(payload, self._layout)
         self._replica.apply(indices, values, rate)
         self._versions.add(payload, rate)
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Nothing is evaluated at the nodes."""
-        return None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Nothing is evaluated at the nodes."""
-        return []

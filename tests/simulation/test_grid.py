@@ -250,7 +250,9 @@ def test_lost_replies_are_waited_for_and_forgotten(grid):
     assert g.virtual_seconds == 14.0
     assert list(g.send_and_receive(messages(g))) == []
     assert g.virtual_seconds == 14.0
-    assert [g._sent, g._early, g._arrivals] == [{}, {}, {}]
+    assert [g._sent, g._early, g._arrivals, g._queues] == [{}, {}, {}, {}]
+    g.push_messages([])
+    assert g._bounds == []
 
 
 def test_without_a_time_out_a_round_ends_with_its_last_arrival(grid):

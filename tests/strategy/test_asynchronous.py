@@ -222,6 +222,31 @@ def test_who_does_not_answer_in_time_is_sent_a_message_anew(caplog):
     assert strategy.traffic.failures > 5
     assert "no answer in time" in caplog.text
     assert len(federation.seen) >= 60 + strategy.traffic.failures
+    assert len(strategy._late) <= NODES
+
+
+def test_answers_that_come_too_late_are_not_applied_and_taken_back():
+    """Every third message takes its node longer than the server waits."""
+    slow = Ideal(seconds_per_step=1.0)
+    trainer = Trainer(steps=lambda node, number: 4 if number % 3 == 0 else 1, **CODECS["topk"])
+    federation = Federation(trainer, slow, seed=1)
+    strategy = federation.push(40, timeout=3.0)
+    assert strategy.traffic.failures > 5
+    assert strategy.traffic.client_updates == 40
+    assert len(federation.grid._arrivals) <= NODES
+    for node in range(1, NODES + 1):
+        answered = [number for n, number in federation.seen if n == node]
+        assert answered == list(range(1, len(answered) + 1))
+
+
+def test_a_node_that_was_away_is_greeted_again_and_its_answers_count():
+    network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=20.0)
+    trainer = Trainer(steps=at_once, **CODECS["topk"])
+    federation = Federation(trainer, network, nodes=6, seed=1)
+    strategy = federation.push(150, timeout=3.0)
+    assert strategy.traffic.client_updates == 150
+    last = max(number for _, number in federation.seen)
+    assert last > 20
 
 
 def test_what_cannot_be_used_is_counted_and_the_node_asked_again(caplog):

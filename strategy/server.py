@@ -1,0 +1,60 @@
+"""What our own strategies share: counters, whom they leave out, no evaluation at the nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from logging import getLogger
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from compression.flower import Traffic
+
+UPDATES = ("gradient", "delta")
+STEP = "train.step"  # the type of their messages
+HOPELESS = 20  # answers in a row of every node, not one of use: the run ends
+log = getLogger("edgewire")
+
+
+class ParameterServer(Strategy):
+    """A server whose nodes send updates of its model, each answered by `client.worker`.
+
+    `update`: "gradient" of one mini-batch, applied at the run's lr, or "delta", what local steps
+    changed, applied at `server_lr`. Raises `ValueError` for others.
+    """
+
+    def __init__(self, update: str, server_lr: float) -> None:
+        if update not in UPDATES:
+            raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {update!r}")
+        if not 0 < server_lr < math.inf:
+            raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
+        self.update, self.server_lr = update, server_lr
+        self.traffic = Traffic()
+        self.train_metrics: dict[str, float] | None = None
+        self.evaluate_metrics: MetricRecord | None = None
+        self._reasons: dict[int, str] = {}  # why a node was left out last
+
+    def rate(self, lr: float) -> float:
+        """Return the rate of an update when the run's is `lr`."""
+        return lr if self.update == "gradient" else self.server_lr
+
+    def _fail(self, node: int, reason: str, when: str = "") -> None:
+        """Count an answer that was not used; name it, `when` first, if the reason is a new one."""
+        self.traffic.failures += 1
+        if self._reasons.get(node) != reason:  # once, not at every one of 100,000 messages
+            self._reasons[node] = reason
+            log.warning("%snode %d left out: %s", when, node, reason)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing is evaluated at the nodes."""
+        return None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing is evaluated at the nodes."""
+        return []
