@@ -78,6 +78,7 @@ class Task(NamedTuple):
     received: float
     waiting: float  # seconds in which the node does nothing of use
     earliest: float  # its answer is not at the server before
+    expires: float  # what the node has not begun by then is lost
     crashes: bool  # the node, once it has answered
     life: int  # how often the node has come back by then
 
@@ -132,10 +133,11 @@ class VirtualClock:
             self._speeds[node] = classes[min(index, len(classes) - 1)].speed
         return self._speeds[node]
 
-    def send(self, node: int, sent: float, down: int) -> Task:
+    def send(self, node: int, sent: float, down: int, ttl: float = NEVER) -> Task:
         """Return what becomes of a message of `down` bytes sent at `sent`: draws from (seed, node).
 
-        To be called in the order of sending; `answer` in that order for each node.
+        A node that has not begun with it after `ttl` seconds never will. To be called in the order
+        of sending; `answer` in that order for each node.
         """
         net, latency = self.network, self.network.latency_ms / 1e3
         received = latency + max(
@@ -145,12 +147,13 @@ class VirtualClock:
         if net.waiting != "none" or net.crash:
             waiting, crashes = self._life(node)
         earliest = max(received, self._busy.get(node, 0.0)) + waiting
+        expires = sent + ttl
         if earliest > sent:
-            self._busy[node] = earliest
+            self._busy[node] = min(earliest, expires)
         # the server's link is taken in the order of sending: nothing may be computed out of it
         earliest = -NEVER if net.server_mbps is not None else earliest + latency
         life = self._crashes[node] if self._crashes else 0
-        return Task(node, sent, received, waiting, earliest, crashes, life)
+        return Task(node, sent, received, waiting, earliest, expires, crashes, life)
 
     def answer(self, task: Task, steps: float, up: int) -> float:
         """Return when the answer is at the server (`NEVER`: never).
@@ -163,6 +166,8 @@ class VirtualClock:
             if net.rejoin_seconds is None:
                 return NEVER
             start = max(start, self._gone[node] + net.rejoin_seconds)
+        if start > task.expires:
+            return NEVER
         done = start + task.waiting + steps * net.seconds_per_step / self.speed(node)
         sent_back = done + _transfer(up, net.up_mbps)
         if sent_back > task.sent:  # a network in which nothing takes time needs no memory

@@ -79,8 +79,12 @@ class LocalGrid(Grid):
         """The virtual second at which a node joins or comes back next; infinity: none will."""
         return self._clock.change(self._nodes)
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages; return their ids."""
+    def push_messages(self, messages: Iterable[Message], ttl: float = NEVER) -> list[str]:
+        """Send messages; return their ids.
+
+        `ttl`: a node that has not begun with one after so many virtual seconds never will. (Their
+        own `ttl` is in seconds of another clock.)
+        """
         self.settle()
         if not self._sent:  # what bounds there are left are of answers that have come
             self._bounds.clear()
@@ -92,7 +96,7 @@ class LocalGrid(Grid):
             content = message.content
             if id(content) not in sizes:
                 sizes[id(content)] = size_of(content)
-            task = self._clock.send(node, self._clock.now, sizes[id(content)])
+            task = self._clock.send(node, self._clock.now, sizes[id(content)], ttl)
             if task.life != self._lives.get(node, 0):
                 self._lives[node] = task.life
                 anew.append(message_id)

@@ -9,7 +9,6 @@ from logging import getLogger
 from typing import Any, NamedTuple, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.app.constants import DEFAULT_TTL
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -180,6 +179,7 @@ class Asynchronous(ParameterServer):
                 self._send(sent.node)
             else:
                 self._known.discard(sent.node)
+                self._looked = min(self._looked, self._grid.next_look)
         if self._grid.now >= self._looked:
             for node in self._grid.get_node_ids():
                 if node not in self._known:
@@ -209,9 +209,7 @@ class Asynchronous(ParameterServer):
         config = filled(ConfigRecord(), values)
         content = filled(RecordDict(), {"arrays": parcel.arrays, "config": config})
         message = Message(content, node, STEP, group_id=str(self._count[node]))
-        if self._grid.virtual_seconds is None and self._timeout < DEFAULT_TTL:
-            message.metadata.ttl = self._timeout
-        (message_id,) = self._grid.push_messages([message])
+        (message_id,) = self._grid.push_messages([message], self._timeout)
         model = parcel.arrays[MODEL].data if self.mix else b""
         self._flight[message_id] = Sent(
             node, self._grid.now, self._replica.version, self.staleness.seen(), model

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from flwr.app import Message
-from flwr.app.constants import DEFAULT_TTL
 
 from strategy.nodes import OrderedGrid
 
@@ -43,10 +42,7 @@ class Exchange:
         """
         grid = self._grid
         deadline = grid.now + timeout
-        if grid.virtual_seconds is None and timeout < DEFAULT_TTL:
-            for message in messages:  # Flower does not hand out what nobody waits for any more
-                message.metadata.ttl = timeout
-        ids = list(grid.push_messages(messages))
+        ids = list(grid.push_messages(messages, timeout))  # none is handed out any later
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
         answers, good = dict[int, Message](), 0
         while waiting and good < quorum:

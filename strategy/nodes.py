@@ -96,8 +96,16 @@ class OrderedGrid(Grid):
                 self.pull_before([], self.next_look)
         return nodes
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages."""
+    def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
+        """Send messages, which no node is to begin with after `ttl` seconds of `now`."""
+        if ttl == math.inf:
+            return self._grid.push_messages(messages)
+        if self.virtual_seconds is not None:
+            own: Callable[..., list[str]] = self._grid.push_messages  # type: ignore[assignment]
+            return own(messages, ttl=ttl)
+        messages = list(messages)
+        for message in messages:
+            message.metadata.ttl = min(ttl, message.metadata.ttl)
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
