@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,11 @@ def _codec(group: str, options: dict[str, Any]) -> Codec:
 
 def data_of(config: Config, folder: str | None = None) -> Data:
     """Return the data set, or a device's own `folder` of class folders; loaded once a process."""
+    data = _own_data(config, folder)
+    return replace(data, mean=(), std=()) if config.dataset.per_image else data
+
+
+def _own_data(config: Config, folder: str | None) -> Data:
     d = config.dataset
     if folder is None:
         return _data(d.name, d.root, d.download, d.size, tuple(d.classes) if d.classes else None)

@@ -39,7 +39,8 @@ class DatasetConfig:
     """Which data, and where it lies (`task.datasets`).
 
     `classes`: the class folders' names, for devices whose own folder lacks some of them;
-    `holdout`: the share of a node's samples kept back from training, for its `evaluate`.
+    `holdout`: the share of a node's samples kept back from training, for its `evaluate`;
+    `per_image`: each image is normalised by its own mean and standard deviation.
     """
 
     name: str = MISSING
@@ -48,6 +49,7 @@ class DatasetConfig:
     size: int | None = at_least(1, None)
     classes: list[str] | None = None
     holdout: float = at_least(0, 0.0)
+    per_image: bool = False
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """The steps every training and evaluation is made of."""
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -19,14 +20,26 @@ def prepare(
     """Normalised images: uint8 (N, C, H, W) -> float32 (N, C, H, W), (x / 255 - mean) / std.
 
     `mean` and `std` are per channel, of images in 0..1. One pass: a channel is converted, scaled
-    and shifted at once. Bytes, not floats, travel to another device.
+    and shifted at once. Bytes, not floats, travel to another device. Empty: each image by the mean
+    and standard deviation of its own n = C H W entries, the latter at least 1 / sqrt(n), which
+    leaves an image of one grey zero (tf.image.per_image_standardization, AdaComp's input).
     """
     images = images.to(device)
+    if not mean:
+        return _by_themselves(images)
     scales, shifts = _affine(mean, std, images.device)
     out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
     for channel, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
         torch.add(shift, images[:, channel], alpha=scale, out=out[:, channel])
     return out
+
+
+def _by_themselves(images: Tensor) -> Tensor:
+    flat = images.flatten(1).float() / 255
+    flat -= flat.mean(dim=1, keepdim=True)
+    deviations = flat.square().mean(dim=1, keepdim=True).sqrt()
+    flat /= deviations.clamp_min(1 / math.sqrt(flat.shape[1]))
+    return flat.view(images.shape)
 
 
 @lru_cache(maxsize=64)

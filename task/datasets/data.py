@@ -30,6 +30,7 @@ class Split:
 class Data:
     """A data set; `mean` and `std` are per channel, of images scaled to 0..1.
 
+    Both empty: every image is to be normalised by its own (`task.steps.prepare`).
     `class_names` is filled where classes have names of the user's own (folders), in id order.
     """
 

@@ -36,6 +36,28 @@ def test_prepare_is_the_usual_normalisation(count, channels, side, seed):
 
 
 @settings(max_examples=30, deadline=None)
+@given(
+    count=st.integers(0, 5),
+    channels=st.integers(1, 3),
+    side=st.integers(1, 9),
+    seed=st.integers(0, 1000),
+)
+def test_images_are_normalised_by_themselves_where_no_mean_is_given(count, channels, side, seed):
+    random = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, (count, channels, side, side), dtype=torch.uint8, generator=random)
+    out, least = prepare(images, (), ()), (channels * side * side) ** -0.5
+    assert out.dtype == torch.float32
+    assert out.shape == images.shape
+    for image, prepared in zip(images.double() / 255, out, strict=True):
+        expected = (image - image.mean()) / max(image.std(correction=0), least)
+        torch.testing.assert_close(prepared, expected.float(), rtol=1e-4, atol=1e-5)
+    grey = torch.full((2, channels, side, side), 77, dtype=torch.uint8)
+    torch.testing.assert_close(
+        prepare(grey, (), ()), torch.zeros(grey.shape), rtol=0, atol=1e-4 / least
+    )
+
+
+@settings(max_examples=30, deadline=None)
 @given(count=st.integers(0, 30), batch_size=st.integers(1, 12), seed=st.integers(0, 1000))
 def test_batches_give_every_sample_once_with_its_label(count, batch_size, seed):
     images = torch.arange(count).float().view(count, 1, 1, 1)
