@@ -10,12 +10,12 @@ has told the processor to flush them to zero.
 """
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.stages import Indices, Segments, Vector
+from compression.stages import Indices, Vector
 from compression.workspace import Scalar, workspace
 
 Weights = NDArray[np.float32] | NDArray[np.float64]
@@ -34,11 +34,13 @@ def largest(values: Vector, k: int) -> Indices:
     Of those equal to the k-th largest, the ones at the lowest indices.
     Raises ValueError for another dtype, and unless 0 <= k <= n < 2**32.
     """
-    bits, n = _bits(values, k), len(values)
+    bits, n = bits_of(values, k), len(values)
     if k in (0, n):
         return np.arange(k, dtype=np.uint32)
     if n <= BLOCK:
         magnitudes = np.bitwise_and(bits, MOST, out=workspace("selection.block", n, np.int32))
+        if k == 1:
+            return np.array([magnitudes.argmax()], dtype=np.uint32)
         tied = n <= TINY or _tied(magnitudes)
         least = (np.sort(magnitudes) if tied else np.partition(magnitudes, n - k))[n - k]
         return _keep(magnitudes, k, int(least)).nonzero()[0].astype(np.uint32)
@@ -50,25 +52,13 @@ def largest(values: Vector, k: int) -> Indices:
     return found[_keep(magnitudes, k, _kth(magnitudes, k, low, high))]
 
 
-def largest_of_each(values: Vector, segments: Segments, counts: NDArray[np.int64]) -> Indices:
-    """Return (sum of counts,) uint32: the ``counts[t]`` largest of each tensor, as ``largest``.
-
-    ``values`` (n,) float32 is cut at ``segments`` (T+1,) int64, ``counts`` is (T,) int64. Indices
-    are those in the whole vector. Raises ValueError as ``largest`` does.
-    """
-    bounds, parts = segments.tolist(), [np.zeros(0, dtype=np.uint32)]
-    for start, stop, count in zip(bounds[:-1], bounds[1:], counts.tolist(), strict=True):
-        parts.append(largest(values[start:stop], count) + np.uint32(start))
-    return np.concatenate(parts)
-
-
 def above(values: Vector, threshold: float, inclusive: bool = False) -> Indices:
     """Return (m,) uint32: all i with |values[i]| > threshold, or >= if ``inclusive``.
 
     ``values`` is (n,) finite float32; the threshold is compared as it is, not rounded to float32.
     Raises ValueError for a threshold that is NaN, and for another dtype.
     """
-    bits, low = _bits(values, 0), 0
+    bits, low = bits_of(values, 0), 0
     if math.isnan(threshold):
         raise ValueError("the threshold is not a number")
     if threshold >= 0:
@@ -84,7 +74,7 @@ def uniform(n: int, k: int, generator: np.random.Generator) -> Indices:
 
     Raises ValueError unless 0 <= k <= n < 2**32.
     """
-    _check(n, k)
+    check(n, k)
     # numpy draws few of many into a set, else it shuffles all n: 7 to 18 times slower than below.
     if n <= 10_000 or 50 * k < n:
         return np.sort(generator.choice(n, k, replace=False, shuffle=False).astype(np.uint32))
@@ -116,7 +106,7 @@ def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indice
     (Efraimidis & Spirakis, Information Processing Letters 97(5), 2006: algorithm A).
     """
     n = len(weights)
-    _check(n, k)
+    check(n, k)
     chosen = np.zeros(0, dtype=np.uint32)
     if k == 0:
         return chosen
@@ -138,13 +128,15 @@ def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indice
     return chosen
 
 
-def _check(n: int, k: int) -> None:
+def check(n: int, k: int) -> None:
+    """Raise ValueError unless k of n entries can be selected."""
     if not 0 <= k <= n < 1 << 32:
         raise ValueError(f"cannot select {k} of {n} entries")
 
 
-def _bits(values: Vector, k: int) -> Bits:
-    _check(len(values), k)
+def bits_of(values: Vector, k: int) -> Bits:
+    """Return (n,) float32 as the bits it is made of. Raises ValueError as `largest` does."""
+    check(len(values), k)
     if values.dtype != np.float32:
         raise ValueError(f"values are {values.dtype} instead of float32")
     return values.view(np.int32)
@@ -229,7 +221,12 @@ def _sample(values: NDArray[Scalar], size: int = 0) -> NDArray[Scalar]:
     """Return (size,) of (n,) values, one at random from each of so many parts: no period fits."""
     n = len(values)
     size = size or min(int(n ** (2 / 3)), SAMPLE)  # more would cost more than it saves
-    return values.take((_offsets()[:size] * (n / size)).astype(np.intp), mode="clip")
+    return values.take(_places(n, size), mode="clip")
+
+
+@lru_cache(maxsize=64)
+def _places(n: int, size: int) -> NDArray[np.intp]:
+    return (_offsets()[:size] * (n / size)).astype(np.intp)
 
 
 @cache

@@ -53,6 +53,9 @@ def magnitudes(values: Vector, segments: Segments) -> Vector:
 def divide(values: Vector, scales: Vector, block: Block, work: Vector) -> Vector:
     """Return x / scale for a block, in ``work``; a tensor of scale 0 holds zeros only."""
     divisors = scales.tolist()
+    if len(set(divisors)) == 1:  # one call in place of one a tensor
+        whole_block = work[: block.whole.stop - block.whole.start]
+        return np.divide(values[block.whole], divisors[0] or 1.0, out=whole_block)
     for tensor, whole, here in block.pieces:
         # Not times 1 / scale, which overflows for the smallest scales.
         np.divide(values[whole], divisors[tensor] or 1.0, out=work[here])
@@ -63,6 +66,10 @@ def multiply(stream: NDArray[np.generic], scales: Vector, segments: Segments) ->
     """Return (n,) float32: each entry of a stream of small numbers times its tensor's scale."""
     values = np.empty(len(stream), dtype=np.float32)
     factors = scales.tolist()
+    if len(set(factors)) == 1:
+        np.copyto(values, stream, casting="unsafe")
+        values *= factors[0]
+        return values
     work = workspace(segments)
     for block in blocks(segments):
         work[: block.whole.stop - block.whole.start] = stream[block.whole]

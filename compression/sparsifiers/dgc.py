@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from compression.layout import Layout
 from compression.options import expect_at_least, expect_below_one, expect_between, expect_one_of
 from compression.registry import register
-from compression.selection import largest_of_each
+from compression.selection_by_tensor import largest_of_each
 from compression.sparsifiers.scope import counts
 from compression.stages import Accumulating, Indices, Selection, Step, Vector, remembered
 

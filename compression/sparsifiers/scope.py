@@ -1,10 +1,13 @@
 """Which coordinates compete with each other: those of the whole model, or of each tensor."""
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
 from compression.layout import Layout
-from compression.selection import largest, largest_of_each, uniform
+from compression.selection import largest, uniform
+from compression.selection_by_tensor import largest_of_each
 from compression.stages import Indices, Vector
 
 SCOPES = ("tensor", "global")
@@ -16,8 +19,9 @@ def count(share: float, size: int) -> int:
     return min(size, max(1, int(share * size + 1e-6))) if share > 0 else 0
 
 
+@lru_cache(maxsize=64)
 def counts(share: float, layout: Layout) -> NDArray[np.int64]:
-    """Return `count` for each tensor, (T,)."""
+    """Return `count` for each tensor, (T,): not to be changed."""
     return np.array([count(share, n) for n in np.diff(layout.offsets).tolist()], dtype=np.int64)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from compression import selection
-from compression.selection import above, largest, largest_of_each, uniform, weighted
+from compression.selection import above, largest, uniform, weighted
 from tests.compression.vectors import N, expect, heavy
 
 TINIEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -100,18 +100,6 @@ def test_subnormal_numbers_stay_apart_where_they_are_flushed():
     finally:
         torch.set_flush_denormal(False)
     expect(found, expected)
-
-
-@settings(max_examples=40)
-@given(values=vectors, data=st.data())
-def test_largest_of_each(values, data):
-    inner = data.draw(st.lists(st.integers(0, len(values)), max_size=5).map(sorted))
-    segments = np.array([0, *inner, len(values)], dtype=np.int64)
-    sizes = np.diff(segments)
-    counts = np.array([data.draw(st.integers(0, int(size))) for size in sizes], dtype=np.int64)
-    parts = zip(segments[:-1], segments[1:], counts, strict=True)
-    expected = [start + brute(values[start:stop], k) for start, stop, k in parts]
-    expect(largest_of_each(values, segments, counts), np.concatenate(expected))
 
 
 thresholds = st.floats(allow_nan=False) | few_values | any_values.map(abs)
