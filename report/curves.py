@@ -34,6 +34,7 @@ Y = {
     "loss": ("test loss", 1.0),
 }
 STYLES = ("-", "--", ":", "-.")  # a next one when the ten colours are used up
+PRESET = "the preset's"  # what a run has for a key that was not given
 LINE = 150  # characters that fit side by side below the axes
 
 
@@ -117,7 +118,7 @@ def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
     """Return the legend's heading and the groups' labels: what varies between them."""
     keys = varying(groups)
     if len(keys) == 1:
-        return keys[0], [group.name(keys)[0] for group in groups]
+        return keys[0], [group.words.get(keys[0], PRESET) for group in groups]
     labels = [
         ", ".join(f"{key}={group.words[key]}" for key in keys if key in group.words)
         for group in groups
