@@ -1,6 +1,7 @@
 """A sweep as curves: one for runs that differ in the seed only, the mean in a band of all seeds.
 
 `python -m report.curves FOLDER... --y train_loss --x uplink_bytes --smooth 20 --out curves.png`
+`--extremes`: the band goes to the lowest and highest value of any seed that is in an average.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from report.format import whole
 from report.results import MISSING, Group, Job, ResultsError, group_jobs, read_jobs, varying
 
 if TYPE_CHECKING:
@@ -48,11 +50,14 @@ class Curve:
     high: Values
 
 
-def curve(jobs: Sequence[Job], x: str, y: str, smooth: int = 1) -> Curve | None:
+def curve(
+    jobs: Sequence[Job], x: str, y: str, smooth: int = 1, extremes: bool = False
+) -> Curve | None:
     """Return the curve of a group's jobs, in the axes' units; None if no round has both values.
 
     The seeds are matched by round: a point is there for the rounds that all of them measured, at
     the mean of their x. `smooth` is the number of points in a moving average of each seed's y.
+    With `extremes` low and high are those of all points in the averages, of one seed too.
     """
     seeds = [_points(job, x, y) for job in jobs]
     rounds = sorted(set.intersection(*(set(points) for points in seeds)))
@@ -60,8 +65,13 @@ def curve(jobs: Sequence[Job], x: str, y: str, smooth: int = 1) -> Curve | None:
         return None
     table = np.array([[points[r] for r in rounds] for points in seeds])  # seed, round, (x, y)
     across = table[:, :, 0].mean(axis=0) / X[x][1]
-    up = np.array([moving_average(row, smooth) for row in table[:, :, 1] / Y[y][1]])
-    return Curve(across, up.mean(axis=0), up.min(axis=0), up.max(axis=0))
+    raw = table[:, :, 1] / Y[y][1]
+    up = np.array([moving_average(row, smooth) for row in raw])
+    low, high = up.min(axis=0), up.max(axis=0)
+    if extremes:
+        seen = [raw[:, window(at, len(rounds), smooth)] for at in range(len(rounds))]
+        low, high = np.array([part.min() for part in seen]), np.array([part.max() for part in seen])
+    return Curve(across, up.mean(axis=0), low, high)
 
 
 def _points(job: Job, x: str, y: str) -> dict[int, tuple[float, float]]:
@@ -78,15 +88,24 @@ def moving_average(values: Values, count: int) -> Values:
 
     Towards the ends the windows shrink: a lopsided one would shift a falling curve there.
     """
-    averages = []
-    for at in range(len(values)):
-        room = min(at, len(values) - 1 - at)
-        before, after = min(count // 2, room), min((count - 1) // 2, room)
-        averages.append(values[at - before : at + after + 1].mean())
-    return np.array(averages)  # no running sum: one huge loss would take the later ones' digits
+    # no running sum: one huge loss would take the later ones' digits
+    return np.array([values[window(at, len(values), count)].mean() for at in range(len(values))])
 
 
-def draw(groups: Sequence[Group], x: str, y: str, smooth: int = 1, title: str = "") -> Figure:
+def window(at: int, size: int, count: int) -> slice:
+    """Return the places of `count` values around one of `size`, fewer towards the ends."""
+    room = min(at, size - 1 - at)
+    return slice(at - min(count // 2, room), at + min((count - 1) // 2, room) + 1)
+
+
+def draw(
+    groups: Sequence[Group],
+    x: str,
+    y: str,
+    smooth: int = 1,
+    title: str = "",
+    extremes: bool = False,
+) -> Figure:
     """Return a figure with a curve for each group. Raises `ResultsError` if there is none."""
     from matplotlib.figure import Figure  # no pyplot: it would look for a screen
 
@@ -94,13 +113,13 @@ def draw(groups: Sequence[Group], x: str, y: str, smooth: int = 1, title: str = 
     axes = figure.add_subplot()
     heading, labels = legend(groups)
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
-        if (found := curve(group.jobs, x, y, smooth)) is None:
+        if (found := curve(group.jobs, x, y, smooth, extremes)) is None:
             continue
         look: dict[str, Any] = {"color": f"C{number % 10}"}
         axes.plot(
             found.x, found.mean, label=label, linestyle=STYLES[number // 10 % len(STYLES)], **look
         )
-        if len(group.jobs) > 1:
+        if len(group.jobs) > 1 or extremes:
             axes.fill_between(found.x, found.low, found.high, alpha=0.15, linewidth=0, **look)
     if not axes.lines:
         raise ResultsError(f"no history holds {y} and {x}")
@@ -131,8 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     try:
         groups = group_jobs(read_jobs(asked.folders)[0])
-        figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title)
+        figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes)
         figure.axes[0].set_yscale("log" if asked.log else "linear")
+        figure.axes[0].set_xscale("log" if asked.log_x else "linear")
+        if asked.least is not None:
+            figure.axes[0].set_ylim(bottom=asked.least)
         figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "matplotlib":
@@ -156,16 +178,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--y", choices=Y, default="train_loss", help="default: train_loss")
     parser.add_argument("--x", choices=X, default="round", help="default: round")
     parser.add_argument("--log", action="store_true", help="a logarithmic y axis")
-    parser.add_argument("--smooth", type=_count, default=1, metavar="N", help="moving average")
+    parser.add_argument("--log-x", action="store_true", help="a logarithmic x axis")
+    parser.add_argument("--least", type=float, metavar="Y", help="where the y axis begins")
+    parser.add_argument("--smooth", type=whole, default=1, metavar="N", help="moving average")
+    parser.add_argument("--extremes", action="store_true", help="the band: least to most")
     parser.add_argument("--out", type=_picture, required=True, metavar="FILE.png")
     parser.add_argument("--title", default="")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return int(text)
 
 
 def _picture(text: str) -> Path:

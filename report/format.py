@@ -1,6 +1,8 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and give them."""
 
 from __future__ import annotations
+
+import argparse
 
 
 def human_bytes(count: float) -> str:
@@ -27,3 +29,10 @@ def human_seconds(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def whole(text: str) -> int:
+    """Return a whole number of at least 1, for `argparse`'s `type`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return int(text)

@@ -1,6 +1,6 @@
 """A sweep as a table: a row for runs that differ in the seed only, in Markdown or as JSON.
 
-`python -m report.table FOLDER... [--rows KEY,KEY] [--json]`
+`python -m report.table FOLDER... [--rows KEY,KEY] [--last N] [--reach PERCENT] [--json]`
 """
 
 from __future__ import annotations
@@ -14,16 +14,24 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from report.format import human_bytes, human_seconds, percent
+from report.course import first_at, settled
+from report.format import human_bytes, human_seconds, percent, whole
 from report.results import Group, ResultsError, group_jobs, read_jobs, varying
 
 Numbers = dict[str, Any]
 SHARES = ("accuracy", "best_accuracy", "top5")  # their spread over the seeds is shown
 
 
-def numbers(group: Group) -> Numbers:
-    """Return a group's means over its seeds; None for what no run of it has."""
+def numbers(group: Group, last: int = 1, reach: float | None = None) -> Numbers:
+    """Return a group's means over its seeds; None for what no run of it has.
+
+    `last`: the accuracy is the mean of so many last evaluations. `reach`: an accuracy, 0..1, for
+    which to tell the round and the bytes; None where a run does not reach it.
+    """
     results = [job.result for job in group.jobs]
+    if last > 1:
+        results = [job.result | {"accuracy": settled(job, last)} for job in group.jobs]
+    first = [] if reach is None else [first_at(job, reach) for job in group.jobs]
 
     def mean(key: str) -> float | None:
         return _mean([result.get(key) for result in results])
@@ -35,6 +43,8 @@ def numbers(group: Group) -> Numbers:
     each = [result["uplink_bytes"] / max(result["client_updates"], 1) for result in results]
     return row | {
         "loss": mean("loss"),
+        "reached_round": _of_all(first, "round"),
+        "reached_uplink_bytes": _of_all(first, "uplink_bytes"),
         "uplink_bytes_per_update": fmean(each),
         "uplink_bytes": mean("uplink_bytes"),
         "uplink_ratio": _ratio(mean("uplink_bytes_float32"), mean("uplink_bytes")),
@@ -55,6 +65,12 @@ def _present(values: Sequence[float | None]) -> list[float]:
 def _mean(values: Sequence[float | None]) -> float | None:
     present = _present(values)
     return fmean(present) if present else None
+
+
+def _of_all(rows: Sequence[Numbers | None], key: str) -> float | None:
+    """Return a mean over rows; None if there is none, or one is missing."""
+    present = [row[key] for row in rows if row is not None]
+    return fmean(present) if present and len(present) == len(rows) else None
 
 
 def _std(values: Sequence[float | None]) -> float | None:
@@ -84,6 +100,8 @@ COLUMNS: dict[str, Callable[[Numbers], str]] = {
     "best accuracy": _share("best_accuracy"),
     "top5": _share("top5"),
     "loss": _text("loss", "{:.4g}".format),
+    "reached at": _text("reached_round", "{:.10g}".format),
+    "uplink until then": _text("reached_uplink_bytes", human_bytes),
     "uplink an update": _text("uplink_bytes_per_update", human_bytes),
     "uplink": _text("uplink_bytes", human_bytes),
     "times smaller up": _text("uplink_ratio", "{:.2f}".format),
@@ -97,12 +115,17 @@ COLUMNS: dict[str, Callable[[Numbers], str]] = {
 }
 
 # Left out where no run has them: columns, and what they show.
-OPTIONAL = {"top5": "top5", "virtual time": "virtual_seconds", "a round": "virtual_seconds"}
+OPTIONAL = {
+    "top5": "top5",
+    "reached at": "reached_round",
+    "uplink until then": "reached_uplink_bytes",
+    "virtual time": "virtual_seconds",
+    "a round": "virtual_seconds",
+}
 
 
-def markdown(groups: Sequence[Group], keys: Sequence[str]) -> str:
-    """Return the groups as a Markdown table, a row named by the values of `keys`."""
-    rows = [numbers(group) for group in groups]
+def markdown(groups: Sequence[Group], keys: Sequence[str], rows: Sequence[Numbers]) -> str:
+    """Return the groups' `numbers` as a Markdown table, a row named by the values of `keys`."""
     columns = dict(COLUMNS)
     for column, key in OPTIONAL.items():
         if all(row[key] is None for row in rows):
@@ -119,13 +142,18 @@ def markdown(groups: Sequence[Group], keys: Sequence[str]) -> str:
     return "\n".join(f"| {' | '.join(c.replace('|', chr(92) + '|') for c in x)} |" for x in lines)
 
 
-def as_json(groups: Sequence[Group], keys: Sequence[str], unfinished: Sequence[Path]) -> str:
+def as_json(
+    groups: Sequence[Group],
+    keys: Sequence[str],
+    rows: Sequence[Numbers],
+    unfinished: Sequence[Path],
+) -> str:
     """Return the same numbers as JSON, with every seed's accuracies."""
-    rows = [
-        {"words": {key: g.words[key] for key in keys if key in g.words}} | numbers(g)
-        for g in groups
+    named = [
+        {"words": {key: group.words[key] for key in keys if key in group.words}} | row
+        for group, row in zip(groups, rows, strict=True)
     ]
-    return json.dumps({"rows": rows, "unfinished": [str(path) for path in unfinished]}, indent=2)
+    return json.dumps({"rows": named, "unfinished": [str(path) for path in unfinished]}, indent=2)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,19 +161,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m report.table", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
     parser.add_argument("--rows", metavar="KEY,KEY", help="keys that name a row, in this order")
+    parser.add_argument(
+        "--last", type=whole, default=1, metavar="N", help="accuracy: mean of the last evaluations"
+    )
+    parser.add_argument(
+        "--reach", type=float, metavar="PERCENT", help="add when, and with what uplink, it was got"
+    )
     parser.add_argument("--json", action="store_true", help="JSON in place of Markdown")
     asked = parser.parse_args(arguments)
     try:
         jobs, unfinished = read_jobs(asked.folders)
         groups = group_jobs(jobs)
         keys = varying(groups) if asked.rows is None else chosen(asked.rows, groups)
+        reach = None if asked.reach is None else asked.reach / 100
+        rows = [numbers(group, asked.last, reach) for group in groups]
     except ResultsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     if asked.json:
-        print(as_json(groups, keys, unfinished))
+        print(as_json(groups, keys, rows, unfinished))
         return 0
-    print(markdown(groups, keys))
+    print(markdown(groups, keys, rows))
     if repeated := len(jobs) - sum(len(group.jobs) for group in groups):
         print(f"\n{repeated} repeated with the same seed: the last counts")
     if unfinished:

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from report.curves import draw, main, moving_average
+from report.curves import curve, draw, main, moving_average
 from report.results import group_jobs, read_jobs
 from tests.report.sweeps import add_job
 
@@ -133,3 +133,20 @@ def test_half_a_last_line_is_left_out_and_any_other_is_named(sweep, tmp_path, ca
     history.write_text('{"round": \n' + whole)
     assert main([str(sweep), "--out", str(tmp_path / "b.png")]) == 2
     assert capsys.readouterr().err == f"error: {history}: line 1 cannot be read\n"
+
+
+def test_the_band_of_extremes_holds_every_value_of_an_average(sweep):
+    groups = group_jobs(read_jobs([sweep])[0])
+    (sgd,) = (group for group in groups if group.words["algorithm"] == "sgd")
+    found = curve(sgd.jobs, "round", "train_loss", smooth=3, extremes=True)
+    np.testing.assert_array_equal(found.low, [4, 1, 1])  # of 4 2 1 and 6 2 3: ends stand alone
+    np.testing.assert_array_equal(found.high, [6, 6, 3])
+    one = curve(sgd.jobs[:1], "round", "train_loss", smooth=3, extremes=True)
+    np.testing.assert_array_equal((one.low[1], one.mean[1], one.high[1]), (1, 7 / 3, 4))
+
+
+def test_axes_as_asked_for(sweep, tmp_path):
+    file = tmp_path / "x.png"
+    asked = ["--x", "uplink_bytes", "--log-x", "--least", "2.5", "--extremes", "--out", str(file)]
+    assert main([str(sweep), *asked]) == 0
+    assert file.stat().st_size > 1000

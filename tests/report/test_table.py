@@ -171,3 +171,32 @@ def test_a_damaged_run_is_left_out_and_named(sweep, capsys, file, text):
     rows, rest = rows_of(capsys.readouterr().out)
     assert sum(int(row["runs"]) for row in rows) == 5
     assert rest.strip() == f"unfinished or damaged: {sweep / '0'}"
+
+
+def course(*accuracies):
+    return [
+        {"round": 10 * n, "accuracy": accuracy, "uplink_bytes": 1000 * n}
+        for n, accuracy in enumerate(accuracies, 1)
+    ]
+
+
+def test_the_last_evaluations_and_when_an_accuracy_was_reached(tmp_path, capsys):
+    courses = {"sgd": [(0.5, None, 0.9, 0.7), (0.2, 0.8, 0.8, 0.9)], "esgd": [(0.5, 0.9), (0.5,)]}
+    for algorithm, seeds in courses.items():
+        for seed, accuracies in enumerate(seeds):
+            words = f"algorithm={algorithm} seed={seed}"
+            add_job(tmp_path / algorithm / str(seed), words, course(*accuracies))
+    assert main([str(tmp_path), "--last", "2", "--reach", "80"]) == 0
+    esgd, sgd = rows_of(capsys.readouterr().out)[0]
+    assert sgd["accuracy"].startswith("82.50")  # of 0.9, 0.7 and of 0.8, 0.9
+    assert (sgd["reached at"], sgd["uplink until then"]) == ("25", "2.5 kB")  # 30 and 20
+    assert (esgd["reached at"], esgd["uplink until then"]) == ("-", "-")  # one has not reached it
+    assert main([str(tmp_path)]) == 0
+    assert not {"reached at", "uplink until then"} & set(rows_of(capsys.readouterr().out)[0][0])
+
+
+def test_a_history_that_is_gone_is_named(tmp_path, capsys):
+    add_job(tmp_path / "0", "seed=0")
+    (tmp_path / "0" / "history.jsonl").unlink()
+    assert main([str(tmp_path), "--reach", "80"]) == 2
+    assert "history.jsonl: No such file" in capsys.readouterr().err
