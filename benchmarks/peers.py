@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.timing import Child, Pipe, Turns, compare
+from benchmarks.timing import Child, compare, take_turns
 
 PFL_MISSING = (
     "pfl is not installed: uv pip install -e '.[bench]' (Python 3.11 or 3.12), then run this again"
@@ -180,10 +180,7 @@ def _serve(work: Work) -> None:
     torch.manual_seed(work.seed)
     model, (images, labels) = LeNet5(), make_data(work)
     run = bare_rounds(model, images, labels, work)
-    pipe = Pipe(lambda: training_loss(model, images, labels))
-    turns = Turns(pipe.receive, pipe.report)
-    while turns.lap():
-        next(run)
+    take_turns(run.__next__, lambda: training_loss(model, images, labels))
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.engine import FOREVER, application
-from benchmarks.timing import Child, Pipe, Turns, compare
+from benchmarks.timing import Child, compare, take_turns
 from conf import Config
 from conf.build import data_of, model_of
 from conf.load import compose_config, to_config
@@ -75,10 +75,7 @@ def serve(words: list[str]) -> None:
     """Be a contestant: the gradients alone."""
     torch.set_num_threads(1)
     loop = Bare(to_config(compose_config(words)))
-    pipe = Pipe(lambda: loop.loss)
-    turns = Turns(pipe.receive, pipe.report)
-    while turns.lap():
-        loop.block()
+    take_turns(loop.block, lambda: loop.loss)
 
 
 def measure(algorithm: str, cycles: int) -> dict[str, Any]:

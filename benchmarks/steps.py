@@ -29,7 +29,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from benchmarks.engine import FOREVER, application, on_ray
 from benchmarks.peers import add_losses
-from benchmarks.timing import Child, Pipe, Turns, compare
+from benchmarks.timing import Child, compare, take_turns
 from client.trainer import stream_seed
 from compression import Layout, decode_update
 from compression.stages import Indices, Memory
@@ -173,10 +173,7 @@ def serve(words: list[str]) -> None:
     """Be a contestant: the bare loop."""
     torch.set_num_threads(1)
     loop = Bare(to_config(compose_config(words)))
-    pipe = Pipe(lambda: loop.loss)
-    turns = Turns(pipe.receive, pipe.report)
-    while turns.lap():
-        loop.step()
+    take_turns(loop.step, lambda: loop.loss)
 
 
 def bare(words: list[str]) -> Child:

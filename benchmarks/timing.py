@@ -76,6 +76,14 @@ class Pipe:
         self._answers.write(json.dumps({"seconds": seconds, "loss": self._loss()}) + "\n")
 
 
+def take_turns(a_round: Callable[[], object], loss: Callable[[], float]) -> None:
+    """Be a contestant: run a round as often as is asked for, until the other end has gone."""
+    pipe = Pipe(loss)
+    turns = Turns(pipe.receive, pipe.report)
+    while turns.lap():
+        a_round()
+
+
 class Child:
     """A contestant in processes of its own, one for each of `envs`; the first one is talked to.
 

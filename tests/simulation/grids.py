@@ -1,0 +1,60 @@
+"""Nodes that say what they were asked, messages to all of them, and what came back."""
+
+import os
+import signal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+NODES = 7
+app = ClientApp()
+
+
+@app.train()
+def counting(message, context):
+    """Reply which partition this is, how often it was asked, and a copy of the arrays."""
+    config = context.state.config_records.get("memory", ConfigRecord({"calls": 0}))
+    config["calls"] = int(config["calls"]) + 1
+    context.state["memory"] = config
+    partition = context.node_config["partition-id"]
+    if message.content["config"].get("raise-at") == partition:
+        raise RuntimeError("no power")
+    if message.content["config"].get("die-at") == partition:
+        os.kill(os.getpid(), signal.SIGKILL)
+    metrics = {"partition": partition, "calls": int(config["calls"]), "num-steps": partition + 1}
+    content = {"arrays": message.content["arrays"], "metrics": MetricRecord(metrics)}
+    return Message(RecordDict(content), reply_to=message)
+
+
+@app.evaluate()
+def stateless(message, context):
+    """Leave no state behind; put something into the content that others share."""
+    seen = "mark" in message.content
+    message.content["mark"] = ConfigRecord({"x": 1})
+    metrics = MetricRecord({"seen": int(seen), "partition": context.node_config["partition-id"]})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def messages(grid, kind="train", size=50_000, **config):
+    data = np.arange(size, dtype=np.uint8).tobytes()
+    arrays = ArrayRecord({"payload": Array("uint8", (size,), "test", data)})
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
+    return [Message(content, dst_node_id=n, message_type=kind) for n in grid.get_node_ids()]
+
+
+def seen(replies):
+    return [
+        (r.metadata.src_node_id, "error")
+        if r.has_error()
+        else (
+            r.metadata.src_node_id,
+            dict(r.content["metrics"]),
+            r.content["arrays"]["payload"].data,
+        )
+        for r in replies
+    ]
+
+
+def sources(replies):
+    return [r.metadata.src_node_id for r in replies]

@@ -1,0 +1,210 @@
+"""The Grid on its virtual clock: what arrives when, what is waited for, what is lost."""
+
+import pytest
+
+from simulation.clock import Ideal, VirtualClock
+from tests.simulation.grids import NODES, messages, seen, sources
+
+
+def test_pull_goes_on_to_the_next_arrival(grid):
+    g = grid(2, Ideal(seconds_per_step=1.0))
+    ids = g.push_messages(messages(g))
+    times, nodes = [], []
+    while ids:
+        got = g.pull_messages(ids)
+        assert got  # there is always a next arrival
+        nodes += [r.metadata.src_node_id for r in got]
+        done = {r.metadata.reply_to_message_id for r in got}
+        ids = [i for i in ids if i not in done]
+        times.append(g.virtual_seconds)
+    assert times == [1, 2, 3, 4, 5, 6, 7]
+    assert nodes == [1, 2, 3, 4, 5, 6, 7]
+    assert g.pull_messages(["999"]) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_pull_goes_no_further_than_its_deadline(grid, workers):
+    g = grid(workers, Ideal(seconds_per_step=1.0))  # node n answers after n seconds
+    ids = g.push_messages(messages(g)[2:5])
+    steps = [(g.pull_before(ids, deadline), g.virtual_seconds) for deadline in (2.5, 3.0, 3.5)]
+    assert [(sources(got), now) for got, now in steps] == [([], 2.5), ([3], 3.0), ([], 3.5)]
+    assert sources(g.pull_before(ids, float("inf"))) == [4]
+    assert g.virtual_seconds == 4.0
+
+
+def test_a_late_reply_is_there_for_a_later_pull_at_once(grid):
+    g = grid(1, Ideal(seconds_per_step=1.0))
+    ids = g.push_messages(messages(g))
+    fast, slow = ids[:4], ids[4:]
+    assert g.pull_before(slow, 3.0) == []
+    assert g.pull_before([], 6.5) == []  # nothing to wait for: time passes
+    assert sources(g.pull_before([slow[2], slow[1], *fast[:1], *slow[:1]], 8.0)) == [6, 1, 5]
+    assert g.virtual_seconds == 6.5
+    assert sources(g.pull_before(fast, 0.0)) == [2, 3, 4]  # a deadline that is past
+    assert g.virtual_seconds == 6.5
+    assert sources(g.pull_messages(slow)) == [7]
+    assert g.virtual_seconds == 7.0
+    assert g.pull_before(ids, float("inf")) == []  # all fetched
+    assert g.virtual_seconds == 7.0
+
+
+def test_replies_of_one_moment_are_in_the_order_they_are_asked_for(grid):
+    g = grid(1, Ideal(latency_ms=500))
+    ids = g.push_messages(messages(g)[:3])
+    asked = [ids[2], ids[0], ids[2], ids[1]]
+    assert sources(g.pull_before(asked, 9.0)) == [3, 1, 2]
+    assert g.virtual_seconds == 1.0
+
+
+def test_a_nodes_queue_is_in_the_order_sent_whatever_is_asked_for_first(grid):
+    g = grid(1, Ideal(seconds_per_step=1.0))
+    first, second = (g.push_messages(messages(g)[1:2])[0] for _ in range(2))
+    (reply,) = g.pull_before([second, first], float("inf"))
+    assert reply.metadata.reply_to_message_id == first
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_two_rounds_with_a_slow_node(grid, workers):
+    """The slow node's first answer comes in the second round, its second one after that."""
+    g = grid(workers, Ideal(seconds_per_step=1.0))
+    pending, rounds = [], []
+    for deadline in (3.0, 6.0, 20.0):
+        if deadline < 20:
+            pending += g.push_messages(messages(g)[0:5:2])  # nodes 1, 3 and 5
+        while got := g.pull_before(pending, deadline):
+            done = {r.metadata.reply_to_message_id for r in got}
+            pending = [i for i in pending if i not in done]
+            rounds += [(g.virtual_seconds, n) for n in sources(got)]
+    assert rounds == [(1, 1), (3, 3), (4, 1), (5, 5), (6, 3), (10, 5)]
+    assert (pending, g.virtual_seconds) == ([], 20.0)
+
+
+def lossy_run(g):
+    """Three rounds pulled up to a deadline, one sent and received: who answered when."""
+    pending, trace = [], []
+    for deadline in (5.0, 10.0, 40.0):
+        pending += g.push_messages(messages(g))
+        while got := g.pull_before(pending, deadline):
+            trace.append((g.virtual_seconds, seen(got)))
+        trace.append(g.virtual_seconds)
+    trace.append(seen(g.send_and_receive(messages(g), timeout=6.0)))
+    return [*trace, g.virtual_seconds]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_any_number_of_workers_loses_the_same_answers(grid, workers):
+    network = Ideal(seconds_per_step=1.0, latency_ms=10, loss=0.4)
+    one, many = (lossy_run(grid(count, network, seed=3)) for count in (1, workers))
+    assert many == one
+    pulled = sum(len(entry[1]) for entry in one if isinstance(entry, tuple))
+    assert 0 < pulled < 3 * NODES
+    assert one[-1] == 46.0
+
+
+def test_lost_replies_are_waited_for_and_forgotten(grid):
+    g = grid(1, Ideal(seconds_per_step=1.0, loss=1 - 1e-9))
+    ids = g.push_messages(messages(g))
+    assert g.pull_messages(ids) == []
+    assert g.virtual_seconds == 0.0  # nothing will ever arrive
+    for deadline in (2.0, 9.0):  # the server does not know
+        assert g.pull_before(ids, deadline) == []
+        assert g.virtual_seconds == deadline
+    assert list(g.send_and_receive(messages(g), timeout=5.0)) == []
+    assert g.virtual_seconds == 14.0
+    assert list(g.send_and_receive(messages(g))) == []
+    assert g.virtual_seconds == 14.0
+    assert [g._sent, g._early, g._arrivals, g._queues] == [{}, {}, {}, {}]
+    g.push_messages([])
+    assert g._bounds == []
+
+
+def test_without_a_time_out_a_round_ends_with_its_last_arrival(grid):
+    g = grid(1, Ideal(seconds_per_step=1.0, loss=0.5), seed=1)
+    arrived = sources(g.send_and_receive(messages(g)))
+    assert 0 < len(arrived) < NODES
+    assert g.virtual_seconds == max(arrived)
+
+
+def test_a_time_out_counts_from_the_end_of_the_round_before(grid):
+    g = grid(1, Ideal(seconds_per_step=1.0))
+    g.send_and_receive(messages(g))  # not gone through: 7 s
+    assert sources(g.send_and_receive(messages(g), timeout=3.0)) == [1, 2, 3]
+    assert g.virtual_seconds == 10.0
+
+
+def test_a_reply_after_the_time_out_is_left_out(grid):
+    g = grid(1, Ideal(seconds_per_step=1.0))
+    replies = g.send_and_receive(messages(g), timeout=3.5)
+    assert [r.metadata.src_node_id for r in replies] == [1, 2, 3]
+    assert g.virtual_seconds == 3.5
+
+
+def test_a_round_takes_as_long_as_its_slowest_link(grid):
+    g = grid(1, Ideal(up_mbps=0.8, down_mbps=8.0, latency_ms=100))
+    g.send_and_receive(messages(g, size=100_000))
+    assert g.virtual_seconds == pytest.approx(0.1 + 0.1 + 1.0 + 0.1)
+
+
+def asked_by_the_clock(g, count):
+    """Keep a message with every node; return who answers when, and how many were computed early."""
+    flight, trace, early = [], [], []
+    for message in messages(g, size=10):
+        flight += g.push_messages([message])
+    while len(trace) < count:
+        replies = g.pull_messages(flight)
+        early.append(len(g._arrivals))
+        for reply in replies:
+            flight.remove(reply.metadata.reply_to_message_id)
+            node = reply.metadata.src_node_id
+            trace.append((g.virtual_seconds, node, reply.content["metrics"]["calls"]))
+            flight += g.push_messages(messages(g, size=10)[node - 1 : node])
+    return trace, early
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_only_answers_that_could_be_the_next_are_waited_for(grid, workers):
+    network = Ideal(waiting="uniform", waiting_seconds=1.0)
+    trace, early = asked_by_the_clock(grid(workers, network), 50)
+    clock = VirtualClock(network)
+    due = [(clock.arrival(node, 0.0, 0, 0, 0), node, 1) for node in range(1, NODES + 1)]
+    expected = []
+    for _ in range(50):
+        due.sort()
+        when, node, call = due.pop(0)
+        expected.append((when, node, call))
+        due.append((clock.arrival(node, when, 0, 0, 0), node, call + 1))
+    assert trace == expected
+    assert max(early) == 0  # nothing was waited for before its time
+
+
+@pytest.mark.parametrize("limits", [{"up_mbps": 1e-4}, {"server_mbps": 1e-4}])
+def test_where_bytes_decide_what_could_come_earlier_is_waited_for(grid, limits):
+    network = Ideal(waiting="exponential", waiting_seconds=1.0, seconds_per_step=0.5, **limits)
+    traces = [asked_by_the_clock(grid(workers, network), 40)[0] for workers in (1, 2, 3)]
+    assert traces[0] == traces[1] == traces[2]
+    assert [when for when, *_ in traces[0]] == sorted(when for when, *_ in traces[0])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_not_begun_in_time_is_lost_and_takes_no_time(grid, workers):
+    """Node 3 works three seconds on each message: a fourth one within five is too much."""
+    g = grid(workers, Ideal(seconds_per_step=1.0))
+    ids = [g.push_messages(messages(g)[2:3], ttl=5.0)[0] for _ in range(4)]
+    arrived = []
+    while replies := g.pull_messages(ids):
+        arrived += [(g.virtual_seconds, ids.index(r.metadata.reply_to_message_id)) for r in replies]
+    assert arrived == [(3.0, 0), (6.0, 1)]
+    assert sources(g.send_and_receive(messages(g)[2:3])) == [3]
+    assert g.virtual_seconds == 9.0
+
+
+def test_bounds_hold_where_waiting_messages_are_lost(grid):
+    """A node that drops a message is free earlier than it would have been."""
+    network = Ideal(waiting="fixed", waiting_seconds=3.0)
+    g = grid(1, network)
+    ids = [g.push_messages(messages(g)[:1], ttl=ttl)[0] for ttl in (9.0, 1.0, 9.0)]
+    ids += g.push_messages(messages(g)[1:2])
+    seen_at = []
+    while replies := g.pull_messages(ids):
+        seen_at.append((g.virtual_seconds, sources(replies)))
+    assert seen_at == [(3.0, [1, 2]), (6.0, [1])]
