@@ -2,6 +2,7 @@
 
     python -m benchmarks.pushes                    # JSON on stdout (about two minutes)
     python -m benchmarks.pushes --algorithm asgd --cycles 10
+    python -m benchmarks.pushes --memory   # after 5,000 and after 250,000 pushes (six minutes)
 
 AdaComp's setting: 200 nodes, mini-batches of ten images of 1x28x28 (digits, enlarged: no download),
 the CNN of 211,690 parameters, c = 0.01. Ours runs the whole application: a message with the model
@@ -98,6 +99,21 @@ def measure(algorithm: str, cycles: int) -> dict[str, Any]:
     return result
 
 
+def memory(algorithm: str) -> dict[str, Any]:
+    """Return the peak memory after few and after the paper's pushes, with a small model."""
+    words = [*settings(algorithm), "dataset.size=8", "model=mlp"]
+    few, all_of_them = 5_000 // BLOCK, PAPER // BLOCK
+    with application(1, words) as child:
+        child(few)
+        early = child.peak_memory_mb()
+        child(all_of_them - few)
+        late = child.peak_memory_mb()
+    return {
+        f"peak MB after {few * BLOCK} pushes": round(early, 1),
+        f"peak MB after {all_of_them * BLOCK} pushes": round(late, 1),
+    }
+
+
 def main() -> None:
     """Run the comparison and print JSON."""
     parser = argparse.ArgumentParser(
@@ -105,8 +121,13 @@ def main() -> None:
     )
     parser.add_argument("--cycles", type=int, default=8)
     parser.add_argument("--algorithm", default="adacomp", help="adacomp, comp_asgd or asgd")
+    parser.add_argument("--memory", action="store_true", help="memory in place of time")
     options = parser.parse_args()
-    print(json.dumps(measure(options.algorithm, options.cycles), indent=2))
+    if options.memory:
+        result = memory(options.algorithm)
+    else:
+        result = measure(options.algorithm, options.cycles)
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

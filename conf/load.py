@@ -23,13 +23,22 @@ HERE = Path(__file__).parent
 def to_config(composed: DictConfig) -> Config:
     """Return the typed, checked configuration. Raises `ConfigError`, one line."""
     try:
-        config = cast(Config, OmegaConf.to_object(composed))
+        config = cast(Config, OmegaConf.to_object(_counting(composed)))
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from error
     check(config)
-    # what an asynchronous strategy counts in place of rounds
-    config.rounds = config.strategy.get("pushes", config.rounds)
     return config
+
+
+def _counting(composed: DictConfig) -> DictConfig:
+    """Return the configuration with `rounds` what the strategy counts: rounds, or pushes.
+
+    Before anything that is made of `rounds` is worked out, as a schedule's length is.
+    """
+    pushes = OmegaConf.select(composed, "strategy.pushes")
+    if not isinstance(pushes, int) or pushes < 1:  # none, or a mistake that `check` will name
+        return composed
+    return cast(DictConfig, OmegaConf.merge(composed, {"rounds": pushes}))
 
 
 def run_config(composed: DictConfig, output: str = "") -> dict[str, str]:
@@ -37,7 +46,7 @@ def run_config(composed: DictConfig, output: str = "") -> dict[str, str]:
 
     `output` is the folder for result files ("": none are written).
     """
-    plain = OmegaConf.to_container(composed, resolve=True)
+    plain = OmegaConf.to_container(_counting(composed), resolve=True)
     return {"config": json.dumps(plain, separators=(",", ":")), "output": output}
 
 

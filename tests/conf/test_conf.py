@@ -156,3 +156,12 @@ def test_the_configuration_survives_flowers_run_config():
 def test_plain_flwr_run_composes_the_overrides_for_the_nodes_there_are():
     made = load_config({"config": "", "overrides": "algorithm=fedavg_f2i rounds=3"}, nodes=2)
     assert (made.nodes, made.rounds, made.compression.quantizer) == (2, 3, "int8")
+
+
+def test_what_is_made_of_rounds_is_made_of_pushes_where_those_are_counted():
+    composed = compose_config(["algorithm=adacomp", "strategy.pushes=700", "schedule=cosine"])
+    for config in (to_config(composed), load_config(run_config(composed), nodes=200)):
+        assert config.rounds == config.schedule["T_max"] == 700
+    assert composed.rounds == 10
+    alone = to_config(compose_config(["strategy=asynchronous", "rounds=3"]))
+    assert alone.rounds == alone.strategy["pushes"]
