@@ -5,5 +5,9 @@ class EngineError(RuntimeError):
     """One clear line for the user: what went wrong and what to do or read."""
 
 
+class Ended(SystemExit):
+    """This process was told to end: no node's own doing, even where a node was at work."""
+
+
 class UsageError(EngineError):
     """The user's own mistake in an engine's options."""

@@ -11,6 +11,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
+from simulation.errors import Ended
+
 log = logging.getLogger("edgewire")
 
 
@@ -51,6 +53,8 @@ class Host:
         context = self._contexts.get(node) or self._new_context(node)
         try:
             reply = self._app(message, context)
+        except Ended:
+            raise
         except (Exception, SystemExit) as error:
             log.debug("node %d raised", node, exc_info=True)
             reason = f"{type(error).__name__}: {error}"

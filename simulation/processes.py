@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from simulation.errors import Ended
+
 _MARKER = "EDGEWIRE_PROCESS_TREE"
 _INTERRUPTS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 _Handler = Callable[[int, FrameType | None], None] | signal.Handlers
@@ -102,7 +104,7 @@ def orderly_exit() -> Iterator[None]:
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        raise Ended(128 + number)
 
     default = [number for number in _INTERRUPTS if signal.getsignal(number) is signal.SIG_DFL]
     with _handled(default, leave):

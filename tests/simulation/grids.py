@@ -20,6 +20,8 @@ def counting(message, context):
     partition = context.node_config["partition-id"]
     if message.content["config"].get("raise-at") == partition:
         raise RuntimeError("no power")
+    if message.content["config"].get("end-at") == partition:
+        signal.raise_signal(signal.SIGTERM)
     if message.content["config"].get("die-at") == partition:
         os.kill(os.getpid(), signal.SIGKILL)
     metrics = {"partition": partition, "calls": int(config["calls"]), "num-steps": partition + 1}

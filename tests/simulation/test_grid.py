@@ -1,10 +1,14 @@
 """The in-process Grid: same answers for any number of workers; nothing a node does ends the run."""
 
+import signal
+
 import pytest
 
 from simulation.clock import Ideal
+from simulation.errors import Ended
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
+from simulation.processes import orderly_exit
 from simulation.workers import Processes, make_pool
 from tests.simulation.grids import NODES, app, messages, seen
 
@@ -43,6 +47,13 @@ def test_a_node_that_raises_is_an_error_reply(grid, workers):
     assert [r.metadata.src_node_id for r in errors] == [4]
     assert errors[0].error.reason == "RuntimeError: no power"
     assert not any(r.has_error() for r in g.send_and_receive(messages(g)))
+
+
+def test_a_signal_to_the_process_is_no_failure_of_the_node_at_work(grid):
+    g = grid(1)
+    with pytest.raises(Ended) as caught, orderly_exit():
+        list(g.send_and_receive(messages(g, **{"end-at": 3})))
+    assert caught.value.code == 128 + signal.SIGTERM
 
 
 def test_a_worker_that_dies_loses_its_messages_only(grid):
