@@ -55,7 +55,7 @@ def _check_network(config: Config) -> None:
     if (network.crash or network.join_seconds) and not ours:
         raise ConfigError(
             "network.crash and network.join_seconds need a strategy that stands them: "
-            "strategy=asynchronous"
+            "strategy=asynchronous or sparse_averaging"
         )
 
 

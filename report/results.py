@@ -18,6 +18,12 @@ MISSING = "-"  # where a group does not have a key that others have
 OVERRIDES = Path(".hydra") / "overrides.yaml"
 # words that name a run or say how it runs, not what it computes
 WITHOUT_EFFECT = re.compile(r"seed|verbose|dataset\.(root|download)|(engine|hydra)([./].*)?")
+# what the result of a run holds; the latter may be null
+COUNTED = (
+    *("seed", "client_updates", "failures", "seconds"),
+    *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
+)
+MEASURED = ("accuracy", "best_accuracy", "loss", "top5", "virtual_seconds")
 
 
 class ResultsError(Exception):
@@ -38,13 +44,16 @@ class Job:
         Raises `ResultsError` for a line that cannot be read.
         """
         file, rows = self.folder / "history.jsonl", []
-        lines = file.read_text().splitlines()
+        lines = file.read_text(errors="replace").splitlines()
         for number, line in enumerate(lines, 1):
             try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                if number < len(lines):
-                    raise ResultsError(f"{file}: line {number} cannot be read") from error
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if isinstance(row, dict) and "round" in row:
+                rows.append(row)
+            elif number < len(lines):
+                raise ResultsError(f"{file}: line {number} cannot be read")
         return rows
 
     def words(self) -> dict[str, str]:
@@ -122,10 +131,17 @@ def _read_job(folder: Path, overrides: Path) -> Job:
     """Return a finished run. Raises `FileNotFoundError`, `YAMLError` or `ValueError` for others."""
     result = read_result(folder)
     words = OmegaConf.to_container(OmegaConf.load(overrides), resolve=False)
-    if not isinstance(words, list) or not isinstance(result, dict) or "seed" not in result:
+    if not isinstance(words, list) or not isinstance(result, dict) or not _whole(result):
         raise ValueError(f"{folder} holds no run")
     pairs = (str(word).lstrip("+").partition("=") for word in words)
     return Job(folder, {key: value for key, _, value in pairs}, result)
+
+
+def _whole(result: dict[str, Any]) -> bool:
+    """Whether a result holds what every run's does, numbers where those belong."""
+    sure = all(isinstance(result.get(key), int | float) for key in COUNTED)
+    perhaps = (result.get(key) for key in MEASURED)
+    return sure and all(value is None or isinstance(value, int | float) for value in perhaps)
 
 
 def _numbers_as_numbers(path: Path) -> list[tuple[int, str]]:

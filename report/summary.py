@@ -22,9 +22,10 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     up, down = result["uplink_bytes"], result["downlink_bytes"]
     updates = max(result["client_updates"], 1)
+    unit = "pushes" if "staleness" in result else "rounds"
     rows = {
         "run": f"{result['algorithm']}, {result['model']} on {result['dataset']}, "
-        f"{result['rounds']} rounds, seed {result['seed']}",
+        f"{result['rounds']} {unit}, seed {result['seed']}",
         "accuracy": f"{percent(result['accuracy'])} (best {percent(result['best_accuracy'])})",
         "uplink": f"{human_bytes(up)}, {human_bytes(up / updates)} an update, "
         f"{result['uplink_ratio']:.2f} times smaller than float32",

@@ -48,6 +48,7 @@ class Run:
         self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
         self.labels = self.data.test.labels.to(config.device)
         self.stepped = 0  # rounds that the schedule knows of
+        self.newest: ArrayRecord | None = None  # the last round's model, if it was not measured
 
     def start(self) -> None:
         """Train: the strategy's rounds, each measured and recorded by `round_done`."""
@@ -63,11 +64,9 @@ class Run:
     def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Measure the model after a round (0: before the first), write the row, set the next lr."""
         last = server_round == self.config.rounds
-        metrics = MetricRecord()
+        metrics, self.newest = MetricRecord(), arrays
         if last or server_round % self.config.eval_every == 0:
-            self.model.load(to_vector(arrays))
-            measured = evaluate(self.model.module, self.test, self.labels)
-            metrics = MetricRecord(measured._asdict())
+            metrics = MetricRecord(self._measure(arrays)._asdict())
         trained = self.strategy.train_metrics if server_round else None
         train_loss = None if trained is None else float(trained["loss"])
         self.records.add(
@@ -89,6 +88,11 @@ class Run:
         self.train_config["lr"] = self.schedule.lr
         return metrics
 
+    def _measure(self, arrays: ArrayRecord) -> Evaluation:
+        self.newest = None
+        self.model.load(to_vector(arrays))
+        return evaluate(self.model.module, self.test, self.labels)
+
     def _measured_at_nodes(self) -> dict[str, float]:
         """Return what the nodes' own evaluation gave, if they were asked (fraction_evaluate)."""
         measured = self.strategy.evaluate_metrics
@@ -97,7 +101,9 @@ class Run:
         return {f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss")}
 
     def finish(self) -> None:
-        """Write the result and the weights of the last round's model."""
+        """Write the result and the weights of the last round's model, however early that came."""
+        if self.newest is not None:
+            self.records.measured(self._measure(self.newest)._asdict())
         traffic = self.strategy.traffic
         up, down = max(traffic.uplink_bytes, 1), max(traffic.downlink_bytes, 1)
         self.records.finish(

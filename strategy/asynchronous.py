@@ -129,6 +129,9 @@ class Asynchronous(ParameterServer):
             replies = self._grid.pull_before(asked, self._deadline())
             if not replies and not self._anybody():
                 log.warning("no node is left after %d of %d pushes", done, self.pushes)
+                if done % self.record_every:
+                    self._sum_up()
+                    record(done)
                 break
             for reply in replies:
                 sent = self._flight.pop(reply.metadata.reply_to_message_id, None)

@@ -40,12 +40,16 @@ class Records:
         """Append one round's row, with the seconds since the start; return it."""
         self.last = row = {**row, "seconds": round(time.perf_counter() - self._start, 4)}
         if row.get("accuracy") is not None:
-            self._measured = row
-            self._best = max(row["accuracy"], self._best or 0.0)
+            self.measured(row)
         if self._history is not None:
             self._history.write(_json(row) + "\n")
             self._history.flush()  # who follows the run reads it
         return row
+
+    def measured(self, row: Row) -> None:
+        """Note what the newest model reaches."""
+        self._measured = row
+        self._best = max(row["accuracy"], self._best or 0.0)
 
     def finish(self, summary: Row, weights: Mapping[str, Tensor]) -> Row:
         """Write `result.json` and `model.safetensors`; return the result.

@@ -150,3 +150,11 @@ def test_axes_as_asked_for(sweep, tmp_path):
     asked = ["--x", "uplink_bytes", "--log-x", "--least", "2.5", "--extremes", "--out", str(file)]
     assert main([str(sweep), *asked]) == 0
     assert file.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\n{}\n", b"[1]\n[2]\n", b"{}\n{}\n"])
+def test_a_damaged_history_is_named(damage, sweep, tmp_path, capsys):
+    file = next(sweep.rglob("history.jsonl"))
+    file.write_bytes(damage)
+    assert main([str(sweep), "--out", str(tmp_path / "x.png")]) == 2
+    assert f"{file}: line 1 cannot be read" in capsys.readouterr().err

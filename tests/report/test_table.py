@@ -200,3 +200,16 @@ def test_a_history_that_is_gone_is_named(tmp_path, capsys):
     (tmp_path / "0" / "history.jsonl").unlink()
     assert main([str(tmp_path), "--reach", "80"]) == 2
     assert "history.jsonl: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"uplink_bytes": None}, {"accuracy": "x"}, {"seed": [1]}, {"failures": "2"}, {"seconds": {}}],
+)
+def test_a_result_that_is_not_what_runs_write_costs_its_own_row_alone(damage, tmp_path, capsys):
+    add_job(tmp_path / "0", "seed=0")
+    add_job(tmp_path / "1", "seed=1", **damage)
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert rows_of(out)[0][0]["runs"] == "1"
+    assert f"unfinished or damaged: {tmp_path / '1'}" in out
