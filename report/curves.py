@@ -154,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figure.axes[0].set_yscale("log" if asked.log else "linear")
         figure.axes[0].set_xscale("log" if asked.log_x else "linear")
         if asked.least is not None:
-            figure.axes[0].set_ylim(bottom=asked.least)
+            most = figure.axes[0].dataLim.y1
+            figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
         figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "matplotlib":
