@@ -11,9 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(VENV)/ready
 	$(PY) run.py $(ARGS)
 
-# A file of tests at a time on each of two cores.
+# Two cores; who has nothing left to do takes tests from the other.
 test: $(VENV)/ready
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist worksteal
 
 check: $(VENV)/ready
 	$(PY) -m ruff check .

@@ -85,6 +85,7 @@ def test_every_data_set_has_its_yaml_and_the_other_way_round():
         assert path.read_text().startswith("# ")
         assert OmegaConf.to_container(OmegaConf.load(path)) == {
             "name": path.stem, "root": None, "download": False, "size": None, "holdout": 0.0,
+            "per_image": False,
         }  # fmt: skip
 
 
