@@ -144,6 +144,7 @@ class Processes:
         self._ready.close()
         for worker in self._workers:
             worker.connection.close()
+            worker.process.terminate()  # what it is at work on, nobody waits for
         for worker in self._workers:
             worker.process.join(timeout=5)
             if worker.process.is_alive():
