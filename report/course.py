@@ -9,13 +9,14 @@ from typing import Any
 from report.results import Job
 
 
-def settled(job: Job, count: int) -> float:
-    """Return the mean accuracy of a run's last `count` evaluations, or of all, if fewer.
+def settled(job: Job, count: int) -> float | None:
+    """Return the mean accuracy of a run's last `count` evaluations, or of all, if fewer; or None.
 
     A single evaluation of asynchronous training at a constant rate says little: it is up to a point
     from the next one.
     """
-    return fmean(row["accuracy"] for row in islice(reversed(_evaluations(job)), count))
+    last = [row["accuracy"] for row in islice(reversed(_evaluations(job)), count)]
+    return fmean(last) if last else None
 
 
 def first_at(job: Job, accuracy: float) -> dict[str, Any] | None:
@@ -24,6 +25,5 @@ def first_at(job: Job, accuracy: float) -> dict[str, Any] | None:
 
 
 def _evaluations(job: Job) -> list[dict[str, Any]]:
-    """Return the rows that hold an accuracy; the final result alone if no history is there."""
-    rows = [row for row in job.history() if row.get("accuracy") is not None]
-    return rows or [job.result]
+    """Return the rows that hold an accuracy."""
+    return [row for row in job.history() if row.get("accuracy") is not None]

@@ -131,13 +131,13 @@ def _read_job(folder: Path, overrides: Path) -> Job:
     """Return a finished run. Raises `FileNotFoundError`, `YAMLError` or `ValueError` for others."""
     result = read_result(folder)
     words = OmegaConf.to_container(OmegaConf.load(overrides), resolve=False)
-    if not isinstance(words, list) or not isinstance(result, dict) or not _whole(result):
+    if not isinstance(words, list) or not isinstance(result, dict) or not _complete(result):
         raise ValueError(f"{folder} holds no run")
     pairs = (str(word).lstrip("+").partition("=") for word in words)
     return Job(folder, {key: value for key, _, value in pairs}, result)
 
 
-def _whole(result: dict[str, Any]) -> bool:
+def _complete(result: dict[str, Any]) -> bool:
     """Whether a result holds what every run's does, numbers where those belong."""
     sure = all(isinstance(result.get(key), int | float) for key in COUNTED)
     perhaps = (result.get(key) for key in MEASURED)

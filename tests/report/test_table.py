@@ -213,3 +213,11 @@ def test_a_result_that_is_not_what_runs_write_costs_its_own_row_alone(damage, tm
     out = capsys.readouterr().out
     assert rows_of(out)[0][0]["runs"] == "1"
     assert f"unfinished or damaged: {tmp_path / '1'}" in out
+
+
+def test_without_evaluations_there_is_nothing_to_average_or_reach(tmp_path, capsys):
+    add_job(tmp_path / "0", "seed=0", course(None, None), accuracy=None)
+    assert main([str(tmp_path), "--last", "2", "--reach", "80"]) == 0
+    (row,) = rows_of(capsys.readouterr().out)[0]
+    assert row["accuracy"] == "-"
+    assert "reached at" not in row

@@ -10,14 +10,16 @@ from task.errors import TaskError
 from task.models import build_model
 from task.steps import batches, evaluate, prepare
 
-
-@settings(max_examples=30, deadline=None)
-@given(
+sizes = given(
     count=st.integers(0, 5),
     channels=st.integers(1, 4),
     side=st.integers(1, 9),
     seed=st.integers(0, 1000),
 )
+
+
+@settings(max_examples=30, deadline=None)
+@sizes
 def test_prepare_is_the_usual_normalisation(count, channels, side, seed):
     random = torch.Generator().manual_seed(seed)
     images = torch.randint(256, (count, channels, side, side), dtype=torch.uint8, generator=random)
@@ -36,12 +38,7 @@ def test_prepare_is_the_usual_normalisation(count, channels, side, seed):
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    count=st.integers(0, 5),
-    channels=st.integers(1, 3),
-    side=st.integers(1, 9),
-    seed=st.integers(0, 1000),
-)
+@sizes
 def test_images_are_normalised_by_themselves_where_no_mean_is_given(count, channels, side, seed):
     random = torch.Generator().manual_seed(seed)
     images = torch.randint(256, (count, channels, side, side), dtype=torch.uint8, generator=random)

@@ -1,0 +1,77 @@
+"""The asynchronous scheme in a few lines, to set the server beside."""
+
+import heapq
+
+import numpy as np
+
+from compression import decode_update
+from simulation.clock import NEVER, Ideal, VirtualClock
+from strategy.staleness import Global, Ignored, PerParameter, Polynomial
+from tests.strategy.federation import LAYOUT, NODES, SIZE, TRAINED, gradient, start
+
+WAITS = Ideal(waiting="uniform", waiting_seconds=1.0)
+POLICIES = {"none": Ignored, "global": Global, "polynomial": Polynomial, "parameter": PerParameter}
+CODECS = {
+    "dense": {},
+    "adacomp": {"sparsifier": "selective", "density": 0.05, "scope": "tensor"},
+    "topk": {"sparsifier": "topk", "density": 0.05},
+}
+
+
+def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in_flight=1):
+    """Return every model, and who pushed when: the scheme, without messages or any of our server.
+
+    Staleness is counted from a full history of index sets.
+    """
+    clock, heap, x = VirtualClock(network, seed), [], start()
+    sums, pending, version = np.zeros(SIZE, np.float32), 0, 0
+    history, models, trace = [], [start()], []
+    memories, count = {n: {} for n in range(1, nodes + 1)}, dict.fromkeys(range(1, nodes + 1), 0)
+
+    def send(node, now):
+        count[node] += 1
+        arrival = clock.arrival(node, now, 0, 0, 0)
+        if arrival < NEVER:
+            seen = version, len(history)
+            heapq.heappush(heap, (arrival, sum(count.values()), node, count[node], seen))
+
+    for node in memories:
+        for _ in range(in_flight):
+            send(node, 0.0)
+    while heap and len(trace) < pushes:
+        now, _, node, number, (before, when) = heapq.heappop(heap)
+        payload = codec.encode(gradient(node, number), LAYOUT, memory=memories[node])
+        update = decode_update(payload, LAYOUT)
+        at = np.arange(SIZE) if update.indices is None else update.indices
+        touched = np.array([sum(i in u for u in history[when:]) for i in at])
+        stale = version - before
+        factor = {
+            "none": np.float32(1),
+            "global": np.float32(1 / max(stale, 1)),
+            "polynomial": np.float32((1 + stale) ** -0.5),
+            "parameter": (1 / np.maximum(touched, 1)).astype(np.float32),
+        }[policy]
+        sums[at] += update.values * factor
+        history.append(set(at.tolist()))
+        pending += 1
+        if pending == buffer:
+            mean = sums / np.float32(buffer)
+            x[:TRAINED] -= np.float32(0.5) * mean[:TRAINED]
+            x[TRAINED:] -= mean[TRAINED:]
+            sums[:], pending, version = 0, 0, version + 1
+        trace.append((now, node, number))
+        models.append(x.copy())
+        if len(trace) < pushes:
+            send(node, now)
+    return models, trace
+
+
+def at_once(node, server_round):
+    """Gradients take no time but the waiting."""
+    return 0
+
+
+def assert_same(federation, models, trace):
+    for found, expected in zip(federation.models, models, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert federation.grid.virtual_seconds == trace[-1][0]

@@ -1,0 +1,121 @@
+"""What nodes may do to the asynchronous server: crash, come back, join, be late, send rubbish."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from compression import PayloadError, make_codec
+from simulation.clock import Ideal, VirtualClock
+from strategy.staleness import Global
+from tests.strategy.event_loop import CODECS, WAITS, assert_same, at_once, event_loop
+from tests.strategy.federation import NODES, Federation, Trainer
+
+
+def test_crashed_nodes_are_not_waited_for():
+    network = Ideal(waiting="uniform", waiting_seconds=1.0, crash=0.05)
+    federation = Federation(Trainer(steps=at_once), network, nodes=20, seed=4)
+    strategy = federation.push(150, staleness=Global())
+    models, trace = event_loop(network, 150, "global", make_codec(), nodes=20, seed=4)
+    assert_same(federation, models, trace)
+    last = {node: now for now, node, _ in trace}
+    assert 2 < sum(now < trace[-1][0] - 4 for now in last.values()) < 18  # some are gone
+    assert strategy.traffic.failures == 0
+
+
+def test_a_run_ends_when_all_have_crashed(caplog):
+    network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.3)
+    federation = Federation(Trainer(steps=at_once), network, seed=1)
+    strategy = federation.push(1000)
+    assert 0 < strategy.traffic.client_updates < 100
+    assert federation.grid.virtual_seconds < 100
+    assert f"no node is left after {strategy.traffic.client_updates} of 1000" in caplog.text
+
+
+def test_a_node_that_comes_back_has_lost_its_memory():
+    network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=5.0)
+    trainer, begun = Trainer(steps=at_once, **CODECS["topk"]), []
+
+    def reply(key, answer):
+        begun.append((key[1], bool(federation.pool._host._contexts)))  # none before the first one
+        return answer
+
+    federation = Federation(trainer, network, nodes=1, seed=3, reply=reply)
+    federation.push(30)
+    _, trace = event_loop(network, 30, "none", make_codec(), nodes=1, seed=3)
+    returns = [after[2] for before, after in pairwise(trace) if after[0] - before[0] > 5]
+    assert 2 < len(returns) < 15
+    assert [number for number, known in begun if not known] == [1, *returns]
+
+
+def test_nodes_join_when_they_come():
+    network = Ideal(waiting="fixed", waiting_seconds=1.0, join_seconds=10.0)
+    federation = Federation(Trainer(steps=at_once), network, nodes=8, seed=2)
+    federation.push(80)
+    clock, expected = VirtualClock(network, 2), dict.fromkeys(range(1, 9), 0)
+    end = federation.grid.virtual_seconds
+    for node in expected:
+        expected[node] = int(end - clock.joined(node) + 1e-9)
+    answered = {n: len([1 for key in federation.seen if key[0] == n]) for n in expected}
+    assert all(0 <= answered[n] - expected[n] <= 1 for n in expected)
+    assert max(map(clock.joined, expected)) > 3
+
+
+def test_who_does_not_answer_in_time_is_sent_a_message_anew(caplog):
+    network = Ideal(waiting="fixed", waiting_seconds=1.0, loss=0.3)
+    federation = Federation(Trainer(steps=at_once), network, seed=1)
+    strategy = federation.push(60, timeout=2.5)
+    assert strategy.traffic.client_updates == 60
+    assert strategy.traffic.failures > 5
+    assert "no answer in time" in caplog.text
+    assert len(federation.seen) >= 60 + strategy.traffic.failures
+    assert len(strategy._late) <= NODES
+
+
+def test_answers_that_come_too_late_are_not_applied_and_taken_back():
+    """Every third message takes its node longer than the server waits."""
+    slow = Ideal(seconds_per_step=1.0)
+    trainer = Trainer(steps=lambda node, number: 4 if number % 3 == 0 else 1, **CODECS["topk"])
+    federation = Federation(trainer, slow, seed=1)
+    strategy = federation.push(40, timeout=3.0)
+    assert strategy.traffic.failures > 5
+    assert strategy.traffic.client_updates == 40
+    assert len(federation.grid._arrivals) <= NODES
+    for node in range(1, NODES + 1):
+        answered = [number for n, number in federation.seen if n == node]
+        assert answered == list(range(1, len(answered) + 1))
+
+
+def test_a_node_that_was_away_is_greeted_again_and_its_answers_count():
+    network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=20.0)
+    trainer = Trainer(steps=at_once, **CODECS["topk"])
+    federation = Federation(trainer, network, nodes=6, seed=1)
+    strategy = federation.push(150, timeout=3.0)
+    assert strategy.traffic.client_updates == 150
+    last = max(number for _, number in federation.seen)
+    assert last > 20
+
+
+def test_what_cannot_be_used_is_counted_and_the_node_asked_again(caplog):
+    def nan(made):
+        made[5] = np.nan
+        return made
+
+    spoil = {(2, number): nan for number in (1, 3)}
+    federation = Federation(Trainer(steps=at_once, spoil=spoil), WAITS)
+    strategy = federation.push(40)
+    assert strategy.traffic.failures == 2
+    assert strategy.traffic.client_updates == 38
+    assert (2, 4) in federation.seen
+    assert caplog.text.count("node 2 left out") == 1
+    assert np.isfinite(federation.models[-1]).all()
+
+
+def test_a_run_in_which_nothing_is_of_use_any_more_ends():
+    def nan(made):
+        return made * np.float32(np.nan)
+
+    spoil = {(node, number): nan for node in range(1, NODES + 1) for number in range(5, 999)}
+    federation = Federation(Trainer(steps=at_once, spoil=spoil), WAITS)
+    with pytest.raises(PayloadError, match=r"80 updates in a row were of no use: .*NaN"):
+        federation.push(5000)
