@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from hashlib import blake2b
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,14 @@ Metrics = dict[str, MetricRecordValues]
 PREPARED_BYTES = 256 << 20  # how much prepared data a process keeps for the nodes it meets again
 
 
+class Order(NamedTuple):
+    """In which order a node's samples make an epoch's mini-batches."""
+
+    epoch: int
+    samples: Tensor  # int64 (s,): positions among the node's prepared ones, or in the training set
+    prepared: bool  # which of the two
+
+
 class Recent:
     """The samples used last, up to a number of bytes."""
 
@@ -43,6 +52,10 @@ class Recent:
         if key in self._kept:
             self._kept.move_to_end(key)
         return self._kept.get(key)
+
+    def has_room(self, size: int) -> bool:
+        """Return whether `size` bytes more would fit beside what is kept."""
+        return size <= self._left
 
     def put(self, key: tuple[int, bool], samples: Samples) -> Samples:
         """Keep samples if they fit, in place of those unused for longest; return them."""
@@ -80,7 +93,7 @@ class Trainer:
         names = self.flat.names
         self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
         self.mod = CompressionMod(codec_of(config), self.layout, config.seed)
-        self._orders: dict[int, tuple[int, Tensor]] = {}  # node -> epoch, its samples' order
+        self._orders: dict[int, Order] = {}  # of each node
 
     @functools.cached_property
     def partition(self) -> Any:
@@ -150,14 +163,26 @@ class Trainer:
         return gradient, metrics
 
     def _batch(self, node: Node, number: int) -> Samples:
-        before, order = self._orders.get(node.index) or (-1, self._part(node, held_back=False))
-        size = min(self.config.batch_size, len(order))
-        epoch, position = divmod(number, len(order) // size)
-        if epoch != before:
-            samples = self._part(node, held_back=False)
-            order = samples[torch.randperm(len(samples), generator=self._generator(node, epoch))]
-            self._orders[node.index] = epoch, order
-        return self._prepared_samples(order[position * size : (position + 1) * size])
+        order = self._orders.get(node.index)
+        total = len(self._part(node, held_back=False)) if order is None else len(order.samples)
+        size = min(self.config.batch_size, total)
+        epoch, position = divmod(number, total // size)
+        if order is None or order.epoch != epoch:
+            self._orders[node.index] = order = self._shuffled(node, epoch)
+        chosen = order.samples[position * size : (position + 1) * size]
+        if not order.prepared:
+            return self._prepared_samples(chosen)
+        images, labels = self._samples(node, held_back=False)
+        return images.index_select(0, chosen), labels.index_select(0, chosen)
+
+    def _shuffled(self, node: Node, epoch: int) -> Order:
+        """Return an epoch's order: among the prepared samples if they, too, can be kept."""
+        part = self._part(node, held_back=False)
+        order = torch.randperm(len(part), generator=self._generator(node, epoch))
+        size = 4 * len(part) * math.prod(self.data.train.images.shape[1:])
+        if self._prepared.get((node.index, False)) or self._prepared.has_room(size + part.nbytes):
+            return Order(epoch, order.to(self.device), prepared=True)
+        return Order(epoch, part[order], prepared=False)
 
     def evaluate(self, node: Node, state: Vector) -> Metrics:
         """Return `Evaluation`'s figures and the number of samples of the node's evaluation."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from client.node import Node
-from client.trainer import Trainer
+from client.trainer import Recent, Trainer
 from conf.build import model_of
 from conf.load import compose_config, to_config
 
@@ -31,11 +31,11 @@ def other():
 
 def drawn(trainer, node, numbers):
     """Return the samples' places in the training split, a tuple a batch."""
-    before, trainer._prepared_samples = trainer._prepared_samples, lambda indices: indices
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "_prepared", Recent(0))  # nothing kept: batches are made by place
+        patch.setattr(trainer, "_prepared_samples", lambda indices: indices)
+        patch.setattr(trainer, "_orders", {})
         return [tuple(trainer._batch(Node(node, NODES), n).tolist()) for n in numbers]
-    finally:
-        trainer._prepared_samples = before
 
 
 def epoch_of(trainer, node):
@@ -68,9 +68,22 @@ def test_who_rests_changes_from_epoch_to_epoch(plain):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=20))
 def test_batches_do_not_depend_on_what_was_asked_before(plain, calls):
     first = {(node, n): drawn(plain, node, [n]) for node, n in calls}
-    plain._orders.clear()
-    for node, n in reversed(calls):
-        assert drawn(plain, node, [n]) == first[node, n]
+    for node in {node for node, _ in calls}:
+        numbers = [n for own, n in reversed(calls) if own == node]
+        assert drawn(plain, node, numbers) == [first[node, n][0] for n in numbers]
+
+
+@pytest.mark.parametrize("words", [[], ["dataset.per_image=true", "dataset.holdout=0.25"]])
+def test_batches_do_not_depend_on_what_is_kept(words):
+    trainer, forgetful = make(*words), make(*words)
+    forgetful._prepared = Recent(60_000)  # the first node's samples fit, no other's
+    for node in range(3):
+        for number in (0, 1, 14, 13, 40):
+            mine = trainer._batch(Node(node, NODES), number)
+            for kept, made in zip(mine, forgetful._batch(Node(node, NODES), number), strict=True):
+                assert torch.equal(kept, made)
+    assert [order.prepared for order in trainer._orders.values()] == [True] * 3
+    assert [order.prepared for order in forgetful._orders.values()] == [True, False, False]
 
 
 def test_seeds_have_batches_of_their_own(plain, other):
