@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from statistics import fmean
 from typing import Any
 
 from report.results import Job
 
+Row = dict[str, Any]
 
-def settled(job: Job, count: int) -> float | None:
-    """Return the mean accuracy of a run's last `count` evaluations, or of all, if fewer; or None.
+
+def smoothed(job: Job, count: int = 1) -> list[Row]:
+    """Return the history's rows with the mean accuracy of `count` evaluations, that one the last.
 
     A single evaluation of asynchronous training at a constant rate says little: it is up to a point
-    from the next one.
+    from the next one. The first row is that of evaluation number `count`, or the last one of a run
+    that has fewer.
     """
-    last = [row["accuracy"] for row in islice(reversed(_evaluations(job)), count)]
-    return fmean(last) if last else None
+    rows = [row for row in job.history() if row.get("accuracy") is not None]
+    first = min(count, len(rows))
+    return [
+        rows[end - 1] | {"accuracy": fmean(row["accuracy"] for row in rows[end - first : end])}
+        for end in range(max(first, 1), len(rows) + 1)
+    ]
 
 
-def first_at(job: Job, accuracy: float) -> dict[str, Any] | None:
-    """Return the first row of the history with at least this accuracy, 0..1; None if none has."""
-    return next((row for row in _evaluations(job) if row["accuracy"] >= accuracy), None)
-
-
-def _evaluations(job: Job) -> list[dict[str, Any]]:
-    """Return the rows that hold an accuracy."""
-    return [row for row in job.history() if row.get("accuracy") is not None]
+def first_at(rows: list[Row], accuracy: float) -> Row | None:
+    """Return the first row with at least this accuracy, 0..1; None if none has."""
+    return next((row for row in rows if row["accuracy"] >= accuracy), None)

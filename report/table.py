@@ -1,6 +1,6 @@
 """A sweep as a table: a row for runs that differ in the seed only, in Markdown or as JSON.
 
-`python -m report.table FOLDER... [--rows KEY,KEY] [--last N] [--reach PERCENT] [--json]`
+`python -m report.table FOLDER... [--rows KEY,KEY] [--smooth N] [--reach PERCENT] [--json]`
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from report.course import first_at, settled
+from report.course import Row, first_at, smoothed
 from report.format import human_bytes, human_seconds, percent, whole
-from report.results import Group, ResultsError, group_jobs, read_jobs, varying
+from report.results import Group, Job, ResultsError, group_jobs, read_jobs, varying
 
 Numbers = dict[str, Any]
 SHARES = ("accuracy", "best_accuracy", "top5")  # their spread over the seeds is shown
 
 
-def numbers(group: Group, last: int = 1, reach: float | None = None) -> Numbers:
+def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Numbers:
     """Return a group's means over its seeds; None for what no run of it has.
 
-    `last`: the accuracy is the mean of so many last evaluations. `reach`: an accuracy, 0..1, for
-    which to tell the round and the bytes; None where a run does not reach it.
+    `smooth`: accuracies, the last and the best, are means of so many evaluations in a row. `reach`:
+    such an accuracy, 0..1, for which to tell the round and the bytes; None if a run has none.
     """
     results = [job.result for job in group.jobs]
-    if last > 1:
-        results = [job.result | {"accuracy": settled(job, last)} for job in group.jobs]
-    first = [] if reach is None else [first_at(job, reach) for job in group.jobs]
+    needed = group.jobs if smooth > 1 or reach is not None else []
+    courses = [smoothed(job, smooth) for job in needed]
+    if smooth > 1:
+        results = [_of(job, rows) for job, rows in zip(group.jobs, courses, strict=True)]
+    first = [] if reach is None else [first_at(rows, reach) for rows in courses]
 
     def mean(key: str) -> float | None:
         return _mean([result.get(key) for result in results])
@@ -56,6 +58,13 @@ def numbers(group: Group, last: int = 1, reach: float | None = None) -> Numbers:
         "virtual_seconds": (virtual := mean("virtual_seconds")),
         "virtual_seconds_per_round": None if virtual is None else virtual / results[0]["rounds"],
     }
+
+
+def _of(job: Job, rows: list[Row]) -> Numbers:
+    """Return a run's result with the last and the best accuracy of smoothed rows."""
+    accuracies = [row["accuracy"] for row in rows] or [None]
+    best = None if accuracies[0] is None else max(accuracies)
+    return job.result | {"accuracy": accuracies[-1], "best_accuracy": best}
 
 
 def _present(values: Sequence[float | None]) -> list[float]:
@@ -162,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
     parser.add_argument("--rows", metavar="KEY,KEY", help="keys that name a row, in this order")
     parser.add_argument(
-        "--last", type=whole, default=1, metavar="N", help="accuracy: mean of the last evaluations"
+        "--smooth", type=whole, default=1, metavar="N", help="accuracies: means of N evaluations"
     )
     parser.add_argument(
         "--reach", type=float, metavar="PERCENT", help="add when, and with what uplink, it was got"
@@ -174,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         groups = group_jobs(jobs)
         keys = varying(groups) if asked.rows is None else chosen(asked.rows, groups)
         reach = None if asked.reach is None else asked.reach / 100
-        rows = [numbers(group, asked.last, reach) for group in groups]
+        rows = [numbers(group, asked.smooth, reach) for group in groups]
     except ResultsError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -180,17 +180,22 @@ def course(*accuracies):
     ]
 
 
-def test_the_last_evaluations_and_when_an_accuracy_was_reached(tmp_path, capsys):
+def test_moving_averages_end_peak_and_when_they_reach_an_accuracy(tmp_path, capsys):
     courses = {"sgd": [(0.5, None, 0.9, 0.7), (0.2, 0.8, 0.8, 0.9)], "esgd": [(0.5, 0.9), (0.5,)]}
     for algorithm, seeds in courses.items():
         for seed, accuracies in enumerate(seeds):
             words = f"algorithm={algorithm} seed={seed}"
             add_job(tmp_path / algorithm / str(seed), words, course(*accuracies))
-    assert main([str(tmp_path), "--last", "2", "--reach", "80"]) == 0
+    assert main([str(tmp_path), "--smooth", "2", "--reach", "80"]) == 0
     esgd, sgd = rows_of(capsys.readouterr().out)[0]
     assert sgd["accuracy"].startswith("82.50")  # of 0.9, 0.7 and of 0.8, 0.9
-    assert (sgd["reached at"], sgd["uplink until then"]) == ("25", "2.5 kB")  # 30 and 20
-    assert (esgd["reached at"], esgd["uplink until then"]) == ("-", "-")  # one has not reached it
+    assert sgd["best accuracy"].startswith("82.50")
+    assert esgd["best accuracy"].startswith("60.00")  # of 0.5, 0.9 and of 0.5 alone
+    assert (sgd["reached at"], sgd["uplink until then"]) == ("35", "3.5 kB")  # 40 and 30
+    assert (esgd["reached at"], esgd["uplink until then"]) == ("-", "-")  # neither has
+    assert main([str(tmp_path), "--reach", "80"]) == 0  # single evaluations
+    esgd, sgd = rows_of(capsys.readouterr().out)[0]
+    assert (sgd["reached at"], esgd["reached at"]) == ("25", "-")  # 30 and 20; one has not
     assert main([str(tmp_path)]) == 0
     assert not {"reached at", "uplink until then"} & set(rows_of(capsys.readouterr().out)[0][0])
 
@@ -217,7 +222,7 @@ def test_a_result_that_is_not_what_runs_write_costs_its_own_row_alone(damage, tm
 
 def test_without_evaluations_there_is_nothing_to_average_or_reach(tmp_path, capsys):
     add_job(tmp_path / "0", "seed=0", course(None, None), accuracy=None)
-    assert main([str(tmp_path), "--last", "2", "--reach", "80"]) == 0
+    assert main([str(tmp_path), "--smooth", "2", "--reach", "80"]) == 0
     (row,) = rows_of(capsys.readouterr().out)[0]
     assert row["accuracy"] == "-"
     assert "reached at" not in row
