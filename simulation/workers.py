@@ -110,7 +110,7 @@ class Processes:
         self._under_way: Counter[int] = Counter()  # node -> its messages not yet answered
         self._queue: deque[Message] = deque()
         self._anew = set[str]()
-        self._lost: list[Message] = []
+        self._replies: deque[Message] = deque()  # for the next `get`
 
     def put(self, messages: list[Message], anew: Collection[str] = ()) -> None:
         """Queue the messages and set idle workers to work."""
@@ -121,23 +121,29 @@ class Processes:
         for depth in range(1, WINDOW + 1):
             for index in range(len(self._workers)):
                 self._feed(index, depth)
+        # who sends one message at a time may be long in coming back: nobody is to wait for it
+        self._receive(wait=False)
 
     def get(self) -> Iterator[Message]:
         """Wait for replies, refill the workers that sent them, yield the replies."""
-        if not self._lost:
-            for key, _ in self._ready.select():
-                index: int = key.data
-                try:
-                    message_id, content, has_state = self._workers[index].replies.receive()
-                except (EOFError, OSError):
-                    self._revive(index)
-                    continue
-                message = self._workers[index].inflight.pop(message_id)
-                self._answered(message.metadata.dst_node_id, has_state)
-                self._feed(index, WINDOW)
-                yield Message(content, reply_to=message)
-        while self._lost:
-            yield self._lost.pop()
+        if not self._replies:
+            self._receive(wait=True)
+        while self._replies:
+            yield self._replies.popleft()
+
+    def _receive(self, wait: bool) -> None:
+        """Take the replies that are ready, or wait for one; send on to who has room."""
+        for key, _ in self._ready.select(None if wait else 0):
+            index: int = key.data
+            try:
+                message_id, content, has_state = self._workers[index].replies.receive()
+            except (EOFError, OSError):
+                self._revive(index)
+                continue
+            message = self._workers[index].inflight.pop(message_id)
+            self._answered(message.metadata.dst_node_id, has_state)
+            self._feed(index, WINDOW)
+            self._replies.append(Message(content, reply_to=message))
 
     def close(self) -> None:
         """End all workers."""
@@ -216,7 +222,7 @@ class Processes:
         worker.process.join(timeout=5)
         reason = f"its worker process died (exit code {worker.process.exitcode})"
         log.warning("worker %d: %s; started anew", index, reason)
-        self._lost += [unavailable(m, reason) for m in worker.inflight.values()]
+        self._replies += [unavailable(m, reason) for m in worker.inflight.values()]
         self._stateful -= {node for node, home in self._home.items() if home == index}
         for message in worker.inflight.values():
             self._answered(message.metadata.dst_node_id, False)
