@@ -1,6 +1,7 @@
 """The in-process Grid: same answers for any number of workers; nothing a node does ends the run."""
 
 import signal
+import time
 
 import pytest
 
@@ -9,7 +10,7 @@ from simulation.errors import Ended
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.processes import orderly_exit
-from simulation.workers import Processes, make_pool
+from simulation.workers import WINDOW, Processes, make_pool
 from tests.simulation.grids import NODES, app, messages, seen
 
 
@@ -72,6 +73,16 @@ def test_nodes_do_not_see_what_others_do_to_a_shared_content(grid, workers):
     g = grid(workers)
     replies = g.send_and_receive(messages(g, "evaluate"))
     assert [r.content["metrics"]["seen"] for r in replies] == [0] * NODES
+
+
+def test_workers_go_on_while_the_server_only_sends(grid):
+    server = grid(2, nodes=500)
+    for message in messages(server, "evaluate", size=10):
+        server.push_messages([message])  # and never asks for a reply
+        if len(server._pool._replies) > 2 * WINDOW:
+            return
+        time.sleep(0.01)
+    pytest.fail("each worker waits for its first replies to be taken")
 
 
 def test_nodes_without_state_cost_nothing():
