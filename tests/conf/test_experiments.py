@@ -1,0 +1,32 @@
+"""Every experiment's cases compose to a configuration that is accepted, and say how to be run."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from conf.build import codec_of, downlink_of
+from conf.load import compose_config, to_config
+from conf.sweeper import split_case
+
+FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
+def test_every_case_is_accepted(name):
+    sweeper = OmegaConf.load(FOLDER / f"{name}.yaml").hydra.sweeper
+    params = {key: str(values).split(",") for key, values in sweeper.get("params", {}).items()}
+    for number, case in enumerate(sweeper.get("cases", [""])):
+        words = split_case(case)
+        given = {word.split("=")[0] for word in words}
+        # every value once or more, if there are as many cases
+        free = [f"{k}={v[number % len(v)]}" for k, v in params.items() if k not in given]
+        config = to_config(compose_config([f"experiment={name}", *words, *free]))
+        assert codec_of(config)
+        downlink_of(config)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_it_says_what_it_is_and_that_it_is_a_sweep(path):
+    head = path.read_text().split("defaults:")[0]
+    assert "-m" in head
