@@ -97,7 +97,7 @@ def serve(workers: int, settings: list[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         values: dict[str, Any] = run_config(composed, output=folder)
-        job = Job(ROOT, values, config.nodes, ROOT, server_app=server_app)
+        job = Job(ROOT, values, config.nodes, ROOT, config.seed, config.network, server_app)
         run_local(job, workers=workers)
 
 
