@@ -62,9 +62,9 @@ def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Number
 
 def _of(job: Job, rows: list[Row]) -> Numbers:
     """Return a run's result with the last and the best accuracy of smoothed rows."""
-    accuracies = [row["accuracy"] for row in rows] or [None]
-    best = None if accuracies[0] is None else max(accuracies)
-    return job.result | {"accuracy": accuracies[-1], "best_accuracy": best}
+    accuracies = [row["accuracy"] for row in rows]
+    last = accuracies[-1] if accuracies else None
+    return job.result | {"accuracy": last, "best_accuracy": max(accuracies, default=None)}
 
 
 def _present(values: Sequence[float | None]) -> list[float]:

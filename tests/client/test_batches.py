@@ -31,11 +31,16 @@ def other():
 
 def drawn(trainer, node, numbers):
     """Return the samples' places in the training split, a tuple a batch."""
+    return drawn_in_turn(trainer, [(node, number) for number in numbers])
+
+
+def drawn_in_turn(trainer, calls):
+    """As `drawn`, for (node, number) in any order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "_prepared", Recent(0))  # nothing kept: batches are made by place
         patch.setattr(trainer, "_prepared_samples", lambda indices: indices)
         patch.setattr(trainer, "_orders", {})
-        return [tuple(trainer._batch(Node(node, NODES), n).tolist()) for n in numbers]
+        return [tuple(trainer._batch(Node(node, NODES), n).tolist()) for node, n in calls]
 
 
 def epoch_of(trainer, node):
@@ -68,9 +73,8 @@ def test_who_rests_changes_from_epoch_to_epoch(plain):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=20))
 def test_batches_do_not_depend_on_what_was_asked_before(plain, calls):
     first = {(node, n): drawn(plain, node, [n]) for node, n in calls}
-    for node in {node for node, _ in calls}:
-        numbers = [n for own, n in reversed(calls) if own == node]
-        assert drawn(plain, node, numbers) == [first[node, n][0] for n in numbers]
+    later = calls[::-1]
+    assert drawn_in_turn(plain, later) == [first[call][0] for call in later]
 
 
 @pytest.mark.parametrize("words", [[], ["dataset.per_image=true", "dataset.holdout=0.25"]])
