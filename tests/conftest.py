@@ -20,8 +20,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in longest)
 
 
-def pytest_collection_finish() -> None:
-    """Some of Flower's strategies collect garbage for every model: spare them what is loaded."""
+@pytest.fixture(scope="module", autouse=True)
+def spared():
+    """Some of Flower's strategies collect garbage for every model: spare them what is there."""
     gc.collect()
     gc.freeze()
 
