@@ -96,6 +96,7 @@ class LocalGrid(Grid):
             content = message.content
             if id(content) not in sizes:
                 sizes[id(content)] = size_of(content)
+            self._settle_crashes(node)
             task = self._clock.send(node, self._clock.now, sizes[id(content)], ttl)
             if task.life != self._lives.get(node, 0):
                 self._lives[node] = task.life
@@ -183,6 +184,14 @@ class LocalGrid(Grid):
             self._arrive(queue.popleft())
         if not queue:
             del self._queues[node]
+
+    def _settle_crashes(self, node: int) -> None:
+        """Compute what a node may crash after: what it is sent next may find its state lost."""
+        if self._clock.steady or self._clock.network.server_mbps is not None:
+            return  # the server's link is taken in the order of sending; a late answer is computed
+        for message_id in tuple(self._queues.get(node, ())):
+            if message_id in self._sent and self._sent[message_id].crashes:
+                self._compute(message_id)
 
     def _arrive(self, message_id: str) -> None:
         while message_id not in self._early:

@@ -82,8 +82,7 @@ class Run:
                 "virtual_seconds": self.grid.virtual_seconds,
             }
         )
-        for _ in range(server_round - self.stepped):
-            self.schedule.step(train_loss)
+        self.schedule.step(train_loss, server_round - self.stepped)
         self.stepped = server_round
         self.train_config["lr"] = self.schedule.lr
         return metrics

@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable
 from logging import getLogger
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from compression import Codec, PayloadError, Update, decode_update
+from compression import Codec, Layout, PayloadError, Update, decode_update
 from compression.flower import filled, flat_record, to_arrays
 from compression.flower.arrays import float32_bytes
 from compression.flower.uplink import Uplink
-from compression.stages import Vector, is_finite
+from compression.payload import quiet
+from compression.stages import Indices, Vector, is_finite
 from conf.schema import FOREVER
 from strategy.answer import number, open_answer
 from strategy.mean import SparseMean
@@ -29,6 +31,7 @@ from task.replica import MODEL
 
 log = getLogger("edgewire")
 IGNORED = Ignored()
+SOME = Layout(("weight",), ((2, 2),), ("float32",))  # enough to see who keeps a memory
 
 
 class Sent(NamedTuple):
@@ -49,7 +52,8 @@ class Asynchronous(ParameterServer):
     or a delta (`update="delta"`), at `server_lr`. `mix`: x = (1 - a) x + a (the node's model),
     a = server_lr * factor (FedAsync, Xie et al. 2019, Algorithm 1). `buffer` K > 1: K updates make
     one step with their mean (FedBuff, Nguyen et al. 2022, Algorithm 1); staleness then counts
-    steps. `in_flight` messages are with each node at a time: a node need not wait for the server.
+    steps, and what is left in the buffer at the end is not applied. At most `in_flight` messages are
+    with a node at a time: it need not wait for the server.
 
     The run ends after `pushes` answers, used or not. Every `record_every` the model is handed to
     `evaluate_fn`. A node that does not answer within the time-out is sent a message anew.
@@ -79,17 +83,20 @@ class Asynchronous(ParameterServer):
         }.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        if mix and (update != "delta" or buffer > 1):
-            raise ValueError("mix goes with update=delta and buffer=1")
+        if buffer > pushes:
+            raise ValueError(f"buffer={buffer} is never full with pushes={pushes}")
+        if mix and (update != "delta" or buffer > 1 or server_lr > 1):
+            raise ValueError("mix goes with update=delta, buffer=1 and a server_lr of at most 1")
         if not isinstance(staleness, Staleness):
             raise ValueError(
                 "staleness is chosen by strategy/staleness=none, global, polynomial, per_parameter"
             )
         if downlink is not None:
             raise ValueError("asynchronous nodes get the model whole: downlink=full")
+        if in_flight > 1 and uplink and uplink.memory_bytes(SOME):
+            raise ValueError("in_flight above 1 goes with methods that keep no memory")
         self.pushes, self.staleness, self.mix, self.buffer = pushes, staleness, mix, buffer
         self.in_flight, self.record_every = in_flight, record_every
-        self._codec = uplink
 
     def summary(self) -> None:
         """Log what the strategy does."""
@@ -154,8 +161,6 @@ class Asynchronous(ParameterServer):
 
     def _begin(self, initial_arrays: ArrayRecord) -> None:
         self._replica, self._layout = first_replica(SGD(), initial_arrays)
-        if self.in_flight > 1 and self._codec and self._codec.memory_bytes(self._layout):
-            raise ValueError("strategy: in_flight above 1 goes with methods that keep no memory")
         self._float32_bytes = float32_bytes(self._replica.model, self._layout)
         self._versions = Versions(self._replica, self._layout, follow=False)
         self._buffered, self._mean = 0, SparseMean(self._layout.size)
@@ -177,19 +182,27 @@ class Asynchronous(ParameterServer):
                 break
             del self._flight[message_id]
             self._late[message_id] = sent.node
-            self._fail(sent.node, "no answer in time")
+            self._useless(sent.node, f"no answer in time (timeout={self._timeout:g})")
             if sent.node in self._grid.get_node_ids():
                 self._send(sent.node)
             else:
                 self._known.discard(sent.node)
                 self._looked = min(self._looked, self._grid.next_look)
         if self._grid.now >= self._looked:
+            under_way = Counter(sent.node for sent in self._flight.values())
             for node in self._grid.get_node_ids():
                 if node not in self._known:
                     self._known.add(node)
-                    for _ in range(self.in_flight):
+                    for _ in range(self.in_flight - under_way[node]):
                         self._send(node)
             self._looked = self._grid.next_look
+
+    def _useless(self, node: int, reason: str) -> None:
+        """Count a message that brought nothing; the run ends when for long none has."""
+        self._fail(node, reason)
+        self._hopeless += 1
+        if self._hopeless >= HOPELESS * max(len(self._known), 1):
+            raise PayloadError(f"{self._hopeless} updates in a row were of no use: {reason}")
 
     def _deadline(self) -> float:
         """Return when to look again, if no answer comes before."""
@@ -227,12 +240,7 @@ class Asynchronous(ParameterServer):
             update = self._uplink.decode(sent.node, answer.payload, answer.note, self._layout)
             self._apply(sent, update)
         except PayloadError as error:
-            self._fail(sent.node, str(error))
-            self._hopeless += 1
-            if self._hopeless == HOPELESS * len(self._known):
-                raise PayloadError(
-                    f"{self._hopeless} updates in a row were of no use: {error}"
-                ) from error
+            self._useless(sent.node, str(error))
             return
         self._hopeless = 0
         self._uplink.applied([sent.node])
@@ -240,18 +248,17 @@ class Asynchronous(ParameterServer):
         metrics = answer.metrics
         self._losses.append((number(metrics, "loss"), number(metrics, "num-examples")))
 
+    @quiet
     def _apply(self, sent: Sent, update: Update) -> None:
-        """Take the step. Raises `PayloadError` if it would leave float32: then nothing changes."""
+        """Take the step. Raises `PayloadError` if it would leave float32: the model stays."""
         stale = self._replica.version - sent.version
         rate = self.rate(cast(float, self._config["lr"]))
-        factor = self.staleness.factor(stale, sent.seen, update.indices)
         if self.mix:
-            values, indices = self._towards(sent.model, update) * factor, None
+            indices, values = None, self._towards(sent.model, update)
         else:
-            values, indices = update.values * factor, update.indices
-        if not is_finite(values):
-            raise PayloadError("its update is beyond float32")
-        self.staleness.applied(update.indices)
+            indices, values = update.indices, update.values
+        values = values * self.staleness.factor(stale, sent.seen, indices)
+        self._expect_finite(indices, values, rate)
         self._stale.append(stale)
         if self.buffer > 1:
             self._mean.add(indices, values)
@@ -259,8 +266,15 @@ class Asynchronous(ParameterServer):
             if self._buffered < self.buffer:
                 return
             (indices, values), self._buffered = self._mean.take(), 0
+            self._expect_finite(indices, values, rate)
         self._replica.apply(indices, values, rate)
+        self.staleness.applied(indices)
         self._versions.add(b"", rate)
+
+    def _expect_finite(self, indices: Indices | None, values: Vector, rate: float) -> None:
+        moved = self._replica.model[slice(None) if indices is None else indices]
+        if not is_finite(moved - np.float32(max(rate, 1)) * values):  # BatchNorm's: at a rate of 1
+            raise PayloadError("its update is beyond float32")
 
     def _towards(self, model: bytes, update: Update) -> Vector:
         """Return x less the node's own model, (n,): what mixing subtracts a share of."""

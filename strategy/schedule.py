@@ -25,16 +25,18 @@ class Schedule:
         """The learning rate of the coming round."""
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def step(self, loss: float | None) -> None:
-        """Go on to the next round; `loss`: the last round's mean training loss, None if unknown.
+    def step(self, loss: float | None, rounds: int = 1) -> None:
+        """Go on by `rounds`; `loss`: their mean training loss, None if unknown.
 
+        A plateau is of losses: however many rounds one loss is the mean of, it is looked at once.
         Raises `ConfigError` if the schedule's numbers do not allow it.
         """
         plateau = isinstance(self._scheduler, ReduceLROnPlateau)
         if plateau and loss is None:
             return
         try:
-            self._scheduler.step(*([loss] if plateau else []))
+            for _ in range(min(rounds, 1) if plateau else rounds):
+                self._scheduler.step(*([loss] if plateau else []))
         except ArithmeticError as error:
             zero = [key for key, value in self._options.items() if type(value) is int and not value]
             hint = f"; schedule.{zero[0]} must not be 0" if zero else ""

@@ -25,7 +25,7 @@ def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in
     """
     clock, heap, x = VirtualClock(network, seed), [], start()
     sums, pending, version = np.zeros(SIZE, np.float32), 0, 0
-    history, models, trace = [], [start()], []
+    history, models, trace, changed = [], [start()], [], set()
     memories, count = {n: {} for n in range(1, nodes + 1)}, dict.fromkeys(range(1, nodes + 1), 0)
 
     def send(node, now):
@@ -52,13 +52,15 @@ def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in
             "parameter": (1 / np.maximum(touched, 1)).astype(np.float32),
         }[policy]
         sums[at] += update.values * factor
-        history.append(set(at.tolist()))
+        changed |= set(at.tolist())
         pending += 1
         if pending == buffer:
             mean = sums / np.float32(buffer)
             x[:TRAINED] -= np.float32(0.5) * mean[:TRAINED]
             x[TRAINED:] -= mean[TRAINED:]
             sums[:], pending, version = 0, 0, version + 1
+            history.append(changed)
+            changed = set()
         trace.append((now, node, number))
         models.append(x.copy())
         if len(trace) < pushes:
