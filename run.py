@@ -155,7 +155,7 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: quote values with special characters, no ~"
     if unknown := re.search(r"Could not override '([^']+)'", text):
-        return unknown_key(unknown[1])
+        return unknown_key(unknown[1], str(error.__cause__))
     if text.startswith("Error merging override") and error.__cause__ is not None:
         text = f"{text.removeprefix('Error merging override ')}: {error.__cause__}"
     text = re.sub(r"\n+Config search path:.*", "", text, flags=re.DOTALL)
@@ -167,13 +167,16 @@ def one_line(error: BaseException) -> str:
     return ". ".join(lines)
 
 
-def unknown_key(key: str) -> str:
-    """Return what to say of a key that the configuration does not have."""
+def unknown_key(key: str, text: str = "") -> str:
+    """Return what to say of a key that the configuration does not have, for Hydra's reason."""
     known = [".".join(path) for path in _keys(compose_config([]))]
     groups = {path.name for path in (HERE / "conf").iterdir() if path.is_dir()}
+    if re.search(r"reference_type=Dict\[str, (?!Any)", text):
+        return f"{key} takes new names with a +: +{key}=..."
     if key in known:
         return f"{key} does not go with the other choices made: it belongs to another of its group"
-    if owners := _owners(*key.replace("/", ".").partition(".")[::2]):
+    parts = key.replace("/", ".").split(".")
+    if owners := _owners(parts[0], ".".join(parts[1:])) or _owners("/".join(parts[:-1]), parts[-1]):
         return f"{key} does not go with the other choices made: it belongs to {owners}"
     near = get_close_matches(key, {k for k in known if "._" not in k} - groups, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "python run.py --help lists all keys"

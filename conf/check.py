@@ -30,6 +30,7 @@ def check(config: Config) -> None:
         check_target(group, getattr(config, group))
     _check_sampling(config)
     _check_update(config)
+    _check_records(config)
     _check_malicious(config)
     if config.dataset.holdout >= 1:
         raise ConfigError(f"dataset.holdout must be below 1, not {config.dataset.holdout}")
@@ -91,9 +92,19 @@ def _check_update(config: Config) -> None:
             )
     unheeded = config.optimizer.get("weight_decay") or config.optimizer.get("nesterov")
     if unheeded or not str(config.optimizer["_target_"]).endswith(".SGD"):
+        instead = "give strategy/optimizer=" if "optimizer" in config.strategy else "drop it"
         raise ConfigError(
             "optimizer= is for steps at the nodes, and with strategy.update=gradient they take "
-            "none: give strategy/optimizer="
+            f"none: {instead}, or give strategy.update=delta"
+        )
+
+
+def _check_records(config: Config) -> None:
+    """Refuse records between which an evaluation would fall out."""
+    every = config.strategy.get("record_every", 1)
+    if isinstance(every, int) and every > 0 and config.eval_every % every:
+        raise ConfigError(
+            f"eval_every={config.eval_every} must be a multiple of strategy.record_every={every}"
         )
 
 
@@ -127,8 +138,8 @@ def _check_bounds(node: Any, prefix: str) -> None:
                     _check_bounds(item, f"{key}.{name}.")
         elif value is not None and not isinstance(value, str):
             low, bound = entry.metadata.get("at_least"), entry.metadata.get("above")
-            if low is not None and not value >= low:  # `not >=` also refuses NaN
-                raise ConfigError(f"{key} must be at least {low:g}, not {value:g}")
+            if low is not None and not low <= value < float("inf"):  # also refuses NaN
+                raise ConfigError(f"{key} must be a number of at least {low:g}, not {value:g}")
             below = entry.metadata.get("below")
             if below is not None and value >= below:
                 raise ConfigError(f"{key} must be below {below:g}, not {value:g}")

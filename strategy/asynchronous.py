@@ -52,8 +52,8 @@ class Asynchronous(ParameterServer):
     or a delta (`update="delta"`), at `server_lr`. `mix`: x = (1 - a) x + a (the node's model),
     a = server_lr * factor (FedAsync, Xie et al. 2019, Algorithm 1). `buffer` K > 1: K updates make
     one step with their mean (FedBuff, Nguyen et al. 2022, Algorithm 1); staleness then counts
-    steps, and what is left in the buffer at the end is not applied. At most `in_flight` messages are
-    with a node at a time: it need not wait for the server.
+    steps, and what is left in the buffer at the end is not applied. At most `in_flight` messages
+    are with a node at a time: it need not wait for the server.
 
     The run ends after `pushes` answers, used or not. Every `record_every` the model is handed to
     `evaluate_fn`. A node that does not answer within the time-out is sent a message anew.

@@ -27,6 +27,11 @@ def spared():
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Let go of it all, in the order that the libraries want."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def cli(monkeypatch, capsys):
     """Run the command's words in this process; return the exit code and what was printed."""

@@ -60,6 +60,14 @@ def test_local_and_ray_give_the_same_weights(tmp_path):
     assert results[1]["virtual_seconds"] is None
 
 
+def test_the_asynchronous_server_on_ray(tmp_path):
+    words = ["algorithm=adacomp", "nodes=4", "strategy.pushes=16", "eval_every=8"]
+    run({tmp_path / "ray": "engine=ray"}, *words)
+    result = json.loads((tmp_path / "ray" / "result.json").read_text())
+    assert result["client_updates"] == 16
+    assert result["failures"] == 0
+
+
 def test_steps_are_the_same_on_ray_and_for_any_number_of_workers(tmp_path):
     """Replicas, memories and index sets that stay, moved between processes or not."""
     own = {"1": "engine.workers=1", "2": "engine.workers=2", "ray": "engine=ray"}

@@ -128,6 +128,14 @@ BAD = [
     (["algorithm=sgd", "strategy.pushes=3"], "belongs to strategy=asynchronous"),
     (["algorithm=adacomp", "strategy.pushes=0"], "pushes must be at least 1"),
     (["algorithm=adacomp", "downlink=f2i"], "downlink=full"),
+    (["algorithm=adacomp", "strategy.in_flight=2", "compression=topk"], "keep no memory"),
+    (["algorithm=adacomp", "optimizer=adam"], "they take none: drop it, or"),
+    (["algorithm=adacomp", "strategy.staleness.a=1"], "belongs to strategy/staleness=polynomial"),
+    (["algorithm=adacomp", "strategy.record_every=7"], "multiple of strategy.record_every=7"),
+    (["algorithm=fedbuff", "strategy.pushes=5"], "buffer=10 is never full with pushes=5"),
+    (["algorithm=fedasync", "strategy.server_lr=2"], "a server_lr of at most 1"),
+    (["network.classes={fast:{share:1}}"], "+network.classes=..."),
+    (["network.waiting_seconds=inf"], "waiting_seconds must be a number of at least 0, not inf"),
     (["network.waiting=long"], "network.waiting must be one of none, uniform"),
     (["network.crash=0.1"], "strategy=asynchronous"),
     (["nodes"], "nodes"),
@@ -137,9 +145,9 @@ BAD = [
     (["seed=99999999999999999999"], "seed must be below"),
     (["strategy=krum", "strategy.num_malicious_nodes=-2"], "num_malicious_nodes"),
     (["strategy=multikrum", "strategy.num_nodes_to_select=0"], "num_nodes_to_select"),
-    (["nodes=-1"], "nodes must be at least 1, not -1"),
+    (["nodes=-1"], "nodes must be a number of at least 1, not -1"),
     (["nodes=1.5"], "nodes"),
-    (["rounds=0"], "rounds must be at least 1"),
+    (["rounds=0"], "rounds must be a number of at least 1"),
     (["nodes=100000"], "more than the 143"),
     (["compression.quantizer=int9"], "int9"),
     (["compression=f2i", "compression.level=99"], "level"),
@@ -238,7 +246,7 @@ def test_a_sweep_leaves_a_folder_a_job(command):
 def test_a_job_that_fails_does_not_end_the_sweep(command):
     code, printed, folder = command("-m", *QUICK, "nodes=0,2")
     assert code == 2
-    assert "nodes must be at least 1, not 0" in printed.err
+    assert "nodes must be a number of at least 1, not 0" in printed.err
     assert result_of(folder / "1")["client_updates"] == 6
 
 

@@ -69,14 +69,14 @@ def test_every_model_and_data_set_has_a_choice():
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [
-        (["nodes=0"], "nodes must be at least 1"),
-        (["rounds=-3"], "rounds must be at least 1"),
+        (["nodes=0"], "nodes must be a number of at least 1"),
+        (["rounds=-3"], "rounds must be a number of at least 1"),
         (["lr=nan"], "lr must be"),
         (["lr=inf"], "lr must be"),
         (["dataset.holdout=1"], "dataset.holdout must be below 1"),
         (["network.up_mbps=0"], "network.up_mbps must be"),
         (["network.loss=1", "timeout=9"], "network.loss must be below 1"),
-        (["network.loss=nan", "timeout=9"], "network.loss must be at least 0"),
+        (["network.loss=nan", "timeout=9"], "network.loss must be a number of at least 0"),
         (["network.loss=0.1"], "network.loss=0.1 needs a timeout="),
         (["network=mixed", "network.classes.fast.share=0.9"], "add up to 1"),
         (["network=mixed", "network.classes.slow.speed=0"], "network.classes.slow.speed"),
@@ -165,3 +165,13 @@ def test_what_is_made_of_rounds_is_made_of_pushes_where_those_are_counted():
     assert composed.rounds == 10
     alone = to_config(compose_config(["strategy=asynchronous", "rounds=3"]))
     assert alone.rounds == alone.strategy["pushes"]
+
+
+def test_adacomps_setting_is_the_papers():
+    for name in ("asgd", "comp_asgd", "adacomp"):
+        made = config(f"algorithm={name}")
+        assert (made.nodes, made.batch_size, made.lr) == (200, 10, 0.1)
+        assert made.network.waiting == "uniform"
+        assert made.compression.density == (None if name == "asgd" else 0.01)
+    shares = config("network=classes").network.classes.values()
+    assert [(c.share, c.speed) for c in shares] == [(0.3, 1.0), (0.4, 0.1), (0.3, 0.01)]

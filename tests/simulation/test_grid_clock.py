@@ -48,6 +48,14 @@ def test_a_late_reply_is_there_for_a_later_pull_at_once(grid):
     assert g.virtual_seconds == 7.0
 
 
+def test_all_that_has_come_by_now_is_returned(grid):
+    g = grid(1, Ideal(waiting="uniform", waiting_seconds=1.0))
+    ids = g.push_messages(messages(g))
+    assert g.pull_before([], 100.0) == []
+    assert len(g.pull_before(ids, 200.0)) == NODES
+    assert g.virtual_seconds == 100.0
+
+
 def test_replies_of_one_moment_are_in_the_order_they_are_asked_for(grid):
     g = grid(1, Ideal(latency_ms=500))
     ids = g.push_messages(messages(g)[:3])
@@ -203,8 +211,8 @@ def test_bounds_hold_where_waiting_messages_are_lost(grid):
     network = Ideal(waiting="fixed", waiting_seconds=3.0)
     g = grid(1, network)
     ids = [g.push_messages(messages(g)[:1], ttl=ttl)[0] for ttl in (9.0, 1.0, 9.0)]
-    ids += g.push_messages(messages(g)[1:2])
+    ids += [g.push_messages(messages(g)[1:2])[0] for _ in range(3)]
     seen_at = []
     while replies := g.pull_messages(ids):
         seen_at.append((g.virtual_seconds, sources(replies)))
-    assert seen_at == [(3.0, [1, 2]), (6.0, [1])]
+    assert seen_at == [(3.0, [1, 2]), (6.0, [1, 2]), (9.0, [2])]

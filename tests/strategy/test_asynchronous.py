@@ -11,6 +11,7 @@ from compression import make_codec
 from conf import run_config
 from conf.load import compose_config, to_config
 from simulation.clock import Ideal
+from simulation.grid import size_of
 from simulation.job import Job
 from simulation.local import run_local
 from strategy.asynchronous import Asynchronous
@@ -65,6 +66,24 @@ def test_several_messages_with_a_node_at_a_time():
     assert_same(federation, *event_loop(WAITS, 40, "global", make_codec(), in_flight=3))
 
 
+def test_what_is_counted_and_recorded():
+    federation = Federation(Trainer(steps=at_once), WAITS)
+    sizes, push = [], federation.grid.push_messages
+
+    def counting(messages, *ttl):
+        sizes.extend(size_of(message.content) for message in messages)
+        return push(messages, *ttl)
+
+    federation.grid.push_messages = counting
+    strategy = federation.push(20, record_every=5)
+    _, trace = event_loop(WAITS, 20, "none", make_codec())
+    assert len(sizes) == NODES + 19
+    assert strategy.traffic.downlink_bytes == sum(sizes)
+    last = [(node, 1 / (number - 1) if number > 1 else 2.0) for _, node, number in trace[-5:]]
+    mean = sum(node * loss for node, loss in last) / sum(node for node, _ in last)
+    assert strategy.train_metrics["loss"] == pytest.approx(mean)
+
+
 def test_a_memory_does_not_go_with_several_messages_at_a_time():
     with pytest.raises(ValueError, match="in_flight above 1"):
         Federation(Trainer(**CODECS["topk"]), WAITS).push(4, in_flight=2)
@@ -105,6 +124,8 @@ WRONG = [
     ({"server_lr": 0.0}, "server_lr must be a number above 0"),
     ({"mix": True}, "mix goes with update=delta"),
     ({"mix": True, "update": "delta", "buffer": 2}, "mix goes with"),
+    ({"mix": True, "update": "delta", "server_lr": 1.5}, "mix goes with"),
+    ({"buffer": 5, "pushes": 4}, "buffer=5 is never full"),
     ({"staleness": 3}, "staleness is chosen by"),
     ({"downlink": make_codec()}, "downlink=full"),
 ]
@@ -144,6 +165,18 @@ def test_a_preset_is_the_same_for_any_number_of_workers(name, tmp_path):
 
 
 SLOW = ["network.up_mbps=0.02", "network.seconds_per_step=0.1", "network.crash=0.02"]
+
+
+@pytest.mark.parametrize(
+    ("words", "rates"),
+    [
+        (["schedule=cosine"], [0.1, 0.1, 0.05]),  # row by row: what was used before it
+        (["schedule=plateau", "schedule.patience=1"], [0.1, 0.1, 0.1]),
+    ],
+)
+def test_a_schedule_goes_with_the_pushes(words, rates, tmp_path):
+    _, rows = result_of(tmp_path, "adacomp", 1, *words)
+    assert [row["lr"] for row in rows] == pytest.approx(rates)
 
 
 def test_where_bytes_decide_the_order_it_is_the_same_too(tmp_path):

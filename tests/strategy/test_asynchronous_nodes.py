@@ -1,15 +1,17 @@
 """What nodes may do to the asynchronous server: crash, come back, join, be late, send rubbish."""
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from compression import PayloadError, make_codec
-from simulation.clock import Ideal, VirtualClock
+from simulation.clock import NEVER, Ideal, VirtualClock
+from strategy.asynchronous import Asynchronous
 from strategy.staleness import Global
 from tests.strategy.event_loop import CODECS, WAITS, assert_same, at_once, event_loop
-from tests.strategy.federation import NODES, Federation, Trainer
+from tests.strategy.federation import NODES, Federation, Trainer, initial
 
 
 def test_crashed_nodes_are_not_waited_for():
@@ -26,7 +28,8 @@ def test_crashed_nodes_are_not_waited_for():
 def test_a_run_ends_when_all_have_crashed(caplog):
     network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.3)
     federation = Federation(Trainer(steps=at_once), network, seed=1)
-    strategy = federation.push(1000)
+    strategy = federation.push(1000, record_every=500)  # the end is recorded all the same
+    assert len(federation.models) == 2
     assert 0 < strategy.traffic.client_updates < 100
     assert federation.grid.virtual_seconds < 100
     assert f"no node is left after {strategy.traffic.client_updates} of 1000" in caplog.text
@@ -86,6 +89,54 @@ def test_answers_that_come_too_late_are_not_applied_and_taken_back():
         assert answered == list(range(1, len(answered) + 1))
 
 
+def test_a_time_out_shorter_than_any_answer_ends_the_run():
+    federation = Federation(Trainer(steps=at_once), Ideal(waiting="fixed", waiting_seconds=1.0))
+    with pytest.raises(PayloadError, match=r"80 updates in a row .* in time \(timeout=0.5\)"):
+        federation.push(60, timeout=0.5)
+
+
+def test_no_more_messages_than_asked_for_after_returns_and_time_outs():
+    network = Ideal(waiting="uniform", waiting_seconds=1.0, crash=0.05, rejoin_seconds=6.0)
+    federation, most = Federation(Trainer(steps=at_once), network, seed=1), Counter()
+    strategy = Asynchronous(pushes=600, in_flight=2)
+    send = strategy._send
+
+    def counting(node):
+        send(node)
+        flight = Counter(sent.node for sent in strategy._flight.values())
+        most[node] = max(most[node], flight[node])
+
+    strategy._send = counting
+    strategy.start(federation.grid, initial(), timeout=6.0)
+    assert strategy.traffic.failures > 50
+    assert dict(most) == dict.fromkeys(range(1, NODES + 1), 2)
+
+
+def test_a_node_that_was_sent_a_message_anew_loses_its_memory_too():
+    network = Ideal(waiting="uniform", waiting_seconds=4.0, crash=0.3, rejoin_seconds=2.0)
+    begun, answers = [], []
+
+    def reply(key, answer):
+        begun.append(bool(federation.pool._host._contexts))
+        return answer
+
+    federation = Federation(
+        Trainer(steps=at_once, **CODECS["topk"]), network, nodes=1, seed=3, reply=reply
+    )
+    clock = federation.grid._clock
+    answered = clock.answer
+
+    def noting(task, steps, up):
+        answers.append((clock._crashes[1] - task.life, answered(task, steps, up)))
+        return answers[-1][1]
+
+    clock.answer = noting
+    federation.push(40, timeout=5.0)
+    assert sum(arrival < NEVER for _, arrival in answers) >= 40
+    assert {behind for behind, arrival in answers if arrival < NEVER} == {0}
+    assert begun.count(False) == clock._crashes[1] + 1
+
+
 def test_a_node_that_was_away_is_greeted_again_and_its_answers_count():
     network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=20.0)
     trainer = Trainer(steps=at_once, **CODECS["topk"])
@@ -109,6 +160,29 @@ def test_what_cannot_be_used_is_counted_and_the_node_asked_again(caplog):
     assert (2, 4) in federation.seen
     assert caplog.text.count("node 2 left out") == 1
     assert np.isfinite(federation.models[-1]).all()
+
+
+def test_updates_too_large_for_float32_leave_the_model_alone(recwarn):
+    def huge(made):
+        return np.full_like(made, 3e38)
+
+    spoil = {(2, number): huge for number in range(1, 99)}
+    for options in ({}, {"buffer": 3}):
+        federation = Federation(Trainer(steps=at_once, spoil=spoil), WAITS)
+        strategy = federation.push(60, **options)
+        assert strategy.traffic.failures > 2
+        assert strategy.traffic.client_updates == 60 - strategy.traffic.failures
+        assert np.isfinite(federation.models[-1]).all()
+    assert not recwarn
+
+
+def test_failures_that_are_not_in_a_row_end_nothing():
+    def nan(made):
+        return made * np.float32(np.nan)
+
+    spoil = {(node, number): nan for node in range(1, NODES + 1) for number in range(2, 99, 2)}
+    strategy = Federation(Trainer(steps=at_once, spoil=spoil), WAITS).push(200)
+    assert strategy.traffic.failures > 80
 
 
 def test_a_run_in_which_nothing_is_of_use_any_more_ends():

@@ -32,6 +32,25 @@ def test_cosine_ends_at_its_minimum():
     assert 0 < got[-1] < 0.01
 
 
+def test_several_rounds_at_once():
+    made = to_config(compose_config(["rounds=6", "lr=0.1", "schedule=cosine"]))
+    schedule = Schedule(made.schedule, made.lr)
+    schedule.step(None, rounds=3)
+    assert schedule.lr == pytest.approx(rates("schedule=cosine")[3])
+
+
+def test_plateau_looks_once_at_the_mean_loss_of_several_rounds():
+    words = ["schedule=plateau", "schedule.patience=1", "schedule.factor=0.5"]
+    schedule = Schedule(to_config(compose_config(words)).schedule, 0.1)
+    for _ in range(2):
+        schedule.step(5.0, rounds=50)
+    assert schedule.lr == 0.1
+    schedule.step(5.0, rounds=0)
+    assert schedule.lr == 0.1
+    schedule.step(5.0, rounds=50)
+    assert schedule.lr == 0.05
+
+
 def test_plateau_waits_for_the_loss():
     overrides = ["schedule=plateau", "schedule.patience=1", "schedule.factor=0.5"]
     assert rates(*overrides, losses=[6, 5, 4, 3, 2, 1]) == [0.1] * 6
