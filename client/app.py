@@ -53,7 +53,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.train("step")
 def step(message: Message, context: Context) -> Message:
-    """Take part in a step of synchronous averaging (`client.worker`)."""
+    """Answer a server of ours, synchronous or not, with an update (`client.worker`)."""
     trainer, node = _trainer(context)
     return worker_for(trainer).step(message, node, context)
 

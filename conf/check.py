@@ -50,7 +50,7 @@ def _check_network(config: Config) -> None:
     if network.loss and config.timeout >= FOREVER:
         raise ConfigError(
             f"network.loss={network.loss:g} needs a timeout=, the virtual seconds after "
-            "which a round goes on without the lost answers"
+            "which nobody waits for a lost answer any more"
         )
     ours = str(config.strategy["_target_"]).startswith("strategy.")
     if (network.crash or network.join_seconds) and not ours:

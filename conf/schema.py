@@ -126,7 +126,7 @@ class Config:
     """The whole run. Groups first, then the run's own numbers.
 
     `timeout`: seconds (virtual ones on the local engine) after which a round goes on without the
-    nodes that have not answered.
+    nodes that have not answered; an asynchronous server then sends them a message anew.
     """
 
     algorithm: str = "fedavg"

@@ -1,7 +1,7 @@
 """How much an update counts that was made from an older model: policies of asynchronous servers.
 
-An update's staleness is the number of updates applied between the moment its node was sent the
-model and the moment it arrives: 0 if nobody came in between.
+An update's staleness is the number of steps (of one update each, unless they are buffered) between
+the moment its node was sent the model and the moment it arrives: 0 if nobody came in between.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Staleness(ABC):
         """
 
     def applied(self, indices: Indices | None) -> None:  # noqa: B027
-        """Note that an update with these entries is in the model now."""
+        """Note that a step with these entries is in the model now."""
 
 
 class Ignored(Staleness):
@@ -75,10 +75,10 @@ class Polynomial(Staleness):
 
 
 class PerParameter(Staleness):
-    """1 / staleness of each parameter alone: how many updates have changed it in between.
+    """1 / staleness of each parameter alone: how many steps have touched it in between.
 
-    AdaComp (Hardy, Le Merrer, Sericola 2017), equations 3 to 5. C[i] counts the updates that have
-    touched entry i; a node is sent the model when C is `seen`, so the staleness is
+    AdaComp (Hardy, Le Merrer, Sericola 2017), equations 3 to 5. C[i] counts the steps whose updates
+    had an entry i, be it 0 (equation 3 leaves zeros out); a node is sent the model when C is `seen`, so the staleness is
     C[indices] - seen[indices], with no history, at the cost of the entries in the update. A model
     that is sent costs a copy of C, as it costs a copy of the model.
     """
@@ -95,7 +95,7 @@ class PerParameter(Staleness):
         return self._seen
 
     def staleness(self, seen: Counts, indices: Indices | None) -> Counts:
-        """Return how many updates have touched each entry since, uint32 (k,)."""
+        """Return how many steps have touched each entry since, uint32 (k,)."""
         if indices is None:
             return self._counts - seen
         return self._counts[indices] - seen[indices]
