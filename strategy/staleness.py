@@ -78,9 +78,9 @@ class PerParameter(Staleness):
     """1 / staleness of each parameter alone: how many steps have touched it in between.
 
     AdaComp (Hardy, Le Merrer, Sericola 2017), equations 3 to 5. C[i] counts the steps whose updates
-    had an entry i, be it 0 (equation 3 leaves zeros out); a node is sent the model when C is `seen`, so the staleness is
-    C[indices] - seen[indices], with no history, at the cost of the entries in the update. A model
-    that is sent costs a copy of C, as it costs a copy of the model.
+    had an entry i, be it 0 (equation 3 leaves zeros out); a node is sent the model when C is
+    `seen`, so the staleness is C[indices] - seen[indices], with no history, at the cost of the
+    entries in the update. A model that is sent costs a copy of C, as it costs a copy of the model.
     """
 
     def start(self, size: int) -> None:
