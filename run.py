@@ -167,12 +167,12 @@ def one_line(error: BaseException) -> str:
     return ". ".join(lines)
 
 
-def unknown_key(key: str, text: str = "") -> str:
-    """Return what to say of a key that the configuration does not have, for Hydra's reason."""
+def unknown_key(key: str, reason: str) -> str:
+    """Return what to say of a key that Hydra refused, and why it did."""
+    if re.search(r"reference_type=Dict\[str, (?!Any)", reason):
+        return f"{key} takes new names with a +: +{key}=..."
     known = [".".join(path) for path in _keys(compose_config([]))]
     groups = {path.name for path in (HERE / "conf").iterdir() if path.is_dir()}
-    if re.search(r"reference_type=Dict\[str, (?!Any)", text):
-        return f"{key} takes new names with a +: +{key}=..."
     if key in known:
         return f"{key} does not go with the other choices made: it belongs to another of its group"
     parts = key.replace("/", ".").split(".")

@@ -188,7 +188,7 @@ class LocalGrid(Grid):
     def _settle_crashes(self, node: int) -> None:
         """Compute what a node may crash after: what it is sent next may find its state lost."""
         if self._clock.steady or self._clock.network.server_mbps is not None:
-            return  # the server's link is taken in the order of sending; a late answer is computed
+            return  # on a limited server's link answers are computed in the order of sending anyway
         for message_id in tuple(self._queues.get(node, ())):
             if message_id in self._sent and self._sent[message_id].crashes:
                 self._compute(message_id)

@@ -1,4 +1,4 @@
-"""Every experiment's cases compose to a configuration that is accepted."""
+"""Every experiment's cases compose to a configuration that is accepted, and say how to be run."""
 
 from pathlib import Path
 
@@ -33,3 +33,9 @@ def test_every_case_is_accepted(name):
         config = to_config(compose("config", [f"experiment={name}", *words, *free]))
         assert codec_of(config)
         downlink_of(config)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_it_says_what_it_is_and_that_it_is_a_sweep(path):
+    head = path.read_text().split("defaults:")[0]
+    assert "-m" in head
