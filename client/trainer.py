@@ -152,11 +152,11 @@ class Trainer:
         if self.has_dropout:
             torch.manual_seed(stream_seed(self.config.seed, node.index, number) ^ 1)
         x, y = self._batch(node, number)
-        flat.zero_grad()
+        flat.drop_grad()
         loss = self.loss(flat.module(x), y)
         loss.backward()
         metrics: Metrics = {"loss": loss.item(), "num-examples": len(y), "num-steps": 1}
-        gradient = flat.gradient.cpu().numpy()
+        gradient = flat.collect_grad().cpu().numpy()
         if len(gradient) < len(model):
             rest = flat.state[len(gradient) :].detach().cpu().numpy()
             gradient = np.concatenate([gradient, model[len(gradient) :] - rest])

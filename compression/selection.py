@@ -23,6 +23,7 @@ Bits = NDArray[np.int32]  # of float32; without their signs, magnitudes
 
 BLOCK = 1 << 17  # entries worked on at a time; with half of it calls cost 8 % more
 TINY = 1 << 11  # a sample of so few is not worth it
+FEW = 1 << 12  # are sorted in the time that three calls take
 SAMPLE = 1 << 16
 MOST = 0x7FFFFFFF  # of a magnitude; and all bits but the sign
 STEPS = 1 << 16  # what 16 random bits can be
@@ -37,19 +38,25 @@ def largest(values: Vector, k: int) -> Indices:
     bits, n = bits_of(values, k), len(values)
     if k in (0, n):
         return np.arange(k, dtype=np.uint32)
-    if n <= BLOCK:
-        magnitudes = np.bitwise_and(bits, MOST, out=workspace("selection.block", n, np.int32))
-        if k == 1:
-            return np.array([magnitudes.argmax()], dtype=np.uint32)
-        tied = n <= TINY or _tied(magnitudes)
-        least = (np.sort(magnitudes) if tied else np.partition(magnitudes, n - k))[n - k]
-        return _keep(magnitudes, k, int(least)).nonzero()[0].astype(np.uint32)
+    if n <= FEW or (n <= SAMPLE and 4 * k > n) or (n <= BLOCK and k == 1):
+        return _largest_of_few(bits, k)
     low, high = _bracket(bits, k)
     found, magnitudes = _collect(bits, low, k)
     if len(found) < k:  # the sample misled, as it does less than once in 700 times
         low = 0
         found, magnitudes = _collect(bits, low, n)
     return found[_keep(magnitudes, k, _kth(magnitudes, k, low, high))]
+
+
+def _largest_of_few(bits: Bits, k: int) -> Indices:
+    """Return `largest` of (n,) entries, n <= BLOCK, that are not worth a sample."""
+    n = len(bits)
+    magnitudes = np.bitwise_and(bits, MOST, out=workspace("selection.block", n, np.int32))
+    if k == 1:
+        return np.array([magnitudes.argmax()], dtype=np.uint32)
+    tied = n <= TINY or _tied(magnitudes)
+    least = (np.sort(magnitudes) if tied else np.partition(magnitudes, n - k))[n - k]
+    return _keep(magnitudes, k, int(least)).nonzero()[0].astype(np.uint32)
 
 
 def above(values: Vector, threshold: float, inclusive: bool = False) -> Indices:
@@ -181,8 +188,10 @@ def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
     """Return the k-th largest of (m,) magnitudes, which is not less than ``low``.
 
     ``partition`` gets only what is strictly between the two or beyond: it is 30 times slower where
-    one value dominates, and such a value is one of the two.
+    one value dominates, and such a value is one of the two. A few are sorted: fewer calls.
     """
+    if len(magnitudes) <= FEW:
+        return int(np.sort(magnitudes)[len(magnitudes) - k])
     if np.count_nonzero(magnitudes > low) < k:
         return low
     reached = int(np.count_nonzero(magnitudes >= high))

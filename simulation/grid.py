@@ -104,8 +104,9 @@ class LocalGrid(Grid):
             self._sent[message_id] = task
             self._queues.setdefault(node, deque()).append(message_id)
             heapq.heappush(self._bounds, (task.earliest, number, message_id))
-        self._pool.put(messages, anew)
-        return [message.metadata.message_id for message in messages]
+        ids = [message.metadata.message_id for message in messages]
+        self._pool.put(messages, anew, {i: self._sent[i].earliest for i in ids})
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Go on to the next arrival among these messages; return the replies there by then."""
@@ -167,21 +168,24 @@ class LocalGrid(Grid):
             if entry[2] not in ids:
                 aside.append(entry)
                 continue
-            self._compute(entry[2])
+            self._compute(entry[2], in_bulk=True)
             if entry[2] in self._arrivals:
                 first = min(first, self._arrivals[entry[2]][0])
         for entry in aside:
             heapq.heappush(self._bounds, entry)
 
-    def _compute(self, message_id: str) -> None:
-        """Wait for a reply; keep it, unless it is lost, with its arrival time."""
+    def _compute(self, message_id: str, in_bulk: bool = False) -> None:
+        """Wait for a reply; keep it, unless it is lost, with its arrival time.
+
+        `in_bulk`: some others that are due soon may be waited for, too.
+        """
         if message_id not in self._sent:
             return
         node = self._sent[message_id].node
         queue = self._queues[node]
         # a node's answers in the order sent: its queue and its losses are the same for any pool
         while message_id in self._sent:
-            self._arrive(queue.popleft())
+            self._arrive(queue.popleft(), in_bulk)
         if not queue:
             del self._queues[node]
 
@@ -193,9 +197,9 @@ class LocalGrid(Grid):
             if message_id in self._sent and self._sent[message_id].crashes:
                 self._compute(message_id)
 
-    def _arrive(self, message_id: str) -> None:
+    def _arrive(self, message_id: str, in_bulk: bool) -> None:
         while message_id not in self._early:
-            for reply in self._pool.get():
+            for reply in self._pool.get(in_bulk):
                 self._early[reply.metadata.reply_to_message_id] = reply
         reply, task = self._early.pop(message_id), self._sent.pop(message_id)
         steps, up = 0.0, 0

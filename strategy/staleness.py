@@ -7,7 +7,7 @@ the moment its node was sent the model and the moment it arrives: 0 if nobody ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from compression.stages import Indices, Vector
 
 Counts = NDArray[np.uint32]
+SHARE = 32  # a copy costs about what going through n / 32 entries does
 
 
 class Staleness(ABC):
@@ -74,38 +75,63 @@ class Polynomial(Staleness):
         return np.float32((1 + staleness) ** -self.a)
 
 
+class Seen(NamedTuple):
+    """The counts at some moment: those of a copy, and the first `steps` of what came after it."""
+
+    copy: Counts
+    log: list[Indices | None]  # longer by now, maybe
+    steps: int
+
+
 class PerParameter(Staleness):
     """1 / staleness of each parameter alone: how many steps have touched it in between.
 
     AdaComp (Hardy, Le Merrer, Sericola 2017), equations 3 to 5. C[i] counts the steps whose updates
-    had an entry i, be it 0 (equation 3 leaves zeros out); a node is sent the model when C is
-    `seen`, so the staleness is C[indices] - seen[indices], with no history, at the cost of the
-    entries in the update. A model that is sent costs a copy of C, as it costs a copy of the model.
+    had an entry i, be it 0 (equation 3 leaves zeros out); a node is sent the model at C', and the
+    staleness of its update is C[indices] - C'[indices]. C is copied only now and then, when the
+    updates since the last copy have n / 32 entries; C' is such a copy and the updates between it
+    and the sending, which are gone through again. So the cost is that of the entries in an update,
+    and memory that of the messages under way: a copy goes with the last message that needs it.
     """
 
     def start(self, size: int) -> None:
         """Begin with counts of 0."""
         self._counts: Counts = np.zeros(size, dtype=np.uint32)
-        self._seen: Counts | None = None
+        self._touched: Counts = np.zeros(size, dtype=np.uint32)  # 0 but within `staleness`
+        self._copy()
 
-    def seen(self) -> Counts:
-        """Return a copy of the counts, the same one until an update is applied."""
-        if self._seen is None:
-            self._seen = self._counts.copy()
+    def _copy(self) -> None:
+        self._seen, self._logged = Seen(self._counts.copy(), [], 0), 0
+
+    def seen(self) -> Seen:
+        """Return what the counts are now."""
         return self._seen
 
-    def staleness(self, seen: Counts, indices: Indices | None) -> Counts:
+    def staleness(self, seen: Seen, indices: Indices | None) -> Counts:
         """Return how many steps have touched each entry since, uint32 (k,)."""
-        if indices is None:
-            return self._counts - seen
-        return self._counts[indices] - seen[indices]
+        at = slice(None) if indices is None else indices
+        stale: Counts = self._counts[at] - seen.copy[at]
+        before = seen.log[: seen.steps]  # these were in the model that was sent
+        sparse = [step for step in before if step is not None]
+        for step in sparse:
+            self._touched[step] += np.uint32(1)
+        stale -= self._touched[at]
+        for step in sparse:
+            self._touched[step] = 0
+        stale -= np.uint32(len(before) - len(sparse))
+        return stale
 
-    def factor(self, staleness: int, seen: Counts, indices: Indices | None) -> Vector:
+    def factor(self, staleness: int, seen: Seen, indices: Indices | None) -> Vector:
         """Return 1 / max(staleness of the entry, 1)."""
         own = np.maximum(self.staleness(seen, indices), 1).astype(np.float32)
         return np.divide(np.float32(1), own, out=own)
 
     def applied(self, indices: Indices | None) -> None:
-        """Count."""
-        self._seen = None
+        """Count; the array of indices is kept and must not change any more."""
         self._counts[slice(None) if indices is None else indices] += np.uint32(1)
+        copy, log, steps = self._seen
+        log.append(indices)
+        self._seen = Seen(copy, log, steps + 1)
+        self._logged += len(self._counts) // 64 + 1 if indices is None else len(indices) + 1
+        if self._logged * SHARE > len(self._counts):
+            self._copy()

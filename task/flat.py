@@ -66,6 +66,26 @@ class FlatModel:
             if parameter.grad is not view:
                 parameter.grad = view
 
+    def drop_grad(self) -> None:
+        """Let the next backward make the parameters' gradients anew, to be collected after it.
+
+        Adding them to zeros, as after `zero_grad`, would go through all of them twice more.
+        """
+        for parameter, _ in self._grads:
+            parameter.grad = None
+
+    def collect_grad(self) -> Tensor:
+        """Copy the parameters' gradients into the flat one, and return it; 0 where there is none.
+
+        They stay the parameters' own: `zero_grad` makes them views again.
+        """
+        for parameter, view in self._grads:
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                view.copy_(parameter.grad)
+        return self._grad
+
     @property
     def gradient(self) -> Tensor:
         """All parameters' gradients, float32 (num_parameters,): what the last backward left."""

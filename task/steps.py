@@ -85,7 +85,7 @@ class Evaluation(NamedTuple):
     top5: float
 
 
-def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int = 200) -> Evaluation:
+def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int = 100) -> Evaluation:
     """Evaluate in eval mode; the model's mode is put back.
 
     `images` float32 (N, C, H, W) and `labels` int64 (N,) lie where the model does. With batches of

@@ -65,6 +65,7 @@ def test_largest_is_exact(values, share):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "BLOCK", 32)
         patch.setattr(selection, "TINY", 4)
+        patch.setattr(selection, "FEW", 4)
         expect(largest(values, k), brute(values, k))
 
 
@@ -72,10 +73,11 @@ def test_largest_of_hard_vectors():
     for name, (values, order) in hard_vectors().items():
         for k in (0, 1, 17, N // 1000, N // 100, N // 10, N // 4, N - 5, N):
             expect(largest(values, k), np.sort(order[:k]), name)
-        part = values[: selection.BLOCK // 2]
-        of_part = np.argsort(-np.abs(part), kind="stable")
-        for k in (1, 700, len(part) // 3, len(part) - 1):
-            expect(largest(part, k), np.sort(of_part[:k]), name)
+        for size in (selection.TINY + 1, selection.FEW + 1, 30_000, selection.BLOCK // 2):
+            part = values[:size]
+            of_part = np.argsort(-np.abs(part), kind="stable")
+            for k in (1, size // 90, size // 5, size // 3, size - 1):
+                expect(largest(part, k), np.sort(of_part[:k]), name)
 
 
 @pytest.mark.parametrize("name", ["heavy tails", "few levels", "all equal"])

@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.staleness import Global, Ignored, PerParameter, Polynomial
+from strategy.staleness import SHARE, Global, Ignored, PerParameter, Polynomial
 
-N = 12
-SETS = st.sets(st.integers(0, N - 1)).map(lambda s: np.array(sorted(s), dtype=np.uint32))
+N = 256  # eight entries make a copy: histories have many, with up to eight steps to each
+SETS = st.sets(st.integers(0, 5) | st.integers(0, N - 1)).map(
+    lambda s: np.array(sorted(s), dtype=np.uint32)
+)
 UPDATES = st.one_of(SETS, st.none())  # None: every entry
 EVENTS = st.lists(st.tuples(st.integers(0, 3), UPDATES), max_size=40)
 
@@ -43,7 +45,24 @@ def test_nodes_that_get_the_same_model_share_what_is_remembered():
     assert policy.seen() is first
     policy.applied(np.array([3], dtype=np.uint32))
     assert policy.seen() is not first
-    assert not first.any()  # it is of its moment
+    assert not first.copy.any()  # it is of its moment
+    assert first.steps == 0
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.2, 1.0])
+def test_the_counts_are_copied_in_proportion_to_what_is_sent(share):
+    """Many steps share a copy if they are small: sending costs what receiving costs."""
+    size, pushes = 10_000, 400
+    policy, random = PerParameter(), np.random.default_rng(0)
+    policy.start(size)
+    copies = []
+    for _ in range(pushes):
+        chosen = np.flatnonzero(random.random(size) < share).astype(np.uint32)
+        policy.applied(None if share == 1 else chosen)
+        if not copies or policy.seen().copy is not copies[-1]:
+            copies.append(policy.seen().copy)
+        assert sum(0 if i is None else len(i) for i in policy.seen().log) * SHARE <= size
+    assert len(copies) <= 2 + pushes * SHARE * max(share * 1.2, 1 / 64)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,28 @@ def test_zero_grad_takes_the_gradients_back_after_they_were_set_to_none():
     assert torch.equal(flat.parameters.grad, expected)
 
 
+def test_collected_gradients_are_those_that_views_would_hold():
+    """Whatever was there before, and a parameter that took no part has a gradient of 0."""
+    flat = FlatModel(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 5)))
+    images = torch.randn(2, 1, 4, 4).to(memory_format=torch.channels_last)
+    flat.zero_grad()
+    flat.module(images).square().sum().backward()
+    expected = flat.gradient.clone()
+    for _ in range(2):
+        flat.drop_grad()
+        flat.module(images).square().sum().backward()
+        assert torch.equal(flat.collect_grad(), expected)
+    flat.drop_grad()
+    flat.module[0](images).sum().backward()
+    count = sum(p.numel() for p in flat.module[2].parameters())
+    assert flat.collect_grad()[:-count].any()
+    assert not flat.collect_grad()[-count:].any()
+    flat.zero_grad()
+    assert not flat.gradient.any()
+    flat.module(images).square().sum().backward()
+    assert torch.equal(flat.gradient, expected)
+
+
 @pytest.mark.parametrize("kind", ["tensor", "array", "read-only array"])
 def test_load_copies_in_place(kind):
     flat = FlatModel(build_model("mlp", channels=1, size=8, classes=3))

@@ -1,0 +1,81 @@
+"""Who serves which message next: what is due first, a node's in turn, by one worker at a time."""
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulation.queue import Queue
+
+WORKERS = 3
+WORKER = st.integers(0, WORKERS - 1)
+DUE = st.integers(-3, 3) | st.just(float("inf"))
+# One after the other: a message to a node, due then; a worker takes one; a worker answers the
+# first that it has, and keeps state or not; a worker dies.
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 4), DUE),
+        st.tuples(st.just("take"), WORKER),
+        st.tuples(st.just("take"), WORKER),
+        st.tuples(st.just("answer"), WORKER, st.booleans()),
+        st.tuples(st.just("die"), WORKER),
+    ),
+    max_size=60,
+)
+
+
+class Watched:
+    """A queue beside what is true of it: plain lists, gone through from end to end."""
+
+    def __init__(self):
+        self.queue = Queue(WORKERS)
+        self.number = 0
+        self.waiting = []  # (due, number, node), in the order of coming
+        self.at_work = [[] for _ in range(WORKERS)]
+        self.state = {}  # node -> worker
+
+    def put(self, node, due):
+        taken = [entry for entries in self.at_work for entry in entries]
+        due = max([due, *(d for d, _, n in self.waiting + taken if n == node)])
+        metadata = SimpleNamespace(dst_node_id=node, message_id=str(self.number))
+        message = SimpleNamespace(metadata=metadata, entry=(due, self.number, node))
+        self.queue.put([message], {metadata.message_id: due})
+        self.waiting.append(message.entry)
+        self.number += 1
+
+    def may_serve(self, worker, node):
+        busy = {w for w in range(WORKERS) if any(n == node for _, _, n in self.at_work[w])}
+        return busy | {self.state.get(node, worker)} == {worker}
+
+    def take(self, worker):
+        message = self.queue.take(worker)
+        possible = [entry for entry in self.waiting if self.may_serve(worker, entry[2])]
+        assert (message and message.entry) == min(possible, default=None)
+        if message:
+            self.waiting.remove(message.entry)
+            self.at_work[worker].append(message.entry)
+
+    def answer(self, worker, has_state):
+        if self.at_work[worker]:
+            _, _, node = self.at_work[worker].pop(0)
+            self.queue.answered(node, has_state)
+            if has_state:
+                self.state[node] = worker
+
+    def die(self, worker):
+        metadata = [SimpleNamespace(dst_node_id=node) for _, _, node in self.at_work[worker]]
+        self.queue.died(worker, [SimpleNamespace(metadata=m) for m in metadata])
+        self.at_work[worker] = []
+        self.state = {node: home for node, home in self.state.items() if home != worker}
+
+
+@given(events=EVENTS)
+def test_the_first_message_that_a_worker_may_serve_is_what_it_gets(events):
+    watched = Watched()
+    for name, *arguments in events:
+        getattr(watched, name)(*arguments)
+        assert len(watched.queue) == len(watched.waiting)
+        assert watched.queue.under_way == bool(watched.waiting or any(watched.at_work))
+    for worker in [*range(WORKERS)] * (len(watched.waiting) + 1):  # nothing is left behind
+        watched.take(worker)
+    assert not watched.waiting
