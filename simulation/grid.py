@@ -74,6 +74,10 @@ class LocalGrid(Grid):
         self.settle()
         return tuple(node for node in self._nodes if self._clock.present(node))
 
+    def tend(self) -> None:
+        """Keep the workers at work while nobody pulls messages."""
+        self._pool.tend()
+
     @property
     def next_change(self) -> float:
         """The virtual second at which a node joins or comes back next; infinity: none will."""

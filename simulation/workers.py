@@ -48,6 +48,9 @@ class Pool(Protocol):
         `in_bulk`: it may be waited for some more, while there is enough work for all.
         """
 
+    def tend(self) -> None:
+        """Send messages on to those who are out of work, and keep their replies; no waiting."""
+
     def close(self) -> None:
         """End the pool; replies not fetched are lost."""
 
@@ -77,6 +80,9 @@ class InProcess:
             self._anew.remove(message.metadata.message_id)
             self._host.forget(message.metadata.dst_node_id)
         yield self._host.answer(_private(message))[0]
+
+    def tend(self) -> None:
+        """Nobody waits for work here."""
 
     def close(self) -> None:
         """Nothing to end."""
@@ -132,8 +138,7 @@ class Processes:
         for depth in range(1, WINDOW + 1):
             for index in range(len(self._workers)):
                 self._feed(index, depth)
-        # who sends one message at a time may be long in coming back: nobody is to wait for it
-        self._receive(wait=False)
+        self.tend()  # who sends one message at a time may be long in coming back
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:
         """Wait for replies, refill the workers that sent them, yield the replies.
@@ -146,6 +151,10 @@ class Processes:
             self._receive(wait=True)
         while self._replies:
             yield self._replies.popleft()
+
+    def tend(self) -> None:
+        """Take replies that are ready, refill the workers that sent them."""
+        self._receive(wait=False)
 
     def _receive(self, wait: bool) -> None:
         """Take the replies that are ready, or wait for one; send on to who has room."""

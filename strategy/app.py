@@ -90,7 +90,7 @@ class Run:
     def _measure(self, arrays: ArrayRecord) -> Evaluation:
         self.newest = None
         self.model.load(to_vector(arrays))
-        return evaluate(self.model.module, self.test, self.labels)
+        return evaluate(self.model.module, self.test, self.labels, between=self.grid.tend)
 
     def _measured_at_nodes(self) -> dict[str, float]:
         """Return what the nodes' own evaluation gave, if they were asked (fraction_evaluate)."""

@@ -55,6 +55,11 @@ class OrderedGrid(Grid):
         change: float | None = getattr(self._grid, "next_change", None)
         return self.now + LOOK_AGAIN if change is None else change
 
+    def tend(self) -> None:
+        """Let a local grid's workers have new messages for answers; for who is long in pulling."""
+        if tend := getattr(self._grid, "tend", None):
+            tend()
+
     def set_run(self, run: Run) -> None:
         """Set the run."""
         self._grid.set_run(run)

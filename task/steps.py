@@ -1,7 +1,7 @@
 """The steps every training and evaluation is made of."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -85,11 +85,18 @@ class Evaluation(NamedTuple):
     top5: float
 
 
-def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int = 100) -> Evaluation:
+def evaluate(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    batch_size: int = 100,
+    between: Callable[[], object] | None = None,
+) -> Evaluation:
     """Evaluate in eval mode; the model's mode is put back.
 
     `images` float32 (N, C, H, W) and `labels` int64 (N,) lie where the model does. With batches of
-    1,000 the CNN of AdaComp takes twice the time: its layers' outputs leave the caches.
+    1,000 the CNN of AdaComp takes twice the time: its layers' outputs leave the caches. `between`
+    is called after each batch.
     """
     if len(labels) == 0:
         raise TaskError("there are no samples to evaluate on: give dataset.holdout a larger share")
@@ -106,6 +113,8 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, batch_size: int =
                 loss += nn.functional.cross_entropy(logits, truth, reduction="sum")
                 likely = logits.topk(min(5, logits.shape[1])).indices == truth[:, None]
                 correct += torch.stack([(logits.argmax(1) == truth).sum(), likely.sum()])
+                if between is not None:
+                    between()
     finally:
         for module, training in modes:
             module.training = training

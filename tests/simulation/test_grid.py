@@ -85,6 +85,37 @@ def test_workers_go_on_while_the_server_only_sends(grid):
     pytest.fail("each worker waits for its first replies to be taken")
 
 
+def test_workers_go_on_while_the_server_measures(grid):
+    server = grid(2, nodes=100)
+    ids = server.push_messages(messages(server, "evaluate", size=10))
+    for _ in range(1000):
+        server.tend()
+        if len(server._pool._replies) == len(ids):
+            break
+        time.sleep(0.01)
+    assert len(server._pool._replies) == len(ids)
+    assert len(server.pull_messages(ids)) == len(ids)
+
+
+def test_what_is_due_first_is_computed_first(grid):
+    """All wait for different times: replies come in bulk, yet in the order of arrival."""
+    network = Ideal(waiting="uniform", waiting_seconds=1.0)
+    arrivals = []
+    for workers in (1, 2):
+        server = grid(workers, nodes=150, network=network)
+        ids = server.push_messages(messages(server, "evaluate", size=10))
+        arrivals.append([])
+        while ids:
+            replies = server.pull_messages(ids)
+            assert replies
+            for reply in replies:
+                arrivals[-1].append((reply.metadata.src_node_id, server.virtual_seconds))
+                ids.remove(reply.metadata.reply_to_message_id)
+            if len(arrivals[-1]) == 1 and workers == 2:
+                assert len(server._early) < 100  # not before all are there
+    assert arrivals[0] == arrivals[1]
+
+
 def test_nodes_without_state_cost_nothing():
     pool = make_pool(HostSpec(app, 100_000, 1, {}), 1)
     g = LocalGrid(pool, 100_000)

@@ -100,6 +100,14 @@ def test_evaluate_changes_nothing(training):
     model(images).sum().backward()  # and training goes on
 
 
+def test_evaluate_lets_others_do_something_between_batches():
+    model = build_model("mlp", channels=1, size=8, classes=10)
+    images, labels, calls = torch.randn(23, 1, 8, 8), torch.randint(10, (23,)), []
+    result = evaluate(model, images, labels, 5, between=lambda: calls.append(1))
+    assert len(calls) == 5
+    assert result == evaluate(model, images, labels, 5)
+
+
 def test_evaluate_puts_the_mode_back_after_an_error():
     model = build_model("lenet5", channels=1, size=28, classes=10)
     with pytest.raises(RuntimeError):
