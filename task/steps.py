@@ -105,16 +105,16 @@ def evaluate(
     loss = torch.zeros((), dtype=torch.float64, device=labels.device)
     correct = torch.zeros(2, dtype=torch.int64, device=labels.device)
     try:
-        with torch.inference_mode():
-            for batch, truth in zip(
-                torch.split(images, batch_size), torch.split(labels, batch_size), strict=True
-            ):
+        for batch, truth in zip(
+            torch.split(images, batch_size), torch.split(labels, batch_size), strict=True
+        ):
+            with torch.inference_mode():
                 logits = model(batch)
                 loss += nn.functional.cross_entropy(logits, truth, reduction="sum")
                 likely = logits.topk(min(5, logits.shape[1])).indices == truth[:, None]
                 correct += torch.stack([(logits.argmax(1) == truth).sum(), likely.sum()])
-                if between is not None:
-                    between()
+            if between is not None:  # in the caller's mode: it may start a process that trains
+                between()
     finally:
         for module, training in modes:
             module.training = training
