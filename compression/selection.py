@@ -23,7 +23,8 @@ Bits = NDArray[np.int32]  # of float32; without their signs, magnitudes
 
 BLOCK = 1 << 17  # entries worked on at a time; with half of it calls cost 8 % more
 TINY = 1 << 11  # a sample of so few is not worth it
-FEW = 1 << 12  # are sorted in the time that three calls take
+FEW = 1 << 12  # entries that are looked at all
+DENSE = 1 << 16  # and of so many, if a quarter is wanted
 SAMPLE = 1 << 16
 MOST = 0x7FFFFFFF  # of a magnitude; and all bits but the sign
 STEPS = 1 << 16  # what 16 random bits can be
@@ -38,7 +39,7 @@ def largest(values: Vector, k: int) -> Indices:
     bits, n = bits_of(values, k), len(values)
     if k in (0, n):
         return np.arange(k, dtype=np.uint32)
-    if n <= FEW or (n <= SAMPLE and 4 * k > n) or (n <= BLOCK and k == 1):
+    if n <= FEW or (n <= DENSE and 4 * k > n) or (n <= BLOCK and k == 1):
         return _largest_of_few(bits, k)
     low, high = _bracket(bits, k)
     found, magnitudes = _collect(bits, low, k)

@@ -83,24 +83,31 @@ class LocalGrid(Grid):
         """The virtual second at which a node joins or comes back next; infinity: none will."""
         return self._clock.change(self._nodes)
 
-    def push_messages(self, messages: Iterable[Message], ttl: float = NEVER) -> list[str]:
+    def push_messages(
+        self, messages: Iterable[Message], ttl: float = NEVER, *, in_turn: bool = False
+    ) -> list[str]:
         """Send messages; return their ids.
 
         `ttl`: a node that has not begun with one after so many virtual seconds never will. (Their
-        own `ttl` is in seconds of another clock.)
+        own `ttl` is in seconds of another clock.) `in_turn`: they are computed in their own order,
+        not in that in which answers could arrive.
         """
         self.settle()
         if not self._sent:  # what bounds there are left are of answers that have come
             self._bounds.clear()
-        messages, sizes, anew = list(messages), dict[int, int](), []
-        for message in messages:
+        messages, sizes, anew = list(messages), dict[int, int](), list[str]()
+        given = 0  # how many the pool has
+        for position, message in enumerate(messages):
             number = next(self._ids)
             message_id, node = str(number), message.metadata.dst_node_id
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
                 sizes[id(content)] = size_of(content)
-            self._settle_crashes(node)
+            if node in self._queues and not self._clock.steady:
+                self._give(messages[given:position], anew, in_turn)  # may be waited for at once
+                given = position
+                self._settle_crashes(node)
             task = self._clock.send(node, self._clock.now, sizes[id(content)], ttl)
             if task.life != self._lives.get(node, 0):
                 self._lives[node] = task.life
@@ -108,9 +115,14 @@ class LocalGrid(Grid):
             self._sent[message_id] = task
             self._queues.setdefault(node, deque()).append(message_id)
             heapq.heappush(self._bounds, (task.earliest, number, message_id))
+        self._give(messages[given:], anew, in_turn)
+        return [message.metadata.message_id for message in messages]
+
+    def _give(self, messages: list[Message], anew: list[str], in_turn: bool) -> None:
         ids = [message.metadata.message_id for message in messages]
-        self._pool.put(messages, anew, {i: self._sent[i].earliest for i in ids})
-        return ids
+        due = None if in_turn else {i: self._sent[i].earliest for i in ids}
+        self._pool.put(messages, anew, due)
+        anew.clear()
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Go on to the next arrival among these messages; return the replies there by then."""
@@ -140,7 +152,8 @@ class LocalGrid(Grid):
         Who iterates works on the first replies while the nodes work on the last ones.
         """
         deadline = NEVER if timeout is None else self.virtual_seconds + timeout
-        self._open = Replies(self._stream(self.push_messages(messages), deadline))
+        ids = self.push_messages(messages, in_turn=True)
+        self._open = Replies(self._stream(ids, deadline))
         return self._open
 
     def _stream(self, ids: list[str], deadline: float) -> Iterator[Message]:

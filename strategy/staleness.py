@@ -16,6 +16,7 @@ from compression.stages import Indices, Vector
 
 Counts = NDArray[np.uint32]
 SHARE = 32  # a copy costs about what going through n / 32 entries does
+STEP = 512  # and a step, however few its entries are, what so many do
 
 
 class Staleness(ABC):
@@ -29,7 +30,7 @@ class Staleness(ABC):
         """Begin with a model of `size` entries."""
 
     def seen(self) -> Any:
-        """Return what is to be remembered of now (never changed later)."""
+        """Return what is to be remembered of now; what it says is never changed later."""
         return None
 
     @abstractmethod
@@ -88,10 +89,11 @@ class PerParameter(Staleness):
 
     AdaComp (Hardy, Le Merrer, Sericola 2017), equations 3 to 5. C[i] counts the steps whose updates
     had an entry i, be it 0 (equation 3 leaves zeros out); a node is sent the model at C', and the
-    staleness of its update is C[indices] - C'[indices]. C is copied only now and then, when the
-    updates since the last copy have n / 32 entries; C' is such a copy and the updates between it
-    and the sending, which are gone through again. So the cost is that of the entries in an update,
-    and memory that of the messages under way: a copy goes with the last message that needs it.
+    staleness of its update is C[indices] - C'[indices]. C is copied only now and then, when going
+    through the updates since the last copy would cost more; C' is such a copy and the updates
+    between it and the sending, which are gone through again. So the cost is that of the entries in
+    a few updates, and memory that of the messages under way: a copy, and the updates logged after
+    it, go with the last message that needs them.
     """
 
     def start(self, size: int) -> None:
@@ -130,8 +132,9 @@ class PerParameter(Staleness):
         """Count; the array of indices is kept and must not change any more."""
         self._counts[slice(None) if indices is None else indices] += np.uint32(1)
         copy, log, steps = self._seen
-        log.append(indices)
-        self._seen = Seen(copy, log, steps + 1)
-        self._logged += len(self._counts) // 64 + 1 if indices is None else len(indices) + 1
+        self._logged += STEP + (0 if indices is None else len(indices))
         if self._logged * SHARE > len(self._counts):
             self._copy()
+        else:
+            log.append(indices)
+            self._seen = Seen(copy, log, steps + 1)

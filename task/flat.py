@@ -77,18 +77,21 @@ class FlatModel:
     def collect_grad(self) -> Tensor:
         """Copy the parameters' gradients into the flat one, and return it; 0 where there is none.
 
-        They stay the parameters' own: `zero_grad` makes them views again.
+        The parameters have none then: memory for one is enough until `zero_grad`.
         """
         for parameter, view in self._grads:
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
                 view.copy_(parameter.grad)
+            parameter.grad = None
         return self._grad
 
     @property
     def gradient(self) -> Tensor:
-        """All parameters' gradients, float32 (num_parameters,): what the last backward left."""
+        """All parameters' gradients, float32 (num_parameters,): what the last backward added, after
+        `zero_grad`; after `drop_grad` what `collect_grad` found.
+        """
         return self._grad
 
     def load(self, state: Tensor | NDArray[np.float32]) -> None:

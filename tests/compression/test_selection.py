@@ -66,6 +66,7 @@ def test_largest_is_exact(values, share):
         patch.setattr(selection, "BLOCK", 32)
         patch.setattr(selection, "TINY", 4)
         patch.setattr(selection, "FEW", 4)
+        patch.setattr(selection, "DENSE", 4)
         expect(largest(values, k), brute(values, k))
 
 

@@ -116,6 +116,35 @@ def test_what_is_due_first_is_computed_first(grid):
     assert arrivals[0] == arrivals[1]
 
 
+def test_a_round_is_computed_in_its_own_order_whatever_arrives_first(grid):
+    """Who iterates works on the first replies while the nodes work on the last ones."""
+    server = grid(2, nodes=150, network=Ideal(waiting="uniform", waiting_seconds=1.0))
+    replies = server.send_and_receive(messages(server, "evaluate", size=10))
+    most = max(len(server._early) for _ in replies)
+    assert len(replies) == 150
+    assert most < 20
+
+
+def test_messages_of_one_sending_may_depend_on_each_other(grid):
+    """A node may crash after the first: whether the second finds its state must be known."""
+    network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.5, rejoin_seconds=0.5)
+    for workers in (1, 2):
+        server = grid(workers, network=network)
+        twice = [m for _ in range(2) for m in messages(server, size=10)]
+        ids, replies = server.push_messages(twice), []
+        while got := server.pull_messages(ids):
+            replies += got
+        if workers == 1:
+            expected = seen(replies)
+    assert seen(replies) == expected
+    assert len(expected) > NODES
+
+
+def test_nobody_waits_for_what_was_not_sent(grid):
+    with pytest.raises(RuntimeError, match="nothing to wait for"):
+        next(grid(2)._pool.get())
+
+
 def test_nodes_without_state_cost_nothing():
     pool = make_pool(HostSpec(app, 100_000, 1, {}), 1)
     g = LocalGrid(pool, 100_000)

@@ -35,11 +35,11 @@ class Watched:
         self.state = {}  # node -> worker
 
     def put(self, node, due):
-        taken = [entry for entries in self.at_work for entry in entries]
+        given, taken = due, [entry for entries in self.at_work for entry in entries]
         due = max([due, *(d for d, _, n in self.waiting + taken if n == node)])
         metadata = SimpleNamespace(dst_node_id=node, message_id=str(self.number))
         message = SimpleNamespace(metadata=metadata, entry=(due, self.number, node))
-        self.queue.put([message], {metadata.message_id: due})
+        self.queue.put([message], {metadata.message_id: given})
         self.waiting.append(message.entry)
         self.number += 1
 

@@ -98,3 +98,10 @@ def test_a_local_grids_own_pull_and_clock_are_used():
     grid = OrderedGrid(local)
     assert grid.now == 2.5
     assert grid.pull_before(["a", "b"], 4.0) == [("a", "b", 4.0)]
+
+
+def test_a_local_grid_is_tended_while_the_server_measures():
+    calls = []
+    OrderedGrid(SimpleNamespace(tend=lambda: calls.append(1))).tend()
+    assert calls == [1]
+    OrderedGrid(SimpleNamespace()).tend()  # others need none

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategy.staleness import SHARE, Global, Ignored, PerParameter, Polynomial
+from strategy import staleness
+from strategy.staleness import SHARE, STEP, Global, Ignored, PerParameter, Polynomial
 
-N = 256  # eight entries make a copy: histories have many, with up to eight steps to each
+N = 256
 SETS = st.sets(st.integers(0, 5) | st.integers(0, N - 1)).map(
     lambda s: np.array(sorted(s), dtype=np.uint32)
 )
@@ -23,6 +24,12 @@ def every(indices):
 @given(events=EVENTS)
 def test_the_staleness_of_a_parameter_is_what_a_full_history_counts(events):
     """Four nodes: each event is a push of what one was sent before, and the next model to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staleness, "STEP", 1)  # eight entries, or steps, make a copy: many of both
+        follow(events)
+
+
+def follow(events):
     policy, history = PerParameter(), []
     policy.start(N)
     sent = {node: (len(history), policy.seen()) for node in range(4)}
@@ -49,10 +56,10 @@ def test_nodes_that_get_the_same_model_share_what_is_remembered():
     assert first.steps == 0
 
 
-@pytest.mark.parametrize("share", [0.001, 0.01, 0.2, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.2, 1.0])
 def test_the_counts_are_copied_in_proportion_to_what_is_sent(share):
     """Many steps share a copy if they are small: sending costs what receiving costs."""
-    size, pushes = 10_000, 400
+    size, pushes = 100_000, 400
     policy, random = PerParameter(), np.random.default_rng(0)
     policy.start(size)
     copies = []
@@ -61,8 +68,10 @@ def test_the_counts_are_copied_in_proportion_to_what_is_sent(share):
         policy.applied(None if share == 1 else chosen)
         if not copies or policy.seen().copy is not copies[-1]:
             copies.append(policy.seen().copy)
-        assert sum(0 if i is None else len(i) for i in policy.seen().log) * SHARE <= size
-    assert len(copies) <= 2 + pushes * SHARE * max(share * 1.2, 1 / 64)
+        log, steps = policy.seen().log, policy.seen().steps
+        assert len(log) == steps  # nothing is kept that nobody needs
+        assert sum(STEP + (0 if i is None else len(i)) for i in log) * SHARE <= size
+    assert len(copies) <= 2 + pushes * SHARE * ((share * 1.2 if share < 1 else 0) + STEP / size)
 
 
 @pytest.mark.parametrize(
