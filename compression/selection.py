@@ -23,8 +23,7 @@ Bits = NDArray[np.int32]  # of float32; without their signs, magnitudes
 
 BLOCK = 1 << 17  # entries worked on at a time; with half of it calls cost 8 % more
 TINY = 1 << 11  # a sample of so few is not worth it
-FEW = 1 << 12  # entries that are looked at all
-DENSE = 1 << 16  # and of so many, if a quarter is wanted
+DENSE = 1 << 16  # nor of so many, if a quarter is wanted
 SAMPLE = 1 << 16
 MOST = 0x7FFFFFFF  # of a magnitude; and all bits but the sign
 STEPS = 1 << 16  # what 16 random bits can be
@@ -39,7 +38,7 @@ def largest(values: Vector, k: int) -> Indices:
     bits, n = bits_of(values, k), len(values)
     if k in (0, n):
         return np.arange(k, dtype=np.uint32)
-    if n <= FEW or (n <= DENSE and 4 * k > n) or (n <= BLOCK and k == 1):
+    if n <= TINY or (n <= DENSE and 4 * k > n) or (n <= BLOCK and k == 1):
         return _largest_of_few(bits, k)
     low, high = _bracket(bits, k)
     found, magnitudes = _collect(bits, low, k)
@@ -189,10 +188,8 @@ def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
     """Return the k-th largest of (m,) magnitudes, which is not less than ``low``.
 
     ``partition`` gets only what is strictly between the two or beyond: it is 30 times slower where
-    one value dominates, and such a value is one of the two. A few are sorted: fewer calls.
+    one value dominates, and such a value is one of the two.
     """
-    if len(magnitudes) <= FEW:
-        return int(np.sort(magnitudes)[len(magnitudes) - k])
     if np.count_nonzero(magnitudes > low) < k:
         return low
     reached = int(np.count_nonzero(magnitudes >= high))

@@ -95,34 +95,25 @@ class LocalGrid(Grid):
         self.settle()
         if not self._sent:  # what bounds there are left are of answers that have come
             self._bounds.clear()
-        messages, sizes, anew = list(messages), dict[int, int](), list[str]()
-        given = 0  # how many the pool has
-        for position, message in enumerate(messages):
+        messages, sizes = list(messages), dict[int, int]()
+        for message in messages:
             number = next(self._ids)
             message_id, node = str(number), message.metadata.dst_node_id
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
                 sizes[id(content)] = size_of(content)
-            if node in self._queues and not self._clock.steady:
-                self._give(messages[given:position], anew, in_turn)  # may be waited for at once
-                given = position
-                self._settle_crashes(node)
+            self._settle_crashes(node)
             task = self._clock.send(node, self._clock.now, sizes[id(content)], ttl)
-            if task.life != self._lives.get(node, 0):
+            anew = task.life != self._lives.get(node, 0)
+            if anew:
                 self._lives[node] = task.life
-                anew.append(message_id)
             self._sent[message_id] = task
             self._queues.setdefault(node, deque()).append(message_id)
             heapq.heappush(self._bounds, (task.earliest, number, message_id))
-        self._give(messages[given:], anew, in_turn)
+            self._pool.put(message, anew=anew, due=0.0 if in_turn else task.earliest)
+        self.tend()  # who sends one message at a time may be long in coming back
         return [message.metadata.message_id for message in messages]
-
-    def _give(self, messages: list[Message], anew: list[str], in_turn: bool) -> None:
-        ids = [message.metadata.message_id for message in messages]
-        due = None if in_turn else {i: self._sent[i].earliest for i in ids}
-        self._pool.put(messages, anew, due)
-        anew.clear()
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Go on to the next arrival among these messages; return the replies there by then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import count
 
@@ -39,17 +39,15 @@ class Queue:
         """Whether there are messages that are not answered."""
         return bool(self._under_way)
 
-    def put(self, messages: Iterable[Message], due: Mapping[str, float]) -> None:
-        """Take messages; `due`: message ids -> any number, 0 where it is missing."""
-        for message in messages:
-            node = message.metadata.dst_node_id
-            # not before the node's last one: what it is sent now may build on that
-            last = self._latest.get(node, -math.inf)
-            when = self._latest[node] = max(due.get(message.metadata.message_id, 0.0), last)
-            self._under_way[node] += 1
-            home = self._home.get(node)
-            heap = self._anybodys if home is None else self._own[home]
-            heappush(heap, (when, next(self._numbers), message))
+    def put(self, message: Message, due: float) -> None:
+        """Take a message; what is due sooner has a lower number."""
+        node = message.metadata.dst_node_id
+        # not before the node's last one: what it is sent now may build on that
+        when = self._latest[node] = max(due, self._latest.get(node, -math.inf))
+        self._under_way[node] += 1
+        home = self._home.get(node)
+        heap = self._anybodys if home is None else self._own[home]
+        heappush(heap, (when, next(self._numbers), message))
 
     def take(self, worker: int) -> Message | None:
         """Return the first message that this worker may serve; it is taken."""

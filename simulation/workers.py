@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,16 +30,11 @@ BULK = 50  # replies that are waited for at most where many at once are welcome
 class Pool(Protocol):
     """Takes messages, gives replies in the order in which they become ready."""
 
-    def put(
-        self,
-        messages: list[Message],
-        anew: Collection[str] = (),
-        due: Mapping[str, float] | None = None,
-    ) -> None:
-        """Take messages to be answered; their `message_id`s are set and unique.
+    def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
+        """Take a message to be answered; its `message_id` is set and unique.
 
-        `anew`: ids of those before which the node's state is dropped. `due`: ids -> what is to be
-        answered sooner has a lower number; a hint.
+        `anew`: the node's state is dropped first. `due`: what is to be answered sooner has a lower
+        number; a hint.
         """
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:
@@ -60,24 +55,16 @@ class InProcess:
 
     def __init__(self, spec: HostSpec) -> None:
         self._host = Host(spec)
-        self._queue: deque[Message] = deque()
-        self._anew = set[str]()
+        self._queue: deque[tuple[Message, bool]] = deque()
 
-    def put(
-        self,
-        messages: list[Message],
-        anew: Collection[str] = (),
-        due: Mapping[str, float] | None = None,
-    ) -> None:
-        """Queue the messages."""
-        self._queue.extend(messages)
-        self._anew.update(anew)
+    def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
+        """Queue the message."""
+        self._queue.append((message, anew))
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:
         """Answer and yield the oldest message."""
-        message = self._queue.popleft()
-        if self._anew and message.metadata.message_id in self._anew:
-            self._anew.remove(message.metadata.message_id)
+        message, anew = self._queue.popleft()
+        if anew:
             self._host.forget(message.metadata.dst_node_id)
         yield self._host.answer(_private(message))[0]
 
@@ -125,17 +112,12 @@ class Processes:
         self._anew = set[str]()
         self._replies: deque[Message] = deque()  # for the next `get`
 
-    def put(
-        self,
-        messages: list[Message],
-        anew: Collection[str] = (),
-        due: Mapping[str, float] | None = None,
-    ) -> None:
-        """Queue the messages and set idle workers to work."""
-        self._queue.put(messages, due or {})
-        self._anew.update(anew)
+    def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
+        """Queue the message, and set idle workers to work."""
+        self._queue.put(message, due)
+        if anew:
+            self._anew.add(message.metadata.message_id)
         self._feed_all()
-        self.tend()  # who sends one message at a time may be long in coming back
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:
         """Wait for replies, refill the workers that sent them, yield the replies.

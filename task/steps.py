@@ -95,8 +95,8 @@ def evaluate(
     """Evaluate in eval mode; the model's mode is put back.
 
     `images` float32 (N, C, H, W) and `labels` int64 (N,) lie where the model does. With batches of
-    1,000 the CNN of AdaComp takes twice the time: its layers' outputs leave the caches. `between`
-    is called after each batch.
+    500 the CNN of AdaComp takes twice the time: its layers' outputs leave the caches. `between` is
+    called after each batch.
     """
     if len(labels) == 0:
         raise TaskError("there are no samples to evaluate on: give dataset.holdout a larger share")

@@ -65,7 +65,6 @@ def test_largest_is_exact(values, share):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(selection, "BLOCK", 32)
         patch.setattr(selection, "TINY", 4)
-        patch.setattr(selection, "FEW", 4)
         patch.setattr(selection, "DENSE", 4)
         expect(largest(values, k), brute(values, k))
 
@@ -74,7 +73,7 @@ def test_largest_of_hard_vectors():
     for name, (values, order) in hard_vectors().items():
         for k in (0, 1, 17, N // 1000, N // 100, N // 10, N // 4, N - 5, N):
             expect(largest(values, k), np.sort(order[:k]), name)
-        for size in (selection.TINY + 1, selection.FEW + 1, 30_000, selection.BLOCK // 2):
+        for size in (selection.TINY + 1, 5_000, 30_000, selection.BLOCK // 2):
             part = values[:size]
             of_part = np.argsort(-np.abs(part), kind="stable")
             for k in (1, size // 90, size // 5, size // 3, size - 1):

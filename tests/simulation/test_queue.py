@@ -37,9 +37,9 @@ class Watched:
     def put(self, node, due):
         given, taken = due, [entry for entries in self.at_work for entry in entries]
         due = max([due, *(d for d, _, n in self.waiting + taken if n == node)])
-        metadata = SimpleNamespace(dst_node_id=node, message_id=str(self.number))
+        metadata = SimpleNamespace(dst_node_id=node)
         message = SimpleNamespace(metadata=metadata, entry=(due, self.number, node))
-        self.queue.put([message], {metadata.message_id: given})
+        self.queue.put(message, given)
         self.waiting.append(message.entry)
         self.number += 1
 
