@@ -97,32 +97,47 @@ def test_workers_go_on_while_the_server_measures(grid):
     assert len(server.pull_messages(ids)) == len(ids)
 
 
+def taken_by(server):
+    """Return the list of the ids that the workers are given from now on."""
+    taken, take = [], server._pool._queue.take
+
+    def watched(worker):
+        message = take(worker)
+        if message is not None:
+            taken.append(message.metadata.message_id)
+        return message
+
+    server._pool._queue.take = watched
+    return taken
+
+
 def test_what_is_due_first_is_computed_first(grid):
     """All wait for different times: replies come in bulk, yet in the order of arrival."""
     network = Ideal(waiting="uniform", waiting_seconds=1.0)
     arrivals = []
     for workers in (1, 2):
         server = grid(workers, nodes=150, network=network)
-        ids = server.push_messages(messages(server, "evaluate", size=10))
+        taken = taken_by(server) if workers == 2 else []
+        ids, arrived = server.push_messages(messages(server, "evaluate", size=10)), []
         arrivals.append([])
         while ids:
             replies = server.pull_messages(ids)
             assert replies
             for reply in replies:
                 arrivals[-1].append((reply.metadata.src_node_id, server.virtual_seconds))
-                ids.remove(reply.metadata.reply_to_message_id)
-            if len(arrivals[-1]) == 1 and workers == 2:
-                assert len(server._early) < 100  # not before all are there
+                arrived.append(reply.metadata.reply_to_message_id)
+                ids.remove(arrived[-1])
     assert arrivals[0] == arrivals[1]
+    at_once = taken[: workers * WINDOW]  # before all were there to choose from
+    assert taken[len(at_once) :] == [i for i in arrived if i not in at_once]
 
 
 def test_a_round_is_computed_in_its_own_order_whatever_arrives_first(grid):
     """Who iterates works on the first replies while the nodes work on the last ones."""
     server = grid(2, nodes=150, network=Ideal(waiting="uniform", waiting_seconds=1.0))
+    taken = taken_by(server)
     replies = server.send_and_receive(messages(server, "evaluate", size=10))
-    most = max(len(server._early) for _ in replies)
-    assert len(replies) == 150
-    assert most < 20
+    assert taken == [reply.metadata.reply_to_message_id for reply in replies]
 
 
 def test_messages_of_one_sending_may_depend_on_each_other(grid):
