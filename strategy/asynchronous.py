@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from logging import getLogger
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +23,7 @@ from conf.schema import FOREVER
 from strategy.answer import number, open_answer
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
-from strategy.server import HOPELESS, STEP, ParameterServer
+from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer
 from strategy.staleness import Ignored, Staleness
 from strategy.versions import Versions, first_replica
 from task.optimizers import SGD
@@ -58,6 +58,8 @@ class Asynchronous(ParameterServer):
     The run ends after `pushes` answers, used or not. Every `record_every` the model is handed to
     `evaluate_fn`. A node that does not answer within the time-out is sent a message anew.
     """
+
+    unit = "PUSH"
 
     def __init__(
         self,
@@ -100,7 +102,8 @@ class Asynchronous(ParameterServer):
 
     def summary(self) -> None:
         """Log what the strategy does."""
-        log.info("asynchronous: %s, %s", self.update, type(self.staleness).__name__)
+        policy = type(self.staleness).__name__
+        FLOWER.info("asynchronous: a %s a push, staleness %s", self.update, policy)
 
     def start(
         self,
@@ -110,7 +113,7 @@ class Asynchronous(ParameterServer):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """Run until `pushes` answers are there; arguments and result as `Strategy.start`.
 
@@ -120,13 +123,12 @@ class Asynchronous(ParameterServer):
         self._grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
         self._config = train_config or ConfigRecord({"lr": 0.1})
         self._timeout = timeout if timeout < FOREVER else math.inf
+        self._announce()
         self._begin(initial_arrays)
         arrays, result = flat_record(self._replica.model), Result()
 
         def record(done: int) -> None:
-            metrics = evaluate_fn(done, arrays) if evaluate_fn else None
-            if metrics:
-                result.evaluate_metrics_serverapp[done] = metrics
+            self._evaluate(evaluate_fn, done, self.pushes, arrays, result)
 
         record(0)
         done = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from logging import getLogger
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from strategy.answer import MOST, number, open_answer
 from strategy.exchange import Exchange
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
-from strategy.server import HOPELESS, STEP, ParameterServer
+from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer
 from strategy.versions import Versions, first_replica
 from task.optimizers import SGD, ServerOptimizer
 
@@ -90,7 +90,8 @@ class SparseAveraging(ParameterServer):
 
     def summary(self) -> None:
         """Log what the strategy does."""
-        log.info("sparse averaging: %s, %s, quorum %g", self.update, self.optimizer, self.quorum)
+        what = self.update, type(self.optimizer).__name__, self.quorum
+        FLOWER.info("sparse averaging of a %s, %s at the server, quorum %g", *what)
 
     def start(
         self,
@@ -100,13 +101,14 @@ class SparseAveraging(ParameterServer):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """Run the rounds; arguments and result as `Strategy.start`, arrays as one flat vector.
 
         `train_config["lr"]` is read anew in every round. `timeout`: seconds of a round.
         """
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
+        self._announce()
         self._begin(initial_arrays)
         config = train_config or ConfigRecord({"lr": 0.1})
         self._exchange, result = Exchange(grid), Result()
@@ -119,9 +121,7 @@ class SparseAveraging(ParameterServer):
                     break
                 answers = self._exchange(messages, self._needed, timeout)
                 self.aggregate_train(server_round, answers.values())
-            metrics = evaluate_fn(server_round, arrays) if evaluate_fn else None
-            if metrics:
-                result.evaluate_metrics_serverapp[server_round] = metrics
+            self._evaluate(evaluate_fn, server_round, num_rounds, arrays, result)
         result.arrays = to_arrays(self._replica.model, self._layout)
         return result
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from logging import getLogger
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from compression.flower import Traffic
 
@@ -16,6 +16,8 @@ UPDATES = ("gradient", "delta")
 STEP = "train.step"  # the type of their messages
 HOPELESS = 20  # answers in a row of every node, not one of use: the run ends
 log = getLogger("edgewire")
+FLOWER = getLogger("flwr")  # what `flwr run --stream` shows: the course of a run
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class ParameterServer(Strategy):
@@ -24,6 +26,8 @@ class ParameterServer(Strategy):
     `update`: "gradient" of one mini-batch, applied at the run's lr, or "delta", what local steps
     changed, applied at `server_lr`. Raises `ValueError` for others.
     """
+
+    unit = "ROUND"  # what a run is counted in
 
     def __init__(self, update: str, server_lr: float) -> None:
         if update not in UPDATES:
@@ -39,6 +43,24 @@ class ParameterServer(Strategy):
     def rate(self, lr: float) -> float:
         """Return the rate of an update when the run's is `lr`."""
         return lr if self.update == "gradient" else self.server_lr
+
+    def _announce(self) -> None:
+        FLOWER.info("Starting %s strategy:", type(self).__name__)
+        self.summary()
+
+    def _evaluate(
+        self,
+        evaluate_fn: EvaluateFn | None,
+        done: int,
+        of: int,
+        arrays: ArrayRecord,
+        result: Result,
+    ) -> None:
+        """Hand over the model; keep what it gave, and log it as Flower's own strategies do."""
+        metrics = evaluate_fn(done, arrays) if evaluate_fn else None
+        if metrics:
+            result.evaluate_metrics_serverapp[done] = metrics
+            FLOWER.info("[%s %d/%d] %s", self.unit, done, of, metrics)
 
     def _fail(self, node: int, reason: str, when: str = "") -> None:
         """Count an answer that was not used; name it, `when` first, if the reason is a new one."""

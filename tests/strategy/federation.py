@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp import ClientApp
 
 from client.node import node_of
@@ -113,6 +113,7 @@ class Federation:
             self.models.append(to_vector(arrays).copy())
             if after:
                 after(server_round)
+            return MetricRecord({"models": len(self.models)})
 
         result = strategy.start(
             self.grid, initial(), rounds, timeout, ConfigRecord({"lr": lr}), evaluate_fn=each
@@ -129,6 +130,7 @@ class Federation:
 
         def each(done, arrays):
             self.models.append(to_vector(arrays).copy())
+            return MetricRecord({"models": len(self.models)})
 
         result = strategy.start(
             self.grid, initial(), 1, timeout, ConfigRecord({"lr": lr}), evaluate_fn=each
