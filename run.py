@@ -152,10 +152,13 @@ def clear_errors() -> Iterator[None]:
 def one_line(error: BaseException) -> str:
     """Return an error's message as one line, Hydra's lists joined by commas."""
     text = str(error)
+    cause = str(error.__cause__)
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: quote values with special characters, no ~"
     if unknown := re.search(r"Could not override '([^']+)'", text):
-        return unknown_key(unknown[1], str(error.__cause__))
+        return unknown_key(unknown[1], cause)
+    if whole := re.search(r"override \+*([^=]+)=[\s\S]*is not a subclass of", text + cause):
+        return new_name(whole[1])
     if text.startswith("Error merging override") and error.__cause__ is not None:
         text = f"{text.removeprefix('Error merging override ')}: {error.__cause__}"
     text = re.sub(r"\n+Config search path:.*", "", text, flags=re.DOTALL)
@@ -170,8 +173,8 @@ def one_line(error: BaseException) -> str:
 def unknown_key(key: str, reason: str) -> str:
     """Return what to say of a key that Hydra refused, and why it did."""
     if re.search(r"reference_type=Dict\[str, (?!Any)", reason):
-        return f"{key} takes new names with a +: +{key}=..."
-    known = [".".join(path) for path in _keys(compose_config([]))]
+        return new_name(key)
+    known = known_keys()
     groups = {path.name for path in (HERE / "conf").iterdir() if path.is_dir()}
     if key in known:
         return f"{key} does not go with the other choices made: it belongs to another of its group"
@@ -181,6 +184,22 @@ def unknown_key(key: str, reason: str) -> str:
     near = get_close_matches(key, {k for k in known if "._" not in k} - groups, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "python run.py --help lists all keys"
     return f"there is no key {key}; {hint}"
+
+
+def new_name(key: str) -> str:
+    """Return how a name that is not there yet is given; `key` is in a group of free names."""
+    known = known_keys()
+    parts = key.split(".")
+    prefixes = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
+    group = next((prefix for prefix in prefixes if prefix in known), key)
+    return (
+        f"{group} takes new names whole, beside those that are there: '+{group}={{NAME:{{...}}}}'"
+    )
+
+
+def known_keys() -> list[str]:
+    """Return all keys of the default configuration."""
+    return [".".join(path) for path in _keys(compose_config([]))]
 
 
 def _owners(group: str, key: str) -> str:

@@ -14,7 +14,7 @@ answered, or when it has come back.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -77,7 +77,7 @@ class Task(NamedTuple):
     sent: float  # virtual seconds
     received: float
     waiting: float  # seconds in which the node does nothing of use
-    earliest: float  # its answer is not at the server before
+    earliest: float  # its answer is not at the server before; `NEVER`: nor ever, it will expire
     expires: float  # what the node has not begun by then is lost
     crashes: bool  # the node, once it has answered
     life: int  # how often the node has come back by then
@@ -113,6 +113,7 @@ class VirtualClock:
         self.now = 0.0
         self._free: dict[int, float] = {}
         self._busy: dict[int, float] = {}  # until when a node is busy at least, not yet computed
+        self._open: dict[int, deque[Task]] = {}  # node -> what it has not answered
         self._server = _ServerLink()
         self._answers = Counter[int]()  # node -> its answers so far, on a network that loses some
         self._generators: dict[int, np.random.Generator] = {}  # of waits and crashes
@@ -137,7 +138,7 @@ class VirtualClock:
         """Return what becomes of a message of `down` bytes sent at `sent`: draws from (seed, node).
 
         A node that has not begun with it after `ttl` seconds never will. To be called in the order
-        of sending; `answer` in that order for each node.
+        of sending; `answer` in that order for each node, but for those that are never answered.
         """
         net, latency = self.network, self.network.latency_ms / 1e3
         received = latency + max(
@@ -146,14 +147,28 @@ class VirtualClock:
         waiting, crashes = 0.0, False
         if net.waiting != "none" or net.crash:
             waiting, crashes = self._life(node)
-        earliest = max(received, self._busy.get(node, 0.0)) + waiting
-        expires = sent + ttl
+        expires, life = sent + ttl, self._crashes[node] if self._crashes else 0
+        begins = max(received, self._busy_until(node))
+        if begins > expires:
+            return Task(node, sent, received, waiting, NEVER, expires, False, life)
+        earliest = begins + waiting
         if earliest > sent:
             self._busy[node] = min(earliest, expires)
         # the server's link is taken in the order of sending: nothing may be computed out of it
         earliest = -NEVER if net.server_mbps is not None else earliest + latency
-        life = self._crashes[node] if self._crashes else 0
-        return Task(node, sent, received, waiting, earliest, expires, crashes, life)
+        task = Task(node, sent, received, waiting, earliest, expires, crashes, life)
+        self._open.setdefault(node, deque()).append(task)
+        return task
+
+    def _busy_until(self, node: int) -> float:
+        """Return until when a node is busy, at least."""
+        free, waiting = self._free.get(node, 0.0), self._open.get(node)
+        busy = max(self._busy.get(node, 0.0), free)
+        if not waiting or node in self._gone:
+            return busy
+        first = waiting[0]
+        begins = max(first.received, free)
+        return max(busy, begins + first.waiting) if begins <= first.expires else busy
 
     def answer(self, task: Task, steps: float, up: int) -> float:
         """Return when the answer is at the server (`NEVER`: never).
@@ -161,6 +176,9 @@ class VirtualClock:
         `up`: its bytes; `steps`: local steps that were computed.
         """
         net, node = self.network, task.node
+        self._open[node].popleft()
+        if not self._open[node]:
+            del self._open[node]
         start = max(task.received, self._free.get(node, 0.0))
         if node in self._gone:
             if net.rejoin_seconds is None:

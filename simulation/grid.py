@@ -105,6 +105,8 @@ class LocalGrid(Grid):
                 sizes[id(content)] = size_of(content)
             self._settle_crashes(node)
             task = self._clock.send(node, self._clock.now, sizes[id(content)], ttl)
+            if task.earliest == NEVER:
+                continue
             anew = task.life != self._lives.get(node, 0)
             if anew:
                 self._lives[node] = task.life
@@ -166,21 +168,17 @@ class LocalGrid(Grid):
             len(replies)
 
     def _compute_until_sure(self, ids: Collection[str], deadline: float) -> None:
-        """Compute answers until none of the others to `ids` can be there before the next one."""
+        """Compute answers until none of the others to `ids` can be there before the next one.
+
+        Answers that are not asked for are computed with them: on a limited server's link the order
+        decides, and when a node is free again depends on all it was sent.
+        """
         first = min((self._arrivals[i][0] for i in ids if i in self._arrivals), default=NEVER)
-        aside = []
         while self._bounds and self._bounds[0][0] <= min(max(first, self._clock.now), deadline):
-            entry = heapq.heappop(self._bounds)
-            if entry[2] not in self._sent:
-                continue  # computed already
-            if entry[2] not in ids:
-                aside.append(entry)
-                continue
-            self._compute(entry[2], in_bulk=True)
-            if entry[2] in self._arrivals:
-                first = min(first, self._arrivals[entry[2]][0])
-        for entry in aside:
-            heapq.heappush(self._bounds, entry)
+            message_id = heapq.heappop(self._bounds)[2]
+            self._compute(message_id, in_bulk=True)
+            if message_id in ids and message_id in self._arrivals:
+                first = min(first, self._arrivals[message_id][0])
 
     def _compute(self, message_id: str, in_bulk: bool = False) -> None:
         """Wait for a reply; keep it, unless it is lost, with its arrival time.

@@ -21,6 +21,7 @@ from compression.payload import quiet
 from compression.stages import Indices, Vector, is_finite
 from conf.schema import FOREVER
 from strategy.answer import number, open_answer
+from strategy.late import Late
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
 from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer
@@ -38,6 +39,7 @@ class Sent(NamedTuple):
     """What the server remembers of a message under way."""
 
     node: int
+    number: int  # among the node's messages
     when: float  # a moment of the grid's `now`
     version: int  # of the model in it
     seen: Any  # of the staleness policy
@@ -134,8 +136,7 @@ class Asynchronous(ParameterServer):
         done = 0
         while done < self.pushes:
             self._greet()
-            asked = [*self._flight, *self._late] if self._late else self._flight
-            replies = self._grid.pull_before(asked, self._deadline())
+            replies = self._grid.pull_before(self._flight, self._deadline())
             if not replies and not self._anybody():
                 log.warning("no node is left after %d of %d pushes", done, self.pushes)
                 if done % self.record_every:
@@ -143,13 +144,8 @@ class Asynchronous(ParameterServer):
                     record(done)
                 break
             for reply in replies:
-                sent = self._flight.pop(reply.metadata.reply_to_message_id, None)
-                if sent is None:  # too late: its node's next message says that it was not applied
-                    self._late.pop(reply.metadata.reply_to_message_id, None)
-                    continue
-                # a node answers in order: what it owes from before is lost
-                for late in [i for i, node in self._late.items() if node == sent.node]:
-                    del self._late[late]
+                sent = self._flight.pop(reply.metadata.reply_to_message_id)
+                self._late.answered(sent.node, sent.number)
                 done += 1
                 self._receive(sent, reply)
                 if done % self.record_every == 0 or done == self.pushes:
@@ -168,7 +164,7 @@ class Asynchronous(ParameterServer):
         self._buffered, self._mean = 0, SparseMean(self._layout.size)
         self._uplink = Uplink()
         self._flight: dict[str, Sent] = {}  # in the order of sending
-        self._late: dict[str, int] = {}  # messages that were not answered in time -> their nodes
+        self._late = Late(self._grid)
         self._known = set[int]()  # nodes that are sent messages
         self._count = Counter[int]()  # node -> messages it was sent
         self._losses: list[tuple[float, float]] = []  # with their weights, since the last record
@@ -183,7 +179,7 @@ class Asynchronous(ParameterServer):
             if sent.when + self._timeout > self._grid.now:
                 break
             del self._flight[message_id]
-            self._late[message_id] = sent.node
+            self._late.add(message_id, sent.node, sent.number)
             self._useless(sent.node, f"no answer in time (timeout={self._timeout:g})")
             if sent.node in self._grid.get_node_ids():
                 self._send(sent.node)
@@ -229,9 +225,8 @@ class Asynchronous(ParameterServer):
         message = Message(content, node, STEP, group_id=str(self._count[node]))
         (message_id,) = self._grid.push_messages([message], self._timeout)
         model = parcel.arrays[MODEL].data if self.mix else b""
-        self._flight[message_id] = Sent(
-            node, self._grid.now, self._replica.version, self.staleness.seen(), model
-        )
+        now, version, seen = self._grid.now, self._replica.version, self.staleness.seen()
+        self._flight[message_id] = Sent(node, self._count[node], now, version, seen, model)
         self.traffic.downlink_bytes += parcel.bytes
         self.traffic.downlink_bytes_float32 += self._float32_bytes
 

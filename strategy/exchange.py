@@ -6,6 +6,7 @@ from collections import Counter
 
 from flwr.app import Message
 
+from strategy.late import Late
 from strategy.nodes import OrderedGrid
 
 LONGEST = 8  # rounds from one that a node has not answered to the next in which it is asked
@@ -21,7 +22,7 @@ class Exchange:
 
     def __init__(self, grid: OrderedGrid) -> None:
         self._grid = grid
-        self._late: dict[str, int] = {}  # messages not answered in time -> their nodes
+        self._late = Late(grid)
         self._missed = Counter[int]()  # node -> rounds in a row without its answer
         self._again: dict[int, int] = {}  # node -> the round in which it may be asked again
         self._round = 0
@@ -46,17 +47,12 @@ class Exchange:
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
         answers, good = dict[int, Message](), 0
         while waiting and good < quorum:
-            asked = [*ids, *self._late] if self._late else ids
-            arrived = grid.pull_before(asked, deadline)
+            arrived = grid.pull_before(ids, deadline)
             if not arrived:
                 break
             for message in arrived:
-                asked_for = message.metadata.reply_to_message_id
-                if asked_for in waiting:
-                    answers[waiting.pop(asked_for)] = message
-                    good += not message.has_error()
-                else:
-                    self._late.pop(asked_for, None)
+                answers[waiting.pop(message.metadata.reply_to_message_id)] = message
+                good += not message.has_error()
             ids = [i for i in ids if i in waiting]
         self._round += 1
         self.time_was_up = bool(waiting) and grid.now >= deadline
@@ -64,11 +60,12 @@ class Exchange:
         return answers
 
     def _remember(self, waiting: dict[str, int], answered: set[int]) -> None:
-        """Note who owes an answer, and who does no more: a node answers in order."""
-        self._late = {i: node for i, node in self._late.items() if node not in answered} | waiting
+        """Note who owes an answer, and who does no more."""
         for node in answered:
+            self._late.answered(node, self._round)
             self._missed.pop(node, None)
             self._again.pop(node, None)
-        for node in waiting.values():
+        for message_id, node in waiting.items():
+            self._late.add(message_id, node, self._round)
             self._missed[node] += 1
             self._again[node] = self._round + min(self._missed[node], LONGEST)

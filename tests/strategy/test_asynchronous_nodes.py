@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from compression import PayloadError, make_codec
+from conf.schema import DeviceClass
 from simulation.clock import NEVER, Ideal, VirtualClock
 from strategy.asynchronous import Asynchronous
 from strategy.staleness import Global
@@ -73,6 +74,25 @@ def test_who_does_not_answer_in_time_is_sent_a_message_anew(caplog):
     assert "no answer in time" in caplog.text
     assert len(federation.seen) >= 60 + strategy.traffic.failures
     assert len(strategy._late) <= NODES
+
+
+@pytest.mark.parametrize("speed", [0.01, 1e-5])
+def test_those_who_are_always_late_cost_nothing(speed):
+    """What a slow node is sent while it is busy expires: it is neither computed nor kept."""
+    classes = {"fast": DeviceClass(0.5, 1.0), "slow": DeviceClass(0.5, speed)}
+    network = Ideal(waiting="fixed", waiting_seconds=1.0, classes=classes)
+    federation = Federation(Trainer(steps=at_once), network, nodes=8, seed=2)
+    strategy = federation.push(2_000, timeout=3.0, record_every=2_000)
+    slow = sum(federation.grid._clock.speed(node) < 1 for node in range(1, 9))
+    assert 0 < slow < 8
+    end = federation.grid.virtual_seconds
+    assert strategy.traffic.failures > 100 * slow
+    assert len(federation.seen) <= 2_000 + 8 + slow * (1 + end * speed)
+    grid = federation.grid
+    assert len(grid._early) + len(grid._arrivals) + len(grid._sent) + len(grid._bounds) <= 24
+    busy = 1 / speed / 3  # messages that a node is sent while it is busy with one
+    strategy._late.clear()
+    assert len(strategy._late) <= slow * (2 * busy + 1)  # and before it answers the next one
 
 
 def test_answers_that_come_too_late_are_not_applied_and_taken_back():
