@@ -126,6 +126,40 @@ def test_no_answer_is_there_before_its_bound(network, messages):
         assert clock.answer(task, steps, 100) >= task.earliest >= task.sent
 
 
+@given(
+    network=NETWORKS,
+    messages=st.lists(st.tuples(st.booleans(), NUMBERS, st.integers(0, 5)), max_size=20),
+    ttl=st.floats(0, 10),
+)
+def test_what_is_known_to_expire_is_never_begun(network, messages, ttl):
+    """Against a node that takes its messages one by one; some answers are known when it is sent."""
+    clock, tasks, answered = VirtualClock(network), [], {}
+
+    def answer_first():
+        number = next((i for i in range(len(tasks)) if i not in answered), None)
+        if number is not None:
+            task, steps = tasks[number]
+            expires = task.earliest == NEVER
+            answered[number] = NEVER if expires else clock.answer(task, steps, 100)
+
+    for answer_one, sent, steps in sorted(messages, key=lambda message: message[1]):
+        if answer_one:
+            answer_first()
+        tasks.append((clock.send(1, sent, 100, ttl), steps))
+    while len(answered) < len(tasks):
+        answer_first()
+
+    alone = VirtualClock(network)
+    alone._busy_until = lambda node: 0.0  # it computes all
+    sends = sorted(sent for _, sent, _ in messages)
+    expected = []
+    for sent, (_, steps) in zip(sends, tasks, strict=True):
+        task = alone.send(1, sent, 100, ttl)
+        expires = task.earliest == NEVER  # already on the way
+        expected.append(NEVER if expires else alone.answer(task, steps, 100))
+    assert [answered[i] for i in range(len(tasks))] == expected
+
+
 @pytest.mark.parametrize(
     ("waiting", "spread"), [("fixed", 0.0), ("uniform", 2 / 12**0.5), ("exponential", 1.0)]
 )

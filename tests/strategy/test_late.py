@@ -1,0 +1,62 @@
+"""What was not answered in time is fetched, or forgotten when it will not come."""
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategy.late import LEAST, Late
+
+NODES = 3
+
+
+class Answers:
+    """A grid on which answers lie until they are fetched."""
+
+    now = 0.0
+
+    def __init__(self):
+        self.there, self.looks = set(), 0
+
+    def pull_before(self, ids, deadline):
+        assert deadline == self.now
+        self.looks += len(ids)
+        found = [i for i in ids if i in self.there]
+        self.there -= set(found)
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=i)) for i in found]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["late", "comes", "in time"]), st.integers(1, NODES))))
+def test_only_what_may_still_come_is_kept(events):
+    grid = Answers()
+    late, owed, sent = Late(grid), {node: [] for node in range(1, NODES + 1)}, 0
+    for what, node in events:
+        if what == "late":
+            sent += 1
+            owed[node].append(sent)
+            late.add(str(sent), node, sent)
+        elif what == "comes" and owed[node]:
+            number = owed[node].pop()  # it has lost those from before
+            owed[node].clear()
+            grid.there.add(str(number))
+        elif what == "in time":
+            sent += 1
+            owed[node].clear()
+            late.answered(node, sent)
+    late.clear()
+    assert set(late._messages) == {str(number) for numbers in owed.values() for number in numbers}
+    assert not grid.there
+
+
+def test_the_cost_of_looking_is_that_of_a_few_looks_at_each():
+    grid = Answers()
+    late = Late(grid)
+    for number in range(10_000):
+        late.add(str(number), number, 1)
+    assert grid.looks < 10 * 10_000
+    for number in range(10_000):
+        late.answered(number, 1)
+    late.clear()
+    assert len(late) == 0
+    late.add("x", 1, 2)
+    assert len(late) <= LEAST
