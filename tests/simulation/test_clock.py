@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conf.schema import WAITING
@@ -128,8 +128,13 @@ def test_no_answer_is_there_before_its_bound(network, messages):
 
 @given(
     network=NETWORKS,
-    messages=st.lists(st.tuples(st.booleans(), NUMBERS, st.integers(0, 5)), max_size=20),
-    ttl=st.floats(0, 10),
+    messages=st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.integers(0, 9)), max_size=20),
+    ttl=st.integers(0, 10),
+)
+@example(  # when the third is sent, it is known that the second has expired
+    network=Ideal(waiting="fixed", waiting_seconds=5.0, seconds_per_step=1.0),
+    messages=[(False, 0, 9), (False, 1, 0), (True, 12, 0)],
+    ttl=5,
 )
 def test_what_is_known_to_expire_is_never_begun(network, messages, ttl):
     """Against a node that takes its messages one by one; some answers are known when it is sent."""
