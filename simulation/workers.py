@@ -24,7 +24,7 @@ from simulation.parcel import Parcels, shared_folder
 from simulation.queue import Queue
 
 WINDOW = 2  # messages a worker has at a time: one at work, one waiting at its door
-BULK = 50  # replies that are waited for at most where many at once are welcome
+BULK = 8  # replies waited for at most, where many are welcome; with 50 few were left to compute
 
 
 class Pool(Protocol):
