@@ -84,7 +84,7 @@ class NetworkConfig:
     `waiting`: how long a device does other things before it answers: none, fixed, uniform (0 to
     2 T) or exponential, T = `waiting_seconds` in the mean, longer on slower devices. `crash`: the
     probability that a device crashes after an answer; its state is lost, and it is gone for ever
-    or for `rejoin_seconds`. Devices join at moments drawn from 0 to `join_seconds`.
+    or for `rejoin_seconds`. `join_seconds`: devices join at moments drawn from 0 to so many.
     """
 
     up_mbps: float | None = above(0, None)
@@ -125,6 +125,12 @@ DownlinkConfig = make_dataclass(
 class Config:
     """The whole run. Groups first, then the run's own numbers.
 
+    `nodes`: devices that take part; `rounds`: until the end (an asynchronous strategy counts
+    `strategy.pushes` in their place); `local_epochs`: passes over a node's data for one update;
+    `local_steps`: mini-batches for one update, in place of epochs; `batch_size`: samples of a
+    mini-batch; `lr`: the learning rate that a schedule begins with; `seed`: of all that is drawn
+    at random; `eval_every`: rounds (or pushes) from one evaluation on the test set to the next;
+    `device`: where torch computes, such as cuda; `verbose`: the log of ours and of Flower's is shown.
     `timeout`: seconds (virtual ones on the local engine) after which a round goes on without the
     nodes that have not answered; an asynchronous server then sends them a message anew.
     """

@@ -1,0 +1,270 @@
+"""Writes docs/configuration.md: every group, choice and option, from the code that reads them.
+
+`python -m docs.configuration`; a test compares the page with what this would write.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from compression.registry import STAGES, get, names, option_fields
+from compression.stages import Method
+from conf.load import HERE
+from conf.schema import (
+    CompressionConfig,
+    Config,
+    DatasetConfig,
+    DeviceClass,
+    DownlinkConfig,
+    ModelConfig,
+    NetworkConfig,
+)
+from docs.text import sentence, summary, told, word, wrap
+
+PAGE = Path(__file__).with_name("configuration.md")
+COMMAND = "python -m docs.configuration"
+SCHEMAS: dict[str, type] = {
+    "dataset": DatasetConfig,
+    "model": ModelConfig,
+    "network": NetworkConfig,
+}
+VALUES = ("compression", "downlink", "model", "network")  # choices that are values and no more
+KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
+ABSURD: dict[type, Any] = {int: -(10**9), float: -1e9, str: "?"}  # what every check refuses
+INTRO = f"""
+<!-- Written by `{COMMAND}`: edit the code, not this page. -->
+# Configuration
+
+Every group and option of `python run.py`, as the code has them.
+
+* `GROUP=CHOICE` takes one of a group's choices: `strategy=fedadam`, `strategy/optimizer=momentum`.
+* `KEY=VALUE` sets an option: `nodes=20`, `compression.density=0.01`.
+* `+KEY=VALUE` adds an option that no file lists but the class takes: `+optimizer.amsgrad=true`.
+* Values with commas make a sweep with `-m`: `python run.py -m seed=0,1,2`.
+* `hydra.run.dir=FOLDER` says where the results go.
+* A wrong name or value is refused in one line, which says what there is.
+
+The words win over a preset, a preset over the groups' own defaults. How each compression method
+works, and what its options mean: [algorithms.md](algorithms.md).
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(HERE), version_base="1.3"):
+        chosen = compose("config", return_hydra_config=True).hydra.runtime.choices
+    lines = [*INTRO.strip().splitlines(), "", "## The run", "", *_schema("", Config, _groups())]
+    for group, about in _groups().items():
+        lines += ["", f"## {group}", "", *wrap(sentence(about[0].upper() + about[1:]))]
+        if group == "algorithm":
+            lines += ["", *_presets(str(chosen[group]))]
+            continue
+        if group in SCHEMAS:
+            lines += ["", *_schema(f"{group}.", SCHEMAS[group])]
+        if group == "network":
+            lines += ["", *_schema("network.classes.NAME.", DeviceClass)]
+        if group == "compression":
+            lines += ["", *_stages()]
+        if group == "downlink":
+            own = {f.name for f in fields(DownlinkConfig)} - {
+                f.name for f in fields(CompressionConfig)
+            }
+            words = ", ".join(f"`downlink.{name}`" for name in sorted(own))
+            lines += [
+                "",
+                *wrap(f"All options of `compression` go with `downlink.`, too, and {words}."),
+            ]
+        lines += ["", *_choices(group, group, chosen.get(group))]
+        for folder in sorted(path for path in (HERE / group).iterdir() if path.is_dir()):
+            inner = f"{group}/{folder.name}"
+            if any(folder.glob("*.yaml")):
+                lines += ["", f"### {inner}", ""]
+                lines += _choices(inner, f"{group}.{folder.name}", chosen.get(inner))
+    return "\n".join(lines) + "\n"
+
+
+def _groups() -> dict[str, str]:
+    """Return each group and its line in `python run.py --help`, in that order."""
+    template = OmegaConf.to_container(
+        OmegaConf.load(HERE / "hydra/help/edgewire.yaml"), resolve=False
+    )
+    listed = str(cast(dict[str, Any], template)["template"]).split("Groups\n")[1].split("\n\n")[0]
+    found = dict(line.split(maxsplit=1) for line in listed.splitlines())
+    folders = sorted(path.name for path in HERE.iterdir() if any(path.glob("*.yaml")))
+    return found | {name: name for name in folders if name not in found}
+
+
+def _schema(prefix: str, schema: type, without: Collection[str] = ("name",)) -> list[str]:
+    """A dataclass: its fields as a table, its docstring below."""
+    hints = get_type_hints(schema)
+    lines = ["| option | default | must be |", "|---|---|---|"]
+    for field in fields(schema):
+        if field.name not in without:
+            allowed = _allowed(hints[field.name], field)
+            lines.append(f"| `{prefix}{field.name}` | {_default(field)} | {allowed} |")
+    about = inspect.getdoc(schema) or ""
+    return lines if about.startswith(f"{schema.__name__}(") else [*lines, *told(about)]
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default is not MISSING:
+        return f"`{word(field.default)}`"
+    return "none" if field.default_factory is MISSING else f"`{word(field.default_factory())}`"
+
+
+def _allowed(kind: Any, field: Field[Any]) -> str:
+    said = _kind(kind)
+    for key, words in (("at_least", "at least"), ("above", "above"), ("below", "below")):
+        if key in field.metadata:
+            said += f", {words} {field.metadata[key]:,}"
+    return said
+
+
+def _kind(kind: Any) -> str:
+    """Say a type in a person's words."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_kind(part) for part in get_args(kind))
+    if get_origin(kind) is list:
+        return f"list of {_kind(get_args(kind)[0])}"
+    return "by name" if get_origin(kind) is dict else KINDS.get(kind, "any")
+
+
+def _stages() -> list[str]:
+    """The three stages of a codec: their methods, and these methods' options."""
+    lines = _schema("compression.", CompressionConfig, {name for name, _, _ in option_fields()})
+    lines += [
+        "",
+        "A `feedback` of null is the quantizer's own choice. Each method's options follow.",
+    ]
+    for stage in STAGES:
+        lines += ["", f"### compression.{stage}", ""]
+        rows = []
+        for name in names(stage):
+            method = get(stage, name)
+            lines += wrap(f"`{name}`: {summary(method)}", "* ", "  ")
+            for field in fields(cast(Any, method)):
+                option = f"`compression.{field.name}={word(field.default)}`"
+                rows.append(f"| {name} | {option} | {_accepted(method, field)} |")
+        if rows:
+            lines += ["", "| method | option and default | must be |", "|---|---|---|", *rows]
+    return lines
+
+
+def _accepted(method: type[Method], field: Field[Any]) -> str:
+    """Ask the method itself, by a value that it refuses: its message says which it takes."""
+    kind = get_type_hints(method)[field.name]
+    try:
+        method(**{field.name: ABSURD[kind]})
+    except ValueError as refusal:
+        if found := re.search(r" must be (.*), not ", str(refusal)):
+            return found[1]
+    except KeyError:
+        pass
+    return _kind(kind)
+
+
+def _presets(default: str) -> list[str]:
+    lines = wrap(f"The default is `algorithm={default}`. What a preset sets can be typed by hand.")
+    lines.append("")
+    for path in sorted((HERE / "algorithm").glob("*.yaml")):
+        lines += wrap(f"`{path.stem}`: {sentence(_head(path))}", "* ", "  ")
+        words = " ".join(f"{key}={word(value)}" for key, value in preset(path.stem).items())
+        lines += wrap(f"Sets `{words}`.", "  ", "  ")
+    return lines
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Return what a preset sets, those it is made of included: groups' choices, then options."""
+    content = _load(HERE / "algorithm" / f"{name}.yaml")
+    groups: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    for entry in content.pop("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            for key, value in preset(entry).items():
+                (groups if (HERE / key).is_dir() else values)[key] = value
+        elif isinstance(entry, dict):
+            groups |= {key.removeprefix("override /"): value for key, value in entry.items()}
+    content.pop("algorithm", None)
+    return groups | values | dict(_flat(content))
+
+
+def _choices(group: str, prefix: str, default: str | None) -> list[str]:
+    """One item for each file of a group, with its options."""
+    lines = [*wrap(f"The default run has `{group}={default}`."), ""] if default else []
+    named = inspect.getdoc(SCHEMAS[group]) or "" if group in SCHEMAS else ""
+    for path in sorted((HERE / group).glob("*.yaml")):
+        content, notes = _load(path), _notes(path)
+        text = f"`{path.stem}`: {sentence(re.sub(r' Use with -m.*', '', _head(path)))}"
+        if group == "experiment":
+            lines += wrap(text, "* ", "  ")
+            continue
+        bases = [_base(group, entry) for entry in content.pop("defaults", []) if entry != "_self_"]
+        target = content.pop("_target_", None)
+        for key in ("_partial_", "name"):
+            content.pop(key, None)
+        options = dict(_flat(content))
+        plain = [key for key in options if key not in notes or group in VALUES]
+        if group == "dataset":
+            plain = []  # the table has them
+        words = [f"{prefix}.{key}={word(options[key])}" for key in plain]
+        lines += wrap(text, "* ", "  ")
+        sets = [*bases, *([f"`{' '.join(words)}`"] if words else [])]
+        about = f"Class `{target}`. " if target else ""
+        about += (
+            f"{'Sets' if group in VALUES else 'Options:'} {', and '.join(sets)}." if sets else ""
+        )
+        lines += wrap(about, "  ", "  ") if about else []
+        for key, note in notes.items():
+            if key in options and key not in plain and f"`{key}`" not in named:
+                shown = f"`{prefix}.{key}={word(options[key])}`"
+                lines += wrap(f"{shown}: {note}", "  * ", "    ")
+    return lines
+
+
+def _base(group: str, entry: Any) -> str:
+    """Say what a choice is made of: another of its group, or of one inside or beside it."""
+    if isinstance(entry, str):
+        return f"those of `{entry}`"
+    (key, value), *_ = entry.items()
+    if key.startswith("/"):
+        return f"what `{key[1:].split('@')[0]}={value}` does"
+    return f"`{group}/{key}={value}`"
+
+
+def _load(path: Path) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+
+
+def _head(path: Path) -> str:
+    """The first comment of a file that says something to a person."""
+    comments = re.findall(r"^# (.*)$", path.read_text(), re.MULTILINE)
+    return next((line for line in comments if not line.startswith("@")), path.stem)
+
+
+def _notes(path: Path) -> dict[str, str]:
+    """The comments behind a file's keys."""
+    found = re.findall(r"^(\w+):[^#\n]*#\s*(.*)$", path.read_text(), re.MULTILINE)
+    return {key: sentence(note) for key, note in found}
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,54 @@
+"""Markdown from the comments and docstrings of code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from typing import Any
+
+KEY = (  # a.b, a.b=, a=, a=b, a_b, a/b; not Mbit/s
+    r"(?<![`\w./])((?:[a-z_]+\.)*[a-z_]+=(?:[\w.]*\w)?|[a-z_]+(?:\.[a-z_]+)+|[a-z]+_[a-z_]+"
+    r"|(?![kM]bit/s)[\w.]+(?:/[\w*-]+)+)(?![\w`(])"
+)
+
+
+def wrap(text: str, first: str = "", rest: str = "") -> list[str]:
+    """Return text in lines of at most 100, none of which begins like an item of a list."""
+    held = re.sub(r" (?=([-+*#>=|]|\d+[.)])( |$))", "\0", " ".join(text.split()))
+    lines = textwrap.wrap(
+        held, 100, initial_indent=first, subsequent_indent=rest,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace("\0", " ") for line in lines]
+
+
+def sentence(text: str) -> str:
+    """Text with a full stop; keys, names with an underscore, and paths as code."""
+    coded = re.sub(KEY, r"`\1`", text)
+    return coded if coded.endswith((".", ":")) else coded + "."
+
+
+def word(value: Any) -> str:
+    """Write a value as the command line takes it."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower() if value is not None else "null"
+    return str(value)
+
+
+def summary(method: type) -> str:
+    """The first sentence of a docstring, its literals as Markdown's."""
+    first = (inspect.getdoc(method) or "").split("\n\n")[0].replace("``", "`")
+    return sentence(re.split(r"(?<=\.)\s", " ".join(first.split()))[0])
+
+
+def told(docstring: str) -> list[str]:
+    """A docstring: a clause that begins with the names of options becomes an item of a list."""
+    lines: list[str] = []
+    for paragraph in docstring.split("\n\n"):
+        clauses = re.split(r"(?<=[.;]) (?=`\w+`(?:, `\w+`)*: )", " ".join(paragraph.split()))
+        lines.append("")
+        for clause in clauses:
+            mark = ("* ", "  ") if clause.startswith("`") else ("", "")
+            lines += wrap(clause.removesuffix(";").removesuffix(".") + ".", *mark)
+    return lines
