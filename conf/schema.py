@@ -130,9 +130,9 @@ class Config:
     `local_steps`: mini-batches for one update, in place of epochs; `batch_size`: samples of a
     mini-batch; `lr`: the learning rate that a schedule begins with; `seed`: of all that is drawn
     at random; `eval_every`: rounds (or pushes) from one evaluation on the test set to the next;
-    `device`: where torch computes, such as cuda; `verbose`: the log of ours and of Flower's is shown.
-    `timeout`: seconds (virtual ones on the local engine) after which a round goes on without the
-    nodes that have not answered; an asynchronous server then sends them a message anew.
+    `device`: where torch computes, such as cuda; `verbose`: shows our log and Flower's; `timeout`:
+    seconds (virtual ones on the local engine) after which a round goes on without the nodes that
+    have not answered; an asynchronous server then sends them a message anew.
     """
 
     algorithm: str = "fedavg"
