@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compression import make_codec
+from compression import Layout, decode_update, make_codec
 from conf import run_config
+from conf.build import codec_of
 from conf.load import compose_config, to_config
 from simulation.clock import Ideal
 from simulation.grid import size_of
@@ -162,6 +163,16 @@ def test_a_preset_is_the_same_for_any_number_of_workers(name, tmp_path):
     assert rows[-1]["client_updates"] == 40
     assert rows[-1]["staleness"] > 0.5
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
+
+
+@pytest.mark.parametrize(("name", "sent"), [("comp_asgd", [10, 0]), ("adacomp", [9, 1])])
+def test_the_whole_model_competes_but_in_adacomp(name, sent):
+    """Comp-ASGD selects as Shokri & Shmatikov do; of each tensor something is AdaComp's own."""
+    layout = Layout(("large", "small"), ((900,), (100,)), ("float32",) * 2)
+    update = np.where(np.arange(1000) < 900, 1, 0.01).astype(np.float32)
+    codec = codec_of(to_config(compose_config([f"algorithm={name}"])))
+    indices = decode_update(codec.encode(update, layout), layout).indices
+    assert np.diff(np.searchsorted(indices, layout.offsets)).tolist() == sent
 
 
 SLOW = ["network.up_mbps=0.02", "network.seconds_per_step=0.1", "network.crash=0.02"]
