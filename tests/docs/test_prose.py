@@ -1,0 +1,145 @@
+"""Pages are for people: short lines and cells, few numbers a paragraph, links that lead somewhere.
+
+A number is digits in prose: not in code, not in a link's target, not part of a word (int8, LeNet-5,
+4-bit), no year, and no label of something (Algorithm 1, Table 2, seeds 0, 1, 2, Python 3.11).
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+LINE, CELL, NUMBERS = 100, 60, 5
+
+LABELS = (
+    "Algorithms?|Appendix|Definitions?|Figures?|RFC|Tables?|Theorems?|[Ee]quations?|[Ll]ines?"
+    "|[Pp]ropositions?|[Ss]ections?|[Ss]eeds?|[Vv]ersions?|Python|Flower|PyTorch|torch"
+)
+LABEL = r"\d+(?:\.\d+)*+(?![,.]?\d|\s*%)"
+NOT_NUMBERS = re.compile(
+    r"`[^`]*`"  # code
+    r"|!?\[([^]]*)\]\([^)]*\)"  # a link or a picture: its words are kept
+    rf"|\b(?:{LABELS})\s+{LABEL}(?:(?:,| to| and| or|, and)\s+{LABEL})*"
+    r"|\b(?:19|20)\d\d\b"  # a year
+    r"|\b[A-Za-z_][\w.+]*(?:-\w+)*|\d[\w.]*-[A-Za-z]\w*"  # a word with digits in it
+)
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:\^\d+)?")
+LINK = re.compile(r"!?\[[^]]*\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    """A paragraph, an item of a list or a row of a table, and the number of its first line."""
+
+    line: int
+    text: str
+    row: bool = False
+
+
+def blocks(lines: list[str]) -> list[Block]:
+    """Cut a page into blocks; code between fences and comments are none."""
+    found: list[Block] = []
+    fenced = fresh = False
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text.startswith("```"):
+            fenced, fresh = not fenced, True
+        elif fenced:
+            continue
+        elif not text or text.startswith("<!--"):
+            fresh = True
+        elif text.startswith("|"):
+            found.append(Block(number, text, row=True))
+            fresh = True
+        elif fresh or text.startswith("#") or re.match(r"([*+-]|\d+[.)]) ", text) or not found:
+            found.append(Block(number, re.sub(r"^\d+[.)] ", "", text)))
+            fresh = text.startswith("#")
+        else:
+            found[-1] = found[-1]._replace(text=f"{found[-1].text} {text}")
+    return found
+
+
+def numbers(text: str) -> list[str]:
+    """Return the numbers that a reader of this text has to take in."""
+    bare = text
+    while (once := NOT_NUMBERS.sub(lambda found: f" {found[1] or ''} ", bare)) != bare:
+        bare = once
+    return NUMBER.findall(bare)
+
+
+def cells(row: str) -> list[str]:
+    """Return a row's cells as they are shown: links without their targets, code without ticks."""
+    shown = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", row)
+    return [cell.replace("`", "").strip() for cell in re.split(r"(?<!\\)\|", shown)[1:-1]]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names by which links reach a page's headings."""
+    heads = [b.text.lstrip("# ") for b in blocks(page.read_text().splitlines()) if b.text[0] == "#"]
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def complaints(page: Path) -> list[str]:
+    """Return what is wrong with a page, a line each."""
+    lines = page.read_text().splitlines()
+    found: list[tuple[int, str]] = []
+    fenced = False
+    for number, line in enumerate(lines, 1):
+        fenced ^= line.strip().startswith("```")
+        if not fenced and len(line) > LINE and not line.lstrip().startswith(("|", "```")):
+            found.append((number, f"{len(line)} characters, {LINE} are allowed"))
+    for block in blocks(lines):
+        for target in LINK.findall(re.sub(r"`[^`]*`", "", block.text)):
+            path, _, anchor = target.partition("#")
+            other = (page.parent / path).resolve() if path else page
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            if not other.exists():
+                found.append((block.line, f"{target} is not there"))
+            elif anchor and anchor not in anchors(other):
+                found.append((block.line, f"{path or 'this page'} has no heading #{anchor}"))
+        if block.row:
+            long = [cell for cell in cells(block.text) if len(cell) > CELL]
+            found += [(block.line, f"a cell of {len(c)} characters: {c[:40]}...") for c in long]
+        elif len(there := numbers(block.text)) > NUMBERS:
+            found.append((block.line, f"{len(there)} numbers, make a table: {', '.join(there)}"))
+    return [f"{page.relative_to(ROOT)}:{line}: {what}" for line, what in sorted(found)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_readable(page):
+    found = complaints(page)
+    assert not found, "\n".join(["", *found])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("98.84, 98.68 and 1,000 % of 2^28", ["98.84", "98.68", "1,000", "2^28"]),
+        ("20 min 28 s, -1 to 0.5", ["20", "28", "1", "0.5"]),
+        ("`lr=0.1`, int8, LeNet-5, 4-bit, top-1, F2I, float16 at 1-bit SGD", []),
+        ("Seide et al. 2014, Algorithms 1 and 2, section 3.2, Table 2", []),
+        ("seeds 0, 1 and 2 gave 97 %", ["97"]),
+        ("mean of seeds 0, 1, 2, 98.7 %", ["98.7"]),
+        ("Python 3.11, 3.12 or 3.13", []),
+        ("see [the 3 tables](results/7.md#8)", ["3"]),
+    ],
+)
+def test_what_counts_as_a_number(text, expected):
+    assert numbers(text) == expected
+
+
+def test_what_is_found(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    page.write_text(
+        f"# A title\n\n{'long ' * 21}\n\n* 1 2 3\n  4 5 6\n* 7\n\n| a | {'b' * 61} |\n"
+        "[one](gone.md) [two](#a-title) [three](#b) [four](https://example.org/x)\n"
+        f"```\n{'code ' * 30}1 2 3 4 5 6 7\n```\n"
+    )
+    assert [line.split(": ")[0] for line in complaints(page)] == [
+        f"page.md:{number}" for number in (3, 5, 9, 10, 10)
+    ]
