@@ -155,11 +155,11 @@ def check_target(group: str, node: Any) -> None:
         target = get_object(str(node["_target_"]))
     except Exception as error:
         raise ConfigError(f"{group}._target_={node['_target_']} cannot be imported") from error
-    parameters = inspect.signature(target).parameters
+    parameters, takes_any = _parameters(target)
     for key, value in node.items():
         if key in ("_target_", "_partial_"):
             continue
-        if key not in parameters:
+        if key not in parameters and not takes_any:
             near = get_close_matches(str(key), parameters, n=1)
             hint = f"; did you mean {group}.{near[0]}?" if near else ""
             raise ConfigError(f"{group}.{key} is not an option of {node['_target_']}{hint}")
@@ -167,7 +167,28 @@ def check_target(group: str, node: Any) -> None:
             check_target(f"{group}.{key}", value)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{group}.{key} must be a finite number, not {value:g}")
-        _check_type(f"{group}.{key}", value, parameters[str(key)].annotation)
+        if key in parameters:
+            _check_type(f"{group}.{key}", value, parameters[str(key)].annotation)
+
+
+def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return what a target takes by name, and whether it takes any other name (`**options`).
+
+    A class that does may hand them on to the classes that it derives from: theirs are included.
+    """
+    found = dict[str, inspect.Parameter]()
+    for each in inspect.getmro(target)[:-1] if inspect.isclass(target) else (target,):
+        here = inspect.signature(each).parameters
+        found = {**here, **found}
+        if not _takes_any(here):
+            break
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = {name: p for name, p in found.items() if p.kind not in kinds}
+    return named, _takes_any(inspect.signature(target).parameters)
+
+
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _check_type(key: str, value: Any, annotation: Any) -> None:

@@ -162,7 +162,14 @@ def as_json(
         {"words": {key: group.words[key] for key in keys if key in group.words}} | row
         for group, row in zip(groups, rows, strict=True)
     ]
-    return json.dumps({"rows": named, "unfinished": [str(path) for path in unfinished]}, indent=2)
+    folders = {"diverged": diverged(groups), "unfinished": unfinished}
+    listed = {name: [str(path) for path in paths] for name, paths in folders.items()}
+    return json.dumps({"rows": named, **listed}, indent=2)
+
+
+def diverged(groups: Sequence[Group]) -> list[Path]:
+    """Return the folders of the runs that have diverged; their numbers are in the means."""
+    return [job.folder for group in groups for job in group.jobs if job.result.get("diverged")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -196,8 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(markdown(groups, keys, rows))
     if repeated := len(jobs) - sum(len(group.jobs) for group in groups):
         print(f"\n{repeated} repeated with the same seed: the last counts")
-    if unfinished:
-        print("\nunfinished or damaged: " + ", ".join(str(path) for path in unfinished))
+    for name, folders in (("diverged", diverged(groups)), ("unfinished or damaged", unfinished)):
+        if folders:
+            print(f"\n{name}: " + ", ".join(str(path) for path in folders))
     return 0
 
 

@@ -8,6 +8,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from compression import PayloadError
 from compression.flower import to_vector
 from conf import Config, load_config
 from conf.build import data_of, model_of
@@ -29,7 +30,12 @@ def main(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)
     grid = OrderedGrid(grid)
     run = Run(config, grid, Records(str(context.run_config.get("output", ""))))
-    run.start()
+    try:
+        run.start()
+    except PayloadError:  # what has diverged can not be encoded any more: say so in the result
+        if run.diverged:
+            run.finish()
+        raise
     run.finish()
 
 
@@ -98,6 +104,11 @@ class Run:
         if measured is None:
             return {}
         return {f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss")}
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the model that was measured last is of no use."""
+        return self.records.diverged(self.model.state_dict())
 
     def finish(self) -> None:
         """Write the result and the weights of the last round's model, however early that came."""

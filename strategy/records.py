@@ -11,11 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 Row = dict[str, Any]
 MEASURED = ("accuracy", "loss", "top5")
+BLOWN_UP = 1000  # times the loss before training, at which a model has blown up
 
 
 class Records:
@@ -30,6 +32,7 @@ class Records:
         self.last: Row = {}
         self._measured: Row = {}  # the last row's in which the model was evaluated
         self._best: float | None = None
+        self._first: Row = {}  # the first row's, before training
         self._history: TextIO | None = None  # open for the whole run: there may be 100,000 rounds
         self._start = time.perf_counter()
         if self.folder is not None:
@@ -49,17 +52,35 @@ class Records:
     def measured(self, row: Row) -> None:
         """Note what the newest model reaches."""
         self._measured = row
+        self._first = self._first or row
         self._best = max(row["accuracy"], self._best or 0.0)
+
+    def diverged(self, weights: Mapping[str, Tensor]) -> bool:
+        """Return whether the model is of no use any more: values or a loss that are not finite.
+
+        Or a loss that has blown up, and hardly more right answers than before training. A model
+        that was never measured is judged by its weights alone.
+        """
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+            return True
+        now, before = self._measured, self._first
+        if not now:
+            return False
+        if now["loss"] - now["loss"] != 0:  # it is not finite
+            return True
+        blown_up = now["loss"] > BLOWN_UP * max(before["loss"], 1.0)
+        return bool(blown_up and now["accuracy"] < 2 * before["accuracy"])
 
     def finish(self, summary: Row, weights: Mapping[str, Tensor]) -> Row:
         """Write `result.json` and `model.safetensors`; return the result.
 
         `summary` goes beside the last row's counters; accuracy and loss are the last measured
-        ones, `best_accuracy` the best of all rounds.
+        ones, `best_accuracy` the best of all rounds; `diverged` is of the last round's model.
         """
         result = dict(self.last)
         result.update({key: self._measured.get(key) for key in MEASURED})
-        result.update(best_accuracy=self._best, **summary, versions=_versions())
+        result.update(best_accuracy=self._best, diverged=self.diverged(weights))
+        result.update(**summary, versions=_versions())
         if self._history is not None:
             self._history.close()
         if self.folder is not None:

@@ -35,13 +35,12 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture
 def cli(monkeypatch, capsys):
     """Run the command's words in this process; return the exit code and what was printed."""
-    import run  # not above: it sets a variable that pytest's own children would inherit
+    from command import main  # not above: it sets variables that pytest's own children inherit
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["run.py", *words])
-        monkeypatch.setattr(run, "_failed", [])
         try:
-            run.cli()
+            main.cli()
             code = 0
         except SystemExit as done:
             code = done.code

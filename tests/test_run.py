@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from conf.build import data_of, model_of
 from conf.load import compose_config, to_config
+from report import table
 from task.flat import FlatModel
 from task.steps import evaluate, prepare
 
@@ -235,6 +236,44 @@ def test_a_server_whose_model_diverges_says_so_in_one_line(command):
     assert "diverged" in printed.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["lr=1e4"], ["lr=30", "algorithm=fedavg_f2i"], ["algorithm=sgd", "rounds=20", "lr=1e5"]],
+    ids=["no number", "finite, but huge", "steps"],
+)
+def test_a_run_that_has_diverged_says_what_to_try(command, words):
+    code, printed, folder = command(*QUICK, *words)
+    assert code == 1
+    (line,) = printed.err.strip().splitlines()
+    assert line.startswith("warning: the run has diverged; try a lower lr= (it is ")
+    assert result_of(folder)["diverged"] is True
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Flower's FedAdam
+def test_a_server_that_cannot_go_on_with_its_model_leaves_a_result(command):
+    code, _, folder = command(*QUICK, "strategy=fedadam", "strategy.eta=1e39")
+    assert code == 1
+    assert result_of(folder)["diverged"] is True
+
+
+def test_a_sweep_goes_on_after_a_job_has_diverged_and_lists_it(command, capsys):
+    code, printed, folder = command("-m", *QUICK, "lr=10000,0.1")
+    assert code == 1
+    assert "1 of 2 jobs failed or diverged" in printed.err
+    assert "  0: rounds=3 engine.workers=1 lr=10000: the run has diverged; try " in printed.err
+    assert [result_of(folder / str(job))["diverged"] for job in (0, 1)] == [True, False]
+    table.main([str(folder)])
+    assert f"\ndiverged: {folder / '0'}\n" in capsys.readouterr().out
+
+
+def test_what_failed_before_is_forgotten(command, tmp_path):
+    for nodes, expected in (("0,2", 2), ("2", 0)):
+        again = f"hydra.sweep.dir={tmp_path / 'again'}"
+        code, printed, _ = command("-m", *QUICK, f"nodes={nodes}", again)
+        assert code == expected
+        assert ("1 of 2 jobs failed" in printed.err) == bool(expected)
+
+
 def test_a_sweep_leaves_a_folder_a_job(command):
     code, _, folder = command("-m", *QUICK, "algorithm=fedavg,fedavg_f2i", "seed=0,1")
     assert code == 0
@@ -248,7 +287,8 @@ def test_a_sweep_leaves_a_folder_a_job(command):
 def test_a_job_that_fails_does_not_end_the_sweep(command):
     code, printed, folder = command("-m", *QUICK, "nodes=0,2")
     assert code == 2
-    assert "nodes must be a number of at least 1, not 0" in printed.err
+    assert printed.err.count("nodes must be a number of at least 1, not 0") == 2
+    assert "1 of 2 jobs failed" in printed.err
     assert result_of(folder / "1")["client_updates"] == 6
 
 

@@ -175,3 +175,50 @@ def test_adacomps_setting_is_the_papers():
         assert made.compression.density == (None if name == "asgd" else 0.01)
     shares = config("network=classes").network.classes.values()
     assert [(c.share, c.speed) for c in shares] == [(0.3, 1.0), (0.4, 0.1), (0.3, 0.01)]
+
+
+OWN = """
+from flwr.serverapp.strategy import FedAvg
+
+class Own(FedAvg):
+    def __init__(self, shout: bool = False, **options):
+        super().__init__(**options)
+
+class Further(Own):
+    def __init__(self, *, often: int = 1, **options):
+        super().__init__(**options)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Return the group `strategy` for classes of a user's package, that hand options on."""
+    (tmp_path / "own_strategies.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda name, **options: {"_target_": f"own_strategies.{name}", **options}
+
+
+@pytest.mark.parametrize("name", ["Own", "Further"])
+def test_a_strategy_that_hands_options_on_gets_them(own, name):
+    node = own(name, fraction_train=0.5, shout=True)
+    check_target("strategy", node)
+    assert build("strategy", node).fraction_train == 0.5
+
+
+@pytest.mark.parametrize(
+    ("option", "part"),
+    [
+        ({"shout": 3}, "strategy.shout must be bool, not 3"),
+        ({"often": "x"}, "strategy.often must be int"),
+        ({"fraction_train": "x"}, "strategy.fraction_train must be float, not 'x'"),
+        ({"fraction_train": float("nan")}, "finite"),
+    ],
+)
+def test_the_types_of_options_that_are_handed_on_are_checked(own, option, part):
+    with pytest.raises(ConfigError, match=part):
+        check_target("strategy", own("Further", **option))
+
+
+def test_what_nobody_takes_is_named(own):
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'bata'"):
+        build("strategy", own("Own", bata=1))

@@ -20,6 +20,12 @@ hydra:
     params:
       seed: 0,1
 """
+PLAIN = """# @package _global_
+defaults:
+  - override /compression: f2i
+seed: 7
+nodes: 3
+"""
 
 
 def jobs(cases, line=(), params=None, size=None):
@@ -76,12 +82,13 @@ def test_what_is_no_case_is_named(case):
 
 @pytest.fixture
 def sweep(cli, tmp_path):
-    """Run the experiment with further words; return (exit code, stderr, the sweep's folder)."""
+    """Run an experiment, `pairs`, with further words; return (exit code, stderr, its folder)."""
     (tmp_path / "groups" / "experiment").mkdir(parents=True)
     (tmp_path / "groups" / "experiment" / "pairs.yaml").write_text(EXPERIMENT)
 
     def call(*words, multirun=True):
-        found = [f"hydra.searchpath=[file://{tmp_path / 'groups'}]", "experiment=pairs"]
+        found = [f"hydra.searchpath=[file://{tmp_path / 'groups'}]"]
+        found += [] if any(w.startswith("experiment=") for w in words) else ["experiment=pairs"]
         folders = [f"hydra.{mode}.dir={tmp_path / 'out'}" for mode in ("run", "sweep")]
         short = ["rounds=1", "engine.workers=1"]
         mode = ["-m"] if multirun else []
@@ -131,6 +138,16 @@ def test_without_m_an_experiment_is_refused(sweep):
     assert code == 2
     assert error.endswith("is a sweep: add -m\n")
     assert not (folder / "result.json").exists()
+
+
+def test_an_experiment_without_cases_is_a_preset(sweep, tmp_path):
+    """It runs alone, and as the base of a sweep."""
+    (tmp_path / "groups" / "experiment" / "plain.yaml").write_text(PLAIN)
+    code, error, folder = sweep("experiment=plain", multirun=False)
+    assert (code, error) == (0, "")
+    assert json.loads((folder / "result.json").read_text())["seed"] == 7
+    assert sweep("experiment=plain", "seed=5,6")[0] == 0
+    assert ran(folder) == ["seed=5", "seed=6"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""What goes wrong, as a person reads it: one line, and an exit code.
+
+2: the user's own mistake; 1: a run that could not go on, or has diverged; 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import cast
+
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from compression import PayloadError
+from conf import ConfigError
+from conf.load import HERE as CONF
+from conf.load import compose_config
+from simulation.errors import EngineError, UsageError
+from task.errors import TaskError
+
+STOPPED = 130  # exit code after Ctrl-C
+
+
+class Diverged(Exception):
+    """The run went to its end, and its model is of no use; the message says what to try."""
+
+
+class Failed(SystemExit):
+    """A failure that was printed: its exit code, and the line."""
+
+    def __init__(self, code: int, line: str) -> None:
+        super().__init__(code)
+        self.line = line
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Print one line for a failure, and raise `Failed`: code 2 for a user's mistake, else 1."""
+    code, kind, failed = 0, "error", Exception()
+    try:
+        yield
+    except Diverged as error:
+        code, kind, failed = 1, "warning", error
+    except (HydraException, OmegaConfBaseException, ConfigError, TaskError, UsageError) as error:
+        code, failed = 2, error
+    except (EngineError, PayloadError) as error:  # the latter: the server's own model diverged
+        code, failed = 1, error
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        code, failed = 2, ConfigError(f"{where}{error.strerror or error}")
+    except ValueError as error:  # Hydra has no class of its own for some mistakes
+        if "hydra" not in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
+            raise
+        code, failed = 2, error
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(STOPPED)
+    if code:
+        if os.environ["EDGEWIRE_FULL_ERROR"]:
+            raise failed
+        line = one_line(failed)
+        print(f"{kind}: {line}", file=sys.stderr)
+        raise Failed(code, line)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message as one line, Hydra's lists joined by commas."""
+    text = str(error)
+    cause = str(error.__cause__)
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: quote values with special characters, no ~"
+    if unknown := re.search(r"Could not override '([^']+)'", text):
+        return unknown_key(unknown[1], cause)
+    if whole := re.search(r"override \+*([^=]+)=[\s\S]*is not a subclass of", text + cause):
+        return new_name(whole[1])
+    if text.startswith("Error merging override") and error.__cause__ is not None:
+        text = f"{text.removeprefix('Error merging override ')}: {error.__cause__}"
+    text = re.sub(r"\n+Config search path:.*", "", text, flags=re.DOTALL)
+    text = re.sub(r"\n\s*(full_key|object_type|reference_type)[:=].*", "", text)
+    text = re.sub(r"^In '[^']*': Could not find '(.+)/(.+)'", r"there is no \1=\2", text)
+    text = re.sub(r"Available options in '[^']*':\n\t", "there are: ", text)
+    text = re.sub(r"\n\t", ", ", text)
+    lines = [line.strip().rstrip(".") for line in text.splitlines() if line.strip()]
+    return ". ".join(lines)
+
+
+def unknown_key(key: str, reason: str) -> str:
+    """Return what to say of a key that Hydra refused, and why it did."""
+    if re.search(r"reference_type=Dict\[str, (?!Any)", reason):
+        return new_name(key)
+    known = known_keys()
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    if key in known:
+        return f"{key} does not go with the other choices made: it belongs to another of its group"
+    parts = key.replace("/", ".").split(".")
+    if owners := _owners(parts[0], ".".join(parts[1:])) or _owners("/".join(parts[:-1]), parts[-1]):
+        return f"{key} does not go with the other choices made: it belongs to {owners}"
+    near = get_close_matches(key, {k for k in known if "._" not in k} - groups, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else "python run.py --help lists all keys"
+    return f"there is no key {key}; {hint}"
+
+
+def new_name(key: str) -> str:
+    """Return how a name that is not there yet is given; `key` is in a group of free names."""
+    known = known_keys()
+    parts = key.split(".")
+    prefixes = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
+    group = next((prefix for prefix in prefixes if prefix in known), key)
+    return (
+        f"{group} takes new names whole, beside those that are there: '+{group}={{NAME:{{...}}}}'"
+    )
+
+
+def known_keys() -> list[str]:
+    """Return all keys of the default configuration."""
+    return [".".join(path) for path in _keys(compose_config([]))]
+
+
+def _owners(group: str, key: str) -> str:
+    """Return the choices of a group that have a key, or a group of their own of that name."""
+    found = []
+    for file in sorted((CONF / group).glob("*.yaml")) if key else []:
+        content = cast(DictConfig, OmegaConf.load(file))
+        nested = [d for d in content.get("defaults", []) if OmegaConf.is_dict(d)]
+        if key in content or any(key in d for d in nested):
+            found.append(f"{group}={file.stem}")
+    return " or ".join(found[:3])
+
+
+def _keys(node: DictConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name in node:
+        path = (*prefix, str(name))
+        yield path
+        if OmegaConf.is_dict(child := node._get_node(name)):
+            yield from _keys(cast(DictConfig, child), path)

@@ -1,0 +1,124 @@
+"""One job: a composed configuration, from its checks to its summary. Hydra's task function.
+
+Launchers of sweeps pickle it by its name, and call it in processes of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.logging import RichHandler
+
+from command.errors import Diverged, Failed, clear_errors
+from command.saved import completed
+from command.sweep import forget_failure, note_failure
+from conf import Config, ConfigError, run_config
+from conf.build import codec_of, data_of, device_of, model_of, optimizer_of, partition_of
+from conf.check import check_target
+from conf.load import to_config
+from report.progress import RunProgress
+from report.summary import read_result, summary_table
+from simulation.errors import EngineError
+from simulation.job import Job
+from strategy.schedule import Schedule
+from strategy.scheme import scheme_of
+
+ROOT = Path(__file__).parents[1]
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # one job after the other
+RATES = ("eta", "server_learning_rate", "server_lr")  # what strategies call the server's own
+console = Console(highlight=False)
+
+
+def job(composed: DictConfig) -> None:
+    """Run one configuration. What fails in a sweep is noted in its folder: the other jobs go on."""
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    sweep = HydraConfig.get().mode is RunMode.MULTIRUN
+    forget_failure(folder)
+    try:
+        with clear_errors():  # in here: Hydra prints a line of its own about what it catches
+            run(composed, folder)
+    except Failed as failed:
+        if not sweep:
+            raise
+        note_failure(folder, cast(int, failed.code), failed.line)
+
+
+def run(composed: DictConfig, folder: Path) -> None:
+    """Run a composed configuration in Hydra's run folder and print its summary."""
+    refuse_sweep()
+    composed = completed(composed)
+    config = to_config(composed)
+    set_up_logging(config.verbose)
+    with console.status("loading") if alone() else nullcontext():
+        prepare(config)
+    values = run_config(composed, output=str(folder))
+    task = Job(ROOT, values, config.nodes, folder, config.seed, config.network)
+    with RunProgress(folder, config.rounds, console) if alone() else nullcontext():
+        instantiate(config.engine)(task)
+    result = read_result(folder)
+    console.print(summary_table(result, folder))
+    if not result["client_updates"]:
+        raise EngineError("not one update was used: the log names the nodes that failed, if any")
+    if result["diverged"]:
+        raise Diverged(f"the run has diverged; try {what_to_try(config)}")
+
+
+def alone() -> bool:
+    """Whether no other job of a sweep prints on the screen at the same time."""
+    hydra = HydraConfig.get()
+    return hydra.mode is not RunMode.MULTIRUN or hydra.launcher["_target_"] == BASIC
+
+
+def refuse_sweep() -> None:
+    """Refuse to run an experiment once that is made of several jobs."""
+    hydra = HydraConfig.get()
+    experiment, sweeper = hydra.runtime.choices.get("experiment"), hydra.sweeper
+    several = sweeper.get("params") or sweeper.get("cases")
+    if experiment and several and hydra.mode is not RunMode.MULTIRUN:
+        raise ConfigError(f"experiment={experiment} is a sweep: add -m")
+
+
+def what_to_try(config: Config) -> str:
+    """Return what may keep a run like this from diverging."""
+    tries = [f"a lower lr= (it is {config.lr:g})"]
+    strategy = config.strategy
+    tries += [
+        f"a lower strategy.{rate}= (it is {strategy[rate]:g})" for rate in RATES if rate in strategy
+    ]
+    compression = asdict(config.compression)
+    if compression["sparsifier"] == "dgc" and not compression["clip_norm"]:
+        tries.append("compression.clip_norm=")
+    if strategy.get("update") != "gradient":
+        tries.append("fewer local_epochs= or local_steps=")
+    return ", ".join(tries[:-1]) + " or " + tries[-1] if len(tries) > 1 else tries[0]
+
+
+def prepare(config: Config) -> None:
+    """Load what the run needs once, here: mistakes show now, and forked workers share it."""
+    check_target("engine", config.engine)
+    codec_of(config)
+    data = data_of(config)
+    model = model_of(config, data)
+    optimizer_of(config, list(model.parameters()))
+    device_of(config)
+    scheme_of(config)
+    Schedule(config.schedule, config.lr).step(loss=1.0)
+    partition_of(config, data).indices(0)
+
+
+def set_up_logging(verbose: bool) -> None:
+    """Show our warnings through the console; when `verbose`, all of ours and of Flower's."""
+    handler = RichHandler(console=console, show_path=False, show_time=False)
+    for name, level in (("edgewire", logging.WARNING), ("flwr", logging.ERROR)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO if verbose else level)

@@ -1,0 +1,25 @@
+"""The command line: Hydra composes what it says, and calls `command.job` with it."""
+
+from __future__ import annotations
+
+import sys
+
+import hydra
+
+from command.errors import clear_errors
+from command.job import job
+from command.saved import command_line
+from command.sweep import SweepEnd
+from conf.load import HERE as CONF
+
+main = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
+
+
+def cli() -> None:
+    """Run what the command line says; exit with the code of the worst of a sweep's jobs."""
+    SweepEnd.code = 0
+    with clear_errors():
+        sys.argv[1:] = command_line(sys.argv[1:])
+        main()
+    if SweepEnd.code:
+        sys.exit(SweepEnd.code)

@@ -1,0 +1,54 @@
+"""What a sweep's jobs leave behind when they fail, and what is said of them at its end.
+
+Jobs may run in other processes, or on other machines: they speak through their folders alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+FAILED = "failed.json"
+SKEW = 5.0  # seconds by which clocks of two machines may differ
+
+
+def note_failure(folder: Path, code: int, line: str) -> None:
+    """Leave a job's exit code, and the line that was printed, in its folder."""
+    (folder / FAILED).write_text(json.dumps({"code": code, "line": line}, indent=2) + "\n")
+
+
+def forget_failure(folder: Path) -> None:
+    """Remove the note of an earlier job in the same folder."""
+    (folder / FAILED).unlink(missing_ok=True)
+
+
+class SweepEnd(Callback):
+    """Lists the jobs that failed once all have ended; `code` is the worst exit code of them."""
+
+    code: ClassVar[int] = 0
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Note when it began: there may be jobs of an earlier sweep in the same folder."""
+        self._began = time.time() - SKEW
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Print a line for each job that failed."""
+        top, lines = Path(config.hydra.sweep.dir), []
+        found = sorted(top.rglob(".hydra/overrides.yaml"), key=lambda path: (len(str(path)), path))
+        jobs = [path for path in found if path.stat().st_mtime >= self._began]
+        for overrides in jobs:
+            folder = overrides.parents[1]
+            if (folder / FAILED).exists():
+                note = json.loads((folder / FAILED).read_text())
+                SweepEnd.code = max(SweepEnd.code, note["code"])
+                words = " ".join(OmegaConf.load(overrides))
+                lines.append(f"  {folder.relative_to(top)}: {words}: {note['line']}")
+        if lines:
+            count = f"{len(lines)} of {len(jobs)} jobs failed or diverged, in {top}:"
+            print("\n".join([count, *lines]), file=sys.stderr)
