@@ -52,6 +52,7 @@ Every group and option of `python run.py`, as the code has them.
 * `+KEY=VALUE` adds an option that no file lists but the class takes: `+optimizer.amsgrad=true`.
 * Values with commas make a sweep with `-m`: `python run.py -m seed=0,1,2`.
 * `hydra.run.dir=FOLDER` says where the results go.
+* `--config-path RUN/.hydra --config-name config` runs a saved configuration again.
 * A wrong name or value is refused in one line, which says what there is.
 
 The words win over a preset, a preset over the groups' own defaults. How each compression method
