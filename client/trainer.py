@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from client.node import Node
 from compression.flower import CompressionMod
 from compression.layout import Layout
+from compression.statistics import trained_entries
 from conf import Config
 from conf.build import codec_of, data_of, device_of, model_of, optimizer_of, partition_of
 from task.flat import FlatModel
@@ -141,9 +142,10 @@ class Trainer:
     def gradient(self, node: Node, model: Vector, *, number: int) -> tuple[Vector, Metrics]:
         """Return the gradient of the node's mini-batch `number` (from 0) at `model`, float32 (n,).
 
-        Entries of BatchNorm's statistics hold their change, with the sign of a gradient. The vector
-        is a view that the next call overwrites. The mini-batch comes from (seed, node, number)
-        alone: epochs in an order of their own, without the rest that fills no batch.
+        Entries of BatchNorm's statistics hold their new values, those of other buffers their
+        change, with the sign of a gradient. The vector is a view that the next call overwrites. The
+        mini-batch comes from (seed, node, number) alone: epochs in an order of their own, without
+        the rest that fills no batch.
         """
         flat = self.flat
         flat.load(model)
@@ -159,7 +161,9 @@ class Trainer:
         gradient = flat.collect_grad().cpu().numpy()
         if len(gradient) < len(model):
             rest = flat.state[len(gradient) :].detach().cpu().numpy()
-            gradient = np.concatenate([gradient, model[len(gradient) :] - rest])
+            gradient = np.concatenate([gradient, rest])
+            others = slice(flat.num_parameters, trained_entries(self.layout))
+            gradient[others] = model[others] - gradient[others]
         return gradient, metrics
 
     def _batch(self, node: Node, number: int) -> Samples:

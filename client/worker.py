@@ -18,6 +18,7 @@ from compression.flower.answer import codec_seed, encode_answer
 from compression.flower.arrays import Decoder
 from compression.flower.state import NOTE, NodeState, checksum, own_array
 from compression.layout import Layout
+from compression.statistics import trained_entries
 from conf.build import codec_of, server_optimizer_of
 from task.replica import MODEL, VERSION, Replica
 
@@ -38,6 +39,7 @@ class Worker:
         self._config = config
         self._codec = codec_of(config)
         self._layout = trainer.layout
+        self._trained = trained_entries(self._layout)
         self._keeps = self._codec.memory_bytes(self._layout) > 0
         self._optimizer = server_optimizer_of(config)
         self._gradient = config.strategy["update"] == "gradient"
@@ -74,7 +76,9 @@ class Worker:
         if self._gradient:
             return self._trainer.gradient(node, model, number=server_round - 1)
         trained, metrics = self._trainer.train(node, model, server_round=server_round, lr=lr)
-        return model - trained, metrics
+        update: Vector = model - trained
+        update[self._trained :] = trained[self._trained :]  # statistics: values
+        return update, metrics
 
     def _encoded(
         self, update: Vector, metrics: Metrics, config: ConfigRecord, node: Node, context: Context
@@ -123,7 +127,7 @@ class Worker:
         arrays = cast(ArrayRecord, content["arrays"])
         if "version" in config:
             kept = {n: a.copy() for n, a in self._kept(context).arrays.items()}
-            masked = Replica(self._optimizer, self._trainer.flat.num_parameters, kept)
+            masked = Replica(self._optimizer, self._trained, kept)
         else:
             masked = self._kept(context, MASKED)
             sent = NodeState(context.state).memory["sent"]
@@ -139,11 +143,10 @@ class Worker:
                 VERSION: np.array([config["version"]], dtype=np.int64),
                 MODEL: decode_update(payload, self._layout).dense().copy(),
             }
-            trained = self._trainer.flat.num_parameters
             for name in self._optimizer.names:
-                layout = Layout((name,), ((trained,),), ("float32",))
+                layout = Layout((name,), ((self._trained,),), ("float32",))
                 made[name] = decode_update(arrays[name].data, layout).dense().copy()
-            self._snapshot = payload, Replica(self._optimizer, trained, made)
+            self._snapshot = payload, Replica(self._optimizer, self._trained, made)
         replica = self._snapshot[1]
         if replica.version != config["version"]:  # others have gone on: this node has its own
             self._snapshot = None
@@ -156,7 +159,7 @@ class Worker:
             raise PayloadError("this node has no model to update; it will be sent whole")
         record = cast(ArrayRecord, context.state[name])
         kept = {name: own_array(array) for name, array in record.items()}
-        replica = Replica(self._optimizer, self._trainer.flat.num_parameters, kept)
+        replica = Replica(self._optimizer, self._trained, kept)
         if any(record[name].__dict__.get("vector") is not kept[name] for name in kept):
             _keep(replica, context, name)  # it came from another process, as a copy
         return replica

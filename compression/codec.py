@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from compression.envelope import ALL, INDICES, REPEATED, digest, seal, tables
+from compression.envelope import ALL, INDICES, REPEATED, digest, seal, tables, with_own
 from compression.header import varint
 from compression.layout import Layout
+from compression.own import Own, own_bytes
 from compression.payload import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
 from compression.stages import (
     Array,
     Buffer,
     Coder,
     Indices,
+    Kind,
     Memory,
     Parts,
     PayloadError,
@@ -42,12 +44,15 @@ class Codec:
     ``feedback``: what the quantizer loses is added to the next update (error feedback, Seide et
     al. 2014; Karimireddy et al. 2019): to what the sparsifier keeps anyway, or, if that keeps
     nothing, to a memory of the codec's own, which then also holds what was not selected.
+    ``exact_names``: patterns of tensors' names that no stage but the coder touches, as it is with
+    BatchNorm's running statistics always; they are not kept, if a payload is lost, either.
     """
 
     sparsifier: Sparsifier
     quantizer: Quantizer
     coder: Coder
     feedback: bool = False
+    exact_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.feedback and not self.sparsifier.contracts:
@@ -84,35 +89,38 @@ class Codec:
         names: bool = False,
         loss: float | None = None,
         as_before: bool = False,
+        own: Sequence[Own] = (),
     ) -> bytes:
-        """Encode (layout.size,) contiguous float32.
+        """Encode (layout.size,) contiguous float32, and tensors of their own type beside it.
 
         ``memory``: the arrays kept on this node, changed in place; without, every update is the
         first. ``seed``: for methods that draw; the global random state is never touched.
         ``names``: add the tensors' names and dtypes, for a receiver that has no layout. ``loss``:
         of the data that made the update, for methods that steer by it. ``as_before``: the receiver
         has decoded this memory's last payload and kept its indices, which need no sending again.
+        ``own``: by position, which is that among all tensors of the model.
         Raises ValueError for a vector or memory that does not fit the layout, PayloadError for NaN
         or infinity in the update, of which the memory has then not heard, and for sums with
         what is kept that are beyond float32; then the memory is emptied, to start anew.
         """
         _check_update(update, layout)
+        raw = own_bytes(own) if own else None
         memory = {} if memory is None else memory
         inner = self._split(layout)
-        own = layout if inner is None else inner.layout
+        cut = layout if inner is None else inner.layout
         trained = update if inner is None else inner.gather(update)
         given = self._given(trained, memory)
-        step = Step(own, memory, Rng(seed, 0), loss)
+        step = Step(cut, memory, Rng(seed, 0), loss)
         indices, values, same = self.sparsifier.select(given, step)
         if values is not update and not is_finite(values):
             memory.clear()
             raise PayloadError("update and what this node keeps unsent add up beyond float32")
-        parts = parts_of(indices, own)
+        parts = parts_of(indices, cut)
         streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
         exact = None if inner is None else inner.gather_exact(update)
         head = self._head(layout, inner, indices, names, same and as_before)
-        listed = _listed(own, exact, None if same and as_before else indices)
-        payload = self._assemble(head, listed, streams, parts)
+        listed = _listed(cut, exact, None if same and as_before else indices)
+        payload = self._assemble(with_own(head, own), listed, streams, parts, raw)
         if self.feedback:
             decoded = self.quantizer.decode(self.quantizer.params(), streams, parts)
             if self.sparsifier.kept is None:
@@ -170,9 +178,9 @@ class Codec:
 
     def _split(self, layout: Layout) -> Split | None:
         """Return where trained entries are and where exact ones, if there are such."""
-        if self.exact:
+        if self.exact and not self.exact_names:
             return None  # all are exact, and nothing is kept
-        exact = exact_tensors(layout)
+        exact = exact_tensors(layout, self.exact_names)
         return split(layout, exact) if exact else None
 
     def _given(self, update: Vector, memory: Memory) -> Vector:
@@ -201,9 +209,12 @@ class Codec:
         listed: list[tuple[Any, Spec]],
         streams: Sequence[Array],
         parts: Parts,
+        own: Array | None = None,
     ) -> bytes:
         params = self.quantizer.params()
         listed = [*listed, *zip(streams, self.quantizer.specs(params, parts), strict=True)]
+        if own is not None:
+            listed.append((own, Spec(Kind.BYTES, own.dtype, own.size)))
         numbers = [len(params), *params, len(listed)]
         bodies: list[Buffer] = []
         for array, spec in listed:

@@ -10,6 +10,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from compression.header import Reader, name_table, read_layout, shape_table, skip_layout, varint
 from compression.layout import Layout
+from compression.own import Declared, Own, own_table, read_own
 from compression.registry import by_id
 from compression.stages import (
     Array,
@@ -24,7 +25,8 @@ from compression.stages import (
 
 MAGIC = b"EWP"
 VERSION = 1
-NAMED, EXACT = 1, 2  # flags: the table of names, that of exact tensors is there
+# Flags: the table of names, of exact tensors, of tensors of their own type is there.
+NAMED, EXACT, OWN = 1, 2, 4
 ALL, INDICES, REPEATED = 0, 1, 2  # selections
 _PREFIX = 8  # bytes before the tables
 _CHECKSUM = 8
@@ -44,8 +46,9 @@ class Parsed(NamedTuple):
     sparsifier: type[Sparsifier]
     quantizer: type[Quantizer]
     coder: type[Coder]
-    layout: Layout
-    exact: tuple[int, ...]  # tensors that travel beside the others, exactly
+    layout: Layout  # of the float32 vector
+    own: tuple[Declared, ...]  # tensors that are not in it
+    exact: tuple[int, ...]  # tensors of it that travel beside the others, exactly
     selected: int | None  # number of indices; None: every coordinate is there
     repeated: int | None  # digest of the last payload's indices, which these are too
     params: tuple[int, ...]
@@ -65,6 +68,14 @@ def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> b
     return b"".join(parts)
 
 
+def with_own(head: bytes, own: Sequence[Own]) -> bytes:
+    """Return what `tables` gives, with the table of tensors of their own type in it."""
+    if not own:
+        return head
+    flags = bytes((head[_PREFIX - 1] | OWN,))
+    return head[: _PREFIX - 1] + flags + own_table(own) + head[_PREFIX:]
+
+
 def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
     """Join header, padding, bodies and checksum: the only copy of the values that is made."""
     parts = [head + bytes(-len(head) % 8), *bodies]
@@ -75,7 +86,10 @@ def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
 
 
 def parse(payload: Buffer, layout: Layout | None, max_size: int) -> Parsed:
-    """Check the checksum, then everything but the streams' contents."""
+    """Check the checksum, then everything but the streams' contents.
+
+    ``layout``: of the whole model; what the payload holds in its own type is no part of the vector.
+    """
     view = memoryview(payload).cast("B")
     if len(view) < _PREFIX + _CHECKSUM or view[:3] != MAGIC:
         raise PayloadError("these bytes are no payload")
@@ -85,18 +99,21 @@ def parse(payload: Buffer, layout: Layout | None, max_size: int) -> Parsed:
     if xxh3_64_intdigest(view) != int.from_bytes(checksum, "little"):
         raise PayloadError("payload is damaged: its checksum does not match")
     sparsifier, quantizer, coder, flags = view[4:_PREFIX]
-    if flags & ~(NAMED | EXACT):
+    if flags & ~(NAMED | EXACT | OWN):
         raise PayloadError(f"payload has unknown flags {flags:#x}")
     reader = Reader(view, _PREFIX)
+    own = read_own(reader, layout, max_size) if flags & OWN else ()
     if layout is None:
         layout = read_layout(reader, bool(flags & NAMED), max_size)
     else:
+        layout = layout.without([each.position for each in own])
         skip_layout(reader, bool(flags & NAMED), layout)
     return Parsed(
         cast(type[Sparsifier], by_id("sparsifier", sparsifier)),
         cast(type[Quantizer], by_id("quantizer", quantizer)),
         cast(type[Coder], by_id("coder", coder)),
         layout,
+        own,
         _read_exact(reader, len(layout)) if flags & EXACT else (),
         *_read_selection(reader, layout),
         _read_numbers(reader),

@@ -1,8 +1,9 @@
 """Where each tensor of a model lies in one flat float32 vector."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,10 @@ class Layout:
         """Return True: a layout without tensors is still a layout."""
         return True
 
+    def without(self, tensors: Collection[int]) -> "Layout":
+        """Return the layout of all tensors but these, in their order; itself if there are none."""
+        return self if not tensors else _without(self, frozenset(tensors))
+
     @cached_property
     def _hash(self) -> int:
         return hash((self.names, self.shapes, self.dtypes))
@@ -62,3 +67,13 @@ class Layout:
     def __reduce__(self) -> tuple[type["Layout"], tuple[object, ...]]:
         # Without the cached values: another process hashes strings differently.
         return Layout, (self.names, self.shapes, self.dtypes)
+
+
+@lru_cache(maxsize=64)
+def _without(layout: Layout, tensors: frozenset[int]) -> Layout:
+    left = [t for t in range(len(layout)) if t not in tensors]
+    return Layout(
+        tuple(layout.names[t] for t in left),
+        tuple(layout.shapes[t] for t in left),
+        tuple(layout.dtypes[t] for t in left),
+    )

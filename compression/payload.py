@@ -7,6 +7,7 @@ import numpy as np
 
 from compression.envelope import VERSION, Parsed, digest, parse, unpack
 from compression.layout import Layout
+from compression.own import Own, own_spec, own_tensors
 from compression.stages import (
     Array,
     Buffer,
@@ -19,7 +20,7 @@ from compression.stages import (
     Vector,
     is_finite,
 )
-from compression.statistics import split
+from compression.statistics import exact_tensors, runs, split
 
 MAX_SIZE = 1 << 28  # entries decode() accepts when no layout says how many there are
 _U4, _F4 = np.dtype("<u4"), np.dtype("<f4")
@@ -35,6 +36,8 @@ class Update(NamedTuple):
     values: Vector  # (k,) float32, all finite; may be a read-only view of the payload
     sparsifier: type[Sparsifier]
     selected: Indices | None  # what a later payload may repeat: the indices among trained entries
+    exact: tuple[int, ...] = ()  # tensors of the layout that no sparsifier or quantizer has touched
+    own: tuple[Own, ...] = ()  # tensors of the model that are not in the layout: values, exact
 
     def dense(self, out: Vector | None = None) -> Vector:
         """Return the (n,) float32 vector; ``out``, (n,) float32, is used if entries are missing."""
@@ -55,6 +58,30 @@ class Update(NamedTuple):
         total[self.indices] += self.values
         return total
 
+    def model_from(self, vector: Vector) -> Vector:
+        """Return a new (n,) vector: ``vector`` plus these changes of it, made by `changes`.
+
+        Exact tensors, BatchNorm's statistics always, are values and no changes. Raises PayloadError
+        if entries of these are missing.
+        """
+        total = self.added_to(vector)
+        values = sorted({*self.exact, *exact_tensors(self.layout)})
+        for start, stop in runs(self.layout, values):
+            total[start:stop] = self.entries(start, stop)
+        return total
+
+    def entries(self, start: int, stop: int) -> Vector:
+        """Return the values of the entries from ``start`` to ``stop``: all of them must be there.
+
+        Raises PayloadError if some are missing.
+        """
+        if self.indices is None:
+            return self.values[start:stop]
+        first, last = np.searchsorted(self.indices, (start, stop)).tolist()
+        if last - first != stop - start:
+            raise PayloadError("payload leaves out statistics, which must be there")
+        return self.values[first:last]
+
 
 @dataclass(frozen=True)
 class Description:
@@ -68,6 +95,7 @@ class Description:
     selected: int  # entries that are there
     tensors: int
     bytes: int  # of the payload
+    exact: bool  # whether all that was given is there, bit for bit
 
 
 def decode(
@@ -91,11 +119,13 @@ def decode_update(
 ) -> Update:
     """Return what a payload holds, all finite.
 
-    With a ``layout`` the payload must hold the same shapes; without, at most ``max_size`` entries.
+    With a ``layout``, of the whole model, the payload must hold the same shapes, and of tensors in
+    their own type the same dtypes; without, at most ``max_size`` entries.
     ``before``: `Update.selected` of the sender's last payload, for one that repeats it. Raises
     PayloadError for everything else, before memory is allocated for what the payload declares.
     """
     parsed = parse(payload, layout, max_size)
+    own = _own(parsed)
     exact = _exact(parsed)
     selected, values = _trained(parsed, before)
     indices = selected
@@ -105,7 +135,8 @@ def decode_update(
             values = cut.merge(values, exact)
         else:
             indices, values = cut.widen(selected, values, exact)
-    return Update(parsed.layout, indices, values, parsed.sparsifier, selected)
+    kind = parsed.sparsifier
+    return Update(parsed.layout, indices, values, kind, selected, parsed.exact, own)
 
 
 @quiet
@@ -131,7 +162,18 @@ def describe(payload: Buffer) -> Description:
         selected=selected,
         tensors=len(parsed.layout),
         bytes=memoryview(payload).nbytes,
+        exact=parsed.quantizer.exact and parsed.selected is None,
     )
+
+
+def _own(parsed: Parsed) -> tuple[Own, ...]:
+    """Return the tensors in their own type: their bytes are the last stream."""
+    if not parsed.own:
+        return ()
+    if not parsed.bodies:
+        raise PayloadError("payload declares tensors of their own type and holds none")
+    stream = unpack(parsed.coder, parsed.bodies[-1], own_spec(parsed.own))
+    return own_tensors(parsed.own, stream)
 
 
 def _exact(parsed: Parsed) -> Vector | None:
@@ -149,6 +191,8 @@ def _exact(parsed: Parsed) -> Vector | None:
 
 def _trained(parsed: Parsed, before: Indices | None) -> tuple[Indices | None, Vector]:
     layout, bodies = parsed.layout, parsed.bodies
+    if parsed.own:
+        bodies = bodies[:-1]
     if parsed.exact:
         layout, bodies = split(layout, parsed.exact).layout, bodies[1:]
     if parsed.selected is not None and parsed.selected > layout.size:

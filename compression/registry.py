@@ -2,7 +2,7 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
@@ -85,11 +85,13 @@ def make_codec(
     coder: str = "entropy",
     *,
     feedback: bool | None = None,
+    exact: Sequence[str] | None = None,
     **options: Any,
 ) -> "Codec":
     """Build a codec from names and options; an option that is None counts as not given.
 
     ``feedback``: error feedback (`Codec`); if not given, on for quantizers that need it.
+    ``exact``: patterns of names of tensors that travel as float32, exactly ("head.*").
 
     Raises ValueError, one line, for an unknown method, an option that none of the three has, or
     a value that is of the wrong type or out of range.
@@ -110,7 +112,15 @@ def make_codec(
     made = [_make(cls, given) for cls in classes.values()]
     writing = cast(Quantizer, made[1])
     feedback = writing.feedback if feedback is None else feedback
-    return Codec(cast(Sparsifier, made[0]), writing, cast(Coder, made[2]), feedback)
+    names = _patterns(exact)
+    return Codec(cast(Sparsifier, made[0]), writing, cast(Coder, made[2]), feedback, names)
+
+
+def _patterns(exact: Sequence[str] | None) -> tuple[str, ...]:
+    given = () if exact is None else exact
+    if isinstance(given, str) or not all(isinstance(each, str) for each in given):
+        raise ValueError(f"option exact must be a list of patterns of names, not {exact!r}")
+    return tuple(given)
 
 
 def _make(cls: type[Method], given: dict[str, Any]) -> Method:

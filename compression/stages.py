@@ -184,6 +184,7 @@ class Quantizer(Method, ABC):
     exact: ClassVar[bool] = False  # loses nothing
     feedback: ClassVar[bool] = False  # needs error feedback to converge: on unless switched off
     unbiased: ClassVar[bool] = False  # E[decoded] = values
+    keeps_norm: ClassVar[bool] = False  # |decoded| <= |values| but for rounding to nearest
 
     def params(self) -> tuple[int, ...]:
         """Non-negative integers that the decoder needs (levels, bucket size); sent as varints."""

@@ -1,8 +1,12 @@
 """BatchNorm's running statistics: no gradients, and a variance must not become negative.
 
-So no sparsifier and no quantizer sees them; they travel beside the trained entries, exactly.
+So no sparsifier and no quantizer sees them; they travel beside the trained entries, exactly, and as
+values: a difference that is old, or scaled by an optimiser, can lead below zero. The same way goes
+what a codec's ``exact`` patterns name.
 """
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -36,18 +40,18 @@ class Split(NamedTuple):
     def merge(self, trained: Vector, exact: Vector) -> Vector:
         """Return the whole vector."""
         whole = np.empty(len(trained) + len(exact), dtype=trained.dtype)
-        for runs, values in ((self.trained_runs, trained), (self.exact_runs, exact)):
+        for pieces, values in ((self.trained_runs, trained), (self.exact_runs, exact)):
             done = 0
-            for start, stop in runs:
+            for start, stop in pieces:
                 whole[start:stop] = values[done : done + stop - start]
                 done += stop - start
         return whole
 
     def widen(self, indices: Indices, values: Vector, exact: Vector) -> tuple[Indices, Vector]:
         """Return (k,) selected trained entries, with the exact ones, as entries of the whole."""
-        runs = np.array(self.trained_runs, dtype=np.int64).reshape(-1, 2)
-        firsts = np.cumsum(runs[:, 1] - runs[:, 0]) - (runs[:, 1] - runs[:, 0])
-        shifts = runs[:, 0] - firsts  # position in the whole less that among the trained
+        pieces = np.array(self.trained_runs, dtype=np.int64).reshape(-1, 2)
+        firsts = np.cumsum(pieces[:, 1] - pieces[:, 0]) - (pieces[:, 1] - pieces[:, 0])
+        shifts = pieces[:, 0] - firsts  # position in the whole less that among the trained
         places = np.concatenate([np.empty(0, np.int64), *(np.arange(*r) for r in self.exact_runs)])
         if len(indices):
             trained = indices + shifts[np.searchsorted(firsts, indices, side="right") - 1]
@@ -70,9 +74,44 @@ class Split(NamedTuple):
         return (indices - shifts)[trained], values[trained], exact
 
 
-def exact_tensors(layout: Layout) -> tuple[int, ...]:
-    """Return which tensors of a layout are running statistics, by their names."""
-    return tuple(t for t, name in enumerate(layout.names) if name.endswith(BUFFERS))
+def is_statistic(name: str) -> bool:
+    """Return whether a tensor is one of BatchNorm's running statistics, by its name."""
+    return name.endswith(BUFFERS)
+
+
+@lru_cache(maxsize=64)
+def exact_tensors(layout: Layout, patterns: tuple[str, ...] = ()) -> tuple[int, ...]:
+    """Return which tensors of a layout are running statistics, or match a pattern, by their names.
+
+    A pattern is a name with `*`, `?` and `[...]` as in a shell (`fnmatch`).
+    """
+    return tuple(t for t, n in enumerate(layout.names) if is_statistic(n) or matches(n, patterns))
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a name matches one of the patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, ...] = ()) -> Vector:
+    """Return a new (n,) vector: ``model`` less ``start``, but exact tensors as they are."""
+    difference: Vector = model - start
+    for first, last in runs(layout, exact_tensors(layout, patterns)):
+        difference[first:last] = model[first:last]
+    return difference
+
+
+@lru_cache(maxsize=64)
+def trained_entries(layout: Layout) -> int:
+    """Return how many entries come before the statistics, which must be a layout's last tensors.
+
+    Raises ValueError if others follow them.
+    """
+    statistics = exact_tensors(layout)
+    first = len(layout) - len(statistics)
+    if statistics != tuple(range(first, len(layout))):
+        raise ValueError("BatchNorm's running statistics must come after all parameters")
+    return int(layout.offsets[first])
 
 
 @lru_cache(maxsize=64)
@@ -82,29 +121,26 @@ def split(layout: Layout, exact: tuple[int, ...]) -> Split:
     trained = [t for t in range(len(layout)) if t not in chosen]
     return Split(
         exact,
-        Layout(
-            tuple(layout.names[t] for t in trained),
-            tuple(layout.shapes[t] for t in trained),
-            tuple(layout.dtypes[t] for t in trained),
-        ),
-        _runs(layout, trained),
-        exact_runs := _runs(layout, list(exact)),
+        layout.without(exact),
+        runs(layout, trained),
+        exact_runs := runs(layout, exact),
         sum(stop - start for start, stop in exact_runs),
     )
 
 
-def _runs(layout: Layout, tensors: list[int]) -> tuple[Run, ...]:
+def runs(layout: Layout, tensors: Sequence[int]) -> tuple[Run, ...]:
+    """Return where these tensors, in increasing order, lie in the vector: neighbours as one run."""
     bounds = layout.offsets.tolist()
-    runs: list[Run] = []
+    found: list[Run] = []
     for tensor in tensors:
         start = bounds[tensor]
-        if runs and runs[-1][1] == start:
-            start = runs.pop()[0]
-        runs.append((start, bounds[tensor + 1]))
-    return tuple(runs)
+        if found and found[-1][1] == start:
+            start = found.pop()[0]
+        found.append((start, bounds[tensor + 1]))
+    return tuple(found)
 
 
-def _gather(vector: Vector, runs: tuple[Run, ...]) -> Vector:
-    if len(runs) == 1:
-        return vector[slice(*runs[0])]
-    return np.concatenate([vector[:0], *(vector[start:stop] for start, stop in runs)])
+def _gather(vector: Vector, pieces: tuple[Run, ...]) -> Vector:
+    if len(pieces) == 1:
+        return vector[slice(*pieces[0])]
+    return np.concatenate([vector[:0], *(vector[start:stop] for start, stop in pieces)])

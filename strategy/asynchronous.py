@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result
 
 from compression import Codec, Layout, PayloadError, Update, decode_update
 from compression.flower import filled, flat_record, to_arrays
-from compression.flower.arrays import float32_bytes
+from compression.flower.traffic import flower_bytes
 from compression.flower.uplink import Uplink
 from compression.payload import quiet
 from compression.stages import Indices, Vector, is_finite
@@ -26,6 +26,7 @@ from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
 from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer
 from strategy.staleness import Ignored, Staleness
+from strategy.statistics import StatisticsMix
 from strategy.versions import Versions, first_replica
 from task.optimizers import SGD
 from task.replica import MODEL
@@ -159,9 +160,10 @@ class Asynchronous(ParameterServer):
 
     def _begin(self, initial_arrays: ArrayRecord) -> None:
         self._replica, self._layout = first_replica(SGD(), initial_arrays)
-        self._float32_bytes = float32_bytes(self._replica.model, self._layout)
+        self._float32_bytes = flower_bytes(initial_arrays)
         self._versions = Versions(self._replica, self._layout, follow=False)
-        self._buffered, self._mean = 0, SparseMean(self._layout.size)
+        self._statistics = StatisticsMix(self._layout)
+        self._buffered, self._mean = 0, SparseMean(self._statistics.trained)
         self._uplink = Uplink()
         self._flight: dict[str, Sent] = {}  # in the order of sending
         self._late = Late(self._grid)
@@ -250,34 +252,42 @@ class Asynchronous(ParameterServer):
         """Take the step. Raises `PayloadError` if it would leave float32: the model stays."""
         stale = self._replica.version - sent.version
         rate = self.rate(cast(float, self._config["lr"]))
+        indices, values, statistics = self._statistics.cut(update)
         if self.mix:
-            indices, values = None, self._towards(sent.model, update)
-        else:
-            indices, values = update.indices, update.values
-        values = values * self.staleness.factor(stale, sent.seen, indices)
+            indices, values = None, self._towards(sent.model, indices, values)
+        touched = None if indices is None else update.indices
+        factor = self.staleness.factor(stale, sent.seen, touched)
+        share: Vector | np.float32 = factor
+        if isinstance(factor, np.ndarray):
+            factor, share = factor[: len(values)], factor[len(values) :]
+        values = values * factor
         self._expect_finite(indices, values, rate)
         self._stale.append(stale)
+        self._statistics.add(statistics, share * (1 if self.update == "gradient" else rate))
         if self.buffer > 1:
             self._mean.add(indices, values)
             self._buffered += 1
             if self._buffered < self.buffer:
                 return
             (indices, values), self._buffered = self._mean.take(), 0
+        indices, values = self._statistics.joined(indices, values, self._replica.model)
+        if self.buffer > 1:
             self._expect_finite(indices, values, rate)
         self._replica.apply(indices, values, rate)
         self.staleness.applied(indices)
         self._versions.add(b"", rate)
 
     def _expect_finite(self, indices: Indices | None, values: Vector, rate: float) -> None:
-        moved = self._replica.model[slice(None) if indices is None else indices]
-        if not is_finite(moved - np.float32(max(rate, 1)) * values):  # BatchNorm's: at a rate of 1
+        moved = self._replica.model[slice(len(values)) if indices is None else indices]
+        if not is_finite(moved - np.float32(rate) * values):
             raise PayloadError("its update is beyond float32")
 
-    def _towards(self, model: bytes, update: Update) -> Vector:
-        """Return x less the node's own model, (n,): what mixing subtracts a share of."""
-        trained = decode_update(model, self._layout).dense().copy()
-        trained[slice(None) if update.indices is None else update.indices] -= update.values
-        return cast(Vector, self._replica.model - trained)
+    def _towards(self, model: bytes, indices: Indices | None, values: Vector) -> Vector:
+        """Return x less the node's own model, what it trains: mixing subtracts a share of it."""
+        size = self._statistics.trained
+        trained = decode_update(model, self._layout).dense()[:size].copy()
+        trained[slice(None) if indices is None else indices] -= values
+        return cast(Vector, self._replica.model[:size] - trained)
 
     def _sum_up(self) -> None:
         """Set `train_metrics` to the means since the last record."""

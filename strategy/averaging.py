@@ -18,7 +18,7 @@ from compression.flower import (
     reason_of,
     to_arrays,
 )
-from compression.flower.arrays import float32_bytes
+from compression.flower.traffic import flower_bytes
 from compression.flower.uplink import Uplink
 from compression.stages import is_finite
 from strategy.answer import MOST, number, open_answer
@@ -26,6 +26,7 @@ from strategy.exchange import Exchange
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
 from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer
+from strategy.statistics import StatisticsMix
 from strategy.versions import Versions, first_replica
 from task.optimizers import SGD, ServerOptimizer
 
@@ -41,7 +42,8 @@ class SparseAveraging(ParameterServer):
     methods they are compared with. An update is the gradient of one mini-batch
     (`update="gradient"`) or what local steps changed, model before less model after
     (`update="delta"`); either way the server's `optimizer` takes it as a gradient, at the run's
-    lr or, for a delta, at `server_lr`.
+    lr or, for a delta, at `server_lr`. BatchNorm's statistics are values, and mixed: the nodes'
+    mean (for a delta the share `server_lr` of it, at most 1) takes the place of what was there.
 
     With a `downlink` codec nodes get the averaged update and take the server's own step on their
     replica; without one, the whole model. A round ends when `quorum` (a share) of the drawn nodes
@@ -128,9 +130,10 @@ class SparseAveraging(ParameterServer):
     def _begin(self, initial_arrays: ArrayRecord) -> None:
         self._replica, self._layout = first_replica(self.optimizer, initial_arrays)
         layout = self._layout
-        self._float32_bytes = float32_bytes(self._replica.model, layout)
+        self._float32_bytes = flower_bytes(initial_arrays)
         self._versions = Versions(self._replica, layout, follow=self._downlink is not None)
-        self._mean = SparseMean(layout.size)
+        self._statistics = StatisticsMix(layout)
+        self._mean = SparseMean(self._statistics.trained)
         self._uplink = Uplink()
         self._memory: dict[str, Any] = {}  # the downlink codec's
         self._hopeless = 0
@@ -220,7 +223,10 @@ class SparseAveraging(ParameterServer):
         if not 0 < weight < MOST:
             raise PayloadError("its weight must be above 0, below 2^63")
         update = self._uplink.decode(node, answer.payload, answer.note, self._layout)
-        self._mean.add(update.indices, update.values, weight)
+        indices, values, statistics = self._statistics.cut(update)
+        self._mean.add(indices, values, weight)
+        share = self.server_lr if self.update == "delta" else 1.0
+        self._statistics.add(statistics, share, weight)
         return answer.metrics
 
     def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
@@ -237,6 +243,7 @@ class SparseAveraging(ParameterServer):
         indices, values = self._mean.take()
         if self._downlink is None and not is_finite(values):  # else encoding looks
             raise PayloadError("the mean of the updates is beyond float32: training has diverged")
+        indices, values = self._statistics.joined(indices, values, self._replica.model)
         rate = self.rate(self._lr)
         payload = b""
         if self._downlink is not None:

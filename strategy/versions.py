@@ -12,7 +12,7 @@ from compression.flower import layout_of, to_vector
 from compression.flower.arrays import payload_records
 from compression.flower.state import checksum
 from compression.layout import Layout
-from compression.statistics import exact_tensors
+from compression.statistics import trained_entries
 from task.optimizers import ServerOptimizer
 from task.replica import MODEL, VERSION, Replica
 
@@ -28,11 +28,7 @@ def first_replica(
     Raises `ValueError` if running statistics do not come after all parameters.
     """
     layout, vector = layout_of(initial_arrays), to_vector(initial_arrays).copy()
-    statistics = exact_tensors(layout)
-    if statistics != tuple(range(len(layout) - len(statistics), len(layout))):
-        raise ValueError("BatchNorm's running statistics must come after all parameters")
-    trained = int(layout.offsets[len(layout) - len(statistics)])
-    return Replica.start(optimizer, trained, vector), layout
+    return Replica.start(optimizer, trained_entries(layout), vector), layout
 
 
 class Parcel(NamedTuple):

@@ -17,7 +17,7 @@ class Replica:
 
     All of it lies in `arrays`: "model" float32 (n,), "version" int64 (1,), and the optimiser's own.
     Whoever shares the arrays shares the replica. The first `trained` entries are parameters, the
-    rest BatchNorm's running statistics, for which an update is a difference and no gradient.
+    rest BatchNorm's running statistics, for which an update holds values and no gradient.
     """
 
     def __init__(
@@ -54,4 +54,4 @@ class Replica:
         number = self.version
         self._optimizer.step(self._parameters, self.arrays, at, values[:cut], lr, number)
         if cut < len(values):
-            self.model[rest] -= values[cut:]
+            self.model[rest] = values[cut:]

@@ -17,7 +17,8 @@ from compression.flower.arrays import (
     to_vector,
 )
 from compression.flower.mod import CompressionMod
-from compression.flower.wrapper import Compressed, Traffic, reason_of
+from compression.flower.traffic import Traffic, reason_of
+from compression.flower.wrapper import Compressed
 
 __all__ = [
     "Compressed",

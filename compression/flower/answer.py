@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from compression.codec import Codec
 from compression.flower.arrays import Vector
 from compression.flower.state import NodeState
 from compression.layout import Layout
+from compression.own import Own
 
 
 def codec_seed(seed: int, node: int, server_round: int) -> int:
@@ -23,6 +26,7 @@ def encode_answer(
     sequence: int,
     seed: int,
     loss: float | None = None,
+    own: Sequence[Own] = (),
 ) -> bytes:
     """Return the payload of the answer number `sequence`; `state` is changed and saved.
 
@@ -42,6 +46,7 @@ def encode_answer(
         seed=seed,
         loss=loss,
         as_before=arrived and state.sequence > 0,
+        own=own,
     )
     state.sequence = sequence
     state.last = payload if codec.keeps else None

@@ -106,12 +106,6 @@ def to_arrays(vector: Vector, layout: Layout) -> ArrayRecord:
     return record
 
 
-def float32_bytes(vector: Vector, layout: Layout) -> int:
-    """Return the bytes of a model as Flower sends it: of real Arrays, one float32 one a tensor."""
-    parts = np.split(vector, layout.offsets[1:-1])
-    return sum(len(Array(part).data) for part in parts)
-
-
 def payload_record(payload: bytes) -> ArrayRecord:
     """Return an ArrayRecord of one Array that holds a payload."""
     return payload_records({"payload": payload})

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from compression.codec import Codec
 from compression.flower.arrays import Vector
+from compression.flower.form import Form, Model, converted, form_of_models
 from compression.flower.state import Note, checksum
-from compression.layout import Layout
-from compression.payload import decode, decode_update
+from compression.payload import decode_update
+from compression.statistics import changes
 
 BUDGET = 512 << 20  # bytes of versions that the server keeps; beyond, nodes get the model whole
 
@@ -19,7 +20,7 @@ class Sent(NamedTuple):
 
     payload: bytes
     note: Note  # what goes with it
-    received: Vector  # what the nodes then have, float32 (n,)
+    received: Model  # what the nodes then have
 
 
 class Downlink:
@@ -27,10 +28,11 @@ class Downlink:
 
     A change is relative to the version that the node last confirmed. The error of each encoding
     stays in the difference between that version and the model, and so in the next change: the
-    server's own error feedback, without a memory beside the versions. A version is named by the
-    checksum of its values and kept while a node has it, those used last up to `BUDGET` bytes. A
-    node that has none of them, or said that its own differs, or did not answer, gets the model
-    whole.
+    server's own error feedback, without a memory beside the versions. What is no change
+    (BatchNorm's statistics, tensors of their own type) travels as it is each time. A version is
+    named by the checksum of its vector and kept while a node has it, those used last up to `BUDGET`
+    bytes. A node that has none of them, or said that its own differs, or did not answer, gets the
+    model whole.
     """
 
     def __init__(self, whole: Codec, changes: Codec | None = None, seed: int = 0) -> None:
@@ -45,22 +47,29 @@ class Downlink:
         version = self._has.get(node)
         return version if version in self._versions else None
 
-    def encode(self, model: Vector, layout: Layout, base: bytes | None, *, names: bool) -> Sent:
-        """Encode a model, float32 (n,), for nodes that have version `base` (None: none)."""
+    def encode(self, model: Model, form: Form, base: bytes | None, *, names: bool) -> Sent:
+        """Encode a model in a form for nodes that have version `base` (None: none)."""
         self._count += 1
-        if self._changes is None:
-            payload = self._whole.encode(model, layout, names=names)
-            return Sent(payload, {}, decode(payload, layout)[0])
-        if base is None:
-            payload = self._whole.encode(model, layout, names=names)
-            received = decode(payload, layout)[0]
-            return Sent(payload, {"version": self._remember(received)}, received)
-        start = self._versions[base]
+        if base is None or self._changes is None:
+            return self._encode_whole(model, form, names)
+        start, own = self._versions[base], model.own
         seed = (self._seed << 64) | self._count
-        payload = self._changes.encode(model - start, layout, seed=seed, names=names)
-        received = decode_update(payload, layout).added_to(start)
+        change = changes(model.vector, start, form.layout, self._changes.exact_names)
+        payload = self._changes.encode(change, form.layout, seed=seed, names=names, own=own)
+        received = decode_update(payload, form.whole).model_from(start)
         self._versions.move_to_end(base)
-        return Sent(payload, {"base": base, "version": self._remember(received)}, received)
+        note: Note = {"base": base, "version": self._remember(received)}
+        return Sent(payload, note, Model(received, own))
+
+    def _encode_whole(self, model: Model, form: Form, names: bool) -> Sent:
+        whole = form_of_models(form.whole)
+        vector, own = converted(model, form, whole)
+        payload = self._whole.encode(vector, whole.layout, names=names, own=own)
+        update = decode_update(payload, form.whole)
+        received = converted(Model(update.dense(), own), whole, form)
+        if self._changes is None:
+            return Sent(payload, {}, received)
+        return Sent(payload, {"version": self._remember(received.vector)}, received)
 
     def sent(self, node: int, sent: Sent) -> None:
         """Note what goes to a node: until it answers nobody knows which version it has."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from logging import getLogger
+from typing import NamedTuple, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from compression.codec import Codec
@@ -18,13 +19,17 @@ from compression.flower.arrays import (
     payload_record,
     records,
     replace_arrays,
-    to_arrays,
     to_vector,
 )
-from compression.flower.state import NOTE, NodeState, Note, checksum, note_of
+from compression.flower.form import Form, Model, converted, form_of_payload, form_of_updates
+from compression.flower.privacy import clip_of, expect_clip_kept, within_clip
+from compression.flower.state import HEALS, NOTE, NodeState, Note, checksum, note_of
 from compression.layout import Layout
 from compression.payload import Update
 from compression.stages import PayloadError
+from compression.statistics import changes
+
+log = getLogger("edgewire")
 
 
 def _seed(seed: int, context: Context, config: ConfigRecord | None) -> int:
@@ -40,11 +45,15 @@ class CompressionMod:
 
     With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, zero
     copies); without, as named arrays in their own shapes and dtypes. Messages that carry no
-    payload pass through untouched. What the codec keeps unsent lives in `Context.state`; a reply
-    that the server did not apply, as its next message tells, is put back into it. Methods that
-    steer by the loss read `loss` from the reply's metrics. Raises `PayloadError` for a payload that
-    does not decode or is relative to another version of the model than this node has, and for an
-    update that holds NaN or infinity; Flower turns that into an error reply.
+    payload pass through untouched; the first that carries arrays is warned of. What the codec keeps
+    unsent lives in `Context.state`; a reply that the server did not apply, as its next message
+    tells, is put back into it. Methods that steer by the loss read `loss` from the reply's metrics.
+
+    Raises `TypeError` for another codec than `make_codec` returns; `PayloadError` for a payload
+    that does not decode or is relative to another version of the model than this node has, for an
+    update that holds NaN or infinity, for a reply with several ArrayRecords, and for a method that
+    does not keep the norm to which a mod of differential privacy has clipped. Flower turns these
+    into error replies.
     """
 
     codec: Codec
@@ -52,21 +61,29 @@ class CompressionMod:
     seed: int = 0
     _decoder: Decoder = field(init=False, repr=False)
     _version: tuple[bytes, Vector] | None = field(default=None, init=False, repr=False)
+    _warned: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.codec, Codec):
+            raise TypeError(
+                f"CompressionMod needs a codec, not {self.codec!r}: "
+                'CompressionMod(make_codec(quantizer="int8")), say'
+            )
         self._decoder = Decoder(self.layout)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Decode, call the app, encode what it changed."""
         found = payload_of(message.content)
         if found is None:
+            self._warn(message)
             return call_next(message, context)
         name, payload = found
         note = note_of(message.content)
-        update = self._decoder(payload)
-        layout = update.layout
-        reference = self._replica(context, note, update) if "version" in note else update.dense()
-        arrays = to_arrays(reference, layout) if self.layout is None else flat_record(reference)
+        form, reference = self._received(self._decoder(payload), note, context)
+        clip = clip_of(message.content)
+        if clip is not None:
+            expect_clip_kept(self.codec, form.layout)
+        arrays = form.arrays(reference) if self.layout is None else flat_record(reference.vector)
         content = replace_arrays(message.content, name, arrays)
         content.pop(NOTE, None)
         inner = Message.__new__(Message)  # same metadata, other content; the sender's is shared
@@ -75,34 +92,51 @@ class CompressionMod:
         if reply.has_error():
             return reply
         answer: Note = {"version": note["version"]} if "version" in note else {}
-        for key, record in records(reply.content, ArrayRecord):
-            delta = to_vector(record, layout) - reference
-            blob, sequence = self._encode(delta, layout, note, message, reply, context)
+        trained = records(reply.content, ArrayRecord)
+        if len(trained) > 1:
+            raise PayloadError(
+                f"the reply holds {len(trained)} ArrayRecords; one, the model, is expected"
+            )
+        for key, record in trained:
+            model = self._model(record, form)
+            delta = changes(model.vector, reference.vector, form.layout, self.codec.exact_names)
+            seed = _seed(self.seed, context, _config_of(message.content))
+            if clip is not None:
+                delta = within_clip(self.codec, delta, form.layout, clip, seed)
+            coding = _Coding(Model(delta, model.own), form.layout, seed, _loss(reply.content))
+            blob, sequence = self._encode(coding, note, context)
             reply.content[key] = payload_record(blob)
             answer |= {"sequence": sequence} if sequence else {}
         if answer:
             reply.content[NOTE] = ConfigRecord(answer)
         return reply
 
-    def _encode(
-        self,
-        delta: Vector,
-        layout: Layout,
-        note: Note,
-        message: Message,
-        reply: Message,
-        context: Context,
-    ) -> tuple[bytes, int]:
+    def _received(self, update: Update, note: Note, context: Context) -> tuple[Form, Model]:
+        """Return the model that the server means, and the form in which its changes travel."""
+        sent = form_of_payload(update)
+        form = form_of_updates(sent.whole, tuple(cast(list[str], note.get("exact", []))))
+        if "base" in note:
+            if sent.beside != form.beside:
+                raise PayloadError("the model's changes come in another form than is expected")
+            return form, Model(self._replica(context, note, update, None), update.own)
+        model = converted(Model(update.dense(), update.own), sent, form)
+        if "version" in note:
+            model = Model(self._replica(context, note, update, model.vector), model.own)
+        return form, model
+
+    def _model(self, record: ArrayRecord, form: Form) -> Model:
+        """Return what the app has made of the model."""
+        if self.layout is None:
+            return form.model(record)
+        return Model(to_vector(record, self.layout))
+
+    def _encode(self, coding: _Coding, note: Note, context: Context) -> tuple[bytes, int]:
         """Return the payload, and its sequence number if it must be known whether it arrives."""
-        config = next((c for n, c in records(message.content, ConfigRecord) if n != NOTE), None)
-        seed = _seed(self.seed, context, config)
+        (delta, own), layout, seed, loss = coding
         if not self.codec.memory_bytes(layout):
-            return self.codec.encode(delta, layout, seed=seed), 0
+            return self.codec.encode(delta, layout, seed=seed, own=own), 0
         state = NodeState(context.state)
         applied = cast(int, note.get("applied", 0))
-        loss = next(
-            (m["loss"] for _, m in records(reply.content, MetricRecord) if "loss" in m), None
-        )
         # A node that lost its state goes on counting where the server is.
         sequence = max(applied, state.sequence) + 1
         blob = encode_answer(
@@ -113,28 +147,59 @@ class CompressionMod:
             applied=applied,
             sequence=sequence,
             seed=seed,
-            loss=float(loss) if isinstance(loss, int | float) else None,
+            loss=loss,
+            own=own,
         )
         return blob, sequence
 
-    def _replica(self, context: Context, note: Note, update: Update) -> Vector:
-        """Return the version that the server means, made from the one this node has if need be.
+    def _replica(
+        self, context: Context, note: Note, update: Update, whole: Vector | None
+    ) -> Vector:
+        """Return the version that the server means: `whole`, or made from the one this node has.
 
         Nodes of a process that get to the same version share its array.
         """
         state = NodeState(context.state)
-        if "base" in note and (state.replica is None or checksum(state.replica) != note["base"]):
+        base = state.replica
+        if whole is None and (base is None or checksum(base) != note["base"]):
             raise PayloadError(
-                "the model is sent relative to a version that this node does not have; "
-                "the server will send it whole next time"
+                f"the model is sent relative to a version that this node does not have; it {HEALS}"
             )
         name = cast(bytes, note["version"])
         if self._version is None or self._version[0] != name:
-            base = state.replica if "base" in note else None
-            replica = update.dense() if base is None else update.added_to(base)
+            replica = whole if whole is not None else update.model_from(cast(Vector, base))
             if checksum(replica) != name:
-                raise PayloadError("this node's model is not the server's version of it")
+                raise PayloadError(
+                    f"this node's model is not the server's version of it; it {HEALS}"
+                )
             self._version = (name, replica)
         state.replica = self._version[1]
         state.save()
         return state.replica
+
+    def _warn(self, message: Message) -> None:
+        """Say once that nothing is compressed: the server has no other half."""
+        if not self._warned and records(message.content, ArrayRecord):
+            self._warned = True
+            log.warning(
+                "CompressionMod: the server's messages carry no payload, so nothing is compressed: "
+                "wrap its strategy, Compressed(strategy), and put this mod before all others"
+            )
+
+
+class _Coding(NamedTuple):
+    """What there is to encode."""
+
+    model: Model
+    layout: Layout
+    seed: int
+    loss: float | None
+
+
+def _config_of(content: RecordDict) -> ConfigRecord | None:
+    return next((c for name, c in records(content, ConfigRecord) if name != NOTE), None)
+
+
+def _loss(content: RecordDict) -> float | None:
+    loss = next((m["loss"] for _, m in records(content, MetricRecord) if "loss" in m), None)
+    return float(loss) if isinstance(loss, int | float) else None

@@ -15,6 +15,7 @@ from compression.stages import Buffer, Memory, PayloadError
 
 NOTE = "compression-note"  # the ConfigRecord of a message about what was applied, and what travels
 MEMORY, NUMBERS = "compression-memory", "compression-numbers"  # records in the state
+HEALS = "will be sent whole next time"  # ends an error that the server answers by doing so
 Note = dict[str, ConfigRecordValues]
 _REPLICA, _LAST = "replica", "last-payload"  # entries of MEMORY beside the codec's own arrays
 
@@ -23,13 +24,16 @@ def note_of(content: RecordDict) -> Note:
     """Return what a message's note of compression says; empty if it has none.
 
     `applied` and `sequence`: numbers of a node's replies, from 1; `base` and `version`: names of
-    versions. Raises PayloadError for anything else: it comes from another program.
+    versions; `exact`: patterns of names of tensors that travel in their own type. Raises
+    PayloadError for anything else: it comes from another program.
     """
     record = content.get(NOTE, ConfigRecord())
     if not isinstance(record, ConfigRecord):
         raise PayloadError(f"the record {NOTE!r} must be a ConfigRecord")
     note = dict(record)
     for key, value in note.items():
+        if key == "exact" and isinstance(value, list) and all(type(v) is str for v in value):
+            continue
         number = type(value) is int and 0 < value < 1 << 62
         name = type(value) is bytes and len(value) == 8
         if not (number if key in ("applied", "sequence") else name):

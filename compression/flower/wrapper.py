@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from logging import getLogger
+from typing import cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -15,21 +13,20 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from compression.codec import Codec
 from compression.flower.arrays import (
-    Vector,
-    flat_record,
-    float32_bytes,
     layout_of,
     payload_of,
     payload_record,
     records,
     replace_arrays,
-    to_arrays,
-    to_vector,
 )
+from compression.flower.checks import expect_model, expect_types
 from compression.flower.downlink import Downlink, Sent
-from compression.flower.state import NOTE, Note, note_of
+from compression.flower.form import Form, Model, form_of_updates, packed, unpacked
+from compression.flower.mixing import Mixing, Reported
+from compression.flower.replies import alike, warn_of_no_names, weight_of
+from compression.flower.state import HEALS, NOTE, Note, note_of
+from compression.flower.traffic import Traffic, flower_bytes, nobody_usable, reason_of
 from compression.flower.uplink import Uplink
-from compression.layout import Layout
 from compression.registry import make_codec
 from compression.stages import PayloadError, is_finite
 
@@ -37,36 +34,25 @@ PLAIN = make_codec(quantizer="float32", coder="raw")
 log = getLogger("edgewire")
 
 
-@dataclass
-class Traffic:
-    """Counters of a run. Bytes are lengths of payloads that were put into messages.
-
-    `*_float32`: the bytes of the same content as Flower sends it without compression, one
-    float32 Array a tensor.
-    """
-
-    uplink_bytes: int = 0
-    downlink_bytes: int = 0
-    uplink_bytes_float32: int = 0
-    downlink_bytes_float32: int = 0
-    client_updates: int = 0
-    failures: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the counters by name."""
-        return dict(vars(self))
-
-
 class Compressed(Strategy):
     """Wraps a message-API strategy so that models and updates travel as payloads.
 
     With a `downlink` codec the server sends what has changed since the version a node has, and the
-    model whole only to a node that has none; without, the model whole each time (float32). `seed`
-    is for a downlink that draws. With `flat=True` the nodes run a `CompressionMod` that knows the
-    layout, and `evaluate_fn` and the result get the model as one flat vector; otherwise payloads
-    carry the tensors' names for nodes that know nothing, and `evaluate_fn` and the result get
-    named arrays. A node whose reply is an error, does not decode, is for another model, or has no
-    usable weight is left out of the round, counted in `traffic.failures` and named in the log.
+    model whole only to a node that has none; without, the model whole each time, in its own types.
+    `seed` is for a downlink that draws. With `flat=True`, for float32 alone, the nodes run a
+    `CompressionMod` that knows the layout, and `evaluate_fn` and the result get the model as one
+    flat vector; otherwise payloads carry the tensors' names for nodes that know nothing, and
+    `evaluate_fn` and the result get named arrays.
+
+    The strategy sees trained tensors. BatchNorm's running statistics, tensors that are no floats,
+    and those whose names match a pattern in `exact` travel exactly, and are mixed of what the nodes
+    report (`compression.flower.mixing`).
+
+    A node whose reply is an error, does not decode, is for another model, or has no usable weight
+    is left out of the round, counted in `traffic.failures` and named in the log. After `patience`
+    rounds in a row in which there were replies and not one could be used, `start` raises
+    `PayloadError`, and at the end if none ever was. Raises `TypeError` for what is no strategy of
+    the message API, or no codec.
     """
 
     def __init__(
@@ -77,18 +63,29 @@ class Compressed(Strategy):
         seed: int = 0,
         flat: bool = False,
         weighted_by_key: str = "num-examples",
+        exact: Sequence[str] = (),
+        patience: int = 1,
     ) -> None:
+        expect_types(strategy, downlink, exact)
+        if patience < 1:
+            raise ValueError(f"patience must be at least 1 round, not {patience}")
         self.strategy = strategy
         self.flat = flat
         self.weighted_by_key = weighted_by_key
+        self.exact = tuple(exact)
+        self.patience = patience
         self.traffic = Traffic()
         self.train_metrics: MetricRecord | None = None  # the last round's, from the nodes
         self.evaluate_metrics: MetricRecord | None = None
-        self._layout = Layout((), (), ())
-        self._float32_bytes = 0
+        self._form: Form | None = None  # of the model, once it has started
+        self._flower_bytes = 0
         self._downlink = Downlink(PLAIN, downlink, seed)
         self._uplink = Uplink()
-        self._sent: dict[int, Vector] = {}  # node -> the version its update starts from
+        self._sent: dict[int, Model] = {}  # node -> the version its update starts from
+        self._reasons: list[str] = []  # why replies of this round were left out
+        self._hopeless = 0  # rounds in a row without one that could be used
+        self._asked = False  # whether any node ever was
+        self._warned = False
 
     def start(
         self,
@@ -101,61 +98,103 @@ class Compressed(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the wrapped strategy's rounds; arguments and result as `Strategy.start`."""
-        self._layout = layout = layout_of(initial_arrays)
-        vector = to_vector(initial_arrays)
-        self._float32_bytes = float32_bytes(vector, layout)
+        form = form_of_updates(layout_of(initial_arrays), self.exact)
+        self._begin(form)
+        self._flower_bytes = flower_bytes(initial_arrays)
+        model = form.model(initial_arrays)
         inner_fn = evaluate_fn
         if evaluate_fn is not None and not self.flat:
 
             def inner_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-                return evaluate_fn(server_round, to_arrays(to_vector(arrays), layout))
+                return evaluate_fn(server_round, form.arrays(unpacked(arrays)))
 
         result = super().start(
-            grid, flat_record(vector), num_rounds, timeout, train_config, evaluate_config, inner_fn
+            grid, packed(model), num_rounds, timeout, train_config, evaluate_config, inner_fn
         )
+        if self._asked and not self.traffic.client_updates:
+            raise PayloadError("no node has answered: the model is as it was")
         if not self.flat and result.arrays:
-            result.arrays = to_arrays(to_vector(result.arrays), layout)
+            result.arrays = form.arrays(unpacked(result.arrays))
         return result
+
+    def _begin(self, form: Form) -> None:
+        """Take up a model. Raises `ValueError` for one that does not go with the options."""
+        expect_model(self.strategy, form, self.exact, self.flat)
+        self._form, self._mixing = form, Mixing(self.strategy, form)
+
+    @property
+    def form(self) -> Form:
+        """How the model travels. Raises `ValueError` before `start`."""
+        if self._form is None:
+            raise ValueError(
+                "Compressed has not started: what wraps a strategy goes inside of it, "
+                "Compressed(Wrapper(strategy)), and its own start() is called"
+            )
+        return self._form
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Configure with the wrapped strategy; encode each distinct model once."""
+        form = self.form
         self._sent.clear()
-        messages = self.strategy.configure_train(server_round, arrays, config, grid)
-        return self._encoded(messages, remember=True)
+        model = unpacked(arrays)
+        messages = self.strategy.configure_train(
+            server_round, self._mixing.seen(model), config, grid
+        )
+        return self._encoded(messages, model, form, remember=True)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As `configure_train`, for evaluation at the nodes."""
-        messages = self.strategy.configure_evaluate(server_round, arrays, config, grid)
-        return self._encoded(messages, remember=False)
+        form, model = self.form, unpacked(arrays)
+        messages = self.strategy.configure_evaluate(
+            server_round, self._mixing.seen(model), config, grid
+        )
+        return self._encoded(messages, model, form, remember=False)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decode the replies, leave out what cannot be used, aggregate the rest."""
-        decoded = []
+        """Decode the replies, leave out what cannot be used, aggregate the rest.
+
+        Raises `PayloadError` if for `patience` rounds there was nothing to aggregate.
+        """
+        decoded: list[Message] = []
+        reports: dict[int, Reported] = {}
+        answers, asked = 0, bool(self._sent)
+        self._reasons.clear()
         for reply in replies:  # one by one: a grid may hand them over while others are under way
-            node = reply.metadata.src_node_id
+            node, answers = reply.metadata.src_node_id, answers + 1
             try:
-                self._decode_reply(reply, self._sent.pop(node, None))
+                reports[node] = self._decode_reply(reply, self._sent.pop(node, None))
                 decoded.append(reply)
             except PayloadError as error:
                 self._fail(server_round, node, str(error))
         accepted = self._alike(server_round, decoded)
-        self.traffic.client_updates += len(accepted)
+        self._count(server_round, len(accepted), answers, asked)
         for node in self._sent:
             self._fail(server_round, node, "no reply")
         self._sent.clear()
         aggregated: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
         if accepted:
             aggregated = self.strategy.aggregate_train(server_round, accepted)
-        used = accepted if aggregated[0] is not None else []
-        self._uplink.applied([reply.metadata.src_node_id for reply in used])
+        nodes = [reply.metadata.src_node_id for reply in accepted]
+        self._uplink.applied(nodes if aggregated[0] is not None else [])
         self.train_metrics = aggregated[1]
-        return aggregated
+        if aggregated[0] is None:
+            return aggregated
+        return packed(self._mixing.mixed(aggregated[0], [reports[n] for n in nodes])), aggregated[1]
+
+    def _count(self, server_round: int, accepted: int, answers: int, asked: bool) -> None:
+        """Count what could be used; raise if for long nothing could, though nodes answered."""
+        self.traffic.client_updates += accepted
+        self._asked = self._asked or asked
+        heals = any(HEALS in reason for reason in self._reasons)  # they get the model whole next
+        self._hopeless = 0 if accepted or heals else self._hopeless + bool(answers)
+        if self._hopeless >= self.patience:
+            raise PayloadError(f"round {server_round}: {nobody_usable(self._reasons, answers)}")
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -165,7 +204,7 @@ class Compressed(Strategy):
         for reply in replies:
             try:
                 self._read_note(reply)
-                self._check_weight(reply.content)
+                weight_of(reply.content, self.weighted_by_key)
                 measured.append(reply)
             except PayloadError as error:
                 self._fail(server_round, reply.metadata.src_node_id, str(error))
@@ -179,7 +218,9 @@ class Compressed(Strategy):
         """Log the wrapped strategy's summary."""
         self.strategy.summary()
 
-    def _encoded(self, messages: Iterable[Message], remember: bool) -> list[Message]:
+    def _encoded(
+        self, messages: Iterable[Message], model: Model, form: Form, remember: bool
+    ) -> list[Message]:
         """Exchange the model in each message for its payload; nodes share one encoded copy."""
         cache: dict[tuple[int, bytes | None], tuple[RecordDict, Sent]] = {}
         messages = list(messages)
@@ -189,26 +230,30 @@ class Compressed(Strategy):
             node = message.metadata.dst_node_id
             key = id(content), self._downlink.base_of(node)
             if key not in cache:
-                cache[key] = self._encode(content, key[1])
+                cache[key] = self._encode(content, model, form, key[1])
             message.content, sent = cache[key]
             self._downlink.sent(node, sent)
             note = self._uplink.note_for(node)
             if note:
-                note |= sent.note
+                note |= cast(ConfigRecord, message.content.get(NOTE, ConfigRecord()))
                 message.content = RecordDict({**message.content, NOTE: ConfigRecord(note)})
             self.traffic.downlink_bytes += len(sent.payload)
-            self.traffic.downlink_bytes_float32 += self._float32_bytes
+            self.traffic.downlink_bytes_float32 += self._flower_bytes
             if remember:
                 self._sent[node] = sent.received
         return messages
 
-    def _encode(self, content: RecordDict, base: bytes | None) -> tuple[RecordDict, Sent]:
+    def _encode(
+        self, content: RecordDict, model: Model, form: Form, base: bytes | None
+    ) -> tuple[RecordDict, Sent]:
         """Return the content with a payload in it, and what was sent."""
         name, arrays = records(content, ArrayRecord)[0]
-        sent = self._downlink.encode(to_vector(arrays), self._layout, base, names=not self.flat)
+        whole = self._mixing.with_seen(arrays, model)
+        sent = self._downlink.encode(whole, form, base, names=not self.flat)
         encoded = replace_arrays(content, name, payload_record(sent.payload))
-        if sent.note:
-            encoded[NOTE] = ConfigRecord(dict(sent.note))
+        note: Note = {**sent.note, **({"exact": list(self.exact)} if self.exact else {})}
+        if note:
+            encoded[NOTE] = ConfigRecord(note)
         return encoded, sent
 
     def _read_note(self, reply: Message) -> Note:
@@ -220,8 +265,8 @@ class Compressed(Strategy):
         self._downlink.confirm(reply.metadata.src_node_id, note)
         return note
 
-    def _decode_reply(self, reply: Message, start: Vector | None) -> None:
-        """Put the decoded model in place of the payload.
+    def _decode_reply(self, reply: Message, start: Model | None) -> Reported:
+        """Put what the strategy sees in place of the payload; return what it does not see.
 
         Raises `PayloadError` for a reply that cannot be used.
         """
@@ -230,56 +275,37 @@ class Compressed(Strategy):
             raise PayloadError("a reply that was not asked for")
         if len(records(reply.content, ArrayRecord)) != 1:
             raise PayloadError("a reply must hold one ArrayRecord")
-        self._check_weight(reply.content)
+        weight = weight_of(reply.content, self.weighted_by_key)
         found = payload_of(reply.content)
         if found is None:
             raise PayloadError("the reply holds no payload; does the ClientApp use CompressionMod?")
         name, payload = found
         self.traffic.uplink_bytes += len(payload)  # it has crossed the link, used or not
-        self.traffic.uplink_bytes_float32 += self._float32_bytes
-        update = self._uplink.decode(reply.metadata.src_node_id, payload, note, self._layout)
+        self.traffic.uplink_bytes_float32 += self._flower_bytes
+        form, node = self.form, reply.metadata.src_node_id
+        update = self._uplink.decode(node, payload, note, form.whole)
+        if tuple(each.position for each in update.own) != form.beside:
+            raise PayloadError("the update holds other tensors in their own type than was asked")
         with np.errstate(over="ignore"):
-            model = update.added_to(start)
-        if not is_finite(model):
+            model = Model(update.model_from(start.vector), update.own)
+        if not is_finite(model.vector):
             raise PayloadError("the update leads to values beyond float32")
-        reply.content[name] = flat_record(model)
-
-    def _check_weight(self, content: RecordDict) -> None:
-        """Refuse what would make the wrapped strategy give up the whole round."""
-        metrics = records(content, MetricRecord)
-        if len(metrics) != 1:
-            raise PayloadError("a reply must hold one MetricRecord")
-        weight = metrics[0][1].get(self.weighted_by_key)
-        if not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise PayloadError(f"{self.weighted_by_key} must be a positive number, not {weight!r}")
+        report = self._mixing.reported(model, weight)
+        reply.content[name] = self._mixing.seen(model)
+        if not self._warned:
+            self._warned = True
+            warn_of_no_names(form.whole.names, self.exact, payload)
+        return report
 
     def _alike(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Leave out replies whose metrics are not those of most: none could be aggregated."""
-        kinds = [_kinds(reply) for reply in replies]
-        usual = Counter(kinds).most_common(1)
-        alike = []
-        for reply, kind in zip(replies, kinds, strict=True):
-            if kind == usual[0][0]:
-                alike.append(reply)
-            else:
-                reason = "its metrics have other names or lengths than the other nodes'"
-                self._fail(server_round, reply.metadata.src_node_id, reason)
-        return alike
+        usual, others = alike(replies)
+        for reply in others:
+            reason = "its metrics have other names or lengths than the other nodes'"
+            self._fail(server_round, reply.metadata.src_node_id, reason)
+        return usual
 
     def _fail(self, server_round: int, node: int, reason: str) -> None:
         self.traffic.failures += 1
+        self._reasons.append(reason)
         log.warning("round %d: node %d left out: %s", server_round, node, reason)
-
-
-def reason_of(reply: Message) -> str:
-    """Return the last line of an error's reason: of a traceback, what was raised."""
-    lines = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
-    return lines[-1]
-
-
-def _kinds(reply: Message) -> frozenset[tuple[str, int]]:
-    """Return the names of a reply's metrics, with the lengths of those that are lists (else -1)."""
-    metrics = records(reply.content, MetricRecord)[0][1]
-    return frozenset(
-        (name, len(value) if isinstance(value, list) else -1) for name, value in metrics.items()
-    )

@@ -39,6 +39,7 @@ class BFloat16(Quantizer):
 
     name: ClassVar[str] = "bfloat16"
     id: ClassVar[int] = 3
+    keeps_norm: ClassVar[bool] = True
 
     def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
         """Round and shift, block by block; what rounds to infinity becomes the largest."""

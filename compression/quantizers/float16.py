@@ -49,6 +49,7 @@ class Float16(Quantizer):
 
     name: ClassVar[str] = "float16"
     id: ClassVar[int] = 1
+    keeps_norm: ClassVar[bool] = True
 
     def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
         """Divide and round to half precision, tensor by tensor."""

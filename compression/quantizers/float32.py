@@ -32,6 +32,7 @@ class Float32(Quantizer):
 
     name: ClassVar[str] = "float32"
     id: ClassVar[int] = 0
+    keeps_norm: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
     def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:

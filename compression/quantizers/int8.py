@@ -48,6 +48,7 @@ class Int8(Quantizer):
 
     name: ClassVar[str] = "int8"
     id: ClassVar[int] = 2
+    keeps_norm: ClassVar[bool] = True
 
     def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
         """Divide, round half to even, cast: block by block, in cache."""

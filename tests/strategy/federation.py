@@ -80,7 +80,7 @@ class Trainer:
 
     def train(self, node, model, *, server_round, lr):
         made, metrics = self.gradient(node, model, number=server_round - 1)
-        return model - made, metrics
+        return np.concatenate([model[:TRAINED] - made[:TRAINED], made[TRAINED:]]), metrics
 
 
 class Federation:
@@ -148,8 +148,11 @@ class Federation:
         return {n: own_array(a) for n, a in self.context(node).state[FOLLOWED].items()}
 
 
-def by_hand(used, lr=0.5, weight=lambda node: 1.0):
-    """Return the models that SGD makes of the gradients of `used`: a list of nodes a round."""
+def by_hand(used, lr=0.5, weight=lambda node: 1.0, share=1.0):
+    """Return the models that SGD makes of the gradients of `used`: a list of nodes a round.
+
+    What nodes report of statistics are values: their mean, by its share, takes the place.
+    """
     models = [start()]
     for number, nodes in enumerate(used, 1):
         x = models[-1].copy()
@@ -157,7 +160,7 @@ def by_hand(used, lr=0.5, weight=lambda node: 1.0):
             total = sum(np.float32(weight(node)) * gradient(node, number) for node in nodes)
             mean = total / np.float32(sum(map(weight, nodes)))
             x[:TRAINED] -= np.float32(lr) * mean[:TRAINED]
-            x[TRAINED:] -= mean[TRAINED:]
+            x[TRAINED:] = (1 - share) * x[TRAINED:] + share * mean[TRAINED:]
         models.append(x)
     return models
 

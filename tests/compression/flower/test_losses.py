@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from compression import decode_update, make_codec
 from compression.flower import Compressed, CompressionMod, layout_of, payload_of, to_vector
 from compression.flower.downlink import Downlink
+from compression.flower.form import Form, Model
 from compression.flower.state import NodeState
 from compression.flower.uplink import Uplink
 from simulation.grid import LocalGrid
@@ -238,7 +239,8 @@ def test_versions_nobody_has_are_dropped_and_the_oldest_beyond_the_budget(monkey
     layout = layout_of(initial())
     models = np.random.default_rng(0).normal(size=(4, layout.size)).astype(np.float32)
     downlink = Downlink(make_codec(coder="raw"), make_codec(quantizer="int8"))
-    sent = [downlink.encode(model, layout, None, names=False) for model in models]
+    form, models = Form(layout), [Model(model) for model in models]
+    sent = [downlink.encode(model, form, None, names=False) for model in models]
     for node in (1, 2, 3):
         downlink.sent(node, sent[node])
         downlink.confirm(node, sent[node].note)
@@ -246,7 +248,7 @@ def test_versions_nobody_has_are_dropped_and_the_oldest_beyond_the_budget(monkey
     downlink.tidy()
     assert [downlink.base_of(node) is not None for node in range(4)] == [False, True, True, True]
     assert len(downlink._versions) == 3
-    downlink.encode(models[0], layout, downlink.base_of(1), names=False)  # used: no longer oldest
+    downlink.encode(models[0], form, downlink.base_of(1), names=False)  # used: no longer oldest
     monkeypatch.setattr("compression.flower.downlink.BUDGET", 2 * 4 * layout.size)
     downlink.tidy()
     assert [downlink.base_of(node) is not None for node in range(4)] == [False, True, False, True]

@@ -1,0 +1,160 @@
+"""Which of a model's tensors are entries of one float32 vector, and which travel beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from compression.flower.arrays import FLAT, Vector, flat_record, to_vector
+from compression.layout import Layout
+from compression.own import Own
+from compression.payload import Update
+from compression.stages import PayloadError
+from compression.statistics import is_statistic, matches
+
+
+class Model(NamedTuple):
+    """A model's values: float32 (n,), and the tensors of their own type."""
+
+    vector: Vector
+    own: tuple[Own, ...] = ()
+
+
+class Form:
+    """How a model's tensors travel: those at the positions `beside` in their own type.
+
+    `whole`: all tensors; `layout`: those in the vector, in the same order.
+    """
+
+    def __init__(self, whole: Layout, beside: Iterable[int] = ()) -> None:
+        self.whole, self.beside = whole, tuple(sorted(beside))
+        self.layout = whole.without(self.beside)
+
+    def model(self, arrays: ArrayRecord) -> Model:
+        """Return the values of named arrays.
+
+        Raises `PayloadError` for other names, sizes, or values that their type cannot hold.
+        """
+        whole, beside = self.whole, set(self.beside)
+        if set(whole.names) != set(arrays):
+            raise PayloadError(f"arrays do not match the model: got {sorted(arrays)}")
+        parts: list[Vector] = []
+        own: list[Own] = []
+        for place, (name, shape, dtype) in enumerate(
+            zip(whole.names, whole.shapes, whole.dtypes, strict=True)
+        ):
+            values = arrays[name].numpy()
+            if values.shape != tuple(shape):
+                raise PayloadError(f"{name} has shape {values.shape}, the model's is {shape}")
+            if place in beside:
+                own.append(Own(place, name, _of_type(values, dtype, name)))
+            else:
+                parts.append(np.asarray(values, dtype=np.float32).reshape(-1))
+        vector = np.concatenate(parts) if parts else np.empty(0, np.float32)
+        return Model(vector, tuple(own))
+
+    def arrays(self, model: Model) -> ArrayRecord:
+        """Return one named Array a tensor, each in its own type and shape, in the model's order."""
+        own = {each.position: each.array for each in model.own}
+        record, offsets, done = ArrayRecord(), self.layout.offsets, 0
+        for place, (name, shape, dtype) in enumerate(
+            zip(self.whole.names, self.whole.shapes, self.whole.dtypes, strict=True)
+        ):
+            if place in own:
+                record[name] = Array(own[place])
+                continue
+            values = model.vector[offsets[done] : offsets[done + 1]].reshape(shape)
+            record[name] = Array(np.asarray(values, dtype=dtype))
+            done += 1
+        return record
+
+
+def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
+    """Return values in a tensor's type; `PayloadError` if that changes them."""
+    if values.dtype == dtype:
+        return values
+    cast = values.astype(dtype)
+    if not (cast == values).all():
+        raise PayloadError(f"{name} comes as {values.dtype}, its {dtype} cannot hold the values")
+    return cast
+
+
+@lru_cache(maxsize=16)
+def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> Form:
+    """Return how changes of a model travel.
+
+    Beside the vector: what is no float, statistics other than float32, and what `exact` matches.
+    """
+    beside = [
+        t
+        for t, (name, dtype) in enumerate(zip(whole.names, whole.dtypes, strict=True))
+        if not dtype.startswith(("float", "bfloat"))
+        or (is_statistic(name) and dtype != "float32")
+        or matches(name, exact)
+    ]
+    return Form(whole, beside)
+
+
+@lru_cache(maxsize=16)
+def form_of_models(whole: Layout) -> Form:
+    """Return how a model travels whole: all that is not float32 in its own type."""
+    return Form(whole, [t for t, dtype in enumerate(whole.dtypes) if dtype != "float32"])
+
+
+def converted(model: Model, form: Form, to: Form) -> Model:
+    """Return the same model in another form; itself where both are the same."""
+    return model if form.beside == to.beside else to.model(form.arrays(model))
+
+
+def form_of_payload(update: Update) -> Form:
+    """Return the form of a payload that says all names: of the model it is for."""
+    layout, own = update.layout, {each.position: each for each in update.own}
+    if not own:
+        return _form(layout, ())
+    rest = iter(zip(layout.names, layout.shapes, layout.dtypes, strict=True))
+    tensors: list[tuple[str, tuple[int, ...], str]] = []
+    for place in range(len(layout) + len(own)):
+        if place in own:
+            array = own[place].array
+            tensors.append((own[place].name, array.shape, array.dtype.name))
+        elif (tensor := next(rest, None)) is not None:
+            tensors.append(tensor)
+    if len(tensors) != len(layout) + len(own):
+        raise PayloadError("payload declares tensors beyond its model's last")
+    names, shapes, dtypes = (tuple(column) for column in zip(*tensors, strict=True))
+    if len(set(names)) < len(names):
+        raise PayloadError("two tensors of the payload have the same name")
+    return _form(Layout(names, shapes, dtypes), tuple(own))
+
+
+@lru_cache(maxsize=16)
+def _form(whole: Layout, beside: tuple[int, ...]) -> Form:
+    return Form(whole, beside)
+
+
+def packed(model: Model) -> ArrayRecord:
+    """Return a model as a strategy's rounds hand it on: one flat Array, and the others by name."""
+    record = flat_record(model.vector)
+    for position, name, array in model.own:
+        record[f"{position} {name}"] = Array(array)
+    return record
+
+
+def unpacked(arrays: ArrayRecord) -> Model:
+    """Undo `packed`."""
+    own: list[Own] = []
+    for key, array in arrays.items():
+        if key != FLAT:
+            position, _, name = key.partition(" ")
+            own.append(Own(int(position), name, array.numpy()))
+    return Model(to_vector(ArrayRecord({FLAT: arrays[FLAT]})), tuple(own))
+
+
+def unnamed(names: Sequence[str]) -> bool:
+    """Return whether tensors have numbers for names, as those of a list of arrays do."""
+    return len(names) > 1 and all(name.isdecimal() for name in names)

@@ -1,0 +1,54 @@
+"""Differential privacy with Flower's wrappers and mods: what it takes for its noise to suffice.
+
+Noise is calibrated to a norm C to which each node's update is clipped. Where nodes clip, what is
+sent must still be within C: a memory adds what earlier updates left, a random rounding adds noise
+of its own. Where the server clips, it does so to what was decoded, and any method will do.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
+
+from compression.codec import Codec
+from compression.flower.arrays import Vector, records
+from compression.layout import Layout
+from compression.payload import decode
+from compression.stages import PayloadError
+
+
+def clip_of(content: RecordDict) -> float | None:
+    """Return the norm to which a message says a node is to clip, if it does."""
+    for _, config in records(content, ConfigRecord):
+        if KEY_CLIPPING_NORM in config:
+            return float(cast(float, config[KEY_CLIPPING_NORM]))
+    return None
+
+
+def keeps_clip(codec: Codec, layout: Layout) -> bool:
+    """Return whether what is decoded is no longer than what was given, but for rounding."""
+    return (
+        codec.quantizer.keeps_norm and codec.sparsifier.contracts and not codec.memory_bytes(layout)
+    )
+
+
+def expect_clip_kept(codec: Codec, layout: Layout) -> None:
+    """Raise `PayloadError` for a codec that goes with no clipping at the nodes."""
+    if not keeps_clip(codec, layout):
+        names = f"{codec.sparsifier.name} with {codec.quantizer.name}"
+        raise PayloadError(
+            f"{names} does not keep the norm to which this node clips, so the noise of differential"
+            " privacy would not cover it: take float32, float16, bfloat16 or int8 without a memory,"
+            " or clip at the server"
+        )
+
+
+def within_clip(codec: Codec, delta: Vector, layout: Layout, clip: float, seed: int) -> Vector:
+    """Return the delta, a little shorter where its rounding would be longer than `clip`."""
+    sent, _ = decode(codec.encode(delta, layout, seed=seed), layout)
+    norm = float(np.linalg.norm(sent.astype(np.float64)))
+    shorter: Vector = delta * np.float32(clip / norm * (1 - 1e-6)) if norm > clip else delta
+    return shorter

@@ -1,0 +1,58 @@
+"""What must be so in nodes' replies for a strategy to aggregate them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from logging import getLogger
+
+from flwr.app import Message, MetricRecord, RecordDict
+
+from compression.flower.arrays import records
+from compression.flower.form import unnamed
+from compression.payload import describe
+from compression.stages import PayloadError
+
+log = getLogger("edgewire")
+
+
+def weight_of(content: RecordDict, key: str) -> float:
+    """Return a node's weight.
+
+    Raises `PayloadError` for what would make the wrapped strategy give up the whole round.
+    """
+    metrics = records(content, MetricRecord)
+    if len(metrics) != 1:
+        raise PayloadError("a reply must hold one MetricRecord")
+    weight = metrics[0][1].get(key)
+    if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise PayloadError(f"{key} must be a positive number, not {weight!r}")
+    return float(weight)
+
+
+def alike(replies: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """Return the replies whose metrics are those of most, and the others."""
+    kinds = [_kinds(reply) for reply in replies]
+    usual = Counter(kinds).most_common(1)
+    pairs = list(zip(replies, kinds, strict=True))
+    same = [reply for reply, kind in pairs if kind == usual[0][0]]
+    return same, [reply for reply, kind in pairs if kind != usual[0][0]]
+
+
+def _kinds(reply: Message) -> frozenset[tuple[str, int]]:
+    """Return the names of a reply's metrics, with the lengths of those that are lists (else -1)."""
+    metrics = records(reply.content, MetricRecord)[0][1]
+    return frozenset(
+        (name, len(value) if isinstance(value, list) else -1) for name, value in metrics.items()
+    )
+
+
+def warn_of_no_names(names: Sequence[str], exact: Sequence[str], payload: bytes) -> None:
+    """Warn of a lossy payload for tensors of which nobody knows which are statistics."""
+    if unnamed(names) and not exact and not describe(payload).exact:
+        log.warning(
+            "the model's arrays have no names, so BatchNorm's running statistics among them are "
+            "compressed as weights are: give ArrayRecord(model.state_dict()), or "
+            'Compressed(..., exact=["3", "4"]) with their numbers'
+        )

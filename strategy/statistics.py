@@ -1,0 +1,83 @@
+"""BatchNorm's running statistics at the server: mixed of values, never stepped."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression import Layout, PayloadError, Update
+from compression.stages import Indices, Vector
+from compression.statistics import trained_entries
+
+Shares = NDArray[np.float32] | np.float32 | float
+
+
+class StatisticsMix:
+    """A convex mix of what is there and what nodes report, each with its share.
+
+    x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in 0..1: never beyond
+    the smallest and the largest of x and the reports, whatever optimiser steps the parameters. (A
+    stale difference added, or one times a momentum, can lead a variance below 0, and the model to
+    NaN.) The statistics are the last entries of a model.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.trained = trained_entries(layout)
+        self.size = layout.size - self.trained
+        self._places = np.arange(self.trained, layout.size, dtype=np.uint32)
+        names, sizes = layout.names, np.diff(layout.offsets)
+        mask = np.repeat([name.endswith("running_var") for name in names], sizes)
+        self._variances: NDArray[np.bool_] = mask[self.trained :]
+        self._start()
+
+    def _start(self) -> None:
+        self._sum = np.zeros(self.size)
+        self._shares = np.zeros(self.size)
+        self._weight = 0.0
+        self._low = np.full(self.size, np.inf, dtype=np.float32)
+        self._high = np.full(self.size, -np.inf, dtype=np.float32)
+
+    def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
+        """Return an update's trained part, indices (None: all) and values, and its statistics.
+
+        Raises `PayloadError` if some of these are missing, or a variance is below 0.
+        """
+        indices, values = update.indices, update.values
+        if not self.size:
+            return indices, values, values[:0]
+        statistics = update.entries(self.trained, self.trained + self.size)
+        if (statistics[self._variances] < 0).any():
+            raise PayloadError("its update holds a running variance below 0")
+        cut = len(values) - self.size
+        return None if indices is None else indices[:cut], values[:cut], statistics
+
+    def add(self, statistics: Vector, share: Shares = 1.0, weight: float = 1.0) -> None:
+        """Add what a node reports, (s,), by its share, one or (s,), and its weight in the mean."""
+        if not self.size:
+            return
+        part = np.minimum(np.asarray(share, dtype=np.float64), 1.0) * weight
+        self._sum += part * statistics
+        self._shares += part
+        self._weight += weight
+        np.minimum(self._low, statistics, out=self._low)
+        np.maximum(self._high, statistics, out=self._high)
+
+    def joined(
+        self, indices: Indices | None, values: Vector, there: Vector
+    ) -> tuple[Indices | None, Vector]:
+        """Return a step's trained part with the new statistics at its end; begin anew.
+
+        `there`: the model of which they are the last entries.
+        """
+        if not self.size:
+            return indices, values
+        now = there[self.trained :]
+        kept = self._weight - self._shares
+        mixed = (kept * now + self._sum) / self._weight
+        low, high = np.minimum(self._low, now), np.maximum(self._high, now)
+        statistics = np.clip(mixed.astype(np.float32), low, high)  # but for rounding it is there
+        self._start()
+        if indices is None and len(values) != self.trained:
+            raise ValueError(f"{len(values)} values for {self.trained} parameters")
+        places = None if indices is None else np.concatenate([indices, self._places])
+        return places, np.concatenate([values, statistics])
