@@ -30,12 +30,12 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from benchmarks.engine import FOREVER, application, on_ray
 from benchmarks.peers import add_losses
 from benchmarks.timing import Child, compare, take_turns
-from client.trainer import stream_seed
 from compression import Layout, decode_update
 from compression.stages import Indices, Memory
 from conf import Config
 from conf.build import codec_of, data_of, downlink_of, model_of, partition_of
 from conf.load import compose_config, to_config
+from task.draws import stream_seed
 from task.steps import prepare
 
 MODELS = {"lenet5": 10, "mlp": 20}  # rounds in a block

@@ -7,7 +7,6 @@ import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from hashlib import blake2b
 from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from compression.layout import Layout
 from compression.statistics import trained_entries
 from conf import Config
 from conf.build import codec_of, data_of, device_of, model_of, optimizer_of, partition_of
+from task.draws import OwnStream, stream_seed
 from task.flat import FlatModel
 from task.steps import batches, evaluate, prepare
 
@@ -89,7 +89,6 @@ class Trainer:
         self._step = inspect.unwrap(type(self.optimizer).step)
         self.loss = nn.CrossEntropyLoss()
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
-        self.has_dropout = any(isinstance(m, nn.Dropout) for m in self.flat.module.modules())
         self._prepared = Recent()
         names = self.flat.names
         self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
@@ -119,19 +118,18 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = lr
         generator = self._generator(node, server_round)
-        if self.has_dropout:  # the only layers that draw from torch's global stream
-            torch.manual_seed(stream_seed(self.config.seed, node.index, server_round) ^ 1)
         anchor = flat.parameters.clone() if proximal_mu else None
         total, steps = torch.zeros((), device=self.device), 0
-        for x, y in self._batches(images, labels, generator):
-            flat.zero_grad()
-            loss = self.loss(flat.module(x), y)
-            loss.backward()
-            if anchor is not None and (gradient := flat.parameters.grad) is not None:
-                gradient.add_(flat.parameters - anchor, alpha=proximal_mu)
-            self._step(optimizer)
-            total += loss.detach()
-            steps += 1
+        with self._layers_draws(node, server_round):
+            for x, y in self._batches(images, labels, generator):
+                flat.zero_grad()
+                loss = self.loss(flat.module(x), y)
+                loss.backward()
+                if anchor is not None and (gradient := flat.parameters.grad) is not None:
+                    gradient.add_(flat.parameters - anchor, alpha=proximal_mu)
+                self._step(optimizer)
+                total += loss.detach()
+                steps += 1
         metrics: Metrics = {
             "loss": total.item() / steps,
             "num-examples": len(labels),
@@ -151,12 +149,11 @@ class Trainer:
         flat.load(model)
         if not flat.module.training:
             flat.module.train()
-        if self.has_dropout:
-            torch.manual_seed(stream_seed(self.config.seed, node.index, number) ^ 1)
         x, y = self._batch(node, number)
         flat.drop_grad()
-        loss = self.loss(flat.module(x), y)
-        loss.backward()
+        with self._layers_draws(node, number):
+            loss = self.loss(flat.module(x), y)
+            loss.backward()
         metrics: Metrics = {"loss": loss.item(), "num-examples": len(y), "num-steps": 1}
         gradient = flat.collect_grad().cpu().numpy()
         if len(gradient) < len(model):
@@ -192,7 +189,8 @@ class Trainer:
         """Return `Evaluation`'s figures and the number of samples of the node's evaluation."""
         images, labels = self._samples(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state)
-        measured = evaluate(self.flat.module, images, labels)
+        with OwnStream(self.device, stream_seed(self.config.seed, node.index)):
+            measured = evaluate(self.flat.module, images, labels)
         return {**measured._asdict(), "num-examples": len(labels)}
 
     def _samples(self, node: Node, held_back: bool) -> Samples:
@@ -238,6 +236,13 @@ class Trainer:
         seed = stream_seed(self.config.seed, node.index, number)
         return torch.Generator().manual_seed(seed)
 
+    def _layers_draws(self, node: Node, number: int) -> OwnStream:
+        """Return the context in which the model draws (dropout, say) from the node's own stream.
+
+        Always: no look at a model shows all that draws (`F.dropout`, `nn.LSTM(dropout=)`).
+        """
+        return OwnStream(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
+
     def _batches(
         self, images: Tensor, labels: Tensor, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -248,12 +253,6 @@ class Trainer:
         size, single = config.batch_size, self.single
         every = (batches(images, labels, size, generator, single=single) for _ in epochs)
         return islice(chain.from_iterable(every), limit)
-
-
-def stream_seed(*parts: int) -> int:
-    """Return a 63-bit seed for a random stream named by integers, the same on every machine."""
-    digest = blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 _trainers: dict[tuple[int, str | None], Trainer] = {}

@@ -16,6 +16,7 @@ from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.schedule import Schedule
 from strategy.scheme import scheme_of
+from task.draws import OwnStream
 from task.flat import FlatModel
 from task.steps import Evaluation, evaluate, prepare
 
@@ -96,7 +97,8 @@ class Run:
     def _measure(self, arrays: ArrayRecord) -> Evaluation:
         self.newest = None
         self.model.load(to_vector(arrays))
-        return evaluate(self.model.module, self.test, self.labels, between=self.grid.tend)
+        with OwnStream(self.model.state.device, self.config.seed):  # a model may draw here, too
+            return evaluate(self.model.module, self.test, self.labels, between=self.grid.tend)
 
     def _measured_at_nodes(self) -> dict[str, float]:
         """Return what the nodes' own evaluation gave, if they were asked (fraction_evaluate)."""

@@ -1,0 +1,49 @@
+"""Random streams named by integers, for all that a model or a trainer draws."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import blake2b
+
+import torch
+
+
+def stream_seed(*parts: int) -> int:
+    """Return a 63-bit seed for a random stream named by integers, the same on every machine."""
+    digest = blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class OwnStream:
+    """Let all that draws from torch's global generators draw from a stream of `seed`.
+
+    Those of the CPU and of `device` are meant. They are put back afterwards: what else draws from
+    them in this process, a server's noise for privacy, say, never gets a node's stream. Numpy's
+    and Python's own global generators are not touched.
+    """
+
+    __slots__ = ("_before", "_generators", "_seed")
+
+    # A generator function under @contextmanager takes 9 microseconds more, as long as all the rest.
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self._generators, self._seed = _generators(device), seed
+
+    def __enter__(self) -> None:
+        self._before = [generator.get_state() for generator in self._generators]
+        for generator in self._generators:
+            generator.manual_seed(self._seed)
+
+    def __exit__(self, *raised: object) -> None:
+        for generator, state in zip(self._generators, self._before, strict=True):
+            generator.set_state(state)
+
+
+@lru_cache(maxsize=4)
+def _generators(device: torch.device) -> tuple[torch.Generator, ...]:
+    # Not torch.manual_seed: it goes through every kind of device, which takes 180 microseconds.
+    if device.type == "cpu":
+        return (torch.default_generator,)
+    kind = torch.get_device_module(device)  # its generators are there once a tensor is
+    if device.type == "mps":
+        return (torch.default_generator, kind._get_default_mps_generator())
+    return (torch.default_generator, kind.default_generators[device.index or 0])

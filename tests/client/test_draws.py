@@ -1,0 +1,144 @@
+"""What a model draws comes from (seed, node, round): the same in any process, in any order."""
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from client.node import Node
+from client.trainer import Trainer
+from conf import run_config
+from conf.load import compose_config, to_config
+from simulation.job import Job
+from simulation.local import run_local
+from task import draws
+from task.draws import OwnStream
+from task.models.parts import MODELS
+
+NODES = 4
+
+
+class Functional(nn.Module):
+    """Dropout that no look at the modules finds; it drops in eval mode, too."""
+
+    def __init__(self, features, classes):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(features, 12), nn.Linear(12, classes)
+        self.masks = []
+
+    def forward(self, x):
+        self.masks.append(F.dropout(torch.ones(64), 0.5).numpy().tobytes())
+        return self.outer(F.dropout(torch.relu(self.inner(x.flatten(1))), 0.5))
+
+
+class Recurrent(nn.Module):
+    """Two layers over the rows of an image, with dropout between them."""
+
+    def __init__(self, features, classes):
+        super().__init__()
+        self.lstm = nn.LSTM(features, 8, num_layers=2, dropout=0.5, batch_first=True)
+        self.outer = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.outer(self.lstm(x.flatten(1, 2))[0][:, -1])
+
+
+@pytest.fixture(autouse=True)
+def models(monkeypatch):
+    MODELS.names()
+    made = {
+        "functional": lambda channels, size, classes: Functional(channels * size**2, classes),
+        "recurrent": lambda channels, size, classes: Recurrent(size, classes),
+    }
+    for name, make in made.items():
+        monkeypatch.setitem(MODELS._members, name, make)
+
+
+def words(model, *more):
+    return [f"model.name={model}", f"nodes={NODES}", "local_steps=2", *more]
+
+
+def trainer(*more):
+    return Trainer(to_config(compose_config(words(*more))))
+
+
+def asked(t, node, number):
+    """What a trained model, a gradient and an evaluation give."""
+    place, start = Node(node, NODES), np.linspace(-1, 1, t.layout.size, dtype=np.float32)
+    trained = t.train(place, start, server_round=number, lr=0.1)[0].tobytes()
+    return trained, t.gradient(place, start, number=number)[0].tobytes(), t.evaluate(place, start)
+
+
+@pytest.mark.parametrize("model", ["functional", "recurrent"])
+def test_a_node_draws_the_same_after_any_other(model):
+    one, other = trainer(model), trainer(model)
+    torch.manual_seed(1)
+    first = asked(one, 0, 1)
+    torch.manual_seed(2)
+    assert asked(other, 1, 1) != first
+    assert asked(other, 0, 1) == first
+
+
+def test_every_node_round_and_seed_has_masks_of_its_own():
+    masks = []
+    for t, node, number in [
+        *((trainer("functional", f"seed={seed}"), 0, 1) for seed in (0, 1)),
+        *((trainer("functional"), node, number) for node, number in [(1, 1), (0, 2)]),
+    ]:
+        asked(t, node, number)
+        trained, gradients = t.flat.module.masks[:2], t.flat.module.masks[2:3]
+        masks += trained
+        assert gradients == trained[:1]  # one stream for what is asked in a round
+    assert len(set(masks)) == len(masks) == 8
+
+
+@pytest.mark.parametrize(("model", "algorithm"), [("functional", "asgd"), ("recurrent", "fedavg")])
+def test_weights_are_the_same_at_every_run_and_for_any_number_of_workers(
+    model, algorithm, tmp_path
+):
+    asynchronous = ["strategy.pushes=12", "local_steps=null"]
+    more = ["rounds=2"] if algorithm == "fedavg" else asynchronous
+    composed = compose_config(words(model, f"algorithm={algorithm}", "eval_every=2", *more))
+    config = to_config(composed)
+    weights, losses = [], []
+    for number, workers in enumerate([1, 1, 2]):
+        folder = tmp_path / str(number)
+        values = run_config(composed, output=str(folder))
+        job = Job(tmp_path, values, config.nodes, folder, config.seed, config.network)
+        run_local(job, workers=workers)
+        weights.append((folder / "model.safetensors").read_bytes())
+        rows = (folder / "history.jsonl").read_text().splitlines()
+        losses.append([row.partition('"seconds"')[0] for row in rows])
+    assert weights[0] == weights[1] == weights[2]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_what_else_draws_in_the_process_never_notices():
+    cpu = torch.device("cpu")
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    with contextlib.suppress(RuntimeError), OwnStream(cpu, 7):
+        own = torch.rand(3)
+        raise RuntimeError("halfway")
+    torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
+    with OwnStream(cpu, 7):
+        torch.testing.assert_close(torch.rand(3), own, rtol=0, atol=0)
+
+
+def test_a_devices_own_generator_is_set_and_put_back(monkeypatch):
+    """Here without such a device: two generators stand for those of two."""
+    kind = SimpleNamespace(default_generators=(torch.Generator(), torch.Generator()))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: kind)
+    draws._generators.cache_clear()
+    left, right = (torch.rand(1, generator=g.clone_state()) for g in kind.default_generators)
+    with OwnStream(torch.device("cuda:1"), 7):
+        own = torch.rand(1, generator=kind.default_generators[1])
+        torch.testing.assert_close(torch.rand(1), own, rtol=0, atol=0)
+    draws._generators.cache_clear()
+    for generator, expected in zip(kind.default_generators, (left, right), strict=True):
+        assert torch.rand(1, generator=generator) == expected
