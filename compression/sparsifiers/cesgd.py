@@ -24,16 +24,18 @@ class CESGD(Sparsifier):
 
     Tao, Xia, Li, Cheng, "CE-SGD: Communication-efficient distributed machine learning",
     Algorithm 2, Definitions 1 to 3, layer by layer (``scope="tensor"``; ``"global"``, ours: those
-    of the whole model compete). V starts random with ``density``. While the loss falls V stays and
-    the map M = sum of V grows; else V ~ Bernoulli(p), with the ``operator``
+    of the whole model compete). V starts random with ``density``. While the loss falls V stays;
+    else V ~ Bernoulli(p), with the ``operator``
 
-        map            p = M / max M                                         (line 14)
+        map            p = M / max M                                (line 14, equation 7)
         gradient       p = |g| / max |g|                           (text of Definition 3)
         union          p = 1 - (1 - M / max M) (1 - min(1, gain |g| / max |g|))    (both)
         proportional   p = min(1, c |g| (1 + M / max M)), sum of p = density n     (ours)
         largest        p = 1 for the density n largest |g| (1 + M / max M), else 0 (ours)
 
-    The first three send what comes of it; the last two send the ``density``, in the mean, at every
+    M is the sum of every V for ``map``, literally; for the others only of those V that came with a
+    falling loss ("previously sending the exact gradient will make the loss function decrease"). The
+    first three send what comes of it; the last two send the ``density``, in the mean, at every
     step (c as in Wangni et al. 2018, "Gradient sparsification", Algorithm 3). The speculative
     update adds a share of rarely sent coordinates to each new V. A map that is all zero stands for
     ``density`` everywhere; density 1 sends everything, always.
@@ -66,9 +68,7 @@ class CESGD(Sparsifier):
         first, better = "map" not in memory, fallen(step)
         weights = remembered(memory, "map", size, np.float32)
         sent = remembered(memory, "sent", size, np.bool_)
-        if better:
-            weights += sent
-        else:
+        if not better:
             chances = workspace("cesgd", size, np.float32)
             if first:
                 chances.fill(self.density)
@@ -77,6 +77,8 @@ class CESGD(Sparsifier):
             np.less(step.rng.generator.random(size, dtype=np.float32), chances, out=sent)
             if not first:
                 self._speculate(weights, step)
+        if better or self.operator == "map":
+            weights += sent
         indices = np.flatnonzero(sent).astype(np.uint32)
         return Selection(indices, update[indices], better)
 

@@ -22,12 +22,24 @@ def test_cesgd_keeps_its_set_while_the_loss_falls(operator):
     assert [same for _, same in sets] == [False, True, True, False, True]
     assert sets[0][0] == sets[1][0] == sets[2][0] != sets[3][0]
     assert sets[3][0] == sets[4][0]
+    counts = (3, 2) if operator == "map" else (2, 1)  # every V, or those with a falling loss
     expected = np.zeros(N)
-    expected[sets[0][0]] += 2
-    expected[sets[3][0]] += 1
+    for (indices, _), count in zip((sets[0], sets[3]), counts, strict=True):
+        expected[indices] += count
     np.testing.assert_array_equal(memory["map"], expected)
     # V0 has density 0.12: within 5 standard deviations.
     assert abs(len(sets[0][0]) - 0.12 * N) < 5 * np.sqrt(0.12 * 0.88 * N)
+
+
+def test_the_map_is_the_sum_of_every_selection():
+    """Equation 7, whatever the loss did; what was sent first is then sent always."""
+    total, first = np.zeros(N), None
+    losses = [5, 6, 7, 6, 8, 9]
+    for _, (indices, _, _), memory in run(make("cesgd", operator="map", density=0.3), 6, losses):
+        total[indices] += 1
+        first = indices if first is None else first
+        np.testing.assert_array_equal(memory["map"], total)
+        assert np.isin(first, indices).all()
 
 
 def chances_of(weights, total):
@@ -77,7 +89,7 @@ def test_cesgd_speculates_on_seldom_seen_coordinates():
     weights = np.zeros(N, dtype=np.float32)
     weights[: N // 2] = 10
     weights[LAYOUT.offsets[1:-1]] = 10  # no tensor without any
-    memory = {"loss": np.array([1.0]), "map": weights, "sent": np.zeros(N, bool)}
+    memory = {"loss": np.array([1.0]), "map": weights.copy(), "sent": np.zeros(N, bool)}
     indices, _, _ = sparsifier.select(update(), Step(LAYOUT, memory, Rng(0, 0), 2.0))
     rare = indices[weights[indices] == 0]
     assert len(rare) == pytest.approx(0.05 * N, abs=3)
