@@ -50,9 +50,9 @@ class Worker:
     def step(self, message: Message, node: Node, context: Context) -> Message:
         """Bring the model to the server's version, make this round's update, answer with it.
 
-        Reads `server-round`, `lr`, `applied`, `checksum` and what `strategy.versions` adds from the
-        message's ConfigRecord. Raises `PayloadError` if the node cannot follow, or for an update
-        that is not finite.
+        Reads `server-round`, `lr`, `applied`, `workers`, `proximal-mu`, `checksum` and what
+        `strategy.versions` adds from the message's ConfigRecord. Raises `PayloadError` if the node
+        cannot follow, or for an update that is not finite.
         """
         start = time.perf_counter()
         config = cast(ConfigRecord, message.content["config"])
@@ -61,7 +61,7 @@ class Worker:
         drift = 0.0
         if self._mask_received:
             model, drift = self._masked(model, config, message.content, context)
-        update, metrics = self._update(node, model, server_round, cast(float, config["lr"]))
+        update, metrics = self._update(node, model, server_round, config)
         if self._mask_received:
             metrics["drift"] = drift
         content = self._encoded(update, metrics, config, node, context)
@@ -70,12 +70,18 @@ class Worker:
         return Message(content, reply_to=message)
 
     def _update(
-        self, node: Node, model: Vector, server_round: int, lr: float
+        self, node: Node, model: Vector, server_round: int, config: ConfigRecord
     ) -> tuple[Vector, Metrics]:
         """Return the round's update, float32 (n,), which the server's optimiser will subtract."""
         if self._gradient:
             return self._trainer.gradient(node, model, number=server_round - 1)
-        trained, metrics = self._trainer.train(node, model, server_round=server_round, lr=lr)
+        trained, metrics = self._trainer.train(
+            node,
+            model,
+            server_round=server_round,
+            lr=cast(float, config["lr"]),
+            proximal_mu=cast(float, config.get("proximal-mu", 0.0)),
+        )
         update: Vector = model - trained
         update[self._trained :] = trained[self._trained :]  # statistics: values
         return update, metrics
@@ -97,6 +103,7 @@ class Worker:
             sequence=server_round,
             seed=seed,
             loss=cast(float, metrics["loss"]),
+            workers=cast(int, config.get("workers", 0)),
         )
         note = ConfigRecord({"sequence": server_round})
         return RecordDict({"arrays": payload_record(payload), NOTE: note})

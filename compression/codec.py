@@ -88,6 +88,7 @@ class Codec:
         seed: int = 0,
         names: bool = False,
         loss: float | None = None,
+        workers: int = 0,
         as_before: bool = False,
         own: Sequence[Own] = (),
     ) -> bytes:
@@ -96,8 +97,10 @@ class Codec:
         ``memory``: the arrays kept on this node, changed in place; without, every update is the
         first. ``seed``: for methods that draw; the global random state is never touched.
         ``names``: add the tensors' names and dtypes, for a receiver that has no layout. ``loss``:
-        of the data that made the update, for methods that steer by it. ``as_before``: the receiver
-        has decoded this memory's last payload and kept its indices, which need no sending again.
+        of the data that made the update, for methods that steer by it. ``workers``: how many
+        updates make the server's next step, for methods that clip by it (0: nobody said).
+        ``as_before``: the receiver has decoded this memory's last payload and kept its indices,
+        which need no sending again.
         ``own``: by position, which is that among all tensors of the model.
         Raises ValueError for a vector or memory that does not fit the layout, PayloadError for NaN
         or infinity in the update, of which the memory has then not heard, and for sums with
@@ -110,7 +113,7 @@ class Codec:
         cut = layout if inner is None else inner.layout
         trained = update if inner is None else inner.gather(update)
         given = self._given(trained, memory)
-        step = Step(cut, memory, Rng(seed, 0), loss)
+        step = Step(cut, memory, Rng(seed, 0), loss, workers)
         indices, values, same = self.sparsifier.select(given, step)
         if values is not update and not is_finite(values):
             memory.clear()

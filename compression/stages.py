@@ -89,12 +89,15 @@ class Step(NamedTuple):
 
     ``memory``: raw arrays by name, empty at the first step; a method adds its own and changes
     them in place. ``loss``: of the mini-batch or epoch that made the update, if anyone said.
+    ``workers``: how many updates the server's next step is made of, this one among them; 0 if
+    nobody said.
     """
 
     layout: Layout
     memory: Memory
     rng: Rng
     loss: float | None = None
+    workers: int = 0
 
 
 class Method:

@@ -52,11 +52,12 @@ class Asynchronous(ParameterServer):
 
     x = x - rate * factor * update, where `staleness` gives the factor: ASGD, Comp-ASGD and AdaComp
     (Hardy, Le Merrer, Sericola 2017, Algorithms 1 and 2). An update is a gradient, at the run's lr,
-    or a delta (`update="delta"`), at `server_lr`. `mix`: x = (1 - a) x + a (the node's model),
-    a = server_lr * factor (FedAsync, Xie et al. 2019, Algorithm 1). `buffer` K > 1: K updates make
-    one step with their mean (FedBuff, Nguyen et al. 2022, Algorithm 1); staleness then counts
-    steps, and what is left in the buffer at the end is not applied. At most `in_flight` messages
-    are with a node at a time: it need not wait for the server.
+    or a delta (`update="delta"`), at `server_lr`. `mix`: x = (1 - a) x + a (the node's model), a =
+    server_lr * factor (FedAsync, Xie et al. 2019, Algorithm 1). `proximal_mu`: its rho, of the
+    nodes' pull towards the model that they were sent, rho / 2 |x - x_sent|^2. `buffer` K > 1: K
+    updates make one step with their mean (FedBuff, Nguyen et al. 2022, Algorithm 1); staleness then
+    counts steps, and what is left in the buffer at the end is not applied. At most `in_flight`
+    messages are with a node at a time: it need not wait for the server.
 
     The run ends after `pushes` answers, used or not. Every `record_every` the model is handed to
     `evaluate_fn`. A node that does not answer within the time-out is sent a message anew.
@@ -72,6 +73,7 @@ class Asynchronous(ParameterServer):
         update: str = "gradient",
         server_lr: float = 1.0,
         mix: bool = False,
+        proximal_mu: float = 0.0,
         buffer: int = 1,
         in_flight: int = 1,
         record_every: int = 1,
@@ -92,6 +94,8 @@ class Asynchronous(ParameterServer):
             raise ValueError(f"buffer={buffer} is never full with pushes={pushes}")
         if mix and (update != "delta" or buffer > 1 or server_lr > 1):
             raise ValueError("mix goes with update=delta, buffer=1 and a server_lr of at most 1")
+        if not 0 <= proximal_mu < math.inf or (proximal_mu and update != "delta"):
+            raise ValueError("proximal_mu, a number of at least 0, goes with update=delta")
         if not isinstance(staleness, Staleness):
             raise ValueError(
                 "staleness is chosen by strategy/staleness=none, global, polynomial, per_parameter"
@@ -102,6 +106,7 @@ class Asynchronous(ParameterServer):
             raise ValueError("in_flight above 1 goes with methods that keep no memory")
         self.pushes, self.staleness, self.mix, self.buffer = pushes, staleness, mix, buffer
         self.in_flight, self.record_every = in_flight, record_every
+        self._proximal = {"proximal-mu": proximal_mu} if proximal_mu else {}
 
     def summary(self) -> None:
         """Log what the strategy does."""
@@ -221,6 +226,8 @@ class Asynchronous(ParameterServer):
             **self._config,
             "server-round": self._count[node],
             "applied": self._uplink.last_applied(node),
+            "workers": self.buffer,
+            **self._proximal,
         }
         config = filled(ConfigRecord(), values)
         content = filled(RecordDict(), {"arrays": parcel.arrays, "config": config})

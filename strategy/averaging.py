@@ -150,6 +150,7 @@ class SparseAveraging(ParameterServer):
         contents: dict[tuple[int | None, int], tuple[RecordDict, int]] = {}
         messages = []
         self._draw(server_round, grid)
+        told["workers"] = min(self._needed, len(self._asked))
         for node in self._asked:
             key = self._versions.base_of(node), self._uplink.last_applied(node)
             if key not in contents:

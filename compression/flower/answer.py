@@ -26,6 +26,7 @@ def encode_answer(
     sequence: int,
     seed: int,
     loss: float | None = None,
+    workers: int = 0,
     own: Sequence[Own] = (),
 ) -> bytes:
     """Return the payload of the answer number `sequence`; `state` is changed and saved.
@@ -45,6 +46,7 @@ def encode_answer(
         memory=state.memory,
         seed=seed,
         loss=loss,
+        workers=workers,
         as_before=arrived and state.sequence > 0,
         own=own,
     )

@@ -148,6 +148,7 @@ class CompressionMod:
             sequence=sequence,
             seed=seed,
             loss=loss,
+            workers=cast(int, note.get("workers", 0)),
             own=own,
         )
         return blob, sequence

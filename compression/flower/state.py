@@ -23,9 +23,9 @@ _REPLICA, _LAST = "replica", "last-payload"  # entries of MEMORY beside the code
 def note_of(content: RecordDict) -> Note:
     """Return what a message's note of compression says; empty if it has none.
 
-    `applied` and `sequence`: numbers of a node's replies, from 1; `base` and `version`: names of
-    versions; `exact`: patterns of names of tensors that travel in their own type. Raises
-    PayloadError for anything else: it comes from another program.
+    `applied` and `sequence`: numbers of a node's replies, from 1; `workers`: of the nodes asked in
+    this round; `base` and `version`: names of versions; `exact`: patterns of names of tensors that
+    travel in their own type. Raises PayloadError for anything else: it comes from another program.
     """
     record = content.get(NOTE, ConfigRecord())
     if not isinstance(record, ConfigRecord):
@@ -36,7 +36,7 @@ def note_of(content: RecordDict) -> Note:
             continue
         number = type(value) is int and 0 < value < 1 << 62
         name = type(value) is bytes and len(value) == 8
-        if not (number if key in ("applied", "sequence") else name):
+        if not (number if key in ("applied", "sequence", "workers") else name):
             raise PayloadError(f"the record {NOTE!r} holds {value!r} as {key}")
     return note
 

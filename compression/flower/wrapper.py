@@ -230,7 +230,7 @@ class Compressed(Strategy):
             node = message.metadata.dst_node_id
             key = id(content), self._downlink.base_of(node)
             if key not in cache:
-                cache[key] = self._encode(content, model, form, key[1])
+                cache[key] = self._encode(content, model, form, key[1], len(messages) * remember)
             message.content, sent = cache[key]
             self._downlink.sent(node, sent)
             note = self._uplink.note_for(node)
@@ -244,7 +244,7 @@ class Compressed(Strategy):
         return messages
 
     def _encode(
-        self, content: RecordDict, model: Model, form: Form, base: bytes | None
+        self, content: RecordDict, model: Model, form: Form, base: bytes | None, workers: int
     ) -> tuple[RecordDict, Sent]:
         """Return the content with a payload in it, and what was sent."""
         name, arrays = records(content, ArrayRecord)[0]
@@ -252,6 +252,7 @@ class Compressed(Strategy):
         sent = self._downlink.encode(whole, form, base, names=not self.flat)
         encoded = replace_arrays(content, name, payload_record(sent.payload))
         note: Note = {**sent.note, **({"exact": list(self.exact)} if self.exact else {})}
+        note |= {"workers": workers} if workers else {}
         if note:
             encoded[NOTE] = ConfigRecord(note)
         return encoded, sent

@@ -26,11 +26,12 @@ class DGC(Accumulating):
     Lin, Han, Mao, Wang, Dally 2018, "Deep gradient compression", Algorithm 4: u = momentum u + g,
     v = v + u; the largest of v are sent and taken out of it, and out of u too (momentum factor
     masking) once the sparsity is 0.99. ``clip_norm`` (0: off): the gradient's norm is held below
-    clip_norm / sqrt(``workers``) (section 3.2). ``warmup_steps``: the sparsity rises over so many
-    steps, from 75 % in four parts (section 3.3). Biases and norms (tensors of at most one
-    dimension) go whole, and with ``layers="conv"`` everything but convolutions (Edgify). Of each
-    tensor exactly the share is sent, at least 1: the threshold comes from a sample and is then made
-    exact (`compression.selection.largest`), as by their hierarchical selection.
+    clip_norm / sqrt(N) (section 3.2). N is the number of updates that the server averages, as it
+    says with each message, unless ``workers`` (0: not given) is one. ``warmup_steps``: the sparsity
+    rises over so many steps, from 75 % in four parts (section 3.3). Biases and norms (tensors of at
+    most one dimension) go whole, and with ``layers="conv"`` everything but convolutions (Edgify).
+    Of each tensor exactly the share is sent, at least 1: the threshold comes from a sample and is
+    then made exact (`compression.selection.largest`), as by their hierarchical selection.
     """
 
     name: ClassVar[str] = "dgc"
@@ -40,7 +41,7 @@ class DGC(Accumulating):
     momentum: float = 0.9
     warmup_steps: int = 0
     clip_norm: float = 0.0
-    workers: int = 1
+    workers: int = 0
     layers: str = "all"
 
     def __post_init__(self) -> None:
@@ -48,7 +49,7 @@ class DGC(Accumulating):
         expect_between(self.name, "momentum", self.momentum, 0, 1)
         expect_at_least(self.name, "warmup_steps", self.warmup_steps, 0)
         expect_at_least(self.name, "clip_norm", self.clip_norm, 0)
-        expect_at_least(self.name, "workers", self.workers, 1)
+        expect_at_least(self.name, "workers", self.workers, 0)
         expect_one_of(self.name, "layers", self.layers, LAYERS)
 
     @property
@@ -65,7 +66,7 @@ class DGC(Accumulating):
         momentum = remembered(step.memory, "momentum", len(update), np.float32)
         velocity = remembered(step.memory, "velocity", len(update), np.float32)
         momentum *= np.float32(self.momentum)
-        factor = self._factor(update)
+        factor = self._factor(update, self.workers or step.workers or 1)
         momentum += update if factor == 1 else update * factor
         velocity += momentum
         return velocity
@@ -92,9 +93,9 @@ class DGC(Accumulating):
             return self.sparsity
         return min(self.sparsity, WARMUP[steps * len(WARMUP) // self.warmup_steps])
 
-    def _factor(self, update: Vector) -> np.float32:
+    def _factor(self, update: Vector, workers: int) -> np.float32:
         norm = float(np.linalg.norm(update)) if self.clip_norm else 0.0
-        limit = self.clip_norm / self.workers**0.5
+        limit = self.clip_norm / workers**0.5
         return np.float32(limit / norm if norm > limit else 1)
 
     def _mask(self, indices: Indices, step: Step) -> None:

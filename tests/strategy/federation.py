@@ -78,7 +78,7 @@ class Trainer:
         metrics = {"loss": 1.0 / number if number else 2.0, "num-examples": key[0]}
         return made, {**metrics, "num-steps": self.steps(*key)}
 
-    def train(self, node, model, *, server_round, lr):
+    def train(self, node, model, *, server_round, lr, proximal_mu):
         made, metrics = self.gradient(node, model, number=server_round - 1)
         return np.concatenate([model[:TRAINED] - made[:TRAINED], made[TRAINED:]]), metrics
 

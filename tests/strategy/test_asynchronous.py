@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load
+from torch.nn import functional as F
 
 from compression import Layout, decode_update, make_codec
 from conf import run_config
-from conf.build import codec_of
+from conf.build import codec_of, data_of, model_of
 from conf.load import compose_config, to_config
 from simulation.clock import Ideal
 from simulation.grid import size_of
@@ -17,6 +20,7 @@ from simulation.job import Job
 from simulation.local import run_local
 from strategy.asynchronous import Asynchronous
 from strategy.staleness import Global, PerParameter, Polynomial
+from task.steps import prepare
 from tests.strategy.event_loop import CODECS, POLICIES, WAITS, assert_same, at_once, event_loop
 from tests.strategy.federation import (
     NODES,
@@ -129,6 +133,8 @@ WRONG = [
     ({"mix": True}, "mix goes with update=delta"),
     ({"mix": True, "update": "delta", "buffer": 2}, "mix goes with"),
     ({"mix": True, "update": "delta", "server_lr": 1.5}, "mix goes with"),
+    ({"proximal_mu": 0.1}, "proximal_mu, a number of at least 0, goes with update=delta"),
+    ({"proximal_mu": -1.0, "update": "delta"}, "proximal_mu, a number"),
     ({"buffer": 5, "pushes": 4}, "buffer=5 is never full"),
     ({"staleness": 3}, "staleness is chosen by"),
     ({"downlink": make_codec()}, "downlink=full"),
@@ -176,6 +182,38 @@ def test_the_whole_model_competes_but_in_adacomp(name, sent):
     codec = codec_of(to_config(compose_config([f"algorithm={name}"])))
     indices = decode_update(codec.encode(update, layout), layout).indices
     assert np.diff(np.searchsorted(indices, layout.offsets)).tolist() == sent
+
+
+@pytest.mark.parametrize("rho", [0.0, 2.0])
+def test_fedasyncs_nodes_are_pulled_to_the_model_they_were_sent(rho, tmp_path):
+    """Xie et al. 2019, Algorithm 1: gradients of f + rho / 2 |x - x_t|^2, all samples a batch."""
+    words = [f"strategy.proximal_mu={rho}", "strategy.server_lr=1", "local_steps=3"]
+    alone = [
+        "nodes=1",
+        "batch_size=2000",
+        "strategy.pushes=1",
+        "eval_every=1",
+        "optimizer.momentum=0",
+    ]
+    weights, _ = result_of(tmp_path, "fedasync", 1, *words, *alone)
+    config = to_config(compose_config(["algorithm=fedasync", *alone]))
+    data = data_of(config)
+    images, labels = prepare(data.train.images, data.mean, data.std), data.train.labels
+    model = model_of(config, data)
+    first = [p.detach().clone() for p in model.parameters()]
+    for _ in range(3):
+        loss = F.cross_entropy(model(images), labels)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for p, g, start in zip(model.parameters(), gradients, first, strict=True):
+                p -= config.lr * (g + rho * (p - start))
+    for name, tensor in load(weights).items():
+        torch.testing.assert_close(tensor, model.state_dict()[name], atol=1e-5, rtol=1e-4)
+
+
+def test_the_papers_rho_is_fedasyncs_and_nobody_elses():
+    mu = {n: to_config(compose_config([f"algorithm={n}"])).strategy["proximal_mu"] for n in PRESETS}
+    assert mu == {**dict.fromkeys(PRESETS, 0.0), "fedasync": 0.005}
 
 
 SLOW = ["network.up_mbps=0.02", "network.seconds_per_step=0.1", "network.crash=0.02"]

@@ -63,7 +63,7 @@ def test_a_loss_falls_only_between_two_that_are_known(name):
         ("threshold", {"threshold": 0.0}),
         ("dgc", {"sparsity": 1.0}),
         ("dgc", {"layers": "fc"}),
-        ("dgc", {"workers": 0}),
+        ("dgc", {"workers": -1}),
         ("dgc", {"warmup_steps": -1}),
         ("dgc", {"clip_norm": -1.0}),
         ("dgc", {"momentum": 1.1}),

@@ -1,0 +1,82 @@
+"""DGC's clip, clip_norm / sqrt(N): N is the number of updates that make the server's next step."""
+
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAvg
+
+from compression import Layout, decode, decode_update, make_codec
+from compression.flower import Compressed, CompressionMod, payload_of
+from tests.compression.flower.federation import node_app, run
+from tests.strategy.federation import LAYOUT, NODES, TRAINED, Federation, Trainer
+
+CLIPPED = {"sparsifier": "dgc", "sparsity": 0.0, "momentum": 0.0, "clip_norm": 0.5}
+
+
+def federation(update="gradient", **options):
+    """A federation, and the norms of what its nodes send."""
+    norms = []
+
+    def reply(key, answer):
+        sent = decode_update(payload_of(answer.content)[1], LAYOUT).dense()
+        norms.append(float(np.linalg.norm(sent[:TRAINED])))
+        return answer
+
+    return Federation(Trainer(update, **CLIPPED, **options), reply=reply), norms
+
+
+@pytest.mark.parametrize(
+    ("options", "asked", "workers"),
+    [
+        ({}, NODES, NODES),
+        ({"fraction_train": 0.5}, 2, 2),
+        ({"quorum": 0.75}, NODES, 3),
+        ({"fraction_train": 0.75, "quorum": 0.4}, 3, 2),
+    ],
+)
+def test_of_a_round_those_that_are_averaged_count(options, asked, workers):
+    served, norms = federation()
+    served.run(1, **options)
+    assert norms == pytest.approx([0.5 * workers**-0.5] * len(norms), rel=1e-5)
+    assert workers <= len(norms) <= asked
+
+
+@pytest.mark.parametrize("buffer", [1, 3])
+def test_of_an_asynchronous_step_its_buffer_counts(buffer):
+    served, norms = federation()
+    served.push(6, buffer=buffer)
+    assert norms == pytest.approx([0.5 * buffer**-0.5] * len(norms), rel=1e-5)
+
+
+def test_a_number_that_is_given_holds():
+    served, norms = federation(workers=16)
+    served.run(1)
+    assert norms == pytest.approx([0.125] * NODES, rel=1e-5)
+
+
+@pytest.mark.parametrize(("fraction", "workers"), [(1.0, 6), (0.5, 3)])
+def test_flowers_own_strategies_say_how_many_they_ask(fraction, workers):
+    norms = []
+
+    def spy(message, context, call_next):
+        reply = call_next(message, context)
+        update, _ = decode(payload_of(reply.content)[1], layout)
+        norms.append(float(np.linalg.norm(update)))
+        return reply
+
+    layout = Layout(
+        ("conv.weight", "conv.bias", "scale", "fc.weight"),
+        ((4, 1, 3, 3), (4,), (), (5, 36)),
+        ("float32",) * 4,
+    )
+    mod = CompressionMod(make_codec(**CLIPPED))
+    app = node_app(lambda *words: spy(*words[:2], lambda m, c: mod(m, c, words[2])))
+    run(Compressed(FedAvg(fraction_train=fraction, fraction_evaluate=0)), app)
+    assert len(norms) == 3 * workers
+    assert norms == pytest.approx([0.5 * workers**-0.5] * len(norms), rel=1e-5)
+
+
+def test_where_nobody_says_it_is_one():
+    layout, g = Layout(("fc",), ((9, 9),), ("float32",)), np.ones(81, np.float32)
+    for words, norm in [({}, 0.5), ({"workers": 4}, 0.25)]:
+        payload = make_codec(**CLIPPED).encode(g, layout, **words)
+        assert np.linalg.norm(decode(payload, layout)[0]) == pytest.approx(norm)
