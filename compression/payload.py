@@ -95,7 +95,6 @@ class Description:
     selected: int  # entries that are there
     tensors: int
     bytes: int  # of the payload
-    exact: bool  # whether all that was given is there, bit for bit
 
 
 def decode(
@@ -162,7 +161,6 @@ def describe(payload: Buffer) -> Description:
         selected=selected,
         tensors=len(parsed.layout),
         bytes=memoryview(payload).nbytes,
-        exact=parsed.quantizer.exact and parsed.selected is None,
     )
 
 

@@ -109,6 +109,7 @@ def _compression_config() -> type:
         ("quantizer", str, "float32"),
         ("coder", str, "entropy"),
         ("feedback", bool | None, None),
+        ("exact", list[str] | None, None),
     ]
     options = [(name, kind | None, None) for name, kind, _ in option_fields()]
     return make_dataclass("CompressionConfig", [*stages, *options])

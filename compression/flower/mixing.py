@@ -128,5 +128,4 @@ def median(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return the median of each entry, the lower one of two: always a value that was sent."""
     stacked = np.stack(values)
     middle = (len(stacked) - 1) // 2
-    chosen: NDArray[Any] = np.partition(stacked, middle, axis=0)[middle]
-    return chosen
+    return np.asarray(np.partition(stacked, middle, axis=0)[middle])  # of 0-d it is a scalar

@@ -48,7 +48,13 @@ def expect_clip_kept(codec: Codec, layout: Layout) -> None:
 
 def within_clip(codec: Codec, delta: Vector, layout: Layout, clip: float, seed: int) -> Vector:
     """Return the delta, a little shorter where its rounding would be longer than `clip`."""
+    norm = _decoded_norm(codec, delta, layout, seed)
+    while norm > clip:  # once, or a few times where what is shorter is rounded in another way
+        delta = delta * np.float32(clip / norm * (1 - 1e-6))
+        norm = _decoded_norm(codec, delta, layout, seed)
+    return delta
+
+
+def _decoded_norm(codec: Codec, delta: Vector, layout: Layout, seed: int) -> float:
     sent, _ = decode(codec.encode(delta, layout, seed=seed), layout)
-    norm = float(np.linalg.norm(sent.astype(np.float64)))
-    shorter: Vector = delta * np.float32(clip / norm * (1 - 1e-6)) if norm > clip else delta
-    return shorter
+    return float(np.linalg.norm(sent.astype(np.float64)))

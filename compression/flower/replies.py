@@ -6,13 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from logging import getLogger
+from typing import cast
 
 from flwr.app import Message, MetricRecord, RecordDict
 
 from compression.flower.arrays import records
 from compression.flower.form import unnamed
 from compression.payload import describe
-from compression.stages import PayloadError
+from compression.registry import get
+from compression.stages import PayloadError, Quantizer
 
 log = getLogger("edgewire")
 
@@ -48,9 +50,16 @@ def _kinds(reply: Message) -> frozenset[tuple[str, int]]:
     )
 
 
+def _loses(payload: bytes) -> bool:
+    """Return whether a payload lacks anything of what was given."""
+    said = describe(payload)
+    exact = cast(type[Quantizer], get("quantizer", said.quantizer)).exact
+    return said.selected < said.n or not exact
+
+
 def warn_of_no_names(names: Sequence[str], exact: Sequence[str], payload: bytes) -> None:
     """Warn of a lossy payload for tensors of which nobody knows which are statistics."""
-    if unnamed(names) and not exact and not describe(payload).exact:
+    if unnamed(names) and not exact and _loses(payload):
         log.warning(
             "the model's arrays have no names, so BatchNorm's running statistics among them are "
             "compressed as weights are: give ArrayRecord(model.state_dict()), or "

@@ -14,7 +14,10 @@ FOLDER = HERE / "payloads"
 sys.path.insert(0, str(HERE.parents[1]))
 
 from compression import Layout, decode, make_codec, names  # noqa: E402
+from compression.header import DTYPES  # noqa: E402
+from compression.own import Own  # noqa: E402
 
+OWN = FOLDER / "own" / "v1-dense-int8-zstd.ewp"
 MANY = FOLDER / "many" / "v1-topk-float32-entropy.ewp"
 LAYOUT = Layout(
     ("conv.weight", "conv.bias", "steps", "none", "zeros", "fc.weight"),
@@ -61,6 +64,15 @@ def many() -> tuple[np.ndarray, Layout, float]:
     return values, layout, np.count_nonzero(values) / values.size
 
 
+def own() -> tuple[Own, ...]:
+    """Return a tensor of each type that numpy has, before, among and behind those of LAYOUT."""
+    kinds = [name for name in DTYPES if name != "bfloat16"]
+    return tuple(
+        Own(2 * i, f"{kind} größe", (np.arange(6).reshape(2, 3) % 2 * (i + 1)).astype(kind))
+        for i, kind in enumerate(kinds)
+    )
+
+
 def paths(combination: tuple[str, str, str]) -> tuple[Path, Path]:
     """Where a combination's payload and the values that it decodes to are stored."""
     stem = "v1-" + "-".join(combination)
@@ -81,6 +93,10 @@ def main() -> None:
     if not MANY.exists():
         values, layout, density = many()
         MANY.write_bytes(make_codec("topk", density=density).encode(values, layout))
+    if not OWN.exists():
+        OWN.parent.mkdir(parents=True, exist_ok=True)
+        codec = make_codec(quantizer="int8", coder="zstd")
+        OWN.write_bytes(codec.encode(update(), LAYOUT, names=True, own=own()))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compression import decode, describe, make_codec
+from compression import decode, decode_update, describe, make_codec
 from compression.payload import parts_of
 
 STORE = runpy.run_path(str(Path(__file__).parent / "make_payloads.py"))
@@ -33,6 +33,15 @@ def test_a_stored_payload_of_many_indices():
     payload = STORE["MANY"].read_bytes()
     assert len(payload) < 2 * np.count_nonzero(values)
     np.testing.assert_array_equal(decode(payload, layout)[0], values)
+
+
+def test_a_stored_payload_of_tensors_in_their_own_type():
+    update = decode_update(STORE["OWN"].read_bytes())
+    assert update.layout == STORE["LAYOUT"]
+    for expected, found in zip(STORE["own"](), update.own, strict=True):
+        assert found[:2] == expected[:2]
+        assert found.array.dtype == expected.array.dtype
+        np.testing.assert_array_equal(found.array, expected.array)
 
 
 @pytest.mark.parametrize("combination", STORE["combinations"](), ids="-".join)

@@ -6,7 +6,6 @@ from functools import cache
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
-from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import (
     Bulyan,
     FedAdagrad,
@@ -199,24 +198,6 @@ def test_the_mean_is_over_the_nodes_that_remain():
     )
     plain = run(FedAvg(fraction_evaluate=0), node_app(spoil=raising))
     np.testing.assert_allclose(spoiled["fc.weight"], plain["fc.weight"], atol=2e-6)
-
-
-def test_a_round_in_which_all_fail_leaves_the_model_as_it_was():
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        raise RuntimeError("no")
-
-    seen = []
-    run(
-        Compressed(FedAvg(fraction_evaluate=0)),
-        app,
-        evaluate_fn=lambda r, arrays: seen.append(arrays["fc.weight"].numpy()),
-    )
-    assert len(seen) == ROUNDS + 1
-    for later in seen[1:]:
-        np.testing.assert_array_equal(later, seen[0])
 
 
 def test_bytes_are_the_payloads_lengths():

@@ -1,0 +1,163 @@
+"""Integers, halves, doubles, and what `exact` names, through a whole round both ways."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Krum
+
+from compression import make_codec
+from compression.flower import Compressed, CompressionMod
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+
+INT8 = make_codec(quantizer="int8")
+LARGE = np.array([20, 60, 20_000, 2_000_000, 2**40 + 1])
+VALUES = {
+    "w": np.linspace(-1, 1, 300, dtype=np.float32).reshape(20, 15),
+    "half": np.linspace(-1, 1, 500, dtype=np.float16),
+    "bn.running_mean": np.full(15, 0.3, np.float16),
+    "steps": LARGE,
+    "on": np.array([True, False, True]),
+    "small": np.arange(4, dtype=np.uint8),
+    "double": np.array([1 + 2**-40, np.pi]),
+    "bn.num_batches_tracked": np.array(7),
+}
+
+
+def record(values):
+    return ArrayRecord({name: Array(np.asarray(value)) for name, value in values.items()})
+
+
+def run(strategy, mod, change, nodes=3, rounds=2, values=VALUES, arrays=record):
+    """Train with nodes that answer `change(node, arrays)`; return the model, and what nodes saw."""
+    app, seen = ClientApp(), []
+
+    @app.train(mods=[mod])
+    def train(message, context):
+        found = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        node = context.node_config["partition-id"]
+        seen.append(found)
+        metrics = MetricRecord({"num-examples": node + 1, "loss": 1.0})
+        content = {"arrays": arrays(change(node, found)), "metrics": metrics}
+        return Message(RecordDict(content), reply_to=message)
+
+    grid = LocalGrid(make_pool(HostSpec(app, nodes, 1, {}), 1), nodes)
+    result = strategy.start(grid, arrays(values), num_rounds=rounds)
+    return {name: array.numpy() for name, array in result.arrays.items()}, seen
+
+
+def same(node, found):
+    return found
+
+
+def compressed(strategy=FedAvg, **options):
+    return Compressed(strategy(fraction_evaluate=0), **options)
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedAvgM, FedAdam, Krum])
+@pytest.mark.parametrize("downlink", [None, INT8, make_codec("topk", density=0.1)])
+def test_all_but_floats_come_back_to_the_last_bit(strategy, downlink):
+    strategy = compressed(strategy, downlink=downlink)
+    model, seen = run(strategy, CompressionMod(INT8), same)
+    assert strategy.traffic.failures == 0
+    for found in [*seen, model]:
+        assert list(found) == list(VALUES)
+        for name, value in VALUES.items():
+            assert found[name].dtype == value.dtype
+            assert found[name].shape == value.shape
+            if value.dtype.kind != "f" or name.startswith("bn."):
+                np.testing.assert_array_equal(found[name], value)
+            else:
+                np.testing.assert_allclose(found[name], value, atol=0.02)
+
+
+def test_integers_that_differ_are_averaged_in_their_own_type():
+    model, _ = run(
+        compressed(), CompressionMod(INT8),
+        lambda node, found: {**found, "steps": LARGE + node * 6, "on": np.array([node > 0] * 3)},
+    )  # fmt: skip
+    np.testing.assert_array_equal(model["steps"], LARGE + 8)  # (0 * 1 + 6 * 2 + 12 * 3) / 6
+    assert model["on"].all()
+
+
+def test_a_robust_strategy_takes_integers_that_some_node_sent():
+    model, _ = run(
+        compressed(Krum), CompressionMod(INT8), nodes=5,
+        change=lambda node, found: {**found, "steps": LARGE * (1000 if node == 4 else 1) + node},
+    )  # fmt: skip
+    np.testing.assert_array_equal(model["steps"], LARGE + 2)
+
+
+def test_a_model_of_halves_goes_down_as_halves():
+    values = {"half": np.linspace(-1, 1, 5000, dtype=np.float16)}
+    strategy = compressed()
+    run(strategy, CompressionMod(INT8), same, values=values)
+    flower = len(record(values)["half"].data) * 3 * 2
+    assert strategy.traffic.downlink_bytes_float32 == flower  # what Flower really sends
+    assert strategy.traffic.uplink_bytes_float32 == flower
+    assert 10_000 * 6 < flower < 11_000 * 6
+    assert strategy.traffic.downlink_bytes <= flower
+    assert strategy.traffic.uplink_bytes < flower / 2
+
+
+EXACT = np.array([1 + 2**-40, np.pi, -1e-30])
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("downlink", [None, INT8])
+def test_exact_adds_others(kind, downlink):
+    values = {"w": VALUES["w"], "head.scale": EXACT.astype(kind)}
+    moved = (EXACT * 1.1).astype(kind)
+    mod = CompressionMod(make_codec("topk", "int8", density=0.1))
+    strategy = compressed(FedAdam, downlink=downlink, exact=["head.*"])
+    model, seen = run(strategy, mod, lambda node, f: {**f, "head.scale": moved}, values=values)
+    np.testing.assert_array_equal(model["head.scale"], moved)
+    np.testing.assert_array_equal(seen[0]["head.scale"], values["head.scale"])
+    np.testing.assert_array_equal(seen[-1]["head.scale"], moved)
+
+
+def test_a_codecs_exact_is_transport_alone():
+    """Float32 that the strategy steps, but no method has touched."""
+    values = {"w": VALUES["w"], "head": np.array([0.1, 1e-6, 1e6], np.float32)}
+    moved = values["head"] * np.float32(1.1)
+    mod = CompressionMod(make_codec("topk", "int8", density=0.05, exact=["head"]))
+    model, _ = run(compressed(), mod, lambda n, f: {**f, "head": moved}, rounds=1, values=values)
+    np.testing.assert_allclose(model["head"], moved, rtol=3e-7)
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"exact='heda' matches no tensor; there are w, half"):
+        run(compressed(exact=["heda"]), CompressionMod(INT8), same)
+
+
+@pytest.mark.parametrize(
+    ("codec", "exact", "warned"),
+    [
+        (INT8, (), True),
+        (make_codec("topk"), (), True),
+        (INT8, ["1"], False),
+        (make_codec(), (), False),
+    ],
+)
+def test_statistics_without_names_are_warned_of_once(codec, exact, warned, caplog):
+    values = {"0": VALUES["w"], "1": np.full(15, 0.3, np.float32)}
+    with caplog.at_level(logging.WARNING, "edgewire"):
+        run(compressed(exact=exact), CompressionMod(codec), same, values=values)
+    lines = [r.getMessage() for r in caplog.records if "have no names" in r.getMessage()]
+    assert len(lines) == warned
+    assert all('exact=["3", "4"]' in line for line in lines)
+
+
+def test_values_that_a_type_cannot_hold_are_refused(caplog):
+    def change(node, found):
+        return {**found, "small": np.array([0.5, 1, 2, 3])} if node == 1 else found
+
+    strategy = compressed()
+    with caplog.at_level(logging.WARNING, "edgewire"):
+        run(strategy, CompressionMod(INT8), change)
+    assert strategy.traffic.failures == 2
+    assert "its uint8 cannot hold the values" in caplog.text

@@ -1,0 +1,105 @@
+"""Running statistics at our own servers: a convex mix, whatever the staleness or optimiser."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compression import Layout, PayloadError, Update
+from strategy.statistics import StatisticsMix
+from tests.strategy.event_loop import POLICIES, WAITS, at_once
+from tests.strategy.federation import LAYOUT, MOMENTUM, NODES, TRAINED, Federation, Trainer, start
+
+BN = Layout(
+    ("fc.weight", "bn.running_mean", "bn.running_var"), ((4, 3), (4,), (4,)), ("float32",) * 3
+)
+ROOM = 1e-6  # start() is within -1..1, what nodes report within 2..3
+
+
+def positive(values):
+    """Replace what a node reports of its statistics by values in 2..3."""
+    values[TRAINED:] = 2 + np.abs(values[TRAINED:])
+    return values
+
+
+def trainer(update="gradient", **options):
+    every = {(node, number): positive for node in range(1, NODES + 1) for number in range(1, 40)}
+    return Trainer(update, spoil=every, steps=at_once, **options)
+
+
+def assert_within(federation):
+    low = start()[TRAINED:].min()
+    for model in federation.models:
+        assert (model[TRAINED:] >= low).all()
+        assert (model[TRAINED:] <= 3 + ROOM).all()
+    assert (np.abs(federation.models[-1][TRAINED:] - start()[TRAINED:]) > 0.01).all()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"buffer": 3}, {"update": "delta", "mix": True, "server_lr": 0.6},
+     {"update": "delta", "server_lr": 7.0}, {"in_flight": 3}],
+    ids=str,
+)  # fmt: skip
+def test_asynchronous_statistics_stay_within_what_was_reported(policy, options):
+    federation = Federation(trainer(options.get("update", "gradient")), WAITS)
+    federation.push(60, staleness=POLICIES[policy](), **options)
+    assert_within(federation)
+
+
+@pytest.mark.parametrize("downlink", ["full", "average"])
+@pytest.mark.parametrize("options", [{}, {"server_lr": 5.0}, {"fraction_train": 0.5}], ids=str)
+def test_synchronous_statistics_stay_within_what_was_reported(downlink, options):
+    update = "delta" if "server_lr" in options else "gradient"
+    made = trainer(update, optimizer=MOMENTUM, sparsifier="topk", density=0.1)
+    federation = Federation(made)
+    federation.run(6, **options, **({"downlink": None} if downlink == "full" else {}))
+    assert_within(federation)
+
+
+shares = st.floats(0, 2)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), nodes=st.integers(1, 6), scale=st.floats(1e-6, 1e6))
+def test_a_mix_is_convex(data, nodes, scale):
+    draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    there = np.abs(draw.normal(size=20)).astype(np.float32) * np.float32(scale)
+    mix, reported, expected, total = StatisticsMix(BN), [there[12:]], 0.0, 0.0
+    for _ in range(nodes):
+        own = (np.abs(draw.normal(size=8)) * scale).astype(np.float32)
+        share, weight = data.draw(shares), data.draw(st.floats(0.1, 100))
+        mix.add(own, share, weight)
+        reported.append(own)
+        a = min(share, 1.0)
+        expected = expected + weight * ((1 - a) * there[12:].astype(np.float64) + a * own)
+        total += weight
+    _, values = mix.joined(None, np.zeros(12, np.float32), there)
+    np.testing.assert_allclose(values[12:], expected / total, rtol=1e-5)
+    assert (values[12:] >= np.min(reported, axis=0)).all()
+    assert (values[12:] <= np.max(reported, axis=0)).all()
+
+
+def of(indices, values):
+    return Update(BN, indices, np.asarray(values, np.float32), object, None)
+
+
+def test_an_update_without_all_statistics_is_refused():
+    mix = StatisticsMix(BN)
+    indices = np.r_[1:3, 13:20].astype(np.uint32)  # entry 12 is missing
+    with pytest.raises(PayloadError, match="leaves out statistics"):
+        mix.cut(of(indices, np.ones(9)))
+
+
+def test_a_variance_below_zero_is_refused():
+    values = np.ones(20)
+    values[17] = -1e-9
+    with pytest.raises(PayloadError, match="running variance below 0"):
+        StatisticsMix(BN).cut(of(None, values))
+    values[17], values[13] = 0, -5  # a mean may be
+    assert len(StatisticsMix(BN).cut(of(None, values))[2]) == 8
+
+
+def test_the_federation_has_statistics():
+    assert StatisticsMix(LAYOUT).size == 6
