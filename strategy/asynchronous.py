@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from logging import getLogger
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -24,7 +23,7 @@ from strategy.answer import number, open_answer
 from strategy.late import Late
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
-from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer
+from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer, expect_positive
 from strategy.staleness import Ignored, Staleness
 from strategy.statistics import StatisticsMix
 from strategy.versions import Versions, first_replica
@@ -82,14 +81,8 @@ class Asynchronous(ParameterServer):
         seed: int = 0,
     ) -> None:
         super().__init__(update, server_lr)
-        for name, value in {
-            "pushes": pushes,
-            "buffer": buffer,
-            "in_flight": in_flight,
-            "record_every": record_every,
-        }.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        counts = {"buffer": buffer, "in_flight": in_flight, "record_every": record_every}
+        expect_positive(pushes=pushes, **counts)
         if buffer > pushes:
             raise ValueError(f"buffer={buffer} is never full with pushes={pushes}")
         if mix and (update != "delta" or buffer > 1 or server_lr > 1):
@@ -298,25 +291,10 @@ class Asynchronous(ParameterServer):
 
     def _sum_up(self) -> None:
         """Set `train_metrics` to the means since the last record."""
-        total = sum(weight for _, weight in self._losses)
-        self.train_metrics = (
-            {
-                "loss": sum(loss * weight for loss, weight in self._losses) / total,
-                "staleness": sum(self._stale) / len(self._stale),
-            }
-            if self._losses
-            else None
-        )
+        self.train_metrics = None
+        if self._losses:
+            total = sum(weight for _, weight in self._losses)
+            loss = sum(loss * weight for loss, weight in self._losses) / total
+            staleness = sum(self._stale) / len(self._stale)
+            self.train_metrics = {"loss": loss, "staleness": staleness}
         self._losses, self._stale = [], []
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """There are no rounds: `start` does it all."""
-        return []
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """There are no rounds: `start` does it all."""
-        return None, None

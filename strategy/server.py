@@ -69,6 +69,18 @@ class ParameterServer(Strategy):
             self._reasons[node] = reason
             log.warning("%snode %d left out: %s", when, node, reason)
 
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """There are no rounds, unless a strategy has some: `start` does it all."""
+        return []
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """There are no rounds, unless a strategy has some: `start` does it all."""
+        return None, None
+
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
@@ -80,3 +92,10 @@ class ParameterServer(Strategy):
     ) -> Iterable[Message]:
         """Nothing is evaluated at the nodes."""
         return []
+
+
+def expect_positive(**options: int) -> None:
+    """Raise `ValueError` for the first option that is below 1."""
+    for name, value in options.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
