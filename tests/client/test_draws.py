@@ -105,16 +105,17 @@ def test_weights_are_the_same_at_every_run_and_for_any_number_of_workers(
     composed = compose_config(words(model, f"algorithm={algorithm}", "eval_every=2", *more))
     config = to_config(composed)
     weights, losses = [], []
-    for number, workers in enumerate([1, 1, 2]):
-        folder = tmp_path / str(number)
+    for workers in (1, 2):
+        torch.manual_seed(workers)
+        folder = tmp_path / str(workers)
         values = run_config(composed, output=str(folder))
         job = Job(tmp_path, values, config.nodes, folder, config.seed, config.network)
         run_local(job, workers=workers)
         weights.append((folder / "model.safetensors").read_bytes())
         rows = (folder / "history.jsonl").read_text().splitlines()
         losses.append([row.partition('"seconds"')[0] for row in rows])
-    assert weights[0] == weights[1] == weights[2]
-    assert losses[0] == losses[1] == losses[2]
+    assert weights[0] == weights[1]
+    assert losses[0] == losses[1]
 
 
 def test_what_else_draws_in_the_process_never_notices():
