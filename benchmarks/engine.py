@@ -48,6 +48,7 @@ FOREVER = 1_000_000
 def overrides(work: Work, rounds: int) -> list[str]:
     """The benchmark's work as on the command line; digits enlarged to 28 x 28: no download."""
     return [
+        "algorithm=fedavg",
         "dataset=digits",
         "dataset.size=28",
         "model=lenet5",

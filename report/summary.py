@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from report.format import human_bytes, human_seconds, percent
+from report.words import name_of
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -20,25 +21,57 @@ def read_result(folder: Path) -> dict[str, Any]:
 def summary_table(result: dict[str, Any], folder: Path) -> Table:
     """Return a table of what was reached, what crossed the network, and how long it took."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    up, down = result["uplink_bytes"], result["downlink_bytes"]
-    updates = max(result["client_updates"], 1)
     unit = "pushes" if "staleness" in result else "rounds"
+    each = human_bytes(result["uplink_bytes"] / max(result["client_updates"], 1))
+    here = Path.cwd()
     rows = {
-        "run": f"{result['algorithm']}, {result['model']} on {result['dataset']}, "
+        "run": name_of(result, folder),
+        "task": f"{result['model']} on {result['dataset']}, {result['nodes']} devices, "
         f"{result['rounds']} {unit}, seed {result['seed']}",
         "accuracy": f"{percent(result['accuracy'])} (best {percent(result['best_accuracy'])})",
-        "uplink": f"{human_bytes(up)}, {human_bytes(up / updates)} an update, "
-        f"{result['uplink_ratio']:.2f} times smaller than float32",
-        "downlink": f"{human_bytes(down)}, {result['downlink_ratio']:.2f} times smaller",
-        "updates": f"{result['client_updates']} used, {result['failures']} failed",
-        "time": f"{human_seconds(result['seconds'])}"
-        + (
-            f"; {human_seconds(result['virtual_seconds'])} on the virtual network"
-            if result["virtual_seconds"] is not None
-            else ""
-        ),
-        "files": str(folder),
+        "sent up": _beside_flower(result, "uplink"),
+        "sent down": _beside_flower(result, "downlink"),
+        "on a line": _on_a_line(result),
+        "updates": f"{result['client_updates']} used, {result['failures']} failed, {each} each",
+        "took": _took(result),
+        "files": str(folder.relative_to(here) if folder.is_relative_to(here) else folder),
     }
     for name, value in rows.items():
-        table.add_row(name, value, style="bold" if name == "accuracy" else None)
+        if value:
+            table.add_row(name, value, style="bold" if name == "accuracy" else None)
     return table
+
+
+def _beside_flower(result: dict[str, Any], way: str) -> str:
+    sent, plain = result[f"{way}_bytes"], result[f"{way}_bytes_float32"]
+    return (
+        f"{human_bytes(sent)}; Flower would have sent {human_bytes(plain)}, "
+        f"{result[f'{way}_ratio']:.2f} times as much"
+    )
+
+
+def _on_a_line(result: dict[str, Any]) -> str:
+    """Return how long the run's messages take over a line; "" where that is not known."""
+    if result.get("line_seconds") is None:
+        return ""
+    down, up = (_mbps(result[f"line_{way}_mbps"]) for way in ("down", "up"))
+    text = (
+        f"{human_seconds(result['line_seconds'])} at {down} down, {up} up; "
+        f"{human_seconds(result['line_seconds_float32'])} without compression"
+    )
+    own = result["virtual_seconds"]
+    if own and own < 0.999 * result["line_seconds"]:  # the run's own network has no limits
+        text += f"\n({human_seconds(own)} of each are the devices' own work)"
+    return text
+
+
+def _took(result: dict[str, Any]) -> str:
+    """Return the time here, and on the run's own network if nothing has been said of it."""
+    text = f"{human_seconds(result['seconds'])} here"
+    if result["virtual_seconds"] is None or result.get("line_seconds") is not None:
+        return text
+    return f"{text}; {human_seconds(result['virtual_seconds'])} on the virtual network"
+
+
+def _mbps(rate: float | None) -> str:
+    return "no limit" if rate is None else f"{rate:g} Mbit/s"

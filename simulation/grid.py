@@ -14,6 +14,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from simulation.clock import NEVER, Task, VirtualClock, steps_of
+from simulation.line import Comparison, Line
 from simulation.workers import Pool
 
 SERVER = 0  # node ids are 1 to n
@@ -41,12 +42,23 @@ class LocalGrid(Grid):
         self._arrivals: dict[str, tuple[float, Message]] = {}
         self._lives: dict[int, int] = {}  # node -> which life of it was sent to last
         self._open: Replies | None = None
+        self._line: Line | None = None
 
     @property
     def virtual_seconds(self) -> float:
         """The virtual clock, seconds since the run began."""
         self.settle()
         return self._clock.now
+
+    def follow(self, plain_bytes: int) -> None:
+        """Compare what is sent from here on with models of `plain_bytes` in its place."""
+        self._line = Line(self._clock.network, self._clock.seed, plain_bytes)
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """Seconds over a line with and without compression; None if they are not known."""
+        self.settle()
+        return self._line.comparison if self._line else None
 
     def set_run(self, run: Run) -> None:
         """There is but one run."""
@@ -92,10 +104,16 @@ class LocalGrid(Grid):
         own `ttl` is in seconds of another clock.) `in_turn`: they are computed in their own order,
         not in that in which answers could arrive.
         """
+        return self._push(messages, ttl, ttl, in_turn)
+
+    def _push(
+        self, messages: Iterable[Message], ttl: float, timeout: float, in_turn: bool
+    ) -> list[str]:
         self.settle()
         if not self._sent:  # what bounds there are left are of answers that have come
             self._bounds.clear()
         messages, sizes = list(messages), dict[int, int]()
+        followed: list[tuple[str, int, int]] = []
         for message in messages:
             number = next(self._ids)
             message_id, node = str(number), message.metadata.dst_node_id
@@ -104,7 +122,9 @@ class LocalGrid(Grid):
             if id(content) not in sizes:
                 sizes[id(content)] = size_of(content)
             self._settle_crashes(node)
-            task = self._clock.send(node, self._clock.now, sizes[id(content)], ttl)
+            down = sizes[id(content)]
+            followed.append((message_id, node, down))
+            task = self._clock.send(node, self._clock.now, down, ttl)
             if task.earliest == NEVER:
                 continue
             anew = task.life != self._lives.get(node, 0)
@@ -114,6 +134,8 @@ class LocalGrid(Grid):
             self._queues.setdefault(node, deque()).append(message_id)
             heapq.heappush(self._bounds, (task.earliest, number, message_id))
             self._pool.put(message, anew=anew, due=0.0 if in_turn else task.earliest)
+        if self._line:
+            self._line.push(followed, timeout)
         self.tend()  # who sends one message at a time may be long in coming back
         return [message.metadata.message_id for message in messages]
 
@@ -128,6 +150,8 @@ class LocalGrid(Grid):
         already is returned at once; what is still under way stays for a later pull.
         """
         self.settle()
+        if self._line:
+            self._line.send()
         ids = dict.fromkeys(message_ids)
         self._compute_until_sure(ids, deadline)
         there = [(self._arrivals[i][0], i) for i in ids if i in self._arrivals]
@@ -135,7 +159,10 @@ class LocalGrid(Grid):
         if now == NEVER:
             return []
         now = self._clock.now = max(self._clock.now, now)
-        return [self._arrivals.pop(i)[1] for arrival, i in there if arrival <= now]
+        taken = [i for arrival, i in there if arrival <= now]
+        if self._line:
+            self._line.take(taken) if taken else self._line.lose_track()
+        return [self._arrivals.pop(i)[1] for i in taken]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -144,13 +171,16 @@ class LocalGrid(Grid):
 
         Who iterates works on the first replies while the nodes work on the last ones.
         """
-        deadline = NEVER if timeout is None else self.virtual_seconds + timeout
-        ids = self.push_messages(messages, in_turn=True)
+        timeout = NEVER if timeout is None else timeout
+        deadline = self.virtual_seconds + timeout
+        ids = self._push(messages, NEVER, timeout, in_turn=True)
         self._open = Replies(self._stream(ids, deadline))
         return self._open
 
     def _stream(self, ids: list[str], deadline: float) -> Iterator[Message]:
         last = self._clock.now
+        if self._line:
+            self._line.send()
         for message_id in ids:
             self._compute(message_id)
             arrival, reply = self._arrivals.pop(message_id, (NEVER, None))
@@ -160,6 +190,8 @@ class LocalGrid(Grid):
             if reply is not None and arrival <= deadline:
                 yield reply
         self._clock.now = last
+        if self._line:
+            self._line.take(ids)
 
     def settle(self) -> None:
         """Finish the last `send_and_receive`: the clock stands where its last reply arrived."""
@@ -213,6 +245,8 @@ class LocalGrid(Grid):
             found = (r for r in reply.content.values() if isinstance(r, MetricRecord))
             metrics: Mapping[str, object] = next(found, {})
             steps, up = steps_of(metrics), size_of(reply.content)
+        if self._line:
+            self._line.answer(message_id, steps, up)
         arrival = self._clock.answer(task, steps, up)
         if arrival < NEVER:
             self._arrivals[message_id] = (arrival, reply)

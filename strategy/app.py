@@ -59,9 +59,11 @@ class Run:
 
     def start(self) -> None:
         """Train: the strategy's rounds, each measured and recorded by `round_done`."""
+        arrays = ArrayRecord(self.model.state_dict())
+        self.grid.follow(sum(len(array.data) for array in arrays.values()))
         self.strategy.start(
             self.grid,
-            ArrayRecord(self.model.state_dict()),
+            arrays,
             num_rounds=self.config.rounds,
             timeout=self.config.timeout,
             train_config=self.train_config,
@@ -122,8 +124,11 @@ class Run:
             {
                 "uplink_ratio": traffic.uplink_bytes_float32 / up,
                 "downlink_ratio": traffic.downlink_bytes_float32 / down,
+                **self.grid.comparison,
                 "parameters": self.model.num_parameters,
                 "algorithm": self.config.algorithm,
+                "strategy": str(self.config.strategy["_target_"]).rpartition(".")[2],
+                "nodes": self.config.nodes,
                 "dataset": self.config.dataset.name,
                 "model": self.config.model.name,
                 "seed": self.config.seed,

@@ -43,6 +43,17 @@ class OrderedGrid(Grid):
         """The virtual clock of a local grid, seconds; None where time is real."""
         return getattr(self._grid, "virtual_seconds", None)
 
+    def follow(self, plain_bytes: int) -> None:
+        """Let a local grid compare what is sent with whole models of so many bytes."""
+        if follow := getattr(self._grid, "follow", None):
+            follow(plain_bytes)
+
+    @property
+    def comparison(self) -> dict[str, float | None]:
+        """What a local grid found: virtual seconds over a line, with and without compression."""
+        found = getattr(self._grid, "comparison", None)
+        return {} if found is None else found._asdict()
+
     @property
     def now(self) -> float:
         """Seconds since some moment: virtual ones on a local grid, else real ones."""

@@ -77,6 +77,20 @@ def test_a_run_leaves_its_result_history_and_weights(command):
     assert loss == pytest.approx(result["loss"])
 
 
+def test_the_default_run_shows_what_the_project_is_for(command):
+    """And what it takes over the line is what it takes on a network that is that line."""
+    code, printed, folder = command("engine.workers=1")
+    result = result_of(folder)
+    assert code == 0
+    assert result["accuracy"] >= 0.96
+    assert result["uplink_ratio"] >= 5
+    assert result["downlink_ratio"] >= 4
+    assert "at 10 Mbit/s down, 2 Mbit/s up" in printed.out
+    there = result_of(command("engine.workers=1", "network.down_mbps=10", "network.up_mbps=2")[2])
+    assert there["virtual_seconds"] == pytest.approx(result["line_seconds"], rel=1e-9)
+    assert there["line_seconds_float32"] == result["line_seconds_float32"]
+
+
 @pytest.mark.parametrize("overrides", [[], ["algorithm=fedavg_f2i", "strategy.fraction_train=0.5"]])
 def test_any_number_of_workers_gives_bit_identical_weights(command, overrides):
     weights, virtual = [], []
@@ -94,8 +108,10 @@ def test_any_number_of_workers_gives_bit_identical_weights(command, overrides):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_learns(command, strategy):
-    length = "strategy.pushes=100" if strategy == "asynchronous" else "rounds=5"
-    code, _, folder = command(*QUICK, length, f"strategy={strategy}", "compression=f2i")
+    length = (
+        ["strategy.pushes=100", "downlink=full"] if strategy == "asynchronous" else ["rounds=5"]
+    )
+    code, _, folder = command(*QUICK, *length, f"strategy={strategy}", "compression=f2i")
     assert code == 0
     first, *_, last = (folder / "history.jsonl").read_text().splitlines()
     assert json.loads(last)["loss"] < json.loads(first)["loss"]
@@ -103,7 +119,8 @@ def test_every_strategy_learns(command, strategy):
 
 
 def test_evaluation_at_the_nodes(command):
-    code, _, folder = command(*QUICK, "strategy.fraction_evaluate=1", "dataset.holdout=0.2")
+    words = ["algorithm=fedavg", "strategy.fraction_evaluate=1", "dataset.holdout=0.2"]
+    code, _, folder = command(*QUICK, *words)
     assert code == 0
     # messages of evaluation carry the model as well
     result = result_of(folder)

@@ -1,5 +1,6 @@
 """Every group's choices compose and build; wrong keys and values are refused by their names."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,9 @@ def config(*overrides: str) -> Config:
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_composes_and_says_what_it_is(group, choice):
-    extra = ["dataset.root=/nowhere"] if choice == "imagefolder" else []
+    extra = {"imagefolder": ["dataset.root=/nowhere"], "asynchronous": ["downlink=full"]}.get(
+        choice, []
+    )
     made = config(f"{group}={choice}", *extra)
     lines = (CONF / group / f"{choice}.yaml").read_text().splitlines()
     assert any(line.startswith("# ") and "@package" not in line for line in lines[:2])
@@ -126,7 +129,7 @@ def test_unknown_methods_and_options_of_compression_are_named():
     with pytest.raises(ConfigError, match="downlink: option density"):
         downlink_of(config("downlink=f2i", "downlink.density=0.1"))
     with pytest.raises(ConfigError, match="choose another downlink"):
-        downlink_of(config("downlink.quantizer=int8"))
+        downlink_of(config("downlink=full", "downlink.quantizer=int8"))
 
 
 def test_a_preset_gives_way_to_the_command_line():
@@ -141,6 +144,23 @@ def test_presets_are_the_published_settings():
     for name in ("fedavg", "fedavg_f2i"):
         made = config(f"algorithm={name}")
         assert (made.nodes, made.rounds, made.local_epochs) == (10, 10, 1)
+
+
+def test_the_default_is_compressed_both_ways():
+    made = config()
+    assert made.algorithm == "fedavg_f2i_both"
+    same = config("algorithm=fedavg_f2i", "downlink=f2i", "rounds=20")
+    assert replace(made, algorithm=same.algorithm) == same
+
+
+def test_a_preset_sends_down_what_it_always_has():
+    plain, exact = (False, "float32", "entropy"), (True, "float32", "entropy")
+    special = {"sgd": (True, "float32", "raw"), "fedavg_f2i_both": (True, "int8", "zstd")}
+    whole = ("fedavg", "fedavg_f2i", "fedasync", "fedbuff", "asgd", "comp_asgd", "adacomp")
+    for name in (choice for group, choice in CHOICES if group == "algorithm"):
+        made = config(f"algorithm={name}").downlink
+        expected = special.get(name, plain if name in whole else exact)
+        assert (made.changes, made.quantizer, made.coder) == expected, name
 
 
 def test_the_configuration_survives_flowers_run_config():

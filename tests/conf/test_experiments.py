@@ -23,7 +23,7 @@ def hydra():
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
 def test_every_case_is_accepted(name):
-    sweeper = OmegaConf.load(FOLDER / f"{name}.yaml").hydra.sweeper
+    sweeper = OmegaConf.select(OmegaConf.load(FOLDER / f"{name}.yaml"), "hydra.sweeper") or {}
     params = {key: str(values).split(",") for key, values in sweeper.get("params", {}).items()}
     for number, case in enumerate(sweeper.get("cases", [""])):
         words = split_case(case)
@@ -38,4 +38,6 @@ def test_every_case_is_accepted(name):
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
 def test_it_says_what_it_is_and_that_it_is_a_sweep(path):
     head = path.read_text().split("defaults:")[0]
-    assert "-m" in head
+    sweep = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper") is not None
+    assert head.count("# ") > 1
+    assert ("-m" in head) is sweep

@@ -65,23 +65,91 @@ def test_no_bar_where_there_is_no_terminal(tmp_path):
     assert screen.getvalue() == ""
 
 
-def test_the_summary_names_what_counts(tmp_path):
-    result = {
-        **ROW,
-        "algorithm": "fedavg_f2i",
-        "model": "lenet5",
-        "dataset": "mnist",
-        "seed": 1,
-        "best_accuracy": 0.6,
-        "uplink_ratio": 7.6,
-        "downlink_ratio": 3.1,
-        "client_updates": 30,
-        "failures": 2,
-        "seconds": 12.0,
-        "virtual_seconds": 90.0,
-    }
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    screen = io.StringIO()
-    Console(file=screen, width=120).print(summary_table(read_result(tmp_path), tmp_path))
-    for part in ("fedavg_f2i", "50.00 %", "60.00 %", "7.60 times", "2 failed", "1 min 30 s"):
-        assert part in screen.getvalue()
+RESULT = {
+    **ROW,
+    "algorithm": "fedavg_f2i",
+    "strategy": "FedAvg",
+    "model": "lenet5",
+    "dataset": "mnist",
+    "nodes": 12,
+    "seed": 1,
+    "best_accuracy": 0.6,
+    "uplink_bytes_float32": 468_965,
+    "downlink_bytes_float32": 6_200_000,
+    "uplink_ratio": 7.6,
+    "downlink_ratio": 3.1,
+    "client_updates": 30,
+    "failures": 2,
+    "seconds": 12.0,
+    "virtual_seconds": 90.0,
+}
+
+
+@pytest.fixture
+def summary(tmp_path):
+    """Return what is printed of a run with these words; and what Hydra had chosen."""
+
+    def printed(words=(), choices=None, **result):
+        (tmp_path / ".hydra").mkdir()
+        chosen = {"strategy": "fedavg", "compression": "f2i", "downlink": "full"} | (choices or {})
+        hydra = {"hydra": {"runtime": {"choices": chosen if choices != {} else {}}}}
+        (tmp_path / ".hydra" / "hydra.yaml").write_text(json.dumps(hydra))
+        (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(list(words)))
+        (tmp_path / "result.json").write_text(json.dumps(RESULT | result))
+        screen = io.StringIO()
+        Console(file=screen, width=120).print(summary_table(read_result(tmp_path), tmp_path))
+        return screen.getvalue()
+
+    return printed
+
+
+def test_the_summary_names_what_counts(summary):
+    text = summary()
+    for part in (
+        "fedavg_f2i", "lenet5 on mnist, 12 devices, 10 rounds, seed 1", "50.00 %", "60.00 %",
+        "61.7 kB; Flower would have sent 469 kB, 7.60 times as much",
+        "2 MB; Flower would have sent 6.2 MB, 3.10 times as much",
+        "30 used, 2 failed", "12 s here; 1 min 30 s on the virtual network",
+    ):  # fmt: skip
+        assert part in text
+    assert "on a line" not in text  # nothing is known of it
+
+
+LINE = {"line_down_mbps": 10.0, "line_up_mbps": 2.0, "line_seconds": 100.0}
+
+
+def test_the_summary_says_how_long_the_rounds_take_over_a_line(summary):
+    text = summary(**LINE, line_seconds_float32=250.0)
+    assert "1 min 40 s at 10 Mbit/s down, 2 Mbit/s up; 4 min 10 s without compression" in text
+    assert "(1 min 30 s of each are the devices' own work)" in text
+    assert "virtual" not in text
+
+
+def test_the_line_is_the_runs_own_network_if_that_has_limits(summary):
+    line = LINE | {"line_up_mbps": None, "virtual_seconds": 100.0}
+    text = summary(**line, line_seconds_float32=250.0)
+    assert "1 min 40 s at 10 Mbit/s down, no limit up; 4 min 10 s without compression" in text
+    assert "own work" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "fedavg_f2i"),
+        (["algorithm=fedavg_f2i", "lr=0.1"], "fedavg_f2i"),
+        (["strategy=mine"], "mine with compression=f2i, downlink=full"),
+        (["+strategy=mine", "downlink=topk"], "mine with compression=f2i, downlink=topk"),
+        (["strategy._target_=my.Own"], "FedAvg with compression=f2i, downlink=full"),
+        (["compression=f2i"], "fedavg_f2i with compression=f2i"),
+        (["algorithm=fedavg_f2i", "strategy=mine"], "fedavg_f2i with strategy=mine"),
+        (["algorithm=sgd", "strategy/optimizer=adam"], "fedavg_f2i with strategy/optimizer=adam"),
+    ],
+)
+def test_a_run_is_named_by_what_was_asked_for(summary, words, name):
+    choices = {word.split("=")[0].lstrip("+"): word.split("=")[1] for word in words}
+    first = summary(words, choices or None).splitlines()[0]
+    assert first.split("run", 1)[1].strip() == name
+
+
+def test_a_saved_configuration_is_named_by_its_preset_and_its_strategy(summary):
+    assert "fedavg_f2i (FedAvg), as saved" in summary(["rounds=3"], {})

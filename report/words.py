@@ -1,0 +1,47 @@
+"""The command-line words of a run, as Hydra left them in its folder, and what they make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+HYDRA = Path(".hydra")
+OVERRIDES = HYDRA / "overrides.yaml"
+# groups of which a preset has its own choice: what was chosen in its place belongs to a run's name
+METHOD = ("strategy", "strategy/optimizer", "strategy/staleness", "compression", "downlink")
+
+
+def words_of(folder: Path) -> dict[str, str]:
+    """Return the words of a run by their keys.
+
+    Raises `FileNotFoundError`, or `YAMLError` or `ValueError` for a damaged file.
+    """
+    words = OmegaConf.to_container(OmegaConf.load(folder / OVERRIDES), resolve=False)
+    if not isinstance(words, list):
+        raise ValueError(f"{folder} holds no run")
+    pairs = (str(word).lstrip("+").partition("=") for word in words)
+    return {key: value for key, _, value in pairs}
+
+
+def name_of(result: dict[str, Any], folder: Path) -> str:
+    """Return what a run is called: its preset, and what was chosen in place of the preset's parts.
+
+    Of the default preset, which nobody asked for, nothing is said where another strategy runs.
+    """
+    preset: str = result["algorithm"]
+    if not (folder / OVERRIDES).exists():
+        return preset
+    words = words_of(folder)
+    choices = OmegaConf.load(folder / HYDRA / "hydra.yaml").hydra.runtime.choices
+    if "strategy" not in choices:
+        return f"{preset} ({result['strategy']}), as saved"
+    chosen = {group: words[group] for group in METHOD if group in words}
+    if "strategy._target_" in words:
+        chosen["strategy"] = result["strategy"]
+    if "strategy" in chosen and "algorithm" not in words:
+        preset = chosen.pop("strategy")
+        chosen = {group: choices[group] for group in ("compression", "downlink")} | chosen
+    parts = ", ".join(f"{group}={choice}" for group, choice in chosen.items())
+    return f"{preset} with {parts}" if parts else preset

@@ -1,0 +1,137 @@
+"""How long a run's messages take over a line, and would take as Flower sends them.
+
+Clocks of their own follow the messages of a run beside its own clock: each message with its real
+bytes, and with those of the model as plain Arrays. When a message is sent over such a line depends
+on the answers that the server had taken by then:
+
+* sent while nothing else was under way, it waited for all of them, as a round does;
+* sent alone, while others were under way or to a node whose answer had just come, it waited for
+  its node's last one, as an asynchronous server does.
+
+Of any other course nobody can say what it would have been over another line; nor where crashes,
+losses or time-outs decide who answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from typing import NamedTuple
+
+from simulation.clock import Network, VirtualClock
+
+DOWN_MBPS, UP_MBPS = 10.0, 2.0  # a thin line, for networks in which no link is limited
+
+
+class Comparison(NamedTuple):
+    """Virtual seconds over a line; `float32`: with the bytes that Flower would have sent."""
+
+    line_down_mbps: float | None
+    line_up_mbps: float | None
+    line_seconds: float
+    line_seconds_float32: float
+
+
+Times = tuple[float, float]  # of the real bytes, and of Flower's
+
+
+class Pushed(NamedTuple):
+    """A call that sent messages: their ids, nodes and bytes; an answer is too late after `timeout`.
+
+    In virtual seconds.
+    """
+
+    messages: list[tuple[str, int, int]]
+    timeout: float
+
+
+class Sent(NamedTuple):
+    """A message that is not answered: its node, its bytes, when it was sent on each clock."""
+
+    node: int
+    down: int
+    at: Times
+    timeout: float
+
+
+class Line:
+    """Follows a run on a clock for the real bytes and one for Flower's.
+
+    `plain_bytes`: of the model as Flower sends it, in place of any message's arrays.
+    """
+
+    def __init__(self, network: Network, seed: int, plain_bytes: int) -> None:
+        self._network = network
+        limits = (network.up_mbps, network.down_mbps, network.server_mbps)
+        if limits == (None, None, None):
+            self._network = copy(network)
+            self._network.up_mbps, self._network.down_mbps = UP_MBPS, DOWN_MBPS
+        self._clocks = tuple(VirtualClock(self._network, seed) for _ in range(2))
+        self._plain = plain_bytes
+        self._known = not (network.loss or network.crash or network.join_seconds)
+        self._calls: list[Pushed] = []  # since answers were taken last
+        self._sent: dict[str, Sent] = {}
+        self._arrivals: dict[str, tuple[int, Times]] = {}
+        self._last: dict[int, Times] = {}  # node -> when its last answer was there
+        self._now: Times = (0.0, 0.0)  # when all answers that were taken are there
+        self._idle = True  # nothing was under way after the last answers were taken
+        self._heard: set[int] = set()  # the nodes whose answers these were
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The seconds up to the last answer that was taken; None if they cannot be known."""
+        if not self._known:
+            return None
+        return Comparison(self._network.down_mbps, self._network.up_mbps, *self._now)
+
+    def push(self, messages: list[tuple[str, int, int]], timeout: float) -> None:
+        """Note messages sent in one call."""
+        if self._known:
+            self._calls.append(Pushed(messages, timeout))
+
+    def send(self) -> None:
+        """Decide when what was pushed last was sent: before any of it is answered."""
+        calls, self._calls = self._calls, []
+        if not calls:
+            return
+        alone = all(len(call.messages) == 1 for call in calls)
+        if not self._idle and (self._network.server_mbps is not None or not alone):
+            return self.lose_track()
+        own = alone and all(not self._idle or call.messages[0][1] in self._heard for call in calls)
+        for messages, timeout in calls:
+            for message_id, node, down in messages:
+                at = self._last.get(node, (0.0, 0.0)) if own else self._now
+                self._sent[message_id] = Sent(node, down, at, timeout)
+        self._idle = False
+
+    def answer(self, message_id: str, steps: float, up: int) -> None:
+        """Note an answer, in each node's order: its local steps and its bytes."""
+        if (sent := self._sent.pop(message_id, None)) is None:
+            return
+        (real, plain), (node, down, at, timeout) = self._clocks, sent
+        down_plain, up_plain = self._plain if down else 0, self._plain if up else 0
+        there = (
+            real.arrival(node, at[0], down, steps, up),
+            plain.arrival(node, at[1], down_plain, steps, up_plain),
+        )
+        self._arrivals[message_id] = node, there
+        if there[0] - at[0] > timeout or there[1] - at[1] > timeout:
+            self.lose_track()
+
+    def take(self, message_ids: Iterable[str]) -> None:
+        """Note that the server has taken answers."""
+        if not self._known:
+            return
+        now = self._now
+        self._heard.clear()
+        for message_id in message_ids:
+            node, at = self._arrivals.pop(message_id)
+            self._heard.add(node)
+            self._last[node], now = at, (max(now[0], at[0]), max(now[1], at[1]))
+        self._now, self._idle = now, not (self._sent or self._arrivals)
+
+    def lose_track(self) -> None:
+        """Note that something was decided that over another line had been decided otherwise."""
+        self._known = False
+        for kept in (self._calls, self._sent, self._arrivals, self._last):
+            kept.clear()
