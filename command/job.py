@@ -21,6 +21,7 @@ from rich.logging import RichHandler
 from command.errors import Diverged, Failed, clear_errors
 from command.saved import completed
 from command.sweep import forget_failure, note_failure
+from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.build import codec_of, data_of, device_of, model_of, optimizer_of, partition_of
 from conf.check import check_target
@@ -62,14 +63,26 @@ def run(composed: DictConfig, folder: Path) -> None:
         prepare(config)
     values = run_config(composed, output=str(folder))
     task = Job(ROOT, values, config.nodes, folder, config.seed, config.network)
-    with RunProgress(folder, config.rounds, console) if alone() else nullcontext():
-        instantiate(config.engine)(task)
+    try:
+        with RunProgress(folder, config.rounds, console) if alone() else nullcontext():
+            instantiate(config.engine)(task)
+    except (EngineError, PayloadError):
+        if not has_diverged(folder):
+            raise
     result = read_result(folder)
     console.print(summary_table(result, folder))
-    if not result["client_updates"]:
-        raise EngineError("not one update was used: the log names the nodes that failed, if any")
     if result["diverged"]:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
+    if not result["client_updates"]:
+        raise EngineError("not one update was used: the log names the nodes that failed, if any")
+
+
+def has_diverged(folder: Path) -> bool:
+    """Return whether a run that has stopped left word that its model is of no use any more."""
+    try:
+        return bool(read_result(folder)["diverged"])
+    except FileNotFoundError:
+        return False
 
 
 def alone() -> bool:

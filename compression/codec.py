@@ -12,6 +12,7 @@ from compression.layout import Layout
 from compression.own import Own, own_bytes
 from compression.payload import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
 from compression.stages import (
+    DIVERGED,
     Array,
     Buffer,
     Coder,
@@ -265,6 +266,6 @@ def _check_update(update: Vector, layout: Layout) -> None:
         tensor = int(np.searchsorted(layout.offsets, first, side="right")) - 1
         what = "NaN" if np.isnan(update[first]) else "infinity"
         raise PayloadError(
-            f"update holds {what} in {layout.names[tensor]}: training has diverged; "
+            f"update holds {what} in {layout.names[tensor]}: {DIVERGED}; "
             "lower the learning rate or clip the gradients"
         )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from compression.header import DTYPES, MAX_DIMENSIONS, MAX_TENSORS, Reader, varint
 from compression.layout import Layout
-from compression.stages import Array, Kind, PayloadError, Spec
+from compression.stages import DIVERGED, Array, Kind, PayloadError, Spec
 
 _U1 = np.dtype("u1")
 
@@ -115,7 +115,7 @@ def own_bytes(own: Sequence[Own]) -> Array:
     parts = []
     for _, name, array in own:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise PayloadError(f"update holds NaN or infinity in {name}: training has diverged")
+            raise PayloadError(f"update holds NaN or infinity in {name}: {DIVERGED}")
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         parts.append(np.ascontiguousarray(little).reshape(-1).view(_U1))
     return cast(Array, np.concatenate([np.empty(0, _U1), *parts]))

@@ -27,6 +27,9 @@ Memory = dict[str, NDArray[Any]]  # what methods keep on one node, by name
 Bounds = NDArray[np.float64]
 
 
+DIVERGED = "training has diverged"  # in the reason of who finds that it has
+
+
 class PayloadError(ValueError):
     """A payload that cannot be made (NaN, infinity) or is malformed, foreign or refused."""
 

@@ -133,6 +133,8 @@ def _read_job(folder: Path, overrides: Path) -> Job:
     words = OmegaConf.to_container(OmegaConf.load(overrides), resolve=False)
     if not isinstance(words, list) or not isinstance(result, dict) or not _complete(result):
         raise ValueError(f"{folder} holds no run")
+    if result.get("stopped") and not result.get("diverged"):
+        raise ValueError(f"{folder} stopped before its end")
     pairs = (str(word).lstrip("+").partition("=") for word in words)
     return Job(folder, {key: value for key, _, value in pairs}, result)
 

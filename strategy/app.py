@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import accumulate, pairwise
 from typing import cast
 
 import torch
@@ -20,6 +22,7 @@ from task.draws import OwnStream
 from task.flat import FlatModel
 from task.steps import Evaluation, evaluate, prepare
 
+VARIANCE = "running_var"
 OWN = ("drift", "staleness")  # what some strategies measure beside the loss
 app = ServerApp()
 
@@ -33,9 +36,8 @@ def main(grid: Grid, context: Context) -> None:
     run = Run(config, grid, Records(str(context.run_config.get("output", ""))))
     try:
         run.start()
-    except PayloadError:  # what has diverged can not be encoded any more: say so in the result
-        if run.diverged:
-            run.finish()
+    except PayloadError as error:  # what has been learned is kept, and why there is no more of it
+        run.finish(stopped=str(error))
         raise
     run.finish()
 
@@ -54,6 +56,12 @@ class Run:
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
         self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
         self.labels = self.data.test.labels.to(config.device)
+        names, bounds = self.model.names, accumulate(map(math.prod, self.model.shapes), initial=0)
+        self.variances = [
+            run
+            for name, run in zip(names, pairwise(bounds), strict=True)
+            if name.endswith(VARIANCE)
+        ]
         self.stepped = 0  # rounds that the schedule knows of
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not measured
 
@@ -87,6 +95,7 @@ class Run:
                 "lr": self.schedule.lr,
                 **{name: trained[name] for name in OWN if trained and name in trained},
                 **self._measured_at_nodes(),
+                **self._least_variance(arrays),
                 **self.strategy.traffic.as_dict(),
                 "virtual_seconds": self.grid.virtual_seconds,
             }
@@ -109,13 +118,20 @@ class Run:
             return {}
         return {f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss")}
 
-    @property
-    def diverged(self) -> bool:
-        """Whether the model that was measured last is of no use."""
-        return self.records.diverged(self.model.state_dict())
+    def _least_variance(self, arrays: ArrayRecord) -> dict[str, float]:
+        """Return the smallest of BatchNorm's running variances, of a model that has any."""
+        if not self.variances:
+            return {}
+        vector = to_vector(arrays)
+        return {"least_variance": min(float(vector[a:b].min()) for a, b in self.variances)}
 
-    def finish(self) -> None:
-        """Write the result and the weights of the last round's model, however early that came."""
+    def finish(self, stopped: str | None = None) -> None:
+        """Write the result and the weights of the last round's model, however early that came.
+
+        `stopped`: why the run did not go on to its end.
+        """
+        if not self.records.last:
+            return
         if self.newest is not None:
             self.records.measured(self._measure(self.newest)._asdict())
         traffic = self.strategy.traffic
@@ -132,6 +148,8 @@ class Run:
                 "dataset": self.config.dataset.name,
                 "model": self.config.model.name,
                 "seed": self.config.seed,
+                "stopped": stopped,
+                **traffic.as_dict(),
             },
             self.model.state_dict(),
         )

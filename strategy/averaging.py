@@ -20,7 +20,7 @@ from compression.flower import (
 )
 from compression.flower.traffic import flower_bytes
 from compression.flower.uplink import Uplink
-from compression.stages import is_finite
+from compression.stages import DIVERGED, is_finite
 from strategy.answer import MOST, number, open_answer
 from strategy.exchange import Exchange
 from strategy.mean import SparseMean
@@ -243,7 +243,7 @@ class SparseAveraging(ParameterServer):
         """Take the optimiser's step with the mean of what was added, as all nodes will."""
         indices, values = self._mean.take()
         if self._downlink is None and not is_finite(values):  # else encoding looks
-            raise PayloadError("the mean of the updates is beyond float32: training has diverged")
+            raise PayloadError(f"the mean of the updates is beyond float32: {DIVERGED}")
         indices, values = self._statistics.joined(indices, values, self._replica.model)
         rate = self.rate(self._lr)
         payload = b""

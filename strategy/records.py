@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from compression.stages import DIVERGED
+
 Row = dict[str, Any]
 MEASURED = ("accuracy", "loss", "top5")
 BLOWN_UP = 1000  # times the loss before training, at which a model has blown up
@@ -79,7 +81,8 @@ class Records:
         """
         result = dict(self.last)
         result.update({key: self._measured.get(key) for key in MEASURED})
-        result.update(best_accuracy=self._best, diverged=self.diverged(weights))
+        diverged = DIVERGED in (summary.get("stopped") or "") or self.diverged(weights)
+        result.update(best_accuracy=self._best, diverged=diverged)
         result.update(**summary, versions=_versions())
         if self._history is not None:
             self._history.close()
