@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from logging import getLogger
 
 from flwr.app import ArrayRecord, Message
 
 from compression.flower.arrays import STYPE
+from compression.flower.state import HEALS
+from compression.stages import PayloadError
+
+log = getLogger("edgewire")
 
 
 @dataclass
@@ -49,6 +54,47 @@ HINTS = {
     "_mod expects": "put CompressionMod before any other mod",
     "ArrayRecord": "a reply must hold one ArrayRecord, the model, and one MetricRecord",
 }
+
+
+class Course:
+    """What becomes of the nodes' replies: counted and named, and the run given up if for nothing.
+
+    `patience`: so many rounds in a row with replies of which not one could be used. A round in
+    which nobody has answered is not among them (a link that is down comes back), nor one after
+    which nodes get the model whole again.
+    """
+
+    def __init__(self, traffic: Traffic, patience: int) -> None:
+        if patience < 1:
+            raise ValueError(f"patience must be at least 1 round, not {patience}")
+        self._traffic, self._patience = traffic, patience
+        self._reasons: list[str] = []  # why replies of this round were left out
+        self._hopeless = 0  # rounds in a row without one that could be used
+        self._asked = 0
+
+    def begin_round(self, asked: int) -> None:
+        """Begin a round in which so many nodes were asked."""
+        self._asked += asked
+        self._reasons.clear()
+
+    def leave_out(self, server_round: int, node: int, reason: str) -> None:
+        """Count a node that is left out, and name it."""
+        self._traffic.failures += 1
+        self._reasons.append(reason)
+        log.warning("round %d: node %d left out: %s", server_round, node, reason)
+
+    def end_round(self, server_round: int, used: int, answers: int) -> None:
+        """Count what was used. Raises `PayloadError` if for too long nothing was."""
+        self._traffic.client_updates += used
+        heals = any(HEALS in reason for reason in self._reasons)
+        self._hopeless = 0 if used or heals else self._hopeless + bool(answers)
+        if self._hopeless >= self._patience:
+            raise PayloadError(f"round {server_round}: {nobody_usable(self._reasons, answers)}")
+
+    def end(self) -> None:
+        """Raise `PayloadError` if nodes were asked, and not one update was ever used."""
+        if self._asked and not self._traffic.client_updates:
+            raise PayloadError("no node has answered: the model is as it was")
 
 
 def nobody_usable(reasons: Iterable[str], answers: int) -> str:

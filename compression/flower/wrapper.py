@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from logging import getLogger
 from typing import cast
 
 import numpy as np
@@ -24,14 +23,13 @@ from compression.flower.downlink import Downlink, Sent
 from compression.flower.form import Form, Model, form_of_updates, packed, unpacked
 from compression.flower.mixing import Mixing, Reported
 from compression.flower.replies import alike, warn_of_no_names, weight_of
-from compression.flower.state import HEALS, NOTE, Note, note_of
-from compression.flower.traffic import Traffic, flower_bytes, nobody_usable, reason_of
+from compression.flower.state import NOTE, Note, note_of
+from compression.flower.traffic import Course, Traffic, flower_bytes, reason_of
 from compression.flower.uplink import Uplink
 from compression.registry import make_codec
 from compression.stages import PayloadError, is_finite
 
 PLAIN = make_codec(quantizer="float32", coder="raw")
-log = getLogger("edgewire")
 
 
 class Compressed(Strategy):
@@ -67,14 +65,12 @@ class Compressed(Strategy):
         patience: int = 1,
     ) -> None:
         expect_types(strategy, downlink, exact)
-        if patience < 1:
-            raise ValueError(f"patience must be at least 1 round, not {patience}")
         self.strategy = strategy
         self.flat = flat
         self.weighted_by_key = weighted_by_key
         self.exact = tuple(exact)
-        self.patience = patience
         self.traffic = Traffic()
+        self._course = Course(self.traffic, patience)
         self.train_metrics: MetricRecord | None = None  # the last round's, from the nodes
         self.evaluate_metrics: MetricRecord | None = None
         self._form: Form | None = None  # of the model, once it has started
@@ -82,9 +78,6 @@ class Compressed(Strategy):
         self._downlink = Downlink(PLAIN, downlink, seed)
         self._uplink = Uplink()
         self._sent: dict[int, Model] = {}  # node -> the version its update starts from
-        self._reasons: list[str] = []  # why replies of this round were left out
-        self._hopeless = 0  # rounds in a row without one that could be used
-        self._asked = False  # whether any node ever was
         self._warned = False
 
     def start(
@@ -111,8 +104,7 @@ class Compressed(Strategy):
         result = super().start(
             grid, packed(model), num_rounds, timeout, train_config, evaluate_config, inner_fn
         )
-        if self._asked and not self.traffic.client_updates:
-            raise PayloadError("no node has answered: the model is as it was")
+        self._course.end()
         if not self.flat and result.arrays:
             result.arrays = form.arrays(unpacked(result.arrays))
         return result
@@ -163,19 +155,19 @@ class Compressed(Strategy):
         """
         decoded: list[Message] = []
         reports: dict[int, Reported] = {}
-        answers, asked = 0, bool(self._sent)
-        self._reasons.clear()
+        answers = 0
+        self._course.begin_round(asked=len(self._sent))
         for reply in replies:  # one by one: a grid may hand them over while others are under way
             node, answers = reply.metadata.src_node_id, answers + 1
             try:
                 reports[node] = self._decode_reply(reply, self._sent.pop(node, None))
                 decoded.append(reply)
             except PayloadError as error:
-                self._fail(server_round, node, str(error))
+                self._course.leave_out(server_round, node, str(error))
         accepted = self._alike(server_round, decoded)
-        self._count(server_round, len(accepted), answers, asked)
+        self._course.end_round(server_round, len(accepted), answers)
         for node in self._sent:
-            self._fail(server_round, node, "no reply")
+            self._course.leave_out(server_round, node, "no reply")
         self._sent.clear()
         aggregated: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
         if accepted:
@@ -186,15 +178,6 @@ class Compressed(Strategy):
         if aggregated[0] is None:
             return aggregated
         return packed(self._mixing.mixed(aggregated[0], [reports[n] for n in nodes])), aggregated[1]
-
-    def _count(self, server_round: int, accepted: int, answers: int, asked: bool) -> None:
-        """Count what could be used; raise if for long nothing could, though nodes answered."""
-        self.traffic.client_updates += accepted
-        self._asked = self._asked or asked
-        heals = any(HEALS in reason for reason in self._reasons)  # they get the model whole next
-        self._hopeless = 0 if accepted or heals else self._hopeless + bool(answers)
-        if self._hopeless >= self.patience:
-            raise PayloadError(f"round {server_round}: {nobody_usable(self._reasons, answers)}")
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -207,7 +190,7 @@ class Compressed(Strategy):
                 weight_of(reply.content, self.weighted_by_key)
                 measured.append(reply)
             except PayloadError as error:
-                self._fail(server_round, reply.metadata.src_node_id, str(error))
+                self._course.leave_out(server_round, reply.metadata.src_node_id, str(error))
         usable = self._alike(server_round, measured)
         self.evaluate_metrics = None
         if usable:
@@ -303,10 +286,5 @@ class Compressed(Strategy):
         usual, others = alike(replies)
         for reply in others:
             reason = "its metrics have other names or lengths than the other nodes'"
-            self._fail(server_round, reply.metadata.src_node_id, reason)
+            self._course.leave_out(server_round, reply.metadata.src_node_id, reason)
         return usual
-
-    def _fail(self, server_round: int, node: int, reason: str) -> None:
-        self.traffic.failures += 1
-        self._reasons.append(reason)
-        log.warning("round %d: node %d left out: %s", server_round, node, reason)
