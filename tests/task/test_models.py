@@ -20,6 +20,7 @@ PARAMETERS = {
     "alexnet": 57_023_306,
     "googlenet": 5_602_474,
     "mobilenet": 2_236_682,
+    "mobilenet_gn": 2_236_682,
 }
 SMALLEST = {"lenet5": 12, "adacomp_cnn": 4, "cnn": 6, "alexnet": 15, "googlenet": 2}  # pixels
 
