@@ -61,6 +61,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     set_up_logging(config.verbose)
     with console.status("loading") if alone() else nullcontext():
         prepare(config)
+    (folder / "result.json").unlink(missing_ok=True)  # an earlier run's, in the same folder
     values = run_config(composed, output=str(folder))
     task = Job(ROOT, values, config.nodes, folder, config.seed, config.network)
     try:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from report.summary import read_result
+from report.words import OVERRIDES, words_of
 
 MISSING = "-"  # where a group does not have a key that others have
-OVERRIDES = Path(".hydra") / "overrides.yaml"
 # words that name a run or say how it runs, not what it computes
 WITHOUT_EFFECT = re.compile(r"seed|verbose|dataset\.(root|download)|(engine|hydra)([./].*)?")
 # what the result of a run holds; the latter may be null
@@ -90,7 +89,7 @@ def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
                 continue
             seen.add(folder.resolve())
             try:
-                jobs.append(_read_job(folder, found))
+                jobs.append(_read_job(folder))
             except (FileNotFoundError, ValueError, YAMLError):
                 unfinished.append(folder)
     if not jobs:
@@ -127,16 +126,14 @@ def varying(groups: Sequence[Group]) -> list[str]:
     return [key for key in keys if len({group.words.get(key) for group in groups}) > 1]
 
 
-def _read_job(folder: Path, overrides: Path) -> Job:
+def _read_job(folder: Path) -> Job:
     """Return a finished run. Raises `FileNotFoundError`, `YAMLError` or `ValueError` for others."""
-    result = read_result(folder)
-    words = OmegaConf.to_container(OmegaConf.load(overrides), resolve=False)
-    if not isinstance(words, list) or not isinstance(result, dict) or not _complete(result):
+    result, words = read_result(folder), words_of(folder)
+    if not isinstance(result, dict) or not _complete(result):
         raise ValueError(f"{folder} holds no run")
     if result.get("stopped") and not result.get("diverged"):
         raise ValueError(f"{folder} stopped before its end")
-    pairs = (str(word).lstrip("+").partition("=") for word in words)
-    return Job(folder, {key: value for key, _, value in pairs}, result)
+    return Job(folder, words, result)
 
 
 def _complete(result: dict[str, Any]) -> bool:

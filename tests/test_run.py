@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from conf.build import data_of, model_of
 from conf.load import compose_config, to_config
 from report import table
+from simulation.errors import EngineError
 from task.flat import FlatModel
 from task.steps import evaluate, prepare
 
@@ -282,6 +283,19 @@ def test_a_sweep_goes_on_after_a_job_has_diverged_and_lists_it(command, capsys):
     assert [result_of(folder / str(job))["diverged"] for job in (0, 1)] == [True, False]
     table.main([str(folder)])
     assert f"\ndiverged: {folder / '0'}\n" in capsys.readouterr().out
+
+
+def test_a_run_that_fails_leaves_no_result_of_an_earlier_one(command, monkeypatch, tmp_path):
+    """Or it would be read, and the new run be said to have diverged."""
+    again = f"hydra.run.dir={tmp_path / 'again'}"
+    assert command(*QUICK, "lr=1e4", again)[0] == 1
+
+    def fail(*arguments, **options):
+        raise EngineError("no power")
+
+    monkeypatch.setattr("simulation.local.make_pool", fail)
+    code, printed, _ = command(*QUICK, again)
+    assert (code, printed.err) == (1, "error: no power\n")
 
 
 def test_what_failed_before_is_forgotten(command, tmp_path):
