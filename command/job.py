@@ -105,13 +105,16 @@ def what_to_try(config: Config) -> str:
     """Return what may keep a run like this from diverging."""
     tries = [f"a lower lr= (it is {config.lr:g})"]
     strategy = config.strategy
+    gradients = strategy.get("update") == "gradient"  # the rate of which is lr
     tries += [
-        f"a lower strategy.{rate}= (it is {strategy[rate]:g})" for rate in RATES if rate in strategy
+        f"a lower strategy.{rate}= (it is {strategy[rate]:g})"
+        for rate in RATES
+        if rate in strategy and not (gradients and rate == "server_lr")
     ]
     compression = asdict(config.compression)
     if compression["sparsifier"] == "dgc" and not compression["clip_norm"]:
         tries.append("compression.clip_norm=")
-    if strategy.get("update") != "gradient":
+    if not gradients:
         tries.append("fewer local_epochs= or local_steps=")
     return ", ".join(tries[:-1]) + " or " + tries[-1] if len(tries) > 1 else tries[0]
 

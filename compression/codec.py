@@ -32,7 +32,7 @@ from compression.stages import (
     remembered,
     subtract_at,
 )
-from compression.statistics import Split, exact_tensors, split
+from compression.statistics import Split, exact_tensors, expect_matches, split
 
 _SMALL = 64  # streams of fewer bytes are left as they are: coding gains nothing
 _ERROR = "error"  # the memory of the generic error feedback, float32 (n,)
@@ -184,6 +184,7 @@ class Codec:
         """Return where trained entries are and where exact ones, if there are such."""
         if self.exact and not self.exact_names:
             return None  # all are exact, and nothing is kept
+        expect_matches(layout, self.exact_names)
         exact = exact_tensors(layout, self.exact_names)
         return split(layout, exact) if exact else None
 

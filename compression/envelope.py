@@ -85,10 +85,13 @@ def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
     return b"".join([*parts, checksum.intdigest().to_bytes(_CHECKSUM, "little")])
 
 
-def parse(payload: Buffer, layout: Layout | None, max_size: int) -> Parsed:
+def parse(
+    payload: Buffer, layout: Layout | None, max_size: int, *, of_vector: bool = False
+) -> Parsed:
     """Check the checksum, then everything but the streams' contents.
 
     ``layout``: of the whole model; what the payload holds in its own type is no part of the vector.
+    ``of_vector``: it is the vector's, without these.
     """
     view = memoryview(payload).cast("B")
     if len(view) < _PREFIX + _CHECKSUM or view[:3] != MAGIC:
@@ -102,11 +105,13 @@ def parse(payload: Buffer, layout: Layout | None, max_size: int) -> Parsed:
     if flags & ~(NAMED | EXACT | OWN):
         raise PayloadError(f"payload has unknown flags {flags:#x}")
     reader = Reader(view, _PREFIX)
-    own = read_own(reader, layout, max_size) if flags & OWN else ()
+    model = None if of_vector else layout
+    own = read_own(reader, model, max_size) if flags & OWN else ()
     if layout is None:
         layout = read_layout(reader, bool(flags & NAMED), max_size)
     else:
-        layout = layout.without([each.position for each in own])
+        if not of_vector:
+            layout = layout.without([each.position for each in own])
         skip_layout(reader, bool(flags & NAMED), layout)
     return Parsed(
         cast(type[Sparsifier], by_id("sparsifier", sparsifier)),

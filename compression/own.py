@@ -111,11 +111,11 @@ def own_spec(declared: Sequence[Declared]) -> Spec:
 
 
 def own_bytes(own: Sequence[Own]) -> Array:
-    """Return the stream, (bytes,) uint8. Raises PayloadError for NaN and infinity."""
+    """Return the stream, (bytes,) uint8. Raises PayloadError for NaN; infinity may be meant."""
     parts = []
     for _, name, array in own:
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise PayloadError(f"update holds NaN or infinity in {name}: {DIVERGED}")
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise PayloadError(f"update holds NaN in {name}: {DIVERGED}")
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         parts.append(np.ascontiguousarray(little).reshape(-1).view(_U1))
     return cast(Array, np.concatenate([np.empty(0, _U1), *parts]))
@@ -131,8 +131,8 @@ def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[Own, ...]:
         if kind.kind == "b" and raw.size and raw.max() > 1:
             raise PayloadError(f"payload holds a bool that is neither 0 nor 1 in {name}")
         array = raw.view(kind).astype(np.dtype(dtype), copy=False).reshape(shape)
-        if kind.kind == "f" and not np.isfinite(array).all():
-            raise PayloadError("payload holds NaN or infinity")
+        if kind.kind == "f" and np.isnan(array).any():
+            raise PayloadError(f"payload holds NaN in {name}")
         found.append(Own(position, name, array))
         start = stop
     return tuple(found)

@@ -142,8 +142,11 @@ def decode_update(
 def decode_trained(
     payload: Buffer, layout: Layout, before: Indices | None
 ) -> tuple[Indices | None, Vector]:
-    """Return indices and values among the trained entries alone; as `decode_update`."""
-    return _trained(parse(payload, layout, layout.size), before)
+    """Return indices and values among the trained entries alone; as `decode_update`.
+
+    ``layout``: of the vector, without tensors of their own type.
+    """
+    return _trained(parse(payload, layout, MAX_SIZE, of_vector=True), before)
 
 
 def describe(payload: Buffer) -> Description:

@@ -93,6 +93,15 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+@lru_cache(maxsize=64)
+def expect_matches(layout: Layout, patterns: tuple[str, ...]) -> None:
+    """Raise ValueError for a pattern that matches none of a layout's tensors."""
+    for pattern in patterns:
+        if not any(matches(name, (pattern,)) for name in layout.names):
+            names = ", ".join(layout.names)
+            raise ValueError(f"exact={pattern!r} matches no tensor; there are {names}")
+
+
 def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, ...] = ()) -> Vector:
     """Return a new (n,) vector: ``model`` less ``start``, but exact tensors as they are."""
     difference: Vector = model - start

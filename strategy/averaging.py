@@ -78,6 +78,8 @@ class SparseAveraging(ParameterServer):
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
         if mask_received and (downlink is None or not (uplink and uplink.sparsifier.repeats)):
             raise ValueError("mask_received goes with compression=cesgd or esgd, downlink=average")
+        if mask_received and uplink and uplink.exact_names:
+            raise ValueError("mask_received does not go with compression.exact=")
         if not isinstance(optimizer, ServerOptimizer):
             raise ValueError("optimizer is chosen by strategy/optimizer=sgd, momentum or adam")
         if weighted_by_key not in WEIGHTS:

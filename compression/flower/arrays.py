@@ -72,8 +72,16 @@ def layout_of(arrays: ArrayRecord) -> Layout:
     return Layout(
         tuple(arrays),
         tuple(tuple(a.shape) for a in arrays.values()),
-        tuple(a.dtype for a in arrays.values()),
+        tuple(_type_of(a) for a in arrays.values()),
     )
+
+
+def _type_of(array: Array) -> str:
+    """Return an array's type without its order of bytes."""
+    try:
+        return np.dtype(array.dtype).name
+    except TypeError:  # one that numpy does not know
+        return array.dtype
 
 
 def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
@@ -15,7 +13,7 @@ from flwr.serverapp.strategy import (
 from compression.codec import Codec
 from compression.flower.form import Form
 from compression.flower.mixing import wrapped_by
-from compression.statistics import exact_tensors, matches
+from compression.statistics import exact_tensors, expect_matches
 
 PRIVATE = (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -25,7 +23,7 @@ PRIVATE = (
 )
 
 
-def expect_types(strategy: object, downlink: object, exact: Sequence[str]) -> None:
+def expect_types(strategy: object, downlink: object, exact: object) -> None:
     """Raise `TypeError` unless these are a strategy, a codec or None, a list of patterns."""
     if isinstance(strategy, type):
         name = strategy.__name__
@@ -41,7 +39,7 @@ def expect_types(strategy: object, downlink: object, exact: Sequence[str]) -> No
         raise TypeError(
             f'downlink must be a codec, not {downlink!r}: make_codec(quantizer="int8"), say'
         )
-    if isinstance(exact, str) or not all(isinstance(each, str) for each in exact):
+    if not isinstance(exact, list | tuple) or not all(isinstance(each, str) for each in exact):
         raise TypeError(f"exact must be a list of patterns of names, not {exact!r}")
 
 
@@ -55,7 +53,4 @@ def expect_model(strategy: Strategy, form: Form, exact: tuple[str, ...], flat: b
             "differential privacy covers what the strategy sees, and not BatchNorm's running "
             "statistics, integers or exact tensors: take a model without (GroupNorm, LayerNorm)"
         )
-    for pattern in exact:
-        if not any(matches(name, (pattern,)) for name in form.whole.names):
-            names = ", ".join(form.whole.names)
-            raise ValueError(f"exact={pattern!r} matches no tensor; there are {names}")
+    expect_matches(form.whole, exact)

@@ -62,7 +62,7 @@ class Downlink:
         return Sent(payload, note, Model(received, own))
 
     def _encode_whole(self, model: Model, form: Form, names: bool) -> Sent:
-        whole = form_of_models(form.whole)
+        whole = form_of_models(form)
         vector, own = converted(model, form, whole)
         payload = self._whole.encode(vector, whole.layout, names=names, own=own)
         update = decode_update(payload, form.whole)

@@ -75,11 +75,15 @@ class Form:
 
 
 def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
-    """Return values in a tensor's type; `PayloadError` if that changes them."""
+    """Return values in a tensor's type; `PayloadError` if that changes them.
+
+    Floats may be rounded: who trains in float32 answers a model of halves with float32.
+    """
     if values.dtype == dtype:
         return values
     cast = values.astype(dtype)
-    if not (cast == values).all():
+    floats = values.dtype.kind == cast.dtype.kind == "f"
+    if not floats and not (cast == values).all():
         raise PayloadError(f"{name} comes as {values.dtype}, its {dtype} cannot hold the values")
     return cast
 
@@ -101,9 +105,10 @@ def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> Form:
 
 
 @lru_cache(maxsize=16)
-def form_of_models(whole: Layout) -> Form:
-    """Return how a model travels whole: all that is not float32 in its own type."""
-    return Form(whole, [t for t, dtype in enumerate(whole.dtypes) if dtype != "float32"])
+def form_of_models(form: Form) -> Form:
+    """Return how a model travels whole: all that is not float32 in its own type, too."""
+    others = [t for t, dtype in enumerate(form.whole.dtypes) if dtype != "float32"]
+    return _form(form.whole, tuple(sorted({*others, *form.beside})))
 
 
 def converted(model: Model, form: Form, to: Form) -> Model:

@@ -112,13 +112,16 @@ def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[An
     kind = values[0].dtype
     wide: Any = np.float64 if kind.kind in "fb" else np.longdouble
     total = np.zeros(values[0].shape, dtype=wide)
-    for value, weight in zip(values, np.asarray(weights) / np.sum(weights), strict=True):
-        total += value.astype(wide) * wide(weight)
+    shares = np.asarray(weights) / np.max(weights)  # a sum of weights may be beyond float64
+    for value, share in zip(values, shares / np.sum(shares), strict=True):
+        if share:  # infinity times 0 is no number
+            total += value.astype(wide) * wide(share)
     if kind.kind == "b":
         return np.asarray(total >= 0.5)
     if kind.kind in "iu":
         total = np.rint(total)
     low_wide, high_wide = low.astype(wide), high.astype(wide)
+    total = np.where(total == total, total, low_wide)  # infinities of both signs
     inside = np.clip(total, low_wide, high_wide).astype(kind)
     mixed: NDArray[Any] = np.where(low == high, low, np.clip(inside, low, high))
     return mixed

@@ -31,7 +31,10 @@ def clip_of(content: RecordDict) -> float | None:
 def keeps_clip(codec: Codec, layout: Layout) -> bool:
     """Return whether what is decoded is no longer than what was given, but for rounding."""
     return (
-        codec.quantizer.keeps_norm and codec.sparsifier.contracts and not codec.memory_bytes(layout)
+        codec.quantizer.keeps_norm
+        and codec.sparsifier.contracts
+        and not codec.memory_bytes(layout)
+        and not codec.exact_names  # values and no changes: they have no part in a norm
     )
 
 

@@ -57,11 +57,17 @@ def _loses(payload: bytes) -> bool:
     return said.selected < said.n or not exact
 
 
-def warn_of_no_names(names: Sequence[str], exact: Sequence[str], payload: bytes) -> None:
-    """Warn of a lossy payload for tensors of which nobody knows which are statistics."""
-    if unnamed(names) and not exact and _loses(payload):
+def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: bytes) -> bool:
+    """Warn of a lossy payload for tensors of which nobody knows which are statistics.
+
+    Return whether that was so, or never will be: nobody needs to look again.
+    """
+    if not unnamed(names):
+        return True
+    if lost := not exact and _loses(payload):
         log.warning(
             "the model's arrays have no names, so BatchNorm's running statistics among them are "
             "compressed as weights are: give ArrayRecord(model.state_dict()), or "
             'Compressed(..., exact=["3", "4"]) with their numbers'
         )
+    return lost

@@ -65,8 +65,8 @@ class Course:
     """
 
     def __init__(self, traffic: Traffic, patience: int) -> None:
-        if patience < 1:
-            raise ValueError(f"patience must be at least 1 round, not {patience}")
+        if not isinstance(patience, int) or patience < 1:
+            raise ValueError(f"patience must be a number of rounds, at least 1, not {patience!r}")
         self._traffic, self._patience = traffic, patience
         self._reasons: list[str] = []  # why replies of this round were left out
         self._hopeless = 0  # rounds in a row without one that could be used

@@ -233,6 +233,7 @@ class Compressed(Strategy):
         name, arrays = records(content, ArrayRecord)[0]
         whole = self._mixing.with_seen(arrays, model)
         sent = self._downlink.encode(whole, form, base, names=not self.flat)
+        self._look_at_names(sent.payload)
         encoded = replace_arrays(content, name, payload_record(sent.payload))
         note: Note = {**sent.note, **({"exact": list(self.exact)} if self.exact else {})}
         note |= {"workers": workers} if workers else {}
@@ -276,10 +277,14 @@ class Compressed(Strategy):
             raise PayloadError("the update leads to values beyond float32")
         report = self._mixing.reported(model, weight)
         reply.content[name] = self._mixing.seen(model)
-        if not self._warned:
-            self._warned = True
-            warn_of_no_names(form.whole.names, self.exact, payload)
+        self._look_at_names(payload, update.exact)
         return report
+
+    def _look_at_names(self, payload: bytes, exact: tuple[int, ...] = ()) -> None:
+        """Warn once, of what goes up or down."""
+        self._warned = self._warned or warn_of_no_names(
+            self.form.whole.names, [*self.exact, *exact], payload
+        )
 
     def _alike(self, server_round: int, replies: list[Message]) -> list[Message]:
         """Leave out replies whose metrics are not those of most: none could be aggregated."""

@@ -58,7 +58,7 @@ def test_beside_a_selection_with_a_memory(sparsifier):
         update = decode_update(payload, model_of(own))
         np.testing.assert_array_equal(update.own[0].array, own[0].array)
         if codec.keeps:
-            codec.put_back(payload, model_of(own), memory)
+            codec.put_back(payload, LAYOUT, memory)  # the layout that it was encoded with
 
 
 def test_a_vector_of_nothing_beside_integers():
@@ -68,13 +68,11 @@ def test_a_vector_of_nothing_beside_integers():
     np.testing.assert_array_equal(decode_update(payload).own[0].array, np.arange(5))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_is_refused_before_the_memory_hears_of_it(value):
+def test_nan_is_refused_before_the_memory_hears_of_it():
     memory = {}
-    with pytest.raises(PayloadError, match="NaN or infinity in half"):
-        make_codec("topk").encode(
-            VECTOR, LAYOUT, memory=memory, own=[Own(1, "half", np.array([value], np.float16))]
-        )
+    own = [Own(1, "half", np.array([np.nan], np.float16))]
+    with pytest.raises(PayloadError, match="update holds NaN in half"):
+        make_codec("topk").encode(VECTOR, LAYOUT, memory=memory, own=own)
     assert not memory
 
 

@@ -117,6 +117,7 @@ def test_a_mod_without_its_other_half_says_so_once(caplog):
         (lambda: Compressed("fedavg"), "flwr.serverapp.strategy"),
         (lambda: Compressed(fedavg(), downlink="int8"), 'make_codec(quantizer="int8")'),
         (lambda: Compressed(fedavg(), exact="head"), "list of patterns"),
+        (lambda: Compressed(fedavg(), exact=None), "list of patterns"),
         (lambda: CompressionMod("int8"), 'make_codec(quantizer="int8")'),
         (lambda: CompressionMod(None), "needs a codec"),
     ],
@@ -163,6 +164,7 @@ DO_NOT = {
     "randomk": {"sparsifier": "randomk", "rescale": True}, "qsgd": {"quantizer": "qsgd"},
     "ternary": {"quantizer": "ternary"}, "drive": {"quantizer": "drive"},
     "int8 with feedback": {"quantizer": "int8", "feedback": True},
+    "values beside changes": {"quantizer": "int8", "exact": ["scale"]},
     "sign": {"quantizer": "sign"}, "powersgd": {"quantizer": "powersgd"},
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Krum
 
-from compression import make_codec
+from compression import PayloadError, make_codec
 from compression.flower import Compressed, CompressionMod
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
@@ -140,6 +140,7 @@ def test_a_pattern_that_matches_nothing_is_refused():
         (INT8, (), True),
         (make_codec("topk"), (), True),
         (INT8, ["1"], False),
+        (make_codec(quantizer="int8", exact=["1"]), (), False),
         (make_codec(), (), False),
     ],
 )
@@ -161,3 +162,59 @@ def test_values_that_a_type_cannot_hold_are_refused(caplog):
         run(strategy, CompressionMod(INT8), change)
     assert strategy.traffic.failures == 2
     assert "its uint8 cannot hold the values" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [make_codec("topk", density=0.1), make_codec("topk", "int8", density=0.1), make_codec("esgd"),
+     make_codec(quantizer="int8", feedback=True), make_codec("dgc")],
+    ids=lambda codec: f"{codec.sparsifier.name}-{codec.quantizer.name}",
+)  # fmt: skip
+def test_a_lost_answer_is_put_back_beside_integers_too(codec):
+    """One reply that is not used, and the node takes part again, with what it had kept."""
+    lost = iter([0, 1])
+
+    class Losing(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            if next(lost, 2) == 0:
+                return None, None
+            return super().aggregate_train(server_round, replies)
+
+    strategy = Compressed(Losing(fraction_evaluate=0))
+    model, _ = run(
+        strategy, CompressionMod(codec), rounds=5,
+        change=lambda node, f: {**f, "w": f["w"] + np.float32(0.1), "steps": f["steps"] + 1},
+    )  # fmt: skip
+    assert strategy.traffic.failures == 0
+    np.testing.assert_array_equal(model["steps"], LARGE + 4)  # of the four rounds that were used
+
+
+def test_infinity_by_design_travels_exactly():
+    values = {"w": VALUES["w"], "mask": np.array([0, -np.inf, -np.inf], np.float32)}
+    for downlink in (None, INT8):
+        strategy = compressed(downlink=downlink, exact=["mask"])
+        model, seen = run(strategy, CompressionMod(INT8), same, values=values)
+        np.testing.assert_array_equal(model["mask"], values["mask"])
+        np.testing.assert_array_equal(seen[-1]["mask"], values["mask"])
+
+
+def test_an_app_that_trains_in_float32_may_answer_so():
+    strategy = compressed()
+    run(
+        strategy, CompressionMod(INT8),
+        lambda node, f: {**f, "bn.running_mean": f["bn.running_mean"].astype(np.float32) + 0.1},
+    )  # fmt: skip
+    assert strategy.traffic.failures == 0
+
+
+def test_a_codecs_pattern_that_matches_nothing_is_named():
+    mod = CompressionMod(make_codec(quantizer="int8", exact=["heda"]))
+    with pytest.raises(PayloadError, match=r"exact='heda' matches no tensor"):
+        run(compressed(), mod, same)
+
+
+def test_a_lossy_downlink_of_unnamed_tensors_is_warned_of(caplog):
+    values = {"0": VALUES["w"], "1": np.full(15, 0.3, np.float32)}
+    with caplog.at_level(logging.WARNING, "edgewire"):
+        run(compressed(downlink=INT8), CompressionMod(make_codec()), same, values=values)
+    assert len([r for r in caplog.records if "have no names" in r.getMessage()]) == 1
