@@ -363,16 +363,14 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(number, tmp_path):
     assert not shared[0].exists()
 
 
-def test_a_run_that_ends_early_keeps_what_it_has_learned(tmp_path):
+def test_a_run_that_ends_early_keeps_what_it_has_learned(command):
     """All nodes crash long before the last round, and between two evaluations."""
     words = ["algorithm=esgd", "nodes=4", "rounds=400", "eval_every=400", "timeout=2"]
-    words += ["network.crash=0.03", f"hydra.run.dir={tmp_path}"]
-    ended = subprocess.run(
-        [sys.executable, "run.py", *words], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "no node is left" in ended.stderr + ended.stdout
-    result = json.loads((tmp_path / "result.json").read_text())
-    rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    code, printed, folder = command(*words, "network.crash=0.03", "engine.workers=1")
+    assert code == 0
+    assert "no node is left" in printed.out
+    result = result_of(folder)
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert result["round"] == rows[-1]["round"] < 400
     assert result["accuracy"] > rows[0]["accuracy"] + 0.2
     assert result["best_accuracy"] == result["accuracy"]

@@ -33,6 +33,7 @@ class Watched:
         self.waiting = []  # (due, number, node), in the order of coming
         self.at_work = [[] for _ in range(WORKERS)]
         self.state = {}  # node -> worker
+        self.home = {}  # node with messages under way -> worker that took the first of them
 
     def put(self, node, due):
         given, taken = due, [entry for entries in self.at_work for entry in entries]
@@ -44,8 +45,7 @@ class Watched:
         self.number += 1
 
     def may_serve(self, worker, node):
-        busy = {w for w in range(WORKERS) if any(n == node for _, _, n in self.at_work[w])}
-        return busy | {self.state.get(node, worker)} == {worker}
+        return self.state.get(node, self.home.get(node, worker)) == worker
 
     def take(self, worker):
         message = self.queue.take(worker)
@@ -54,6 +54,7 @@ class Watched:
         if message:
             self.waiting.remove(message.entry)
             self.at_work[worker].append(message.entry)
+            self.home.setdefault(message.entry[2], worker)
 
     def answer(self, worker, has_state):
         if self.at_work[worker]:
@@ -61,12 +62,20 @@ class Watched:
             self.queue.answered(node, has_state)
             if has_state:
                 self.state[node] = worker
+            self.forget(node)
+
+    def forget(self, node):
+        """A node without messages under way has no home."""
+        taken = [entry for entries in self.at_work for entry in entries]
+        if not any(n == node for _, _, n in self.waiting + taken):
+            self.home.pop(node, None)
 
     def die(self, worker):
         metadata = [SimpleNamespace(dst_node_id=node) for _, _, node in self.at_work[worker]]
         self.queue.died(worker, [SimpleNamespace(metadata=m) for m in metadata])
         self.at_work[worker] = []
         self.state = {node: home for node, home in self.state.items() if home != worker}
+        self.home = {node: home for node, home in self.home.items() if home != worker}
 
 
 @given(events=EVENTS)
