@@ -16,7 +16,8 @@ from compression.layout import Layout
 from compression.stages import Indices, Vector
 
 # What torch's BatchNorm layers call their buffers.
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+VARIANCE = "running_var"
+BUFFERS = ("running_mean", VARIANCE, "num_batches_tracked")
 Run = tuple[int, int]  # from, to
 
 
@@ -108,6 +109,12 @@ def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, .
     for first, last in runs(layout, exact_tensors(layout, patterns)):
         difference[first:last] = model[first:last]
     return difference
+
+
+@lru_cache(maxsize=64)
+def variances(layout: Layout) -> tuple[Run, ...]:
+    """Return where running variances lie in the vector."""
+    return runs(layout, [t for t, name in enumerate(layout.names) if name.endswith(VARIANCE)])
 
 
 @lru_cache(maxsize=64)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from itertools import accumulate, pairwise
 from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from compression import PayloadError
+from compression import Layout, PayloadError
 from compression.flower import to_vector
+from compression.statistics import variances
 from conf import Config, load_config
 from conf.build import data_of, model_of
 from strategy.nodes import OrderedGrid, count_nodes
@@ -22,7 +21,6 @@ from task.draws import OwnStream
 from task.flat import FlatModel
 from task.steps import Evaluation, evaluate, prepare
 
-VARIANCE = "running_var"
 OWN = ("drift", "staleness")  # what some strategies measure beside the loss
 app = ServerApp()
 
@@ -56,12 +54,8 @@ class Run:
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
         self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
         self.labels = self.data.test.labels.to(config.device)
-        names, bounds = self.model.names, accumulate(map(math.prod, self.model.shapes), initial=0)
-        self.variances = [
-            run
-            for name, run in zip(names, pairwise(bounds), strict=True)
-            if name.endswith(VARIANCE)
-        ]
+        names, shapes = self.model.names, self.model.shapes
+        self.variances = variances(Layout(names, shapes, ("float32",) * len(names)))
         self.stepped = 0  # rounds that the schedule knows of
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not measured
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from compression import Layout, PayloadError, Update
 from compression.stages import Indices, Vector
-from compression.statistics import trained_entries
+from compression.statistics import trained_entries, variances
 
 Shares = NDArray[np.float32] | np.float32 | float
 
@@ -25,9 +25,7 @@ class StatisticsMix:
         self.trained = trained_entries(layout)
         self.size = layout.size - self.trained
         self._places = np.arange(self.trained, layout.size, dtype=np.uint32)
-        names, sizes = layout.names, np.diff(layout.offsets)
-        mask = np.repeat([name.endswith("running_var") for name in names], sizes)
-        self._variances: NDArray[np.bool_] = mask[self.trained :]
+        self._variances = variances(layout)
         self._start()
 
     def _start(self) -> None:
@@ -46,8 +44,9 @@ class StatisticsMix:
         if not self.size:
             return indices, values, values[:0]
         statistics = update.entries(self.trained, self.trained + self.size)
-        if (statistics[self._variances] < 0).any():
-            raise PayloadError("its update holds a running variance below 0")
+        for start, stop in self._variances:
+            if (update.entries(start, stop) < 0).any():
+                raise PayloadError("its update holds a running variance below 0")
         cut = len(values) - self.size
         return None if indices is None else indices[:cut], values[:cut], statistics
 

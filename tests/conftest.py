@@ -50,6 +50,21 @@ def cli(monkeypatch, capsys):
 
 
 @pytest.fixture
+def command(cli, tmp_path):
+    """Run the command in this process; return (exit code, what it printed, its folder)."""
+    count = 0
+
+    def call(*overrides):
+        nonlocal count
+        count += 1
+        folder = tmp_path / f"run{count}"
+        words = [f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", *overrides]
+        return *cli(*sorted(words, key=lambda word: word == "-m")), folder
+
+    return call
+
+
+@pytest.fixture
 def listening():
     """Children hear SIGINT and SIGHUP, though the tests themselves may run under nohup or CI."""
     before = {

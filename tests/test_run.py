@@ -1,4 +1,4 @@
-"""The command, as a person uses it: what it prints, what it leaves behind, how it refuses."""
+"""The command, as a person uses it: what it prints, what it leaves behind."""
 
 import json
 import signal
@@ -15,33 +15,12 @@ from safetensors.torch import load_file
 
 from conf.build import data_of, model_of
 from conf.load import compose_config, to_config
-from report import table
-from simulation.errors import EngineError
 from task.flat import FlatModel
 from task.steps import evaluate, prepare
+from tests.runs import QUICK, result_of
 
 ROOT = Path(__file__).parents[1]
-QUICK = ["rounds=3", "engine.workers=1"]
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
-
-
-@pytest.fixture
-def command(cli, tmp_path):
-    """Run the command in this process; return (exit code, what it printed, its folder)."""
-    count = 0
-
-    def call(*overrides):
-        nonlocal count
-        count += 1
-        folder = tmp_path / f"run{count}"
-        words = [f"hydra.run.dir={folder}", f"hydra.sweep.dir={folder}", *overrides]
-        return *cli(*sorted(words, key=lambda word: word == "-m")), folder
-
-    return call
-
-
-def result_of(folder):
-    return json.loads((folder / "result.json").read_text())
 
 
 def test_a_run_leaves_its_result_history_and_weights(command):
@@ -138,76 +117,6 @@ def test_a_node_that_fails_in_evaluation_is_counted_and_named(command):
     assert "no samples" in printed.out
 
 
-BAD = [
-    (["foo=1"], "no key foo"),
-    (["roundz=1"], "did you mean rounds"),
-    (["algorithm=x"], "no algorithm=x. there are: adacomp, asgd, cesgd, comp_asgd, dgc, esgd"),
-    (["strategy=null"], "Config group"),
-    (["algorithm=sgd", "strategy/staleness=global"], "belongs to strategy=asynchronous"),
-    (["algorithm=sgd", "strategy.pushes=3"], "belongs to strategy=asynchronous"),
-    (["algorithm=adacomp", "strategy.pushes=0"], "pushes must be at least 1"),
-    (["algorithm=adacomp", "downlink=f2i"], "downlink=full"),
-    (["algorithm=adacomp", "strategy.in_flight=2", "compression=topk"], "keep no memory"),
-    (["algorithm=adacomp", "optimizer=adam"], "they take none: drop it, or"),
-    (["algorithm=adacomp", "strategy.staleness.a=1"], "belongs to strategy/staleness=polynomial"),
-    (["algorithm=adacomp", "strategy.record_every=7"], "multiple of strategy.record_every=7"),
-    (["algorithm=fedbuff", "strategy.pushes=5"], "buffer=10 is never full with pushes=5"),
-    (["algorithm=fedasync", "strategy.server_lr=2"], "a server_lr of at most 1"),
-    (["network.classes={fast:{share:1}}"], "'+network.classes={NAME:"),
-    (["network.classes.fast.share=1"], "'+network.classes={NAME:"),
-    (["+network.classes.fast.share=1"], "'+network.classes={NAME:"),
-    (["network.waiting_seconds=inf"], "waiting_seconds must be a number of at least 0, not inf"),
-    (["network.waiting=long"], "network.waiting must be one of none, uniform"),
-    (["network.crash=0.1"], "strategy=asynchronous"),
-    (["nodes"], "nodes"),
-    (["dataset.root=~/x"], "~/x"),
-    (["dataset=mnist", "dataset.root='~/nowhere'"], f"{Path.home()}/nowhere"),
-    (["hydra.run.dir=/dev/null/x"], "/dev/null"),
-    (["seed=99999999999999999999"], "seed must be below"),
-    (["strategy=krum", "strategy.num_malicious_nodes=-2"], "num_malicious_nodes"),
-    (["strategy=multikrum", "strategy.num_nodes_to_select=0"], "num_nodes_to_select"),
-    (["nodes=-1"], "nodes must be a number of at least 1, not -1"),
-    (["nodes=1.5"], "nodes"),
-    (["rounds=0"], "rounds must be a number of at least 1"),
-    (["nodes=100000"], "more than the 143"),
-    (["compression.quantizer=int9"], "int9"),
-    (["compression=f2i", "compression.level=99"], "level"),
-    (["engine.workers=-1"], "engine.workers"),
-    (["engine.workers=x"], "engine.workers must be int"),
-    (["model=lenet5"], "dataset.size"),
-    (["dataset=mnist", "dataset.root=/nowhere"], "/nowhere"),
-    (["device=cuda:77"], "device=cuda:77"),
-    (["device=toaster"], "device=toaster"),
-    (["optimizer.momentum=-1"], "momentum"),
-    (["schedule=step", "schedule.step_size=0"], "schedule.step_size must not be 0"),
-    (["strategy=fedtrimmedavg", "strategy.beta=2"], "beta"),
-    (["partition=dirichlet", "partition.alpha=-1"], "lpha"),
-    (["partition=dirichlet", "partition.alpha=0.01", "nodes=300"], "larger partition.alpha"),
-    (["strategy=bulyan", "strategy.num_malicious_nodes=5"], "needs 23 nodes a round"),
-    (["strategy=krum", "strategy.num_malicious_nodes=4"], "needs 11 nodes a round"),
-    (["engine=ray", "engine.gpus_per_client=-1"], "engine.gpus_per_client"),
-    (["engine=ray", "engine.gpus_per_client=64"], "engine.gpus_per_client=64"),
-    (["device=meta"], "device=meta"),
-    (["dataset.classes=[a,b]"], "dataset.classes"),
-    (["nodes=abc"], "'abc' of type 'str' could not be converted to Integer"),
-    (["strategy=fedadam", "strategy.eta=nan"], "strategy.eta must be a finite number"),
-    (["strategy.fraction_train=0"], "strategy.fraction_train"),
-    (["strategy=fedprox", "strategy.proximal_mu=-1"], "strategy.proximal_mu"),
-    (["partition=pathological", "partition.num_classes_per_partition=99"], "num_classes"),
-]
-
-
-@pytest.mark.parametrize(("overrides", "part"), BAD, ids=[" ".join(o) for o, _ in BAD])
-def test_a_mistake_ends_in_one_line_and_exit_code_2(command, overrides, part):
-    code, printed, folder = command(*overrides)
-    assert code == 2
-    lines = printed.err.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("error: ")
-    assert part in lines[0]
-    assert not (folder / "result.json").exists()
-
-
 @pytest.fixture
 def photos(tmp_path):
     rng = np.random.default_rng(0)
@@ -235,93 +144,6 @@ def test_an_empty_or_broken_folder_is_named(command, photos, tmp_path):
     assert code == 2
     assert "3.png" in printed.err
     assert len(printed.err.strip().splitlines()) == 1
-
-
-def test_updates_that_are_not_finite_are_left_out_counted_and_named(command):
-    code, printed, folder = command("rounds=1", "engine.workers=1", "lr=1e30")
-    assert code == 1
-    assert result_of(folder)["failures"] == 10
-    assert result_of(folder)["client_updates"] == 0
-    assert "left out" in printed.out
-    assert printed.err.startswith("warning: the run has diverged; try a lower lr=")
-    assert result_of(folder)["stopped"].startswith("round 1: not one of 10 replies could be used")
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Flower's FedAdam
-def test_a_server_whose_model_diverges_says_so_in_one_line(command):
-    code, printed, _ = command(*QUICK, "strategy=fedadam", "strategy.eta=1e39")
-    assert code == 1
-    assert len(printed.err.strip().splitlines()) == 1
-    assert "diverged" in printed.err
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["lr=1e4"], ["lr=30", "algorithm=fedavg_f2i"], ["algorithm=sgd", "rounds=20", "lr=1e5"]],
-    ids=["no number", "finite, but huge", "steps"],
-)
-def test_a_run_that_has_diverged_says_what_to_try(command, words):
-    code, printed, folder = command(*QUICK, *words)
-    assert code == 1
-    (line,) = printed.err.strip().splitlines()
-    assert line.startswith("warning: the run has diverged; try a lower lr= (it is ")
-    assert result_of(folder)["diverged"] is True
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Flower's FedAdam
-def test_a_server_that_cannot_go_on_with_its_model_leaves_a_result(command):
-    code, _, folder = command(*QUICK, "strategy=fedadam", "strategy.eta=1e39")
-    assert code == 1
-    assert result_of(folder)["diverged"] is True
-
-
-def test_a_sweep_goes_on_after_a_job_has_diverged_and_lists_it(command, capsys):
-    code, printed, folder = command("-m", *QUICK, "lr=10000,0.1")
-    assert code == 1
-    assert "1 of 2 jobs failed or diverged" in printed.err
-    assert "  0: rounds=3 engine.workers=1 lr=10000: the run has diverged; try " in printed.err
-    assert [result_of(folder / str(job))["diverged"] for job in (0, 1)] == [True, False]
-    table.main([str(folder)])
-    assert f"\ndiverged: {folder / '0'}\n" in capsys.readouterr().out
-
-
-def test_a_run_that_fails_leaves_no_result_of_an_earlier_one(command, monkeypatch, tmp_path):
-    """Or it would be read, and the new run be said to have diverged."""
-    again = f"hydra.run.dir={tmp_path / 'again'}"
-    assert command(*QUICK, "lr=1e4", again)[0] == 1
-
-    def fail(*arguments, **options):
-        raise EngineError("no power")
-
-    monkeypatch.setattr("simulation.local.make_pool", fail)
-    code, printed, _ = command(*QUICK, again)
-    assert (code, printed.err) == (1, "error: no power\n")
-
-
-def test_what_failed_before_is_forgotten(command, tmp_path):
-    for nodes, expected in (("0,2", 2), ("2", 0)):
-        again = f"hydra.sweep.dir={tmp_path / 'again'}"
-        code, printed, _ = command("-m", *QUICK, f"nodes={nodes}", again)
-        assert code == expected
-        assert ("1 of 2 jobs failed" in printed.err) == bool(expected)
-
-
-def test_a_sweep_leaves_a_folder_a_job(command):
-    code, _, folder = command("-m", *QUICK, "algorithm=fedavg,fedavg_f2i", "seed=0,1")
-    assert code == 0
-    results = [result_of(folder / str(job)) for job in range(4)]
-    assert [(r["algorithm"], r["seed"]) for r in results] == [
-        ("fedavg", 0), ("fedavg", 1), ("fedavg_f2i", 0), ("fedavg_f2i", 1)
-    ]  # fmt: skip
-    assert results[0]["accuracy"] != results[1]["accuracy"]
-
-
-def test_a_job_that_fails_does_not_end_the_sweep(command):
-    code, printed, folder = command("-m", *QUICK, "nodes=0,2")
-    assert code == 2
-    assert printed.err.count("nodes must be a number of at least 1, not 0") == 2
-    assert "1 of 2 jobs failed" in printed.err
-    assert result_of(folder / "1")["client_updates"] == 6
 
 
 def test_help_explains_every_group(capsys):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -158,8 +158,3 @@ def unpacked(arrays: ArrayRecord) -> Model:
             position, _, name = key.partition(" ")
             own.append(Own(int(position), name, array.numpy()))
     return Model(to_vector(ArrayRecord({FLAT: arrays[FLAT]})), tuple(own))
-
-
-def unnamed(names: Sequence[str]) -> bool:
-    """Return whether tensors have numbers for names, as those of a list of arrays do."""
-    return len(names) > 1 and all(name.isdecimal() for name in names)

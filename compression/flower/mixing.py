@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 
 from compression.flower.arrays import Vector, flat_record, to_vector
 from compression.flower.form import Form, Model
-from compression.layout import Layout
 from compression.own import Own
 from compression.stages import PayloadError
-from compression.statistics import Split, exact_tensors, runs, split
+from compression.statistics import Split, exact_tensors, split, variances
 
 ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
 
@@ -56,12 +55,11 @@ class Mixing:
     """
 
     def __init__(self, strategy: Strategy, form: Form) -> None:
-        self._form = form
         self._robust = isinstance(wrapped_by(strategy)[-1], ROBUST)
         statistics = exact_tensors(form.layout)
         seen_whole = self._robust or not statistics
         self._split: Split | None = None if seen_whole else split(form.layout, statistics)
-        self._variances = _variances(form.layout)
+        self._variances = variances(form.layout)
 
     def seen(self, model: Model) -> ArrayRecord:
         """Return what the strategy sees of a model: one flat Array."""
@@ -97,10 +95,6 @@ class Mixing:
 
     def _mix(self, values: list[NDArray[Any]], weights: list[float]) -> NDArray[Any]:
         return median(values) if self._robust else mean(values, weights)
-
-
-def _variances(layout: Layout) -> tuple[tuple[int, int], ...]:
-    return runs(layout, [t for t, n in enumerate(layout.names) if n.endswith("running_var")])
 
 
 def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:

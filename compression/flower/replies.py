@@ -11,7 +11,6 @@ from typing import cast
 from flwr.app import Message, MetricRecord, RecordDict
 
 from compression.flower.arrays import records
-from compression.flower.form import unnamed
 from compression.payload import describe
 from compression.registry import get
 from compression.stages import PayloadError, Quantizer
@@ -50,6 +49,11 @@ def _kinds(reply: Message) -> frozenset[tuple[str, int]]:
     )
 
 
+def _unnamed(names: Sequence[str]) -> bool:
+    """Return whether tensors have numbers for names, as those of a list of arrays do."""
+    return len(names) > 1 and all(name.isdecimal() for name in names)
+
+
 def _loses(payload: bytes) -> bool:
     """Return whether a payload lacks anything of what was given."""
     said = describe(payload)
@@ -62,7 +66,7 @@ def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: byt
 
     Return whether that was so, or never will be: nobody needs to look again.
     """
-    if not unnamed(names):
+    if not _unnamed(names):
         return True
     if lost := not exact and _loses(payload):
         log.warning(

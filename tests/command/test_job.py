@@ -1,0 +1,51 @@
+"""A run that has diverged, or cannot go on, says so in one line and leaves a result."""
+
+import pytest
+
+from simulation.errors import EngineError
+from tests.runs import QUICK, result_of
+
+
+def test_updates_that_are_not_finite_are_left_out_counted_and_named(command):
+    code, printed, folder = command("rounds=1", "engine.workers=1", "lr=1e30")
+    assert code == 1
+    assert result_of(folder)["failures"] == 10
+    assert result_of(folder)["client_updates"] == 0
+    assert "left out" in printed.out
+    assert printed.err.startswith("warning: the run has diverged; try a lower lr=")
+    assert result_of(folder)["stopped"].startswith("round 1: not one of 10 replies could be used")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Flower's FedAdam
+def test_a_server_whose_model_diverges_says_so_in_one_line_and_leaves_a_result(command):
+    code, printed, folder = command(*QUICK, "strategy=fedadam", "strategy.eta=1e39")
+    assert code == 1
+    assert len(printed.err.strip().splitlines()) == 1
+    assert "diverged" in printed.err
+    assert result_of(folder)["diverged"] is True
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["lr=1e4"], ["lr=30", "algorithm=fedavg_f2i"], ["algorithm=sgd", "rounds=20", "lr=1e5"]],
+    ids=["no number", "finite, but huge", "steps"],
+)
+def test_a_run_that_has_diverged_says_what_to_try(command, words):
+    code, printed, folder = command(*QUICK, *words)
+    assert code == 1
+    (line,) = printed.err.strip().splitlines()
+    assert line.startswith("warning: the run has diverged; try a lower lr= (it is ")
+    assert result_of(folder)["diverged"] is True
+
+
+def test_a_run_that_fails_leaves_no_result_of_an_earlier_one(command, monkeypatch, tmp_path):
+    """Or it would be read, and the new run be said to have diverged."""
+    again = f"hydra.run.dir={tmp_path / 'again'}"
+    assert command(*QUICK, "lr=1e4", again)[0] == 1
+
+    def fail(*arguments, **options):
+        raise EngineError("no power")
+
+    monkeypatch.setattr("simulation.local.make_pool", fail)
+    code, printed, _ = command(*QUICK, again)
+    assert (code, printed.err) == (1, "error: no power\n")

@@ -1,0 +1,40 @@
+"""A sweep goes on after a job that fails, and lists it."""
+
+from report import table
+from tests.runs import QUICK, result_of
+
+
+def test_a_sweep_leaves_a_folder_a_job(command):
+    code, _, folder = command("-m", *QUICK, "algorithm=fedavg,fedavg_f2i", "seed=0,1")
+    assert code == 0
+    results = [result_of(folder / str(job)) for job in range(4)]
+    assert [(r["algorithm"], r["seed"]) for r in results] == [
+        ("fedavg", 0), ("fedavg", 1), ("fedavg_f2i", 0), ("fedavg_f2i", 1)
+    ]  # fmt: skip
+    assert results[0]["accuracy"] != results[1]["accuracy"]
+
+
+def test_a_job_that_fails_does_not_end_the_sweep(command):
+    code, printed, folder = command("-m", *QUICK, "nodes=0,2")
+    assert code == 2
+    assert printed.err.count("nodes must be a number of at least 1, not 0") == 2
+    assert "1 of 2 jobs failed" in printed.err
+    assert result_of(folder / "1")["client_updates"] == 6
+
+
+def test_what_failed_before_is_forgotten(command, tmp_path):
+    for nodes, expected in (("0,2", 2), ("2", 0)):
+        again = f"hydra.sweep.dir={tmp_path / 'again'}"
+        code, printed, _ = command("-m", *QUICK, f"nodes={nodes}", again)
+        assert code == expected
+        assert ("1 of 2 jobs failed" in printed.err) == bool(expected)
+
+
+def test_a_sweep_goes_on_after_a_job_has_diverged_and_lists_it(command, capsys):
+    code, printed, folder = command("-m", *QUICK, "lr=10000,0.1")
+    assert code == 1
+    assert "1 of 2 jobs failed or diverged" in printed.err
+    assert "  0: rounds=3 engine.workers=1 lr=10000: the run has diverged; try " in printed.err
+    assert [result_of(folder / str(job))["diverged"] for job in (0, 1)] == [True, False]
+    table.main([str(folder)])
+    assert f"\ndiverged: {folder / '0'}\n" in capsys.readouterr().out
