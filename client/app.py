@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from client.node import Node, node_of
+from client.segment import segments_for
 from client.trainer import Trainer, trainer_for
 from client.worker import worker_for
 from compression.flower import flat_record, to_vector
@@ -56,6 +57,15 @@ def step(message: Message, context: Context) -> Message:
     """Answer a server of ours, synchronous or not, with an update (`client.worker`)."""
     trainer, node = _trainer(context)
     return worker_for(trainer).step(message, node, context)
+
+
+@app.train("segment")
+def segment(message: Message, context: Context) -> Message:
+    """Train a segment of a cut model (`client.segment`)."""
+    node = node_of(context)
+    return segments_for(load_config(context.run_config, node.count), node.folder).answer(
+        message, context
+    )
 
 
 @app.evaluate(mods=[compression])

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import math
-from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import chain, islice, repeat
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,56 +14,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client.node import Node
+from client.samples import Samples
 from compression.flower import CompressionMod
 from compression.layout import Layout
 from compression.statistics import trained_entries
 from conf import Config
-from conf.build import codec_of, data_of, device_of, model_of, optimizer_of, partition_of
+from conf.build import codec_of, data_of, device_of, model_of, optimizer_of
 from task.draws import OwnStream, stream_seed
 from task.flat import FlatModel
-from task.steps import batches, evaluate, prepare
+from task.steps import batches, evaluate
 
 Vector = NDArray[np.float32]
-Samples = tuple[Tensor, Tensor]
 Metrics = dict[str, MetricRecordValues]
-PREPARED_BYTES = 256 << 20  # how much prepared data a process keeps for the nodes it meets again
-
-
-class Order(NamedTuple):
-    """In which order a node's samples make an epoch's mini-batches."""
-
-    epoch: int
-    samples: Tensor  # int64 (s,): positions among the node's prepared ones, or in the training set
-    prepared: bool  # which of the two
-
-
-class Recent:
-    """The samples used last, up to a number of bytes."""
-
-    def __init__(self, capacity: int = PREPARED_BYTES) -> None:
-        self._kept: OrderedDict[tuple[int, bool], Samples] = OrderedDict()
-        self._left = capacity
-
-    def get(self, key: tuple[int, bool]) -> Samples | None:
-        """Return what is kept under `key`, which is then the last to go."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
-
-    def has_room(self, size: int) -> bool:
-        """Return whether `size` bytes more would fit beside what is kept."""
-        return size <= self._left
-
-    def put(self, key: tuple[int, bool], samples: Samples) -> Samples:
-        """Keep samples if they fit, in place of those unused for longest; return them."""
-        size = sum(t.nbytes for t in samples)
-        while self._kept and size > self._left:
-            _, oldest = self._kept.popitem(last=False)
-            self._left += sum(t.nbytes for t in oldest)
-        if size <= self._left:
-            self._kept[key] = samples
-            self._left -= size
-        return samples
 
 
 class Trainer:
@@ -89,16 +47,10 @@ class Trainer:
         self._step = inspect.unwrap(type(self.optimizer).step)
         self.loss = nn.CrossEntropyLoss()
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
-        self._prepared = Recent()
+        self.samples = Samples(config, self.data, folder)
         names = self.flat.names
         self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
         self.mod = CompressionMod(codec_of(config), self.layout, config.seed)
-        self._orders: dict[int, Order] = {}  # of each node
-
-    @functools.cached_property
-    def partition(self) -> Any:
-        """The training set's spread over the nodes (made when the first node asks)."""
-        return partition_of(self.config, self.data)
 
     def train(
         self, node: Node, start: Vector, *, server_round: int, lr: float, proximal_mu: float = 0.0
@@ -110,14 +62,14 @@ class Trainer:
         equation 2).
         """
         flat, optimizer = self.flat, self.optimizer
-        images, labels = self._samples(node, held_back=False)
+        images, labels = self.samples.of(node, held_back=False)
         flat.load(start)
         if not flat.module.training:
             flat.module.train()
         optimizer.state.clear()
         for group in optimizer.param_groups:
             group["lr"] = lr
-        generator = self._generator(node, server_round)
+        generator = self.samples.generator(node, server_round)
         anchor = flat.parameters.clone() if proximal_mu else None
         total, steps = torch.zeros((), device=self.device), 0
         with self._layers_draws(node, server_round):
@@ -142,14 +94,13 @@ class Trainer:
 
         Entries of BatchNorm's statistics hold their new values, those of other buffers their
         change, with the sign of a gradient. The vector is a view that the next call overwrites. The
-        mini-batch comes from (seed, node, number) alone: epochs in an order of their own, without
-        the rest that fills no batch.
+        mini-batch comes from (seed, node, number) alone.
         """
         flat = self.flat
         flat.load(model)
         if not flat.module.training:
             flat.module.train()
-        x, y = self._batch(node, number)
+        x, y = self.samples.batch(node, number)
         flat.drop_grad()
         with self._layers_draws(node, number):
             loss = self.loss(flat.module(x), y)
@@ -163,78 +114,13 @@ class Trainer:
             gradient[others] = model[others] - gradient[others]
         return gradient, metrics
 
-    def _batch(self, node: Node, number: int) -> Samples:
-        order = self._orders.get(node.index)
-        total = len(self._part(node, held_back=False)) if order is None else len(order.samples)
-        size = min(self.config.batch_size, total)
-        epoch, position = divmod(number, total // size)
-        if order is None or order.epoch != epoch:
-            self._orders[node.index] = order = self._shuffled(node, epoch)
-        chosen = order.samples[position * size : (position + 1) * size]
-        if not order.prepared:
-            return self._prepared_samples(chosen)
-        images, labels = self._samples(node, held_back=False)
-        return images.index_select(0, chosen), labels.index_select(0, chosen)
-
-    def _shuffled(self, node: Node, epoch: int) -> Order:
-        """Return an epoch's order: among the prepared samples if they, too, can be kept."""
-        part = self._part(node, held_back=False)
-        order = torch.randperm(len(part), generator=self._generator(node, epoch))
-        size = 4 * len(part) * math.prod(self.data.train.images.shape[1:])
-        if self._prepared.get((node.index, False)) or self._prepared.has_room(size + part.nbytes):
-            return Order(epoch, order.to(self.device), prepared=True)
-        return Order(epoch, part[order], prepared=False)
-
     def evaluate(self, node: Node, state: Vector) -> Metrics:
         """Return `Evaluation`'s figures and the number of samples of the node's evaluation."""
-        images, labels = self._samples(node, held_back=self.config.dataset.holdout > 0)
+        images, labels = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state)
         with OwnStream(self.device, stream_seed(self.config.seed, node.index)):
             measured = evaluate(self.flat.module, images, labels)
         return {**measured._asdict(), "num-examples": len(labels)}
-
-    def _samples(self, node: Node, held_back: bool) -> Samples:
-        """Return the node's images, float32 (s, C, H, W), and labels, int64 (s,): read only.
-
-        The last `dataset.holdout` of a node's samples (in the partition's own, shuffled order)
-        are held back from training.
-        """
-        key = (node.index, held_back)
-        if (samples := self._prepared.get(key)) is None:
-            samples = self._prepared.put(key, self._prepare(node, held_back))
-        return samples
-
-    def _prepare(self, node: Node, held_back: bool) -> Samples:
-        return self._prepared_samples(self._part(node, held_back))
-
-    def _part(self, node: Node, held_back: bool) -> Tensor:
-        """Return which samples the node trains on, or holds back, int64 (s,)."""
-        indices = self._indices(node)
-        kept = len(indices) - int(len(indices) * self.config.dataset.holdout)
-        indices = indices[kept:] if held_back else indices[:kept]
-        if not len(indices):
-            raise ValueError(f"node {node.index} has no samples; give fewer nodes or less holdout")
-        return indices
-
-    def _prepared_samples(self, indices: Tensor) -> Samples:
-        split, data = self.data.train, self.data
-        # index_select takes a tenth of the time of images[indices]
-        images = split.images.index_select(0, indices)
-        labels = split.labels.index_select(0, indices)
-        return prepare(images, data.mean, data.std, self.config.device), labels.to(self.device)
-
-    def _indices(self, node: Node) -> Tensor:
-        """Return which samples of the training split are the node's, int64 (s,)."""
-        if self.folder is None:
-            indices: Tensor = self.partition.indices(node.index)
-            return indices
-        total = len(self.data.train.labels)
-        return torch.randperm(total, generator=self._generator(node, 0))
-
-    def _generator(self, node: Node, number: int) -> torch.Generator:
-        """Return the node's own generator for a round or an epoch."""
-        seed = stream_seed(self.config.seed, node.index, number)
-        return torch.Generator().manual_seed(seed)
 
     def _layers_draws(self, node: Node, number: int) -> OwnStream:
         """Return the context in which the model draws (dropout, say) from the node's own stream.

@@ -31,7 +31,7 @@ from report.summary import read_result, summary_table
 from simulation.errors import EngineError
 from simulation.job import Job
 from strategy.schedule import Schedule
-from strategy.scheme import scheme_of
+from strategy.scheme import scheme_for
 
 ROOT = Path(__file__).parents[1]
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # one job after the other
@@ -127,7 +127,7 @@ def prepare(config: Config) -> None:
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))
     device_of(config)
-    scheme_of(config)
+    scheme_for(config, data)
     Schedule(config.schedule, config.lr).step(loss=1.0)
     partition_of(config, data).indices(0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -16,12 +16,12 @@ from conf.build import data_of, model_of
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.schedule import Schedule
-from strategy.scheme import scheme_of
+from strategy.scheme import scheme_for
 from task.draws import OwnStream
 from task.flat import FlatModel
 from task.steps import Evaluation, evaluate, prepare
 
-OWN = ("drift", "staleness")  # what some strategies measure beside the loss
+OWN = ("drift", "staleness", "prediction_error")  # what some strategies measure beside the loss
 app = ServerApp()
 
 
@@ -49,7 +49,7 @@ class Run:
         self.records = records
         self.data = data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)
-        self.strategy = scheme_of(config)
+        self.strategy = scheme_for(config, self.data)
         self.schedule = Schedule(config.schedule, config.lr)
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
         self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
@@ -62,7 +62,8 @@ class Run:
     def start(self) -> None:
         """Train: the strategy's rounds, each measured and recorded by `round_done`."""
         arrays = ArrayRecord(self.model.state_dict())
-        self.grid.follow(sum(len(array.data) for array in arrays.values()))
+        if getattr(self.strategy, "sends_models", True):
+            self.grid.follow(sum(len(array.data) for array in arrays.values()))
         self.strategy.start(
             self.grid,
             arrays,
@@ -91,6 +92,7 @@ class Run:
                 **self._measured_at_nodes(),
                 **self._least_variance(arrays),
                 **self.strategy.traffic.as_dict(),
+                **self._own("details"),
                 "virtual_seconds": self.grid.virtual_seconds,
             }
         )
@@ -98,6 +100,11 @@ class Run:
         self.stepped = server_round
         self.train_config["lr"] = self.schedule.lr
         return metrics
+
+    def _own(self, name: str) -> dict[str, Any]:
+        """Return what a strategy of ours says beside what all of them do."""
+        found: dict[str, Any] = getattr(self.strategy, name, dict)()
+        return found
 
     def _measure(self, arrays: ArrayRecord) -> Evaluation:
         self.newest = None
@@ -144,6 +151,7 @@ class Run:
                 "seed": self.config.seed,
                 "stopped": stopped,
                 **traffic.as_dict(),
+                **self._own("outcome"),
             },
             self.model.state_dict(),
         )

@@ -12,8 +12,11 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from compression import Codec
 from compression.flower import Compressed, Traffic
-from conf import Config
+from conf import Config, ConfigError
 from conf.build import codec_of, downlink_of, strategy_of
+from strategy.segments import Segmented
+from task.datasets import Data
+from task.errors import TaskError
 
 
 class Scheme(Protocol):
@@ -40,6 +43,23 @@ class Scheme(Protocol):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run all rounds, as Flower's `Strategy.start`; arrays for `evaluate_fn` are flat."""
+
+
+def scheme_for(config: Config, data: Data) -> Scheme:
+    """Return the configured scheme for a learning problem: one that cuts the model has cut it.
+
+    Raises `ConfigError` as `scheme_of`, `ConfigError` or `TaskError` for a model or cuts that do
+    not go.
+    """
+    scheme = scheme_of(config)
+    if isinstance(scheme, Segmented):
+        try:
+            scheme.cut(config, data)
+        except TaskError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"strategy: {error}") from error
+    return scheme
 
 
 def scheme_of(config: Config) -> Scheme:

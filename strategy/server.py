@@ -28,6 +28,7 @@ class ParameterServer(Strategy):
     """
 
     unit = "ROUND"  # what a run is counted in
+    sends_models = True  # both ways; else what they are of
 
     def __init__(self, update: str, server_lr: float) -> None:
         if update not in UPDATES:

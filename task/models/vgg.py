@@ -1,7 +1,8 @@
-"""VGG with BatchNorm (Simonyan and Zisserman 2014).
+"""VGG, with and without BatchNorm (Simonyan and Zisserman 2014).
 
-From 64 pixels on: torchvision's vgg11_bn and vgg16_bn. Below: their features and one linear layer
-512 -> classes, the form usual for CIFAR; pooling rounds up, so that 28 x 28 images go through.
+From 64 pixels on: torchvision's vgg11_bn, vgg16_bn and vgg16. Below: their features and one linear
+layer 512 -> classes, the form usual for CIFAR; pooling rounds up, so that 28 x 28 images go
+through.
 """
 
 from typing import Any
@@ -23,6 +24,12 @@ def vgg16(channels: int, size: int, classes: int) -> nn.Module:
     return _vgg("vgg16_bn", "D", channels, size, classes)
 
 
+@MODELS.register("vgg16_plain")
+def vgg16_plain(channels: int, size: int, classes: int) -> nn.Module:
+    """`vgg16` without BatchNorm: 14,719,818 parameters on 3x32x32."""
+    return _vgg("vgg16", "D", channels, size, classes)
+
+
 def _vgg(torchvision_name: str, layers: str, channels: int, size: int, classes: int) -> nn.Module:
     from torchvision import models
 
@@ -31,7 +38,9 @@ def _vgg(torchvision_name: str, layers: str, channels: int, size: int, classes: 
         model.features[0] = stem(model.features[0], channels, size)
         return model  # type: ignore[no-any-return]  # torchvision has no types
     # Not cut out of the whole model: its classifier has 119 million weights to initialise.
-    features = models.vgg.make_layers(models.vgg.cfgs[layers], batch_norm=True)
+    features = models.vgg.make_layers(
+        models.vgg.cfgs[layers], batch_norm=torchvision_name.endswith("_bn")
+    )
     features[0] = stem(features[0], channels, size)
     for layer in features:
         if isinstance(layer, nn.Conv2d):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from client.node import Node
-from client.trainer import Recent, Trainer
+from client.samples import Recent
+from client.trainer import Trainer
 from conf.build import model_of
 from conf.load import compose_config, to_config
 
@@ -37,15 +38,15 @@ def drawn(trainer, node, numbers):
 def drawn_in_turn(trainer, calls):
     """As `drawn`, for (node, number) in any order."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "_prepared", Recent(0))  # nothing kept: batches are made by place
-        patch.setattr(trainer, "_prepared_samples", lambda indices: indices)
-        patch.setattr(trainer, "_orders", {})
-        return [tuple(trainer._batch(Node(node, NODES), n).tolist()) for node, n in calls]
+        patch.setattr(trainer.samples, "_prepared", Recent(0))  # nothing kept: made by place
+        patch.setattr(trainer.samples, "_prepared_samples", lambda indices: indices)
+        patch.setattr(trainer.samples, "_orders", {})
+        return [tuple(trainer.samples.batch(Node(node, NODES), n).tolist()) for node, n in calls]
 
 
 def epoch_of(trainer, node):
     """Return how many batches an epoch has, and the node's samples."""
-    samples = trainer._part(Node(node, NODES), held_back=False).tolist()
+    samples = trainer.samples._part(Node(node, NODES), held_back=False).tolist()
     return len(samples) // trainer.config.batch_size, samples
 
 
@@ -80,13 +81,13 @@ def test_batches_do_not_depend_on_what_was_asked_before(plain, calls):
 @pytest.mark.parametrize("words", [[], ["dataset.per_image=true", "dataset.holdout=0.25"]])
 def test_batches_do_not_depend_on_what_is_kept(words):
     trainer, forgetful = make(*words), make(*words)
-    forgetful._prepared = Recent(60_000)  # the first node's samples fit, no other's
+    forgetful.samples._prepared = Recent(60_000)  # the first node's samples fit, no other's
     for node in range(3):
         for number in (0, 1, 14, 13, 40):
-            mine = trainer._batch(Node(node, NODES), number)
+            mine = trainer.samples.batch(Node(node, NODES), number)
             for kept, made in zip(mine, forgetful._batch(Node(node, NODES), number), strict=True):
                 assert torch.equal(kept, made)
-    assert [order.prepared for order in trainer._orders.values()] == [True] * 3
+    assert [order.prepared for order in trainer.samples._orders.values()] == [True] * 3
     assert [order.prepared for order in forgetful._orders.values()] == [True, False, False]
 
 
@@ -109,7 +110,7 @@ def test_a_node_with_less_than_a_batch_uses_all_it_has():
 
 def test_held_back_samples_are_not_drawn():
     trainer = make("dataset.holdout=0.25")
-    held = set(trainer._part(Node(0, NODES), held_back=True).tolist())
+    held = set(trainer.samples._part(Node(0, NODES), held_back=True).tolist())
     assert held
     assert not held & set().union(*drawn(trainer, 0, range(40)))
 

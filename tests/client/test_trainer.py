@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from client.node import Node, node_of
-from client.trainer import Recent, Trainer, trainer_for
+from client.samples import Recent
+from client.trainer import Trainer, trainer_for
 from conf import ConfigError
 from conf.build import model_of
 from conf.load import compose_config, to_config

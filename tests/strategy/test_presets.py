@@ -117,7 +117,7 @@ def test_sgd_is_what_plain_pytorch_does(optimizer, tmp_path):
         "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     }[optimizer](model.parameters())
     for number in range(ROUNDS):
-        batches = [trainer._batch(Node(i, 4), number) for i in range(4)]
+        batches = [trainer.samples.batch(Node(i, 4), number) for i in range(4)]
         made.zero_grad()
         x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
         nn.functional.cross_entropy(model(x), y).backward()

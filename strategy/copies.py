@@ -1,0 +1,115 @@
+"""Copies of the segments at the server: for evaluation, for the end, and for who takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression import Layout
+from compression.flower.tensors import STATE, pack_copy, unpack_copy
+from compression.stages import Vector
+from strategy.flow import Task
+from task.layers import Part
+
+
+class Copies:
+    """Knows when a segment is to send a copy, and puts models together.
+
+    `points`: numbers of mini-batches after which the model is wanted; after multiples of `every`
+    (0: never) all is copied that training builds on. A copy made after a mini-batch is of that
+    one for every segment, so the model is one that the uncut model could have been.
+    """
+
+    def __init__(self, parts: Sequence[Part], layout: Layout, model: Vector, every: int) -> None:
+        self._parts, self._every, self._layout = parts, every, layout
+        self._places = _places(parts, layout)
+        self._points: list[int] = []
+        self._delivered = [0] * len(parts)  # points that each segment has sent its copy for
+        self._weights: dict[int, list[Vector | None]] = {}
+        self._newest = [self._cut(model, number) for number in range(len(parts))]
+        self._last: list[bytes] = []
+
+    def begin(self, points: Sequence[int], beside: Sequence[dict[str, NDArray[Any]]]) -> None:
+        """Begin a run: `beside` holds each segment's tensors that are no float32 vector."""
+        self._points = sorted(points)
+        self._last = [
+            pack_copy({STATE: state}, more)
+            for state, more in zip(self._newest, beside, strict=True)
+        ]
+
+    def last(self, segment: int) -> bytes:
+        """Return the copy with which a node takes a segment over."""
+        return self._last[segment]
+
+    def wanted(self, task: Task) -> str:
+        """Return what a task's answer is to hold of its segment: "", weights or all."""
+        if not task.steps:
+            return ""
+        if self._every and task.end // self._every > (task.end - task.batches) // self._every:
+            return "all"
+        return "weights" if self.owed(task.segment, task.end) else ""
+
+    def owed(self, segment: int, end: int) -> bool:
+        """Whether a segment owes a copy of a point up to `end`."""
+        done = self._delivered[segment]
+        return done < len(self._points) and self._points[done] <= end
+
+    def take(self, task: Task, kind: str, payload: bytes) -> None:
+        """Take a segment's copy. Raises `PayloadError` for one that does not fit."""
+        state = unpack_copy(payload, self._parts[task.segment].size)[0][STATE]
+        self._newest[task.segment] = state
+        if kind == "all":
+            self._last[task.segment] = payload
+        while self.owed(task.segment, task.end):
+            point = self._points[self._delivered[task.segment]]
+            self._weights.setdefault(point, [None] * len(self._parts))[task.segment] = state
+            self._delivered[task.segment] += 1
+
+    def complete(self) -> tuple[int, Vector] | None:
+        """Return the next point of which all copies are there, and its model; once."""
+        for point in sorted(self._weights):
+            states = self._weights[point]
+            if all(state is not None for state in states):
+                del self._weights[point]
+                return point, self._joined(states)
+            return None
+        return None
+
+    def newest(self) -> Vector:
+        """Return the model of each segment's newest copy."""
+        return self._joined(self._newest)
+
+    def _joined(self, states: Sequence[Vector | None]) -> Vector:
+        model = np.empty(self._layout.size, dtype=np.float32)
+        for places, state in zip(self._places, states, strict=True):
+            assert state is not None
+            for (start, stop), (a, b) in places:
+                model[start:stop] = state[a:b]
+        return model
+
+    def _cut(self, model: Vector, segment: int) -> Vector:
+        state = np.empty(self._parts[segment].size, dtype=np.float32)
+        for (start, stop), (a, b) in self._places[segment]:
+            state[a:b] = model[start:stop]
+        return state
+
+
+Run = tuple[int, int]
+
+
+def _places(parts: Sequence[Part], layout: Layout) -> list[list[tuple[Run, Run]]]:
+    """Return for each part where its tensors lie in the model's vector and in its own."""
+    bounds = dict(zip(layout.names, pairwise(layout.offsets.tolist()), strict=True))
+    found = []
+    for part in parts:
+        rows, at = [], 0
+        for name in part.names:
+            start, stop = bounds[name]
+            rows.append(((start, stop), (at, at + stop - start)))
+            at += stop - start
+        found.append(rows)
+    return found

@@ -1,0 +1,71 @@
+"""Who holds which segment: nodes at work, nodes to spare, segments that wait for a node."""
+
+from __future__ import annotations
+
+import math
+from logging import getLogger
+
+from compression import PayloadError
+from strategy.nodes import OrderedGrid
+
+log = getLogger("edgewire")
+
+
+class Crew:
+    """Gives each segment a node; the rest take over from those that are gone.
+
+    Raises `PayloadError` if fewer nodes than segments are there, and no more will come.
+    """
+
+    def __init__(self, grid: OrderedGrid, segments: int) -> None:
+        self._grid = grid
+        nodes: list[int] = []
+        while len(nodes := grid.wait_for_nodes()) < segments:
+            if grid.next_look == math.inf:
+                raise PayloadError(
+                    f"{segments} segments need as many nodes, there are {len(nodes)}"
+                )
+            grid.pull_before([], grid.next_look)
+        self._nodes: list[int | None] = list(nodes[:segments])
+
+    def node(self, segment: int) -> int | None:
+        """Return who holds a segment; None while nobody does."""
+        return self._nodes[segment]
+
+    def replace(self, segment: int, present: bool) -> None:
+        """Look for another node in place of a segment's; it stays if it is `present`, or if it is
+        there and nobody else is free.
+        """
+        if present:
+            return
+        here, before = list(self._grid.get_node_ids()), self._nodes[segment]
+        free = [node for node in here if node not in self._nodes]
+        if free:
+            self._nodes[segment] = free[0]
+            log.warning("segment %d: node %d takes over from %s", segment, free[0], before)
+        elif before not in here:
+            self._nodes[segment] = None
+            log.warning("segment %d waits for a node", segment)
+
+    @property
+    def next_look(self) -> float:
+        """The moment of the grid's `now` at which to look for nodes again, if any is missing."""
+        return self._grid.next_look if None in self._nodes else math.inf
+
+    def find(self) -> list[int]:
+        """Give nodes that are free to segments that wait; return these."""
+        found = []
+        for segment, node in enumerate(self._nodes):
+            if node is None:
+                free = [n for n in self._grid.get_node_ids() if n not in self._nodes]
+                if free:
+                    self._nodes[segment] = free[0]
+                    found.append(segment)
+        return found
+
+    def missing(self) -> str:
+        """Name the segments that nobody holds."""
+        waiting = [str(i) for i, node in enumerate(self._nodes) if node is None]
+        return (
+            f"segment {', '.join(waiting)} waits for a node" if waiting else "nothing is under way"
+        )

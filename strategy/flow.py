@@ -1,0 +1,155 @@
+"""Which segment works on which mini-batch when: the schedules of a cut model.
+
+Four segments, mini-batches 0, 1, 2, ...; each column is a moment, `.` an idle node:
+
+    sequential   0 . . . 1 . . .     pipeline   0 1 2 3 4 5     GPipe      0a 0b .  .  .  .  0a 0b
+                 . 0 . . . 1 . .                . 0 1 2 3 4     (F B,      .  0a 0b .  0a 0b .  .
+                 . . 0 . . . 1 .                . . 0 1 2 3     2 micro-   .  .  .. .. .. .. .  .
+                 . . . 0 . . . 1                . . . 0 1 2     batches)
+
+`async` is the pipeline without its beat: a segment goes on as soon as it has an input, at most
+`queue` messages ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+SCHEDULES = ("sequential", "pipeline", "async")
+
+
+class Task(NamedTuple):
+    """What one message asks of a segment: mini-batches `batch` to `batch` + `batches` - 1.
+
+    Or the micro-batch number `micro` of one of them. `phase`: train (with synthetic gradients),
+    forward or backward; at the model's end forward goes back, too.
+    """
+
+    segment: int
+    phase: str
+    batch: int
+    batches: int = 1
+    micro: int = 0
+    steps: bool = True  # the segment has stepped with `batch` afterwards
+
+    @property
+    def end(self) -> int:
+        """How many mini-batches the segment has seen after it."""
+        return self.batch + self.batches
+
+
+class Flow(Protocol):
+    """Gives tasks when they may be sent, and is told when they are answered, in that order."""
+
+    def ready(self) -> Iterator[Task]:
+        """Yield what may be sent now; each of them counts as sent."""
+
+    def answered(self, task: Task) -> None:
+        """Note an answer; a task that has failed counts, too."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all mini-batches are through."""
+
+
+class Synthetic:
+    """Every segment steps on its own: a task for each of them, in turn."""
+
+    def __init__(
+        self, schedule: str, segments: int, batches: int, per_message: int, queue: int
+    ) -> None:
+        self._schedule, self._segments, self._queue = schedule, segments, queue
+        starts = range(0, batches, per_message)
+        self._groups = [(start, min(per_message, batches - start)) for start in starts]
+        self._sent, self._done = [0] * segments, [0] * segments
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last segment is through with all."""
+        return self._done[-1] == len(self._groups)
+
+    def ready(self) -> Iterator[Task]:
+        """Yield what may be sent now."""
+        if self._schedule != "async" and self._sent != self._done:
+            return  # one beat at a time
+        done = tuple(self._done)
+        for segment in range(self._segments):
+            while self._may_send(segment, done):
+                batch, batches = self._groups[self._sent[segment]]
+                self._sent[segment] += 1
+                yield Task(segment, "train", batch, batches)
+                if self._schedule != "async":
+                    break
+            if self._schedule == "sequential" and self._sent != self._done:
+                return
+
+    def answered(self, task: Task) -> None:
+        """Note an answer."""
+        self._done[task.segment] += 1
+
+    def _may_send(self, segment: int, done: tuple[int, ...]) -> bool:
+        group = self._sent[segment]
+        if group == len(self._groups) or (segment and done[segment - 1] <= group):
+            return False
+        if self._schedule == "sequential":
+            return segment > 0 or done[-1] == group
+        if self._schedule == "pipeline":
+            return True
+        ahead = segment + 1 == self._segments or group - self._done[segment + 1] < 2 * self._queue
+        return ahead and group - self._done[segment] < self._queue
+
+
+class Backpropagation:
+    """Ordinary backpropagation over the cuts; in micro-batches it is a pipeline (GPipe).
+
+    Huang et al. 2019. All micro-batches of a mini-batch see the same weights. A segment begins with
+    the next mini-batch when all that it has to take back of the last is on its way to it;
+    in sequence, when the first segment is through with that.
+    """
+
+    def __init__(self, schedule: str, segments: int, batches: int, micros: int) -> None:
+        self._sequential = schedule == "sequential"
+        self._segments, self._micros, self._total = segments, micros, batches * micros
+        self._forward, self._passed = [0] * segments, [0] * segments  # sent, answered
+        self._backward, self._back = [0] * segments, [0] * segments
+
+    @property
+    def finished(self) -> bool:
+        """Whether the first segment has taken back all."""
+        return self._back[0] == self._total
+
+    def ready(self) -> Iterator[Task]:
+        """Yield what may be sent now."""
+        for segment in range(self._segments):
+            while segment + 1 < self._segments and (
+                self._backward[segment] < self._back[segment + 1]
+            ):
+                self._backward[segment] += 1
+                yield self._task(segment, "backward", self._backward[segment] - 1)
+            while self._may_forward(segment):
+                self._forward[segment] += 1
+                yield self._task(segment, "forward", self._forward[segment] - 1)
+
+    def answered(self, task: Task) -> None:
+        """Note an answer."""
+        ends = task.segment + 1 == self._segments
+        if task.phase == "forward":
+            self._passed[task.segment] += 1
+        if task.phase == "backward" or ends:
+            self._back[task.segment] += 1
+
+    def _may_forward(self, segment: int) -> bool:
+        number = self._forward[segment]
+        if number == self._total or (segment and self._passed[segment - 1] <= number):
+            return False
+        before = number - number % self._micros  # of the mini-batches before this one
+        if segment == 0 and self._sequential:
+            return self._back[0] >= before
+        sent_back = self._forward if segment + 1 == self._segments else self._backward
+        return sent_back[segment] >= before
+
+    def _task(self, segment: int, phase: str, number: int) -> Task:
+        batch, micro = divmod(number, self._micros)
+        takes_back = phase == "backward" or segment + 1 == self._segments
+        return Task(segment, phase, batch, 1, micro, takes_back and micro + 1 == self._micros)

@@ -1,0 +1,168 @@
+"""What layers cost: floating-point operations, seconds, bytes; and cuts that balance them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import backward
+from torch.utils.flop_counter import FlopCounterMode
+
+from task.errors import TaskError
+from task.layers import Part, Segment, layers_of, segment_of
+from task.models.small import Narrow
+from task.synthetic import GradientModule
+
+COPIES = 4  # of each parameter: itself, its gradient, two moments of Adam
+REPEATS = 3
+
+
+class Cost(NamedTuple):
+    """Shares of what one step of the whole model costs by backpropagation, in operations."""
+
+    forward: float
+    backward: float
+    module: float  # to predict once, and to learn once
+
+
+def costs_of(
+    make: Callable[[], nn.Module], parts: Sequence[Part], classes: int, hidden: int
+) -> list[Cost]:
+    """Return the costs of parts, counted by torch on tensors without memory.
+
+    `hidden`: of the modules; 0: there are none. The same on every machine, unlike seconds.
+    """
+    counted = []
+    for number, part in enumerate(parts):
+        with torch.device("meta"):
+            segment = segment_of(make(), part.first, part.last)
+            x = segment.from_wire(torch.empty(2, *part.input))
+            x = x.detach().requires_grad_(number > 0)
+            ends = number + 1 == len(parts)
+            module = None if ends or not hidden else GradientModule(part.output, classes, hidden)
+            labels = torch.zeros(2, dtype=torch.int64)
+        forward, h = _flops(partial(segment, x))
+        back, _ = _flops(partial(_back, h))
+        learn = 0
+        if module is not None:
+            wire = segment.to_wire(h)
+            predict, _ = _flops(partial(module, wire, labels))
+            learn, _ = _flops(partial(_there_and_back, module, wire, labels))
+            learn += predict
+        counted.append((forward, back, learn))
+    whole = max(sum(forward + back for forward, back, _ in counted), 1)
+    return [Cost(*(each / whole for each in row)) for row in counted]
+
+
+def _back(h: Tensor) -> Tensor:
+    if h.requires_grad:
+        backward(h.sum())
+    return h
+
+
+def _there_and_back(module: nn.Module, *given: Tensor) -> Tensor:
+    return _back(module(*given))
+
+
+def _flops(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    with FlopCounterMode(display=False) as counter:
+        result = run()
+    return counter.get_total_flops(), result
+
+
+class Measured(NamedTuple):
+    """Of one layer: seconds of a step with it, and with a module after it; bytes of both."""
+
+    seconds: float
+    module_seconds: float
+    nbytes: int
+    module_nbytes: int
+
+
+def measure(
+    make: Callable[[], nn.Module], images: Tensor, classes: int, hidden: int
+) -> list[Measured]:
+    """Return what each layer takes here, for a mini-batch of prepared images, (B, C, H, W).
+
+    Bytes are of parameters, gradients, an optimiser's moments and activations: what a node
+    holds beside Python and its libraries. `hidden`: of the modules; 0: there are none.
+    """
+    model = make()
+    layers = layers_of(model)
+    x, found = images, []
+    for number, layer in enumerate(layers):
+        segment = Segment([layer], number, isinstance(model, Narrow))
+        given = x.detach().requires_grad_(number > 0)
+        h = segment(given)
+        taken = _seconds(partial(_there_and_back, segment, given))
+        parameters = sum(p.numel() for p in segment.parameters())
+        nbytes = 4 * (COPIES * parameters + 2 * (given.numel() + h.numel()))
+        wire = segment.to_wire(h)
+        module_taken, module_nbytes = 0.0, 0
+        if hidden and number + 1 < len(layers):
+            module = GradientModule(tuple(wire.shape[1:]), classes, hidden)
+            labels = torch.zeros(len(images), dtype=torch.int64)
+            module_taken = _seconds(partial(_there_and_back, module, wire, labels))
+            with torch.no_grad():
+                module_taken += _seconds(partial(module, wire, labels))
+            parameters = sum(p.numel() for p in module.parameters())
+            module_nbytes = 4 * (COPIES * parameters + 3 * wire.numel())
+        found.append(Measured(taken, module_taken, nbytes, module_nbytes))
+        x = h
+    return found
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """Return the least of some runs' seconds; one before them warms up."""
+    run()
+    taken = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def balanced(
+    layers: Sequence[Measured], segments: int, limits: Sequence[float] | None = None
+) -> tuple[int, ...]:
+    """Return the cuts with which the slowest of so many segments is as fast as it can be.
+
+    `limits`: bytes that each node has. Of equally good cuts the first in order. Raises `TaskError`
+    if there are too few layers, or no cuts that fit.
+    """
+    count = len(layers)
+    if not 1 <= segments <= count:
+        raise TaskError(f"{count} layers cannot be cut into {segments} segments")
+
+    def stage(segment: int, first: int, last: int) -> float:
+        """Return a segment's seconds; infinity if it does not fit."""
+        row, cut = layers[first:last], last < count
+        nbytes = sum(each.nbytes for each in row) + (row[-1].module_nbytes if cut else 0)
+        if limits is not None and nbytes > limits[segment]:
+            return float("inf")
+        return sum(each.seconds for each in row) + (row[-1].module_seconds if cut else 0)
+
+    @cache
+    def best(segment: int, first: int) -> tuple[float, tuple[int, ...]]:
+        """Return the slowest stage's seconds and the cuts from `first` on."""
+        if segment + 1 == segments:
+            return stage(segment, first, count), ()
+        found = []
+        for cut in range(first + 1, count - (segments - segment - 1) + 1):
+            rest, cuts = best(segment + 1, cut)
+            found.append((max(stage(segment, first, cut), rest), (cut, *cuts)))
+        return min(found)
+
+    seconds, cuts = best(0, 0)
+    if seconds == float("inf"):
+        needed = max(each.nbytes + each.module_nbytes for each in layers) / 1e6
+        raise TaskError(
+            f"no cut into {segments} segments fits strategy.memory_mb: the largest layer alone "
+            f"needs {needed:.0f} MB; give more, more segments or a smaller batch_size"
+        )
+    return cuts

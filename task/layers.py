@@ -1,0 +1,209 @@
+"""A model as a row of layers, and segments of it: what is cut over several nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from task.errors import TaskError
+from task.flat import FlatModel
+from task.models.small import Narrow
+
+Draws = Callable[[int], AbstractContextManager[None]]
+# They have parameters, and belong to the layer before them all the same.
+FOLLOWERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
+
+
+class Layer(NamedTuple):
+    """A layer as papers count them: a module with weights, and what follows it up to the next."""
+
+    name: str
+    modules: tuple[nn.Module, ...]
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """Return the layers of an `nn.Sequential`, nested ones opened; first of all what has no weights
+    joins the first layer.
+
+    Raises `TaskError` for a model of another kind, or one whose layers share parameters.
+    """
+    if not _is_row(model):
+        raise TaskError(
+            f"{type(model).__name__} cannot be cut: a model over several nodes must be an "
+            "nn.Sequential of its layers, such as model=four_layers"
+        )
+    rows: list[list[nn.Module]] = [[]]
+    heads: list[nn.Module | None] = [None]
+    for module in _opened(model):
+        own_weights = any(True for _ in module.parameters()) and not isinstance(module, FOLLOWERS)
+        if own_weights and heads[-1] is not None:
+            rows.append([])
+            heads.append(None)
+        rows[-1].append(module)
+        if own_weights:
+            heads[-1] = module
+    _expect_unshared(rows)
+    return [Layer(_name(head), tuple(row)) for head, row in zip(heads, rows, strict=True) if row]
+
+
+def _is_row(module: nn.Module) -> bool:
+    """Whether a module does nothing but call its children one after the other."""
+    return type(module).forward in (nn.Sequential.forward, Narrow.forward)
+
+
+def _opened(row: nn.Module) -> Iterator[nn.Module]:
+    for child in row.children():
+        if _is_row(child):
+            yield from _opened(child)
+        else:
+            yield child
+
+
+def _expect_unshared(rows: list[list[nn.Module]]) -> None:
+    seen: dict[int, int] = {}
+    for number, row in enumerate(rows):
+        for module in row:
+            for parameter in module.parameters():
+                if seen.setdefault(id(parameter), number) != number:
+                    raise TaskError(
+                        f"layers {seen[id(parameter)]} and {number} share a parameter: such a "
+                        "model cannot be cut"
+                    )
+
+
+def _name(head: nn.Module | None) -> str:
+    """Return a layer's name for people."""
+    if isinstance(head, nn.Conv2d):
+        size = "x".join(map(str, head.kernel_size))
+        return f"conv {size}, {head.in_channels} to {head.out_channels}"
+    if isinstance(head, nn.Linear):
+        return f"dense, {head.in_features} to {head.out_features}"
+    return "no weights" if head is None else type(head).__name__
+
+
+class Segment(nn.Module):
+    """Consecutive layers of a model, in training or evaluation as the model is.
+
+    `first`: the number of its first layer in the model; `channels_last`: images lie in memory with
+    their channels last, as in a `Narrow` model.
+    """
+
+    def __init__(self, layers: Sequence[Layer], first: int, channels_last: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList(layer.modules) for layer in layers)
+        self.first, self.channels_last = first, channels_last
+
+    def forward(self, x: Tensor, draws: Draws | None = None) -> Tensor:
+        """Return the last layer's output, (B, ...), for the input of the first.
+
+        `draws(layer)`: the context in which the layer of this number draws at random (dropout).
+        """
+        if self.channels_last and x.dim() == 4 and x.device.type == "cpu":
+            x = _channels_last(x)
+        for number, layer in enumerate(self.layers, self.first):
+            with draws(number) if draws else nullcontext():
+                for module in layer:  # type: ignore[attr-defined]  # a ModuleList
+                    x = module(x)
+        return x
+
+    def to_wire(self, output: Tensor) -> Tensor:
+        """Return an output or its gradient as it travels, contiguous: (B, ...) or (B, H, W, C)."""
+        if self.channels_last and output.dim() == 4:
+            output = output.permute(0, 2, 3, 1)
+        return output.detach().contiguous()
+
+    def from_wire(self, tensor: Tensor) -> Tensor:
+        """Undo `to_wire`."""
+        return tensor.permute(0, 3, 1, 2) if self.channels_last and tensor.dim() == 4 else tensor
+
+    def beside(self) -> dict[str, Tensor]:
+        """Return the buffers by name that `FlatModel` has no place for: counters, constants."""
+        kept = self.state_dict().keys()
+        return {
+            name: buffer
+            for name, buffer in self.named_buffers()
+            if name not in kept or not buffer.is_floating_point()
+        }
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    # with one channel both layouts are "contiguous": only a copy has the other strides
+    rows = images.permute(0, 2, 3, 1)
+    if not rows.is_contiguous() or images.shape[1] == 1:
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    return rows.permute(0, 3, 1, 2)
+
+
+def segment_of(model: nn.Module, first: int, last: int) -> Segment:
+    """Return the layers `first` to `last` - 1 of a model; they stay the model's own modules."""
+    return Segment(layers_of(model)[first:last], first, isinstance(model, Narrow))
+
+
+def empty_segment(make: Callable[[], nn.Module], first: int, last: int) -> Segment:
+    """Return a segment on the CPU with memory of its own and no values yet.
+
+    The rest of what `make` builds never has any memory.
+    """
+    with torch.device("meta"):
+        segment = segment_of(make(), first, last)
+    return segment.to_empty(device="cpu")
+
+
+def check_cuts(cuts: Sequence[int], layers: int) -> tuple[int, ...]:
+    """Return the cuts: the numbers of the layers with which a new segment begins.
+
+    Raises `TaskError` for cuts that do not increase or lie outside of 1 to `layers` - 1.
+    """
+    bounds = [0, *cuts, layers]
+    if any(isinstance(cut, bool) or not isinstance(cut, int) for cut in cuts) or any(
+        a >= b for a, b in pairwise(bounds)
+    ):
+        raise TaskError(
+            f"cuts={list(cuts)}: they are numbers of layers from 1 to {layers - 1}, increasing"
+        )
+    return tuple(cuts)
+
+
+class Part(NamedTuple):
+    """A segment as the server knows it: its place in the model, its names there, its shapes."""
+
+    first: int
+    last: int
+    names: tuple[str, ...]  # in the order of the segment's flat state, as the whole model has them
+    size: int  # entries of that state
+    trained: int  # of these, parameters
+    input: tuple[int, ...]  # of one sample, as it travels
+    output: tuple[int, ...]
+
+
+def parts_of(
+    make: Callable[[], nn.Module], cuts: Sequence[int], shape: tuple[int, ...]
+) -> list[Part]:
+    """Return the parts of what `make` builds, for images of `shape` (C, H, W).
+
+    Raises `TaskError` for a model or cuts that do not go.
+    """
+    with torch.device("meta"):
+        model = make()
+        x = torch.empty(2, *shape)
+    layers = layers_of(model)
+    cuts = check_cuts(cuts, len(layers))
+    names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
+    found = []
+    for first, last in zip((0, *cuts), (*cuts, len(layers)), strict=True):
+        segment = Segment(layers[first:last], first, isinstance(model, Narrow))
+        own = {n: names[id(t)] for n, t in (*segment.named_parameters(), *segment.named_buffers())}
+        h = segment(x)
+        flat = FlatModel(segment, "meta")
+        ends = tuple(tuple(segment.to_wire(t).shape[1:]) for t in (x, h))
+        tensors = tuple(own[name] for name in flat.names)
+        size = flat.state.numel()
+        found.append(Part(first, last, tensors, size, flat.num_parameters, *ends))
+        x = h.detach()
+    return found

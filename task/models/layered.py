@@ -1,0 +1,70 @@
+"""The layered networks of the synthetic-gradients paper (Chen et al. 2019), ready to be cut.
+
+The paper gives their kinds of layers, not their widths. With BatchNorm each layer but the last is
+followed by it; the `_plain` ones are without.
+"""
+
+from torch import nn
+
+from task.models.parts import MODELS, need
+from task.models.small import Narrow
+
+CHANNELS, WIDTH = 32, 256
+
+
+@MODELS.register("four_layers")
+def four_layers(channels: int, size: int, classes: int) -> nn.Module:
+    """1 convolution, 3 dense layers: 1,677,322 parameters on 1x28x28."""
+    return _four(channels, size, classes, norm=True)
+
+
+@MODELS.register("four_layers_plain")
+def four_layers_plain(channels: int, size: int, classes: int) -> nn.Module:
+    """`four_layers` without BatchNorm: 1,676,234 parameters on 1x28x28."""
+    return _four(channels, size, classes, norm=False)
+
+
+@MODELS.register("eight_layers")
+def eight_layers(channels: int, size: int, classes: int) -> nn.Module:
+    """5 convolutions, 3 dense layers: 181,162 parameters on 1x28x28."""
+    return _eight(channels, size, classes, norm=True)
+
+
+@MODELS.register("eight_layers_plain")
+def eight_layers_plain(channels: int, size: int, classes: int) -> nn.Module:
+    """`eight_layers` without BatchNorm: 179,818 parameters on 1x28x28."""
+    return _eight(channels, size, classes, norm=False)
+
+
+def _four(channels: int, size: int, classes: int, norm: bool) -> nn.Module:
+    need("four_layers", size, 4)
+    return Narrow(
+        *_conv(channels, norm, kernel=5, pool=4),
+        *_dense(CHANNELS * (size // 4) ** 2, classes, norm),
+    )
+
+
+def _eight(channels: int, size: int, classes: int, norm: bool) -> nn.Module:
+    need("eight_layers", size, 8)
+    inputs = (channels, *[CHANNELS] * 4)
+    features = [_conv(each, norm, kernel=3, pool=2 - i % 2) for i, each in enumerate(inputs)]
+    return Narrow(
+        *(layer for part in features for layer in part),
+        *_dense(CHANNELS * (size // 8) ** 2, classes, norm),
+    )
+
+
+def _conv(channels: int, norm: bool, kernel: int, pool: int) -> list[nn.Module]:
+    layers: list[nn.Module] = [nn.Conv2d(channels, CHANNELS, kernel, padding=kernel // 2)]
+    layers += [nn.MaxPool2d(pool)] if pool > 1 else []
+    layers += [nn.BatchNorm2d(CHANNELS)] if norm else []
+    return [*layers, nn.ReLU()]
+
+
+def _dense(inputs: int, classes: int, norm: bool) -> list[nn.Module]:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for each in (inputs, WIDTH):
+        layers += [nn.Linear(each, WIDTH)]
+        layers += [nn.BatchNorm1d(WIDTH)] if norm else []
+        layers += [nn.ReLU()]
+    return [*layers, nn.Linear(WIDTH, classes)]
