@@ -85,7 +85,7 @@ class Segments:
         finally:  # what went well stays, whatever came after it
             kept.save(stage)
         sent = payload_records(turn.sent)
-        metrics = {**turn.metrics, "num-steps": float(cast(float, config["steps"]))}
+        metrics = {**turn.metrics, "num-steps": float(cast(float, config["num-steps"]))}
         metrics["seconds"] = time.perf_counter() - start
         content = {"arrays": sent, "metrics": MetricRecord(metrics)}
         return Message(filled(RecordDict(), content), reply_to=message)

@@ -27,6 +27,7 @@ from conf.build import codec_of, data_of, device_of, model_of, optimizer_of, par
 from conf.check import check_target
 from conf.load import to_config
 from report.progress import RunProgress
+from report.segments import show
 from report.summary import read_result, summary_table
 from simulation.errors import EngineError
 from simulation.job import Job
@@ -72,6 +73,7 @@ def run(composed: DictConfig, folder: Path) -> None:
             raise
     result = read_result(folder)
     console.print(summary_table(result, folder))
+    show(folder, result, console)
     if result["diverged"]:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:

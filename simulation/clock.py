@@ -81,6 +81,7 @@ class Task(NamedTuple):
     expires: float  # what the node has not begun by then is lost
     crashes: bool  # the node, once it has answered
     life: int  # how often the node has come back by then
+    steps: float  # local steps that its message says will be computed, at least
 
 
 class _ServerLink:
@@ -134,11 +135,15 @@ class VirtualClock:
             self._speeds[node] = classes[min(index, len(classes) - 1)].speed
         return self._speeds[node]
 
-    def send(self, node: int, sent: float, down: int, ttl: float = NEVER) -> Task:
+    def send(
+        self, node: int, sent: float, down: int, ttl: float = NEVER, steps: float = 0.0
+    ) -> Task:
         """Return what becomes of a message of `down` bytes sent at `sent`: draws from (seed, node).
 
-        A node that has not begun with it after `ttl` seconds never will. To be called in the order
-        of sending; `answer` in that order for each node, but for those that are never answered.
+        `steps`: local steps that it will take at least; the better that is known, the fewer other
+        answers have to be computed before its own is sure to be the next. A node that has not begun
+        with it after `ttl` seconds never will. To be called in the order of sending; `answer` in
+        that order for each node, but for those that are never answered.
         """
         net, latency = self.network, self.network.latency_ms / 1e3
         received = latency + max(
@@ -150,13 +155,13 @@ class VirtualClock:
         expires, life = sent + ttl, self._crashes[node] if self._crashes else 0
         begins = max(received, self._busy_until(node))
         if begins > expires:
-            return Task(node, sent, received, waiting, NEVER, expires, False, life)
-        earliest = begins + waiting
+            return Task(node, sent, received, waiting, NEVER, expires, False, life, steps)
+        earliest = begins + waiting + self._work(node, steps)
         if earliest > sent:
             self._busy[node] = min(earliest, expires)
         # the server's link is taken in the order of sending: nothing may be computed out of it
         earliest = -NEVER if net.server_mbps is not None else earliest + latency
-        task = Task(node, sent, received, waiting, earliest, expires, crashes, life)
+        task = Task(node, sent, received, waiting, earliest, expires, crashes, life, steps)
         self._open.setdefault(node, deque()).append(task)
         return task
 
@@ -168,12 +173,19 @@ class VirtualClock:
             return busy
         first = waiting[0]
         begins = max(first.received, free)
-        return max(busy, begins + first.waiting) if begins <= first.expires else busy
+        if begins > first.expires:
+            return busy
+        return max(busy, begins + first.waiting + self._work(node, first.steps))
+
+    def _work(self, node: int, steps: float) -> float:
+        """Return the seconds that a node takes for local steps."""
+        return steps * self.network.seconds_per_step / self.speed(node)
 
     def answer(self, task: Task, steps: float, up: int) -> float:
         """Return when the answer is at the server (`NEVER`: never).
 
-        `up`: its bytes; `steps`: local steps that were computed.
+        `up`: its bytes; `steps`: local steps that were computed. Where its message promised more,
+        those count: a node that fails took its time, too.
         """
         net, node = self.network, task.node
         self._open[node].popleft()
@@ -186,7 +198,7 @@ class VirtualClock:
             start = max(start, self._gone[node] + net.rejoin_seconds)
         if start > task.expires:
             return NEVER
-        done = start + task.waiting + steps * net.seconds_per_step / self.speed(node)
+        done = start + task.waiting + self._work(node, max(steps, task.steps))
         sent_back = done + _transfer(up, net.up_mbps)
         if sent_back > task.sent:  # a network in which nothing takes time needs no memory
             self._free[node] = sent_back

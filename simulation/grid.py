@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
@@ -112,7 +112,7 @@ class LocalGrid(Grid):
         self.settle()
         if not self._sent:  # what bounds there are left are of answers that have come
             self._bounds.clear()
-        messages, sizes = list(messages), dict[int, int]()
+        messages, sizes = list(messages), dict[int, tuple[int, float]]()
         followed: list[tuple[str, int, int]] = []
         for message in messages:
             number = next(self._ids)
@@ -120,11 +120,11 @@ class LocalGrid(Grid):
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
-                sizes[id(content)] = size_of(content)
+                sizes[id(content)] = size_of(content), _reported(content, ConfigRecord)
             self._settle_crashes(node)
-            down = sizes[id(content)]
+            down, steps = sizes[id(content)]
             followed.append((message_id, node, down))
-            task = self._clock.send(node, self._clock.now, down, ttl)
+            task = self._clock.send(node, self._clock.now, down, ttl, steps)
             if task.earliest == NEVER:
                 continue
             anew = task.life != self._lives.get(node, 0)
@@ -242,9 +242,7 @@ class LocalGrid(Grid):
         reply, task = self._early.pop(message_id), self._sent.pop(message_id)
         steps, up = 0.0, 0
         if not reply.has_error():
-            found = (r for r in reply.content.values() if isinstance(r, MetricRecord))
-            metrics: Mapping[str, object] = next(found, {})
-            steps, up = steps_of(metrics), size_of(reply.content)
+            steps, up = _reported(reply.content, MetricRecord), size_of(reply.content)
         if self._line:
             self._line.answer(message_id, steps, up)
         arrival = self._clock.answer(task, steps, up)
@@ -279,6 +277,13 @@ class Replies(Sequence[Message]):
         if reply is not None:
             self._here.append(reply)
         return reply is not None
+
+
+def _reported(content: RecordDict, kind: type[ConfigRecord | MetricRecord]) -> float:
+    """Return the local steps that a message promises, or an answer reports."""
+    found = (record for record in content.values() if isinstance(record, kind))
+    values: Mapping[str, object] = next(found, {})
+    return steps_of(values)
 
 
 def size_of(content: RecordDict) -> int:

@@ -127,8 +127,8 @@ def _cuts(strategy: Segmented, config: Config, data: Data, layers: int) -> tuple
         return check_cuts(list(given), layers)
     segments = strategy.segments or min(config.nodes, layers)
     limits = _limits(strategy.memory_mb, segments)
-    if segments == layers and limits is None:
-        return tuple(range(1, layers))
+    if segments in (1, layers) and limits is None:
+        return tuple(range(1, segments))  # there is nothing to choose
     images = prepare(data.train.images[: config.batch_size], data.mean, data.std)
     make = partial(model_of, config, data)
     return balanced(measure(make, images, data.classes, strategy.hidden), segments, limits)

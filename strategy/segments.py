@@ -230,7 +230,7 @@ class Segmented(ParameterServer):
             "samples": self._store.samples(task),
             "lr": cast(float, self._config.get("lr", 0.1)),
             "copy": sent.copy,
-            "steps": plan.steps(task, self.micros),
+            "num-steps": plan.steps(task, self.micros),
         }
         content = filled(
             RecordDict(),
