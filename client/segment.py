@@ -233,7 +233,7 @@ class Turn:
             return self._images()[0][0]
         kept = self._kept.taken(self._work.batch, self._work.micro)
         if kept is None:
-            raise PayloadError(f"{NO_SEGMENT} that has passed mini-batch {self._work.batch} on")
+            raise PayloadError(f"mini-batch {self._work.batch} was not passed on by this node")
         return self._tensor(kept[0][0])
 
     def _inputs(self) -> tuple[list[Tensor], list[Tensor] | None]:

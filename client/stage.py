@@ -257,6 +257,8 @@ class Stage:
             x = x.detach().requires_grad_()
         stream = (self._seed, _LAYER, int(number), int(micro or 0))
         h = self.segment(x, lambda layer: OwnStream(self._device, stream_seed(*stream, layer)))
+        flat = self.main.flat  # values of 1e30 leave outputs finite, but no variance
+        _expect_finite(flat.state[flat.num_parameters :], "its running statistics")
         return x, h
 
     def _predicted(self, h: Tensor, labels: Tensor | None) -> Tensor:

@@ -39,7 +39,7 @@ def costs_of(
     counted = []
     for number, part in enumerate(parts):
         with torch.device("meta"):
-            segment = segment_of(make(), part.first, part.last)
+            segment = segment_of(make().eval(), part.first, part.last)
             x = segment.from_wire(torch.empty(2, *part.input))
             x = x.detach().requires_grad_(number > 0)
             ends = number + 1 == len(parts)

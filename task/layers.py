@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ def _is_row(module: nn.Module) -> bool:
 
 
 def _opened(row: nn.Module) -> Iterator[nn.Module]:
-    for child in row.children():
+    for child in cast(nn.Sequential, row):  # `children` would leave out one that comes twice
         if _is_row(child):
             yield from _opened(child)
         else:
@@ -190,7 +190,7 @@ def parts_of(
     Raises `TaskError` for a model or cuts that do not go.
     """
     with torch.device("meta"):
-        model = make()
+        model = make().eval()  # in training some layers ask their counters for values
         x = torch.empty(2, *shape)
     layers = layers_of(model)
     cuts = check_cuts(cuts, len(layers))
