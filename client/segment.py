@@ -20,7 +20,7 @@ from client.kept import Kept
 from client.node import Node
 from client.samples import Samples
 from client.stage import Place, Stage
-from compression import PayloadError, make_codec
+from compression import PayloadError
 from compression.flower import filled
 from compression.flower.answer import codec_seed
 from compression.flower.arrays import payload_records
@@ -33,7 +33,7 @@ from compression.flower.tensors import (
     unpack_labels,
 )
 from conf import Config
-from conf.build import codec_of, data_of
+from conf.build import codec_of, data_of, gradients_of
 
 NO_SEGMENT = "this node has no segment"  # begins an error that the server answers with a copy
 GRADIENTS = "gradients-"
@@ -62,7 +62,7 @@ class Segments:
         self.data = data_of(config, folder)
         self.samples = Samples(config, self.data, folder, whole=True)
         self.activations = codec_of(config)
-        self.gradients = make_codec(**config.strategy["gradients"])
+        self.gradients = gradients_of(config)
         self.feedback = bool(config.strategy["feedback"])
         self._stages: dict[int, Stage] = {}  # by node
 

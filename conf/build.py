@@ -27,6 +27,11 @@ def codec_of(config: Config) -> Codec:
     return _codec("compression", asdict(config.compression))
 
 
+def gradients_of(config: Config) -> Codec:
+    """Return the codec of activations' gradients, where a model is cut; errors as `codec_of`."""
+    return _codec("gradients", asdict(config.gradients))
+
+
 def downlink_of(config: Config) -> Codec | None:
     """Return the codec of what the server sends; None where that is the model, whole.
 

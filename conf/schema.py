@@ -141,6 +141,7 @@ class Config:
     strategy: Any = MISSING
     compression: CompressionConfig = field(default_factory=CompressionConfig)  # type: ignore[valid-type]
     downlink: DownlinkConfig = field(default_factory=DownlinkConfig)  # type: ignore[valid-type]
+    gradients: CompressionConfig = field(default_factory=CompressionConfig)  # type: ignore[valid-type]
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     partition: Any = MISSING
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -10,7 +10,10 @@ from omegaconf import OmegaConf
 HYDRA = Path(".hydra")
 OVERRIDES = HYDRA / "overrides.yaml"
 # groups of which a preset has its own choice: what was chosen in its place belongs to a run's name
-METHOD = ("strategy", "strategy/optimizer", "strategy/staleness", "compression", "downlink")
+METHOD = (
+    *("strategy", "strategy/optimizer", "strategy/staleness"),
+    *("compression", "compression@gradients", "downlink"),
+)
 
 
 def words_of(folder: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from compression import Codec
 from compression.flower import Compressed, Traffic
 from conf import Config, ConfigError
-from conf.build import codec_of, downlink_of, strategy_of
+from conf.build import codec_of, downlink_of, gradients_of, strategy_of
 from strategy.segments import Segmented
 from task.datasets import Data
 from task.errors import TaskError
@@ -52,7 +52,14 @@ def scheme_for(config: Config, data: Data) -> Scheme:
     not go.
     """
     scheme = scheme_of(config)
-    if isinstance(scheme, Segmented):
+    gradients = gradients_of(config)
+    if not isinstance(scheme, Segmented):
+        if not gradients.exact:
+            raise ConfigError(
+                "gradients= is for activations' gradients, of a model that is cut over nodes: "
+                "it goes with strategy=synthetic_gradients or split_backprop"
+            )
+    else:
         try:
             scheme.cut(config, data)
         except TaskError:

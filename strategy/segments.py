@@ -82,7 +82,6 @@ class Segmented(ParameterServer):
         micro_batches: int = 1,
         conditioned: bool = True,
         hidden: int = 64,
-        gradients: Any = None,
         feedback: bool = False,
         segment_every: int = 0,
         record_every: int = 1,

@@ -152,7 +152,7 @@ def test_who_sees_labels_and_images(tmp_path):
 
 @pytest.mark.parametrize("name", CODECS)
 def test_every_compression_carries_activations_and_gradients(tmp_path, name):
-    words = [f"compression={name}", f"compression@strategy.gradients={name}", "rounds=4"]
+    words = [f"compression={name}", f"compression@gradients={name}", "rounds=4"]
     result, _, _ = run(tmp_path, *QUICK, *words)
     assert result["failures"] == 0
     assert result["client_updates"] == 16
@@ -313,7 +313,7 @@ def test_a_run_that_diverges_says_so(tmp_path):
         (["downlink=f2i"], "downlink=full"),
         (["model=resnet18"], "must be an nn.Sequential"),
         (["partition=dirichlet"], "the first node holds all"),
-        (["compression@strategy.gradients=topk", "strategy.gradients.density=2"], "density"),
+        (["compression@gradients=topk", "gradients.density=2"], "density"),
     ],
 )
 def test_mistakes_are_one_line(command, words, said):
