@@ -13,12 +13,21 @@ from simulation.errors import UsageError
 from simulation.grid import SERVER, LocalGrid
 from simulation.host import HostSpec, load_object
 from simulation.job import Job
+from simulation.limits import Limits
 from simulation.processes import orderly_exit
 from simulation.workers import make_pool
 
 
-def run_local(job: Job, *, workers: int = 0) -> None:
-    """Run a job to its end. `workers`: processes for the nodes; 1: this one, 0: one a core."""
+def run_local(
+    job: Job, *, workers: int = 0, memory_mb: float | None = None, pin: bool = False
+) -> None:
+    """Run a job to its end. `workers`: processes for the nodes; 1: this one, 0: one a core.
+
+    `memory_mb`, `pin`: what each of these processes may use (`simulation.limits`); with limits a
+    single worker is a process, too.
+    """
+    limits = Limits(memory_mb, pin)
+    limits.check()
     if workers < 0:
         raise UsageError(f"engine.workers must be at least 0 (one a core), not {workers}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -27,7 +36,7 @@ def run_local(job: Job, *, workers: int = 0) -> None:
     gc.collect()
     gc.freeze()  # what is loaded stays: later collections pass over it, forked pages stay shared
     try:
-        with orderly_exit(), closing(make_pool(spec, count)) as pool:
+        with orderly_exit(), closing(make_pool(spec, count, limits)) as pool:
             grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))
             context = Context(1, SERVER, {}, RecordDict(), job.run_config)
             app = job.server_app

@@ -20,9 +20,11 @@ from flwr.app import Message, RecordDict
 from flwr.app.metadata import Metadata
 
 from simulation.host import Host, HostSpec, log, unavailable
+from simulation.limits import Limits
 from simulation.parcel import Parcels, shared_folder
 from simulation.queue import Queue
 
+NO_LIMITS = Limits()
 WINDOW = 2  # messages a worker has at a time: one at work, one waiting at its door
 BULK = 8  # replies waited for at most, where many are welcome; with 50 few were left to compute
 
@@ -98,8 +100,10 @@ class _Worker:
 class Processes:
     """Hosts in `count` worker processes of one torch thread each."""
 
-    def __init__(self, spec: HostSpec, count: int, method: str | None = None) -> None:
-        self._spec = spec
+    def __init__(
+        self, spec: HostSpec, count: int, method: str | None = None, limits: Limits = NO_LIMITS
+    ) -> None:
+        self._spec, self._limits = spec, limits
         method = method or _start_method()
         self._mp: Any = multiprocessing.get_context(method)
         self._folder = shared_folder()
@@ -171,7 +175,9 @@ class Processes:
         self._started += 1
         folder, names = Path(self._folder.name), (f"in-{self._started}", f"out-{self._started}")
         process = self._mp.Process(
-            target=_work, args=(there, others, folder, names, self._spec), daemon=True
+            target=_work,
+            args=(there, others, folder, names, self._spec, self._limits, index),
+            daemon=True,
         )
         process.start()
         there.close()
@@ -225,12 +231,15 @@ def _work(
     folder: Path,
     names: tuple[str, str],
     spec: HostSpec,
+    limits: Limits,
+    index: int,
 ) -> None:
     """Serve messages until the other end closes; runs in a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in others:  # inherited by fork: open ends would hide the parent's closing
         other.close()
+    limits.apply(index)
     host, content = Host(spec), RecordDict()
     messages, replies = (Parcels(connection, folder, name, WINDOW) for name in names)
     with contextlib.suppress(EOFError, OSError):
@@ -252,6 +261,7 @@ def _start_method() -> str:
     return "fork" if sys.platform == "linux" and not cuda else "spawn"
 
 
-def make_pool(spec: HostSpec, workers: int) -> Pool:
-    """Return a pool of `workers` hosts: in this process for 1, else in processes."""
-    return InProcess(spec) if workers <= 1 else Processes(spec, workers)
+def make_pool(spec: HostSpec, workers: int, limits: Limits = NO_LIMITS) -> Pool:
+    """Return a pool of `workers` hosts: in this process for 1 without limits, else in processes."""
+    alone = workers <= 1 and limits == NO_LIMITS
+    return InProcess(spec) if alone else Processes(spec, max(workers, 1), limits=limits)

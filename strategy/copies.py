@@ -19,23 +19,24 @@ from task.layers import Part
 class Copies:
     """Knows when a segment is to send a copy, and puts models together.
 
-    `points`: numbers of mini-batches after which the model is wanted; after multiples of `every`
-    (0: never) all is copied that training builds on. A copy made after a mini-batch is of that
-    one for every segment, so the model is one that the uncut model could have been.
+    The model is wanted after each `record_every` mini-batches, and after the last; after multiples
+    of `every` (0: never) all is copied that training builds on. A copy made after a mini-batch is
+    of that one for every segment, so the model is one that the uncut model could have been.
     """
 
     def __init__(self, parts: Sequence[Part], layout: Layout, model: Vector, every: int) -> None:
         self._parts, self._every, self._layout = parts, every, layout
         self._places = _places(parts, layout)
-        self._points: list[int] = []
         self._delivered = [0] * len(parts)  # points that each segment has sent its copy for
         self._weights: dict[int, list[Vector | None]] = {}
         self._newest = [self._cut(model, number) for number in range(len(parts))]
         self._last: list[bytes] = []
 
-    def begin(self, points: Sequence[int], beside: Sequence[dict[str, NDArray[Any]]]) -> None:
+    def begin(
+        self, record_every: int, batches: int, beside: Sequence[dict[str, NDArray[Any]]]
+    ) -> None:
         """Begin a run: `beside` holds each segment's tensors that are no float32 vector."""
-        self._points = sorted(points)
+        self._record_every, self._batches = record_every, batches
         self._last = [
             pack_copy({STATE: state}, more)
             for state, more in zip(self._newest, beside, strict=True)
@@ -55,8 +56,13 @@ class Copies:
 
     def owed(self, segment: int, end: int) -> bool:
         """Whether a segment owes a copy of a point up to `end`."""
-        done = self._delivered[segment]
-        return done < len(self._points) and self._points[done] <= end
+        point = self._point(segment)
+        return point is not None and point <= end
+
+    def _point(self, segment: int) -> int | None:
+        """Return the first point of which a segment has sent no copy."""
+        before = self._delivered[segment] * self._record_every
+        return None if before >= self._batches else min(before + self._record_every, self._batches)
 
     def take(self, task: Task, kind: str, payload: bytes) -> None:
         """Take a segment's copy. Raises `PayloadError` for one that does not fit."""
@@ -64,8 +70,7 @@ class Copies:
         self._newest[task.segment] = state
         if kind == "all":
             self._last[task.segment] = payload
-        while self.owed(task.segment, task.end):
-            point = self._points[self._delivered[task.segment]]
+        while (point := self._point(task.segment)) is not None and point <= task.end:
             self._weights.setdefault(point, [None] * len(self._parts))[task.segment] = state
             self._delivered[task.segment] += 1
 

@@ -60,14 +60,14 @@ class Synthetic:
         self, schedule: str, segments: int, batches: int, per_message: int, queue: int
     ) -> None:
         self._schedule, self._segments, self._queue = schedule, segments, queue
-        starts = range(0, batches, per_message)
-        self._groups = [(start, min(per_message, batches - start)) for start in starts]
+        self._batches, self._per_message = batches, per_message
+        self._groups = -(-batches // per_message)
         self._sent, self._done = [0] * segments, [0] * segments
 
     @property
     def finished(self) -> bool:
         """Whether the last segment is through with all."""
-        return self._done[-1] == len(self._groups)
+        return self._done[-1] == self._groups
 
     def ready(self) -> Iterator[Task]:
         """Yield what may be sent now."""
@@ -76,9 +76,9 @@ class Synthetic:
         done = tuple(self._done)
         for segment in range(self._segments):
             while self._may_send(segment, done):
-                batch, batches = self._groups[self._sent[segment]]
+                batch = self._sent[segment] * self._per_message
                 self._sent[segment] += 1
-                yield Task(segment, "train", batch, batches)
+                yield Task(segment, "train", batch, min(self._per_message, self._batches - batch))
                 if self._schedule != "async":
                     break
             if self._schedule == "sequential" and self._sent != self._done:
@@ -90,7 +90,7 @@ class Synthetic:
 
     def _may_send(self, segment: int, done: tuple[int, ...]) -> bool:
         group = self._sent[segment]
-        if group == len(self._groups) or (segment and done[segment - 1] <= group):
+        if group == self._groups or (segment and done[segment - 1] <= group):
             return False
         if self._schedule == "sequential":
             return segment > 0 or done[-1] == group

@@ -176,8 +176,7 @@ class Segmented(ParameterServer):
         shapes = tuple(tuple(array.shape) for array in arrays.values())
         layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
         self._copies = Copies(plan.parts, layout, to_vector(arrays), self.segment_every)
-        points = {*range(self.record_every, rounds, self.record_every), rounds}
-        self._copies.begin(sorted(points), plan.beside)
+        self._copies.begin(self.record_every, rounds, plan.beside)
         count = len(plan.parts)
         self._flow: Flow
         if self.synthetic or count == 1:

@@ -1,0 +1,171 @@
+"""Steps a second of a cut model on two nodes, beside backpropagation in one process.
+
+    python -m benchmarks.segments                 # JSON on stdout (about four minutes)
+    python -m benchmarks.segments --words model=eight_layers strategy.cuts=[2]
+
+Four layers, mini-batches of 256 images of 1x28x28 (digits, enlarged: no download), Adam, a cut
+after the first layer: the stages are then as long as they can be alike. `bare`, the peer, is a
+PyTorch loop over the uncut model in one process; ours runs the whole application, every activation
+and gradient as a payload from node to server to node. `limit` is one stage alone: no pipeline can
+be faster than the slower one. Contestants take turns (`benchmarks.timing`), in blocks of `BLOCK`
+mini-batches; what nodes have in hand when a block ends, at most two mini-batches each, they finish
+off the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.engine import FOREVER, application
+from benchmarks.timing import Child, Contestant, compare, take_turns
+from client.node import Node
+from client.samples import Samples
+from client.stage import Place, Stage
+from conf.build import data_of, model_of, optimizer_of
+from conf.load import compose_config, to_config
+from task.flat import FlatModel
+
+BLOCK = 40  # mini-batches that are timed as one
+ROUNDS = 3  # blocks in a turn
+ASKED = 1.15  # times the bare loop's steps a second
+CUT = "strategy.cuts=[1]"
+
+
+def settings(algorithm: str, *words: str) -> list[str]:
+    """The work as on the command line."""
+    return [
+        f"algorithm={algorithm}",
+        "dataset=digits",
+        "dataset.size=28",
+        f"rounds={FOREVER}",
+        f"strategy.record_every={BLOCK}",
+        "strategy.segment_every=0",
+        f"eval_every={FOREVER}",
+        *words,
+    ]
+
+
+class Bare:
+    """Backpropagation of the uncut model, with the mini-batches and the optimiser of ours."""
+
+    def __init__(self, words: list[str]) -> None:
+        config = to_config(compose_config(words))
+        data = data_of(config)
+        self._samples = Samples(config, data, whole=True)
+        self._flat = FlatModel(model_of(config, data))
+        self._flat.module.train()
+        self._optimizer = optimizer_of(config, [self._flat.parameters])
+        self._step = inspect.unwrap(type(self._optimizer).step)
+        self._number, self.loss = 0, 0.0
+
+    def block(self) -> None:
+        """Take a block's steps."""
+        for _ in range(BLOCK):
+            x, y = self._samples.batch(Node(0, 1), self._number)
+            self._number += 1
+            self._flat.drop_grad()
+            loss = F.cross_entropy(self._flat.module(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._flat.collect_grad()
+            self._step(self._optimizer)
+            self.loss = loss.item()
+
+
+class Alone:
+    """One stage of the cut model, on tensors that are there: no messages."""
+
+    def __init__(self, words: list[str], segment: int) -> None:
+        config = to_config(compose_config(words))
+        data = data_of(config)
+        cuts = tuple(config.strategy["cuts"])
+        self._stage = Stage(config, data, Place(segment, cuts))
+        for parameter in self._stage.segment.parameters():
+            nn.init.normal_(parameter, std=0.01)
+        self._stage.main.flat.state[self._stage.main.flat.num_parameters :] = 1
+        self._samples = Samples(config, data, whole=True) if segment == 0 else None
+        self._given = torch.rand(config.batch_size, *self._stage.part.input)
+        self._labels = torch.randint(data.classes, (config.batch_size,))
+        self._number, self.loss = 0, 0.0
+
+    def block(self) -> None:
+        """Take a block's steps, and the module's."""
+        stage = self._stage
+        for _ in range(BLOCK):
+            x, y = self._given, self._labels
+            if self._samples is not None:
+                x, y = self._samples.batch(Node(0, 1), self._number)
+                x = stage.segment.to_wire(x)
+            self._number += 1
+            passed = stage.train(x, y, self._number, 1e-3)
+            if passed.output is not None:
+                stage.learn(passed.output, y, torch.zeros_like(passed.output), 1e-3)
+
+
+def serve(kind: str, words: list[str]) -> None:
+    """Be a contestant: the bare loop, or one stage."""
+    torch.set_num_threads(1)
+    loop = Bare(words) if kind == "bare" else Alone(words, int(kind))
+    take_turns(loop.block, lambda: loop.loss)
+
+
+def measure(cycles: int, extra: list[str]) -> dict[str, Any]:
+    """Compare all, in turns."""
+    synthetic = settings("synthetic_gradients", "nodes=2", CUT, *extra)
+    split = settings("split_backprop", "nodes=2", CUT, *extra)
+    whole = settings("split_backprop", "nodes=1", *[w for w in extra if "cuts" not in w])
+    asynchronous = "strategy.schedule=async"
+    piped = "strategy.schedule=pipeline"
+
+    def alone(kind: str, words: list[str]) -> Child:
+        return Child([sys.executable, "-m", "benchmarks.segments", "serve", kind, *words])
+
+    with ExitStack() as stack:
+        candidates: dict[str, Child] = {
+            "bare": alone("bare", whole),
+            "limit, stage 0": alone("0", synthetic),
+            "limit, stage 1": alone("1", synthetic),
+            "one node, backpropagation": application(1, whole),
+            "2 nodes, synthetic, async": application(2, [*synthetic, asynchronous]),
+            "2 nodes, synthetic, pipeline": application(2, synthetic),
+            "2 nodes, backpropagation": application(2, split),
+            **{
+                f"2 nodes, GPipe, {m} micro-batches": application(
+                    2, [*split, piped, f"strategy.micro_batches={m}"]
+                )
+                for m in (2, 4)
+            },
+        }
+        children: dict[str, Contestant] = {
+            name: stack.enter_context(child) for name, child in candidates.items()
+        }
+        result: dict[str, Any] = compare(children, cycles=cycles, rounds=ROUNDS, warmup=1)
+    for row in result.values():
+        row["ms a step"] = round(row["seconds"] / BLOCK * 1e3, 2)
+        row["steps a second, times bare"] = round(1 / row["ratio"], 3)
+    reached = result["2 nodes, synthetic, async"]["steps a second, times bare"]
+    result["unmet"] = [] if reached >= ASKED else [f"synthetic, async: {reached}, not {ASKED}"]
+    return result
+
+
+def main() -> None:
+    """Run the comparison and print JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--cycles", type=int, default=4)
+    parser.add_argument("--words", nargs="*", default=[], help="overrides, for all contestants")
+    options = parser.parse_args()
+    print(json.dumps(measure(options.cycles, options.words), indent=2))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[2], sys.argv[3:]) if sys.argv[1:2] == ["serve"] else main()

@@ -1,0 +1,60 @@
+"""Worker processes that may use one core and so much memory."""
+
+import os
+import sys
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from simulation.clock import VirtualClock
+from simulation.errors import UsageError
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.limits import Limits
+from simulation.workers import make_pool
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has these limits")
+
+
+def app(message, context):
+    size = message.content["config"]["megabytes"]
+    block = torch.ones(size * 250_000)
+    metrics = {"sum": float(block[-1]), "cores": len(os.sched_getaffinity(0))}
+    return Message(
+        RecordDict({"arrays": ArrayRecord(), "metrics": MetricRecord(metrics)}), reply_to=message
+    )
+
+
+def answers(limits, *megabytes):
+    pool = make_pool(HostSpec(app, 1, 1, {}), 1, limits)
+    try:
+        grid = LocalGrid(pool, 1, VirtualClock())
+        messages = [
+            Message(RecordDict({"config": ConfigRecord({"megabytes": size})}), 1, "train")
+            for size in megabytes
+        ]
+        return list(grid.send_and_receive(messages))
+    finally:
+        pool.close()
+
+
+@linux
+def test_a_worker_cannot_have_more_memory_than_it_may_use_and_lives_on():
+    first, second, third = answers(Limits(memory_mb=4000, pin=True), 100, 6000, 100)
+    assert first.content["metrics"]["cores"] == 1
+    assert second.has_error()
+    assert "memory" in second.error.reason
+    assert not third.has_error()
+
+
+@linux
+def test_without_limits_it_has_what_the_machine_has():
+    (reply,) = answers(Limits(), 10)
+    assert reply.content["metrics"]["cores"] == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("memory", [0, -1, float("inf"), float("nan")])
+def test_limits_that_cannot_be_are_refused(memory):
+    with pytest.raises(UsageError, match="memory_mb must be above 0"):
+        Limits(memory).check()
