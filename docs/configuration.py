@@ -38,6 +38,10 @@ SCHEMAS: dict[str, type] = {
     "model": ModelConfig,
     "network": NetworkConfig,
 }
+CUT = (
+    "Where a model is cut over nodes, all of it is for activations; `compression@gradients=CHOICE` "
+    "and `gradients.OPTION` are for their gradients."
+)
 VALUES = ("compression", "downlink", "model", "network")  # choices that are values and no more
 KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 ABSURD: dict[type, Any] = {int: -(10**9), float: -1e9, str: "?"}  # what every check refuses
@@ -65,7 +69,8 @@ def page() -> str:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(HERE), version_base="1.3"):
         chosen = compose("config", return_hydra_config=True).hydra.runtime.choices
-    lines = [*INTRO.strip().splitlines(), "", "## The run", "", *_schema("", Config, _groups())]
+    without = {*_groups(), "gradients"}  # which has choices and options of `compression`
+    lines = [*INTRO.strip().splitlines(), "", "## The run", "", *_schema("", Config, without)]
     for group, about in _groups().items():
         lines += ["", f"## {group}", "", *wrap(sentence(about[0].upper() + about[1:]))]
         if group == "algorithm":
@@ -76,7 +81,7 @@ def page() -> str:
         if group == "network":
             lines += ["", *_schema("network.classes.NAME.", DeviceClass)]
         if group == "compression":
-            lines += ["", *_stages()]
+            lines += ["", *_stages(), "", *wrap(CUT)]
         if group == "downlink":
             own = {f.name for f in fields(DownlinkConfig)} - {
                 f.name for f in fields(CompressionConfig)

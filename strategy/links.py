@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
@@ -26,6 +27,7 @@ class Links:
         self._traffic = traffic
         self._up, self._down = [0] * segments, [0] * segments
         self._kinds = Counter[str]()
+        self._seconds, self._batches = [0.0] * segments, [0.0] * segments
 
     def down(self, segment: int, payloads: Mapping[str, bytes], plain: Plain) -> None:
         """Count what a segment is sent."""
@@ -60,12 +62,25 @@ class Links:
             raise PayloadError("an answer must hold a MetricRecord")
         return found[1]
 
+    def worked(self, segment: int, seconds: object, batches: float) -> None:
+        """Count real seconds that a segment has worked on so many mini-batches."""
+        if isinstance(seconds, float) and 0 <= seconds < math.inf:
+            self._seconds[segment] += seconds
+            self._batches[segment] += batches
+
     def as_dict(self) -> dict[str, Any]:
-        """Return the counters by name, those of links as lists by segment."""
+        """Return the counters by name, those of links as lists by segment.
+
+        `seconds_by_segment`: real ones of a mini-batch, in the mean: the slowest is the bound.
+        """
         kinds = ("activations", "gradients", "labels", "copies")
         return {
             "uplink_bytes_by_segment": list(self._up),
             "downlink_bytes_by_segment": list(self._down),
+            "seconds_by_segment": [
+                round(seconds / max(batches, 1), 5)
+                for seconds, batches in zip(self._seconds, self._batches, strict=True)
+            ],
             **{f"{kind}_bytes": self._kinds[kind] for kind in kinds},
         }
 

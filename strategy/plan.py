@@ -23,6 +23,8 @@ from task.steps import prepare
 if TYPE_CHECKING:
     from strategy.segments import Segmented
 
+AUTO = "auto"
+
 
 class Plan:
     """The parts of a model; `beside`: each part's tensors that are no float32 vector."""
@@ -120,7 +122,7 @@ def plan_of(strategy: Segmented, config: Config, data: Data) -> Plan:
 
 def _cuts(strategy: Segmented, config: Config, data: Data, layers: int) -> tuple[int, ...]:
     """Return the cuts: those given, or the best for what layers take here."""
-    if strategy.cuts != "auto":
+    if strategy.cuts != AUTO:
         given = strategy.cuts
         if isinstance(given, str) or not hasattr(given, "__iter__"):
             raise TaskError(f"strategy.cuts must be auto or a list such as [1,3], not {given!r}")

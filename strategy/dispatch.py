@@ -1,0 +1,266 @@
+"""A cut model's messages: sent by the schedule, answered, and done again where a node is gone."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from compression import Layout, PayloadError
+from compression.flower import filled, to_vector
+from compression.flower.arrays import payload_records
+from compression.flower.traffic import reason_of
+from strategy.activations import ActivationStore
+from strategy.answer import number
+from strategy.copies import Copies
+from strategy.crew import Crew
+from strategy.flow import Task
+from strategy.links import Links
+from strategy.nodes import OrderedGrid
+from strategy.plan import Plan
+from strategy.server import HOPELESS
+
+if TYPE_CHECKING:
+    from strategy.segments import Segmented
+
+MESSAGE = "train.segment"  # the type of these messages
+LOST = "lost"  # in place of a message's id: what it was to hold has been lost
+
+
+@dataclass
+class Sent:
+    """A task under way: its message, and what that holds for who may have to take over."""
+
+    task: Task
+    arrays: dict[str, bytes]
+    copy: str  # what is asked for of the segment
+    message_id: str = ""
+    when: float = 0.0  # a moment of the grid's `now`
+    reply: Message | None = None
+
+
+class Dispatch:
+    """Sends tasks as the schedule gives them, takes answers, and sees to what goes wrong.
+
+    A task that fails for what it was given costs its mini-batch: those after it are skipped there.
+    A node that is gone, or has lost its segment, costs its segment's steps since the last copy:
+    whoever takes over begins with that, and with all tasks that were not answered.
+    """
+
+    def __init__(
+        self,
+        strategy: Segmented,
+        plan: Plan,
+        grid: OrderedGrid,
+        arrays: ArrayRecord,
+        batches: int,
+        timeout: float,
+        config: ConfigRecord,
+    ) -> None:
+        self._strategy, self._plan, self._grid = strategy, plan, grid
+        self._batches, self._timeout, self._config = batches, timeout, config
+        self._micros = strategy.micros
+        shapes = tuple(tuple(array.shape) for array in arrays.values())
+        layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
+        self.copies = Copies(plan.parts, layout, to_vector(arrays), strategy.segment_every)
+        self.copies.begin(strategy.record_every, batches, plan.beside)
+        count = len(plan.parts)
+        self.links = Links(count, strategy.traffic)
+        self._flow = strategy.flow(count, batches)
+        first = 1 if strategy.synthetic and strategy.conditioned else count - 1
+        self._store = ActivationStore(range(first, count), strategy.synthetic)
+        self._crew = Crew(grid, count)
+        self._sent: list[deque[Sent]] = [deque() for _ in range(count)]
+        self._handed = [0] * count  # how often each segment was handed out
+        self._fresh = [True] * count  # it goes with the next message
+        self._hopeless = [0] * count  # failures in a row
+        self._losses: list[float] = []
+        self._errors: list[float] = []
+
+    def goes_on(self) -> bool:
+        """Whether anything is left to do; at the end segments are asked for copies they owe."""
+        return not self._flow.finished or any(self._sent) or self._fetch_owed()
+
+    def turn(self) -> None:
+        """Send what may be sent, wait for answers, take them."""
+        for task in self._flow.ready():
+            self._send(self._prepared(task))
+        self._wait()
+        self._take_answers()
+
+    def means(self) -> dict[str, float] | None:
+        """Return the means since the last call: the loss, the modules' errors."""
+        found = {"loss": self._losses, "prediction_error": self._errors}
+        means = {name: sum(row) / len(row) for name, row in found.items() if row}
+        self._losses, self._errors = [], []
+        return means if "loss" in means else None
+
+    # sending
+
+    def _prepared(self, task: Task) -> Sent:
+        """Take what a task needs out of the store; without arrays, if something was lost."""
+        arrays = self._store.take(task)
+        sent = Sent(task, arrays or {}, self.copies.wanted(task))
+        self._sent[task.segment].append(sent)
+        if arrays is None:
+            sent.message_id = LOST
+        return sent
+
+    def _send(self, sent: Sent) -> None:
+        """Send a task's message, unless its segment is with nobody now."""
+        task, plan = sent.task, self._plan
+        node = self._crew.node(task.segment)
+        if sent.message_id == LOST or node is None:
+            return
+        arrays = dict(sent.arrays)
+        if self._fresh[task.segment]:
+            self._fresh[task.segment] = False
+            self._handed[task.segment] += 1
+            arrays["copy"] = self.copies.last(task.segment)
+        config = {
+            "segment": task.segment,
+            "cuts": list(plan.cuts),
+            "life": self._handed[task.segment],
+            "phase": task.phase,
+            "batch": task.batch,
+            "batches": task.batches,
+            "micro": task.micro,
+            "micros": self._micros,
+            "samples": self._store.samples(task),
+            "lr": cast(float, self._config.get("lr", 0.1)),
+            "copy": sent.copy,
+            "num-steps": plan.steps(task, self._micros),
+        }
+        content = filled(
+            RecordDict(),
+            {"arrays": payload_records(arrays), "config": filled(ConfigRecord(), config)},
+        )
+        message = Message(content, node, MESSAGE, group_id=str(task.end))
+        (sent.message_id,) = self._grid.push_messages([message], self._timeout)
+        sent.when = self._grid.now
+        shapes = plan.plain(task, self._store.samples(task))
+        self.links.down(task.segment, arrays, shapes)
+
+    def _fetch_owed(self) -> bool:
+        """At the end, ask segments for copies that they could not send; whether there are any."""
+        owing = [i for i in range(len(self._sent)) if self.copies.owed(i, self._batches)]
+        for segment in owing:
+            task = Task(segment, "", self._batches, 0)
+            self._sent[segment].append(Sent(task, {}, "weights"))
+            self._send(self._sent[segment][-1])
+        return bool(owing)
+
+    # answers
+
+    def _wait(self) -> None:
+        """Wait for the next answers; give up those that take too long, look for missing nodes."""
+        waiting = {
+            sent.message_id: sent
+            for row in self._sent
+            for sent in row
+            if sent.reply is None and sent.message_id not in ("", LOST)
+        }
+        if any(row and (row[0].message_id == LOST or row[0].reply) for row in self._sent):
+            return  # there is something to go on with
+        oldest = min((sent.when for sent in waiting.values()), default=math.inf)
+        deadline = min(oldest + self._timeout, self._crew.next_look)
+        if not waiting and deadline == math.inf:
+            raise PayloadError(f"{self._crew.missing()}: no node is left that could take over")
+        for reply in self._grid.pull_before(waiting, deadline):
+            waiting[reply.metadata.reply_to_message_id].reply = reply
+        self._give_up_late()
+        for segment in self._crew.find():
+            self._hand_out(segment)
+
+    def _give_up_late(self) -> None:
+        for segment, row in enumerate(self._sent):
+            head = row[0] if row else None
+            if head is None or head.reply or head.message_id in ("", LOST):
+                continue
+            if head.when + self._timeout <= self._grid.now:
+                self._failed(segment, f"no answer in time (timeout={self._timeout:g})")
+                self._crew.replace(segment, present=False)
+                self._hand_out(segment)
+
+    def _take_answers(self) -> None:
+        """Go through the answers, each segment's in the order of sending."""
+        for row in self._sent:
+            while row and (row[0].reply is not None or row[0].message_id == LOST):
+                if not self._take(row[0]):
+                    break
+                sent = row.popleft()
+                if sent.task.phase:
+                    self._flow.answered(sent.task)
+                ends = (
+                    len(self._sent) - 1 if self._strategy.synthetic else 0
+                )  # who is the last to see it
+                if sent.task.steps and sent.task.segment == ends:
+                    self._store.done(sent.task)
+
+    def _take(self, sent: Sent) -> bool:
+        """Take an answer, or say why not; False: the task is to be done again."""
+        task, reply = sent.task, sent.reply
+        if reply is None:  # what it needed was lost before
+            self._store.lose(task.batch)
+            return True
+        try:
+            if reply.has_error():
+                raise PayloadError(reason_of(reply))
+            self._open(sent, reply.content)
+            self._hopeless[task.segment] = 0
+            self._strategy.traffic.client_updates += task.steps and bool(task.phase)
+        except PayloadError as error:
+            reason = str(error)
+            self._failed(task.segment, reason)
+            unusable = not reply.has_error() or "PayloadError" in reason
+            if not unusable or "has no segment" in reason:
+                present = "has no segment" in reason
+                self._crew.replace(task.segment, present=present)
+                self._hand_out(task.segment)
+                return False
+            self._store.lose(task.batch)
+        return True
+
+    def _open(self, sent: Sent, content: RecordDict) -> None:
+        """Take what an answer holds. Raises `PayloadError` for what cannot be used."""
+        task, plan = sent.task, self._plan
+        found = self.links.up(task.segment, content)
+        metrics = self.links.metrics(content)
+        if task.phase and task.segment == 0 and task.phase != "backward":
+            samples = number(metrics, "num-examples") / task.batches
+            self._store.put_samples(task, int(samples))
+        samples = self._store.samples(task)
+        self.links.plain_up(task.segment, found, plan.plain(task, samples))
+        plan.check(task, samples, found)
+        self.links.worked(task.segment, metrics.get("seconds"), task.batches / self._micros)
+        if "loss" in metrics:
+            self._losses.append(number(metrics, "loss"))
+        if "prediction-error" in metrics:
+            self._errors.append(number(metrics, "prediction-error"))
+        if sent.copy:
+            if "copy" not in found:
+                raise PayloadError("the answer holds no copy of its segment")
+            self.copies.take(task, sent.copy, found["copy"])
+        for name in ("output", "gradients", "labels"):
+            if name in found:
+                self._store.put(task, name, found[name])
+
+    # faults
+
+    def _failed(self, segment: int, reason: str) -> None:
+        node = self._crew.node(segment) or -1
+        self._strategy.fail(node, f"segment {segment}: {reason}")
+        self._hopeless[segment] += 1
+        if self._hopeless[segment] >= HOPELESS:
+            raise PayloadError(f"segment {segment} has failed {HOPELESS} times in a row: {reason}")
+
+    def _hand_out(self, segment: int) -> None:
+        """Let a segment's node begin with its last copy, and with what it has not answered."""
+        self._fresh[segment] = True
+        for sent in self._sent[segment]:
+            if sent.message_id != LOST:
+                sent.message_id, sent.reply = "", None
+                self._send(sent)
