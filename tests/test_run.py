@@ -88,9 +88,12 @@ def test_any_number_of_workers_gives_bit_identical_weights(command, overrides):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_learns(command, strategy):
-    length = (
-        ["strategy.pushes=100", "downlink=full"] if strategy == "asynchronous" else ["rounds=5"]
-    )
+    cut = ["rounds=20", "downlink=full", "lr=0.01"]
+    length = {
+        "asynchronous": ["strategy.pushes=100", "downlink=full"],
+        "synthetic_gradients": [*cut, "model=four_layers"],
+        "split_backprop": [*cut, "model=four_layers"],
+    }.get(strategy, ["rounds=5"])
     code, _, folder = command(*QUICK, *length, f"strategy={strategy}", "compression=f2i")
     assert code == 0
     first, *_, last = (folder / "history.jsonl").read_text().splitlines()

@@ -85,10 +85,10 @@ def test_batches_do_not_depend_on_what_is_kept(words):
     for node in range(3):
         for number in (0, 1, 14, 13, 40):
             mine = trainer.samples.batch(Node(node, NODES), number)
-            for kept, made in zip(mine, forgetful._batch(Node(node, NODES), number), strict=True):
+            for kept, made in zip(mine, forgetful.samples.batch(Node(node, NODES), number), strict=True):
                 assert torch.equal(kept, made)
     assert [order.prepared for order in trainer.samples._orders.values()] == [True] * 3
-    assert [order.prepared for order in forgetful._orders.values()] == [True, False, False]
+    assert [order.prepared for order in forgetful.samples._orders.values()] == [True, False, False]
 
 
 def test_seeds_have_batches_of_their_own(plain, other):
@@ -120,7 +120,7 @@ def test_a_gradient_is_what_autograd_gives(plain, number):
     start = plain.flat.state.numpy().copy() + np.float32(0.01)
     model = model_of(plain.config, plain.data)
     nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), model.parameters())
-    x, y = plain._batch(Node(3, NODES), number)
+    x, y = plain.samples.batch(Node(3, NODES), number)
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
     expected = torch.cat([p.grad.flatten() for p in model.parameters()]).numpy()

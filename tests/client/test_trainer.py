@@ -70,7 +70,7 @@ def test_training_is_what_a_plain_loop_does(overrides, make):
     t = trainer("local_steps=5", "batch_size=1000", *overrides)
     start = start_of(t)
     model = model_of(t.config, t.data)
-    x, y = t._samples(Node(2, NODES), held_back=False)
+    x, y = t.samples.of(Node(2, NODES), held_back=False)
     optimizer = make(model.parameters())
     for _ in range(5):
         optimizer.zero_grad()
@@ -85,7 +85,7 @@ def test_training_is_what_a_plain_loop_does(overrides, make):
 
 
 def test_epochs_and_steps_are_counted():
-    samples = len(trainer().partition.indices(0))
+    samples = len(trainer().samples.partition.indices(0))
     batches = -(-samples // 10)
     assert result(trainer("local_epochs=3"), 0)[1]["num-steps"] == 3 * batches
     assert result(trainer("local_steps=7"), 0)[1]["num-steps"] == 7
@@ -93,7 +93,7 @@ def test_epochs_and_steps_are_counted():
 
 
 def test_every_sample_is_seen_once_an_epoch(plain):
-    x, y = plain._samples(Node(0, NODES), held_back=False)
+    x, y = plain.samples.of(Node(0, NODES), held_back=False)
     seen = [b for b, _ in plain._batches(x, y, torch.Generator().manual_seed(1))]
     assert sorted(map(tuple, torch.cat(seen).flatten(1).tolist())) == sorted(
         map(tuple, x.flatten(1).tolist())
@@ -128,7 +128,7 @@ def test_the_proximal_term_pulls_towards_the_start(plain):
 def test_held_back_samples_are_not_trained_on():
     t = trainer("dataset.holdout=0.25")
     node = Node(0, NODES)
-    train, test = (t._samples(node, held_back=h)[0].flatten(1) for h in (False, True))
+    train, test = (t.samples.of(node, held_back=h)[0].flatten(1) for h in (False, True))
     assert len(test) == int(0.25 * (len(train) + len(test)))
     assert not {tuple(r) for r in train.tolist()} & {tuple(r) for r in test.tolist()}
     metrics = t.evaluate(node, start_of(t))
@@ -139,8 +139,8 @@ def test_held_back_samples_are_not_trained_on():
 def test_a_batch_of_one_is_no_trouble_for_batchnorm():
     """Its variance is undefined on 1 x 1 features: such a remainder joins the batch before."""
     t = trainer("model=vgg11", "batch_size=4")
-    node = next(n for n in range(NODES) if len(t.partition.indices(n)) % 4 != 1)
-    x, y = t._samples(Node(node, NODES), held_back=False)
+    node = next(n for n in range(NODES) if len(t.samples.partition.indices(n)) % 4 != 1)
+    x, y = t.samples.of(Node(node, NODES), held_back=False)
     x, y = x[:9], y[:9]
     sizes = [len(b) for _, b in t._batches(x, y, torch.Generator())]
     assert sizes == [4, 5]

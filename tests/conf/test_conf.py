@@ -156,7 +156,10 @@ def test_the_default_is_compressed_both_ways():
 def test_a_preset_sends_down_what_it_always_has():
     plain, exact = (False, "float32", "entropy"), (True, "float32", "entropy")
     special = {"sgd": (True, "float32", "raw"), "fedavg_f2i_both": (True, "int8", "zstd")}
-    whole = ("fedavg", "fedavg_f2i", "fedasync", "fedbuff", "asgd", "comp_asgd", "adacomp")
+    whole = (
+        *("fedavg", "fedavg_f2i", "fedasync", "fedbuff", "asgd", "comp_asgd", "adacomp"),
+        *("synthetic_gradients", "split_backprop"),
+    )
     for name in (choice for group, choice in CHOICES if group == "algorithm"):
         made = config(f"algorithm={name}").downlink
         expected = special.get(name, plain if name in whole else exact)
