@@ -1,6 +1,6 @@
 """Steps a second of a cut model on two nodes, beside backpropagation in one process.
 
-    python -m benchmarks.segments                 # JSON on stdout (about four minutes)
+    python -m benchmarks.segments                 # JSON on stdout (about six minutes)
     python -m benchmarks.segments --words model=eight_layers strategy.cuts=[2]
 
 Four layers, mini-batches of 256 images of 1x28x28 (digits, enlarged: no download), Adam, a cut
@@ -35,7 +35,7 @@ from conf.load import compose_config, to_config
 from task.flat import FlatModel
 
 BLOCK = 40  # mini-batches that are timed as one
-ROUNDS = 3  # blocks in a turn
+ROUNDS = 2  # blocks in a turn
 ASKED = 1.15  # times the bare loop's steps a second
 CUT = "strategy.cuts=[1]"
 
@@ -150,7 +150,7 @@ def measure(cycles: int, extra: list[str]) -> dict[str, Any]:
         result: dict[str, Any] = compare(children, cycles=cycles, rounds=ROUNDS, warmup=1)
     for row in result.values():
         row["ms a step"] = round(row["seconds"] / BLOCK * 1e3, 2)
-        row["steps a second, times bare"] = round(1 / row["ratio"], 3)
+        row["steps a second, times bare"] = round(1 / row.get("ratio", 1), 3)
     reached = result["2 nodes, synthetic, async"]["steps a second, times bare"]
     result["unmet"] = [] if reached >= ASKED else [f"synthetic, async: {reached}, not {ASKED}"]
     return result
@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--cycles", type=int, default=4)
+    parser.add_argument("--cycles", type=int, default=3)
     parser.add_argument("--words", nargs="*", default=[], help="overrides, for all contestants")
     options = parser.parse_args()
     print(json.dumps(measure(options.cycles, options.words), indent=2))
