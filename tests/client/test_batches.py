@@ -85,7 +85,9 @@ def test_batches_do_not_depend_on_what_is_kept(words):
     for node in range(3):
         for number in (0, 1, 14, 13, 40):
             mine = trainer.samples.batch(Node(node, NODES), number)
-            for kept, made in zip(mine, forgetful.samples.batch(Node(node, NODES), number), strict=True):
+            for kept, made in zip(
+                mine, forgetful.samples.batch(Node(node, NODES), number), strict=True
+            ):
                 assert torch.equal(kept, made)
     assert [order.prepared for order in trainer.samples._orders.values()] == [True] * 3
     assert [order.prepared for order in forgetful.samples._orders.values()] == [True, False, False]
