@@ -1,6 +1,7 @@
 """The Grid on its virtual clock: what arrives when, what is waited for, what is lost."""
 
 import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from simulation.clock import Ideal, VirtualClock
 from tests.simulation.grids import NODES, messages, seen, sources
@@ -216,3 +217,47 @@ def test_bounds_hold_where_waiting_messages_are_lost(grid):
     while replies := g.pull_messages(ids):
         seen_at.append((g.virtual_seconds, sources(replies)))
     assert seen_at == [(3.0, [1, 2]), (6.0, [1, 2]), (9.0, [2])]
+
+
+def promising(g, steps):
+    """Return messages that promise local steps: partition n answers after n + 1."""
+    sent = []
+    for node, count in steps.items():
+        content = RecordDict(dict(messages(g)[node - 1].content))
+        content["config"] = ConfigRecord({"num-steps": count})
+        sent.append(Message(content, node, "train"))
+    return sent
+
+
+def test_what_a_message_promises_need_not_be_computed_before_what_comes_first(grid, monkeypatch):
+    g = grid(1, Ideal(seconds_per_step=1.0))
+    computed = []
+    answer = g._pool._host.answer
+
+    def watched(message):
+        computed.append(message.metadata.dst_node_id)
+        return answer(message)
+
+    monkeypatch.setattr(g._pool._host, "answer", watched)
+    ids = g.push_messages(promising(g, {1: 1.0, 5: 5.0}))
+    assert sources(g.pull_messages(ids)) == [1]
+    assert computed == [1]  # the other cannot be there before 5
+    again = g.push_messages(promising(g, {1: 1.0}))
+    assert sources(g.pull_messages([*ids[1:], *again])) == [1]
+    assert computed == [1, 1]
+    assert g.virtual_seconds == 2.0
+    assert sources(g.pull_messages(ids[1:])) == [5]
+    assert g.virtual_seconds == 5.0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_promised_more_than_it_did_took_its_time_all_the_same(grid, workers):
+    g = grid(workers, Ideal(seconds_per_step=1.0))
+    sent = promising(g, {1: 4.0, 3: 2.0})
+    sent[1].content["config"]["raise-at"] = 2  # the partition of node 3
+    ids = g.push_messages(sent)
+    (first,) = g.pull_messages(ids)
+    assert first.has_error()
+    assert g.virtual_seconds == 2.0
+    assert sources(g.pull_messages(ids[:1])) == [1]
+    assert g.virtual_seconds == 4.0
