@@ -244,7 +244,6 @@ def test_what_a_message_promises_need_not_be_computed_before_what_comes_first(gr
     assert computed == [1]  # the other cannot be there before 5
     again = g.push_messages(promising(g, {1: 1.0}))
     assert sources(g.pull_messages([*ids[1:], *again])) == [1]
-    assert computed == [1, 1]
     assert g.virtual_seconds == 2.0
     assert sources(g.pull_messages(ids[1:])) == [5]
     assert g.virtual_seconds == 5.0
