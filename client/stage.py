@@ -26,6 +26,7 @@ from task.layers import Segment, empty_segment, parts_of
 from task.synthetic import GradientModule
 
 Vector = NDArray[np.float32]
+LARGEST = 1e18  # of a gradient: its square is within float32
 GRADIENT, SAMPLES = "gradient", "samples"  # of a mini-batch's micro-batches so far
 _LAYER, _MODULE = 0x1A7E, 0x30D  # keep streams of (seed, layer) and (seed, segment) apart
 
@@ -66,12 +67,12 @@ class Trained:
     def step(self, lr: float, samples: int) -> None:
         """Step along the gradient of a sum over so many samples, made a mean.
 
-        Raises `PayloadError` if it is not finite.
+        Raises `PayloadError` if it is not finite, or its squares, which optimisers keep, are not.
         """
         gradient = self.flat.collect_grad()
         self.flat.parameters.grad = gradient.mul_(1 / samples)
-        if not bool(torch.isfinite(gradient).all()):
-            raise PayloadError(f"gradients are not finite: {DIVERGED}; lower lr=")
+        if gradient.numel() and not gradient.abs().max().item() < LARGEST:  # NaN is not, either
+            raise PayloadError(f"gradients are not finite, or nearly: {DIVERGED}; lower lr=")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self._step(self.optimizer)
@@ -194,6 +195,7 @@ class Stage:
         assert self.module is not None
         self.module.flat.drop_grad()
         error = (self.module.flat.module(h, labels) - target).square().sum()
+        _expect_finite(error, "the module's error")
         backward(error)
         self.module.step(lr, len(h))
         return error.item() / max(target.square().sum().item(), 1e-30)  # type: ignore[no-any-return]
@@ -240,7 +242,7 @@ class Stage:
         self.main.step(lr, samples)
 
     def _begin(self, first: bool, samples: int) -> None:
-        if first:
+        if first or not self._samples:
             self.main.flat.zero_grad()
             self._samples = 0
         self._samples += samples

@@ -17,7 +17,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -268,4 +268,5 @@ def _transfer(size: int, mbps: float | None) -> float:
 def steps_of(metrics: Mapping[str, object]) -> float:
     """Return the local steps a reply's metrics report as `num-steps` (0 if they do not)."""
     steps = metrics.get("num-steps", 0)
-    return float(steps) if isinstance(steps, int | float) else 0.0
+    sure = isinstance(steps, int | float) and math.isfinite(steps)
+    return float(cast(float, steps)) if sure else 0.0

@@ -25,6 +25,11 @@ class Limits(NamedTuple):
             raise UsageError(f"engine.memory_mb must be above 0, not {self.memory_mb:g}")
         if (self.memory_mb is not None or self.pin) and sys.platform != "linux":
             raise UsageError("engine.memory_mb and engine.pin need Linux")
+        if self.memory_mb is not None and (used := _status()["RssAnon"] / 1e3) > self.memory_mb:
+            raise UsageError(
+                f"engine.memory_mb={self.memory_mb:g} is less than Python, torch and data take: "
+                f"{used:.0f} MB"
+            )
 
     def apply(self, number: int) -> None:
         """Limit this process, the worker `number`.

@@ -23,11 +23,14 @@ class ActivationStore:
         self._labels: dict[tuple[int, int], bytes] = {}
         self._samples: dict[tuple[int, int], int] = {}
         self._usual = 0
+        self._lost: set[int] = set()  # mini-batches of backpropagation that all are to skip
         self._gradients: defaultdict[int, dict[tuple[int, int], bytes]] = defaultdict(dict)
 
     def put(self, task: Task, name: str, payload: bytes) -> None:
         """Take what a segment has sent: `output`, `gradients` or `labels`."""
         key = task.batch, task.micro
+        if task.batch in self._lost:
+            return
         if name == "output":
             self._inputs[task.segment + 1, *key] = payload
         elif name == "labels":
@@ -47,6 +50,8 @@ class ActivationStore:
         """Return what a task's message is to hold, by name; None if something was lost."""
         segment, key = task.segment, (task.batch, task.micro)
         found = {}
+        if task.batch in self._lost:
+            return None
         if task.phase == "backward":
             gradient = self._gradients[segment].pop(key, None)
             return None if gradient is None else {f"{GRADIENTS}{task.batch}": gradient}
@@ -56,7 +61,7 @@ class ActivationStore:
                 return None
             found["input"] = given
         if segment in self._labels_for and segment:
-            found["labels"] = self._labels[key]
+            found["labels"] = self._labels.get(key, b"")
         if self._synthetic:
             for (batch, _), payload in self._gradients.pop(segment, {}).items():
                 found[f"{GRADIENTS}{batch}"] = payload
@@ -67,12 +72,14 @@ class ActivationStore:
         for kept in (self._labels, self._samples):
             for key in [key for key in kept if key[0] <= task.batch]:
                 del kept[key]
+        self._lost = {batch for batch in self._lost if batch > task.batch}
 
     def lose(self, batch: int) -> None:
         """Forget a mini-batch that a segment could not use: the others' work on it is of no use."""
         for key in [key for key in self._inputs if key[1] == batch]:
             del self._inputs[key]
         if not self._synthetic:
+            self._lost.add(batch)
             for kept in self._gradients.values():
                 for pair in [pair for pair in kept if pair[0] == batch]:
                     del kept[pair]

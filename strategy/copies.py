@@ -29,7 +29,7 @@ class Copies:
         self._places = _places(parts, layout)
         self._delivered = [0] * len(parts)  # points that each segment has sent its copy for
         self._weights: dict[int, list[Vector | None]] = {}
-        self._newest = [self._cut(model, number) for number in range(len(parts))]
+        self._first = [self._cut(model, number) for number in range(len(parts))]
         self._last: list[bytes] = []
 
     def begin(
@@ -38,8 +38,7 @@ class Copies:
         """Begin a run: `beside` holds each segment's tensors that are no float32 vector."""
         self._record_every, self._batches = record_every, batches
         self._last = [
-            pack_copy({STATE: state}, more)
-            for state, more in zip(self._newest, beside, strict=True)
+            pack_copy({STATE: state}, more) for state, more in zip(self._first, beside, strict=True)
         ]
 
     def last(self, segment: int) -> bytes:
@@ -64,10 +63,9 @@ class Copies:
         before = self._delivered[segment] * self._record_every
         return None if before >= self._batches else min(before + self._record_every, self._batches)
 
-    def take(self, task: Task, kind: str, payload: bytes) -> None:
-        """Take a segment's copy. Raises `PayloadError` for one that does not fit."""
-        state = unpack_copy(payload, self._parts[task.segment].size)[0][STATE]
-        self._newest[task.segment] = state
+    def take(self, task: Task, kind: str, payload: bytes, most: int) -> None:
+        """Take a segment's copy of at most so many entries. Raises `PayloadError` for another."""
+        state = unpack_copy(payload, self._parts[task.segment].size, most)[0][STATE]
         if kind == "all":
             self._last[task.segment] = payload
         while (point := self._point(task.segment)) is not None and point <= task.end:
@@ -83,10 +81,6 @@ class Copies:
                 return point, self._joined(states)
             return None
         return None
-
-    def newest(self) -> Vector:
-        """Return the model of each segment's newest copy."""
-        return self._joined(self._newest)
 
     def _joined(self, states: Sequence[Vector | None]) -> Vector:
         model = np.empty(self._layout.size, dtype=np.float32)

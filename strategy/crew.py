@@ -32,12 +32,10 @@ class Crew:
         """Return who holds a segment; None while nobody does."""
         return self._nodes[segment]
 
-    def replace(self, segment: int, present: bool) -> None:
-        """Look for another node in place of a segment's; it stays if it is `present`, or if it is
-        there and nobody else is free.
+    def replace(self, segment: int) -> bool:
+        """Look for another node in place of a segment's, which stays if it is there and nobody else
+        is free. Return whether it has gone.
         """
-        if present:
-            return
         here, before = list(self._grid.get_node_ids()), self._nodes[segment]
         free = [node for node in here if node not in self._nodes]
         if free:
@@ -46,6 +44,7 @@ class Crew:
         elif before not in here:
             self._nodes[segment] = None
             log.warning("segment %d waits for a node", segment)
+        return self._nodes[segment] != before
 
     @property
     def next_look(self) -> float:

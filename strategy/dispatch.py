@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from compression import Layout, PayloadError
 from compression.flower import filled, to_vector
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from strategy.segments import Segmented
 
 MESSAGE = "train.segment"  # the type of these messages
+NO_SEGMENT = "this node has no segment"  # begins an error of `client.segment`: send it a copy
 LOST = "lost"  # in place of a message's id: what it was to hold has been lost
 
 
@@ -173,7 +175,7 @@ class Dispatch:
             waiting[reply.metadata.reply_to_message_id].reply = reply
         self._give_up_late()
         for segment in self._crew.find():
-            self._hand_out(segment)
+            self._hand_out(segment, anew=True)
 
     def _give_up_late(self) -> None:
         for segment, row in enumerate(self._sent):
@@ -182,8 +184,7 @@ class Dispatch:
                 continue
             if head.when + self._timeout <= self._grid.now:
                 self._failed(segment, f"no answer in time (timeout={self._timeout:g})")
-                self._crew.replace(segment, present=False)
-                self._hand_out(segment)
+                self._hand_out(segment, self._crew.replace(segment))
 
     def _take_answers(self) -> None:
         """Go through the answers, each segment's in the order of sending."""
@@ -215,11 +216,12 @@ class Dispatch:
         except PayloadError as error:
             reason = str(error)
             self._failed(task.segment, reason)
-            unusable = not reply.has_error() or "PayloadError" in reason
-            if not unusable or "has no segment" in reason:
-                present = "has no segment" in reason
-                self._crew.replace(task.segment, present=present)
-                self._hand_out(task.segment)
+            lacks = reply.has_error() and NO_SEGMENT in reason
+            gone = reply.has_error() and reply.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            if lacks or gone:
+                if gone:
+                    self._crew.replace(task.segment)
+                self._hand_out(task.segment, anew=True)
                 return False
             self._store.lose(task.batch)
         return True
@@ -231,10 +233,11 @@ class Dispatch:
         metrics = self.links.metrics(content)
         if task.phase and task.segment == 0 and task.phase != "backward":
             samples = number(metrics, "num-examples") / task.batches
+            if samples not in range(1, plan.batch_size + 1):
+                raise PayloadError(f"mini-batches of {samples:g} samples are none of this run's")
             self._store.put_samples(task, int(samples))
         samples = self._store.samples(task)
-        self.links.plain_up(task.segment, found, plan.plain(task, samples))
-        plan.check(task, samples, found)
+        kept = plan.check(task, samples, found)
         self.links.worked(task.segment, metrics.get("seconds"), task.batches / self._micros)
         if "loss" in metrics:
             self._losses.append(number(metrics, "loss"))
@@ -243,23 +246,30 @@ class Dispatch:
         if sent.copy:
             if "copy" not in found:
                 raise PayloadError("the answer holds no copy of its segment")
-            self.copies.take(task, sent.copy, found["copy"])
-        for name in ("output", "gradients", "labels"):
-            if name in found:
-                self._store.put(task, name, found[name])
+            self.copies.take(task, sent.copy, found["copy"], plan.most[task.segment])
+        self.links.plain_up(task.segment, found, plan.plain(task, samples))
+        for name in kept:
+            self._store.put(task, name, found[name])
+        if metrics.get("gradients-refused"):
+            self._blame(task.segment + 1, "gradients that the segment before could not use")
 
     # faults
 
+    def _blame(self, segment: int, reason: str) -> None:
+        self._strategy.fail(self._crew.node(segment) or -1, f"segment {segment}: {reason}")
+
     def _failed(self, segment: int, reason: str) -> None:
-        node = self._crew.node(segment) or -1
-        self._strategy.fail(node, f"segment {segment}: {reason}")
+        self._blame(segment, reason)
         self._hopeless[segment] += 1
         if self._hopeless[segment] >= HOPELESS:
             raise PayloadError(f"segment {segment} has failed {HOPELESS} times in a row: {reason}")
 
-    def _hand_out(self, segment: int) -> None:
-        """Let a segment's node begin with its last copy, and with what it has not answered."""
-        self._fresh[segment] = True
+    def _hand_out(self, segment: int, anew: bool) -> None:
+        """Send a segment's node what it has not answered; `anew`: it begins with the last copy.
+
+        A node that is there and only late keeps its segment: it may step twice with a mini-batch.
+        """
+        self._fresh[segment] |= anew
         for sent in self._sent[segment]:
             if sent.message_id != LOST:
                 sent.message_id, sent.reply = "", None

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from compression import PayloadError, describe
 from conf import Config
@@ -19,6 +22,7 @@ from task.datasets import Data
 from task.errors import TaskError
 from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
 from task.steps import prepare
+from task.synthetic import GradientModule
 
 if TYPE_CHECKING:
     from strategy.segments import Segmented
@@ -35,10 +39,15 @@ class Plan:
         costs: list[Cost],
         names: list[list[str]],
         beside: list[dict[str, NDArray[Any]]],
-        synthetic: bool,
+        batch_size: int,
+        extras: list[int],
     ) -> None:
         self.parts, self.costs, self.names, self.beside = parts, costs, names, beside
-        self.synthetic = synthetic
+        self.batch_size = batch_size
+        # entries of a full copy at most: weights, two moments, and a gradient, of both; counters
+        self.most = [
+            4 * (part.size + extra) + 64 for part, extra in zip(parts, extras, strict=True)
+        ]
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -67,12 +76,15 @@ class Plan:
         found = {name: [((samples, *shape), "float32")] * many for name, shape in shapes.items()}
         return {**found, "labels": [((samples,), "int64")] * many}
 
-    def check(self, task: Task, samples: int, payloads: Mapping[str, bytes]) -> None:
-        """Raise `PayloadError` for an answer that does not hold what its task leaves."""
+    def check(self, task: Task, samples: int, payloads: Mapping[str, bytes]) -> list[str]:
+        """Return the names of what an answer holds for other segments.
+
+        Raises `PayloadError` for one that does not hold what its task leaves.
+        """
         part, count = self.parts[task.segment], task.batches * samples
         ends = task.segment + 1 == len(self.parts)
         if not task.phase:
-            return
+            return []
         wanted = {}
         if not ends and task.phase != "backward":
             wanted["output"] = count * math.prod(part.output)
@@ -83,8 +95,11 @@ class Plan:
                 raise PayloadError(f"the answer holds no {name}")
             if (entries := describe(payloads[name]).n) != size:
                 raise PayloadError(f"its {name} have {entries} entries, {size} are expected")
-        if task.segment == 0 and not ends and task.phase != "backward" and "labels" not in payloads:
+        if task.segment or ends or task.phase == "backward":
+            return list(wanted)
+        if "labels" not in payloads:
             raise PayloadError("the answer holds no labels")
+        return [*wanted, "labels"]
 
     def described(self) -> list[dict[str, Any]]:
         """Return what a picture of the plan needs: plain values, a dict a segment."""
@@ -108,6 +123,7 @@ def plan_of(strategy: Segmented, config: Config, data: Data) -> Plan:
     make = partial(model_of, config, data)
     model = make()
     layers = layers_of(model)
+    _expect_enough(strategy, config, data, model)
     cuts = _cuts(strategy, config, data, len(layers))
     shape = tuple(data.train.images.shape[1:])
     parts = parts_of(make, cuts, shape)
@@ -117,7 +133,34 @@ def plan_of(strategy: Segmented, config: Config, data: Data) -> Plan:
     segments = [segment_of(model, part.first, part.last) for part in parts]
     beside = [{n: t.numpy() for n, t in each.beside().items()} for each in segments]
     names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
-    return Plan(parts, costs, names, beside, strategy.synthetic)
+    extras = [sum(array.size for array in each.values()) for each in beside]
+    for number, part in enumerate(parts[:-1]):
+        extras[number] += _module_entries(part, data.classes, strategy.hidden)
+    return Plan(parts, costs, names, beside, config.batch_size, extras)
+
+
+def _module_entries(part: Part, classes: int, hidden: int) -> int:
+    """Return how many parameters a part's module has."""
+    if not hidden:
+        return 0
+    with torch.device("meta"):
+        module = GradientModule(part.output, classes, hidden)
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _expect_enough(strategy: Segmented, config: Config, data: Data, model: nn.Module) -> None:
+    """Raise `TaskError` for mini-batches too small for what is to be done with them."""
+    samples = min(config.batch_size, len(data.train.labels))
+    least = samples // strategy.micros
+    if least < 1:
+        raise TaskError(f"mini-batches of {samples} samples are no {strategy.micros} micro-batches")
+    modules = strategy.hidden and (strategy.cuts != AUTO or strategy.segments != 1)
+    norms = any(isinstance(module, _BatchNorm) for module in model.modules())
+    if least < 2 and (norms or (modules and config.nodes > 1)):
+        raise TaskError(
+            "BatchNorm, which modules have too, needs mini-batches (and micro-batches) of 2 "
+            "samples or more: give a larger batch_size"
+        )
 
 
 def _cuts(strategy: Segmented, config: Config, data: Data, layers: int) -> tuple[int, ...]:

@@ -68,6 +68,8 @@ class Segmented(ParameterServer):
         expect_positive(queue=queue, hidden=hidden, record_every=record_every, **counts)
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
+        if segments is not None:
+            expect_positive(segments=segments)
         if segment_every < 0:
             raise ValueError(f"segment_every must be at least 0, not {segment_every}")
         if record_every % batches_per_message:
@@ -75,6 +77,8 @@ class Segmented(ParameterServer):
                 f"eval_every={record_every} must be a multiple of "
                 f"batches_per_message={batches_per_message}"
             )
+        if batches_per_message > 1 and micro_batches > 1:
+            raise ValueError("batches_per_message does not go with micro_batches")
         if synthetic and micro_batches > 1:
             raise ValueError("micro_batches goes with synthetic=false (algorithm=split_backprop)")
         if not synthetic and schedule == "async":

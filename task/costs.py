@@ -88,8 +88,9 @@ def measure(
 ) -> list[Measured]:
     """Return what each layer takes here, for a mini-batch of prepared images, (B, C, H, W).
 
-    Bytes are of parameters, gradients, an optimiser's moments and activations: what a node
-    holds beside Python and its libraries. `hidden`: of the modules; 0: there are none.
+    Bytes are of parameters, gradients, an optimiser's moments, and what a forward pass keeps for
+    the way back: what a node holds for a mini-batch, beside Python and its libraries. `hidden`: of
+    the modules; 0: there are none.
     """
     model = make()
     layers = layers_of(model)
@@ -97,10 +98,10 @@ def measure(
     for number, layer in enumerate(layers):
         segment = Segment([layer], number, isinstance(model, Narrow))
         given = x.detach().requires_grad_(number > 0)
-        h = segment(given)
+        h, saved = _saved(segment, given)
         taken = _seconds(partial(_there_and_back, segment, given))
         parameters = sum(p.numel() for p in segment.parameters())
-        nbytes = 4 * (COPIES * parameters + 2 * (given.numel() + h.numel()))
+        nbytes = saved + 4 * (COPIES * parameters + 2 * (given.numel() + h.numel()))
         wire = segment.to_wire(h)
         module_taken, module_nbytes = 0.0, 0
         if hidden and number + 1 < len(layers):
@@ -114,6 +115,21 @@ def measure(
         found.append(Measured(taken, module_taken, nbytes, module_nbytes))
         x = h
     return found
+
+
+def _saved(segment: nn.Module, given: Tensor) -> tuple[Tensor, int]:
+    """Return the output, and the bytes that a forward pass keeps for the way back."""
+    own = {tensor.data_ptr() for tensor in (given, *segment.parameters())}
+    found: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in own:
+            found[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        h: Tensor = segment(given)
+    return h.detach(), sum(found.values())
 
 
 def _seconds(run: Callable[[], object]) -> float:

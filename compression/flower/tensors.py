@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compression.codec import Codec
 from compression.layout import Layout
 from compression.own import Own
-from compression.payload import decode_update
+from compression.payload import MAX_SIZE, decode_update
 from compression.registry import make_codec
 from compression.stages import Buffer, Memory, PayloadError, Vector
 
@@ -77,9 +77,11 @@ def pack_copy(vectors: Mapping[str, Vector], beside: Mapping[str, Numbers]) -> b
     return EXACT.encode(flat, layout, names=True, own=own)
 
 
-def unpack_copy(payload: Buffer, size: int) -> tuple[dict[str, Vector], dict[str, Numbers]]:
-    """Undo `pack_copy`, for a segment of `size` entries. Raises `PayloadError`."""
-    update = decode_update(payload)
+def unpack_copy(
+    payload: Buffer, size: int, most: int = MAX_SIZE
+) -> tuple[dict[str, Vector], dict[str, Numbers]]:
+    """Undo `pack_copy`, for a segment of `size` entries, `most` in all. Raises `PayloadError`."""
+    update = decode_update(payload, max_size=most)
     layout, vector = update.layout, update.dense()
     bounds = layout.offsets.tolist()
     found = {

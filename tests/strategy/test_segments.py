@@ -4,19 +4,22 @@ import json
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
 
 import client.app
 from client import segment as segment_module
-from compression import PayloadError
+from compression import PayloadError, decode_update, make_codec
 from compression.flower.arrays import STYPE
+from compression.flower.tensors import pack, pack_labels
 from conf.load import compose_config, run_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
 
+EXACT = make_codec()
 ROOT = Path(__file__).parents[2]
 CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.yaml"))
 QUICK = ("algorithm=synthetic_gradients", "rounds=8", "eval_every=4", "batch_size=64")
@@ -234,7 +237,7 @@ def missing(reply):
             "output", lambda data: data[: len(data) // 2] + b"\1" + data[len(data) // 2 + 1 :]
         ),
         replaced("gradients", lambda data: b""),
-        replaced("output", lambda data: segment_module.pack_labels(torch.ones(3).numpy(), 10)),
+        replaced("output", lambda data: pack_labels(torch.ones(3).numpy(), 10)),
         missing,
         lambda reply: reply.content.pop("metrics"),
     ],
@@ -245,6 +248,84 @@ def test_an_answer_that_cannot_be_used_costs_its_mini_batch(tmp_path, change, wo
     assert result["failures"] >= 1
     assert result["round"] == 8
     assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+def measured(**changes):
+    def spoil(reply):
+        reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **changes})
+
+    return spoil
+
+
+@pytest.mark.parametrize("samples", [1e13, -64, 0, 65, 3.5, float("nan")])
+@pytest.mark.parametrize("words", [QUICK, SPLIT])
+def test_an_absurd_number_of_samples_costs_a_mini_batch_and_no_memory(tmp_path, samples, words):
+    app = spoiling(measured(**{"num-examples": float(samples)}), node=0)
+    result, _, _ = run(tmp_path, *words, app=app)
+    assert result["failures"] >= 1
+    assert result["round"] == 8
+
+
+def test_nobody_but_the_first_node_says_what_the_labels_are(tmp_path):
+    def forge(reply):
+        record = dict(reply.content["arrays"])
+        data = pack_labels(np.zeros((1, 64)), 10)
+        record["labels"] = Array("uint8", (len(data),), STYPE, data)
+        reply.content["arrays"] = ArrayRecord(record)
+
+    plain = run(tmp_path / "1", *QUICK)
+    forged = run(tmp_path / "2", *QUICK, app=spoiling(forge, times=range(20)))
+    same(forged[2], plain[2])
+
+
+@pytest.mark.parametrize("size", [1e25, 1e18, 1e12])
+@pytest.mark.parametrize("what", ["gradients", "output"])
+def test_huge_values_leave_a_segment_that_can_be_copied(tmp_path, size, what):
+    """A module's moments would be infinite, and no later copy of it could be sent."""
+
+    def blow(data):
+        update = decode_update(data)
+        return pack([update.values.reshape(update.layout.shapes[0]) * 0 + np.float32(size)], EXACT)
+
+    words = (*QUICK, "strategy.segment_every=2", "rounds=12", "model=four_layers_plain")
+    node = 2 if what == "gradients" else 1
+    result, _, _ = run(tmp_path, *words, app=spoiling(replaced(what, blow), node=node))
+    assert result["failures"] <= 4
+    assert result["client_updates"] >= 44
+
+
+def test_with_gpipe_all_skip_a_mini_batch_that_is_lost(tmp_path):
+    """Nobody adds to gradients of the mini-batch before it, nor steps along a part."""
+    seen = []
+
+    def app(message, context):
+        config = message.content["config"]
+        task = (config["segment"], config["phase"], config["batch"], config["micro"])
+        if task == (1, "forward", 2, 0):
+            raise PayloadError("lost")
+        seen.append(task)
+        return client.app.app(message, context)
+
+    result, _, _ = run(tmp_path, *PIPED, "eval_every=2", app=app)
+    assert result["failures"] == 1
+    assert not [task for task in seen if task[2] == 2 and task[0] > 1]
+    assert not [task for task in seen if task[2] == 2 and task[1] == "backward"]
+    assert result["round"] == 8
+
+
+def test_a_late_node_keeps_its_segment(tmp_path):
+    """An answer that is lost costs a step or two, not all since the last copy."""
+    handed = []
+
+    def app(message, context):
+        if "copy" in message.content["arrays"]:
+            handed.append(context.node_config["partition-id"])
+        return client.app.app(message, context)
+
+    words = ("network.loss=0.05", "timeout=3", "rounds=30")
+    result, _, _ = run(tmp_path, *QUICK, *words, app=app)
+    assert result["failures"] > 0
+    assert handed == [0, 1, 2, 3]
 
 
 def test_a_node_that_always_fails_ends_the_run_by_its_reason(tmp_path):
@@ -260,13 +341,8 @@ def test_a_node_that_always_fails_ends_the_run_by_its_reason(tmp_path):
 @pytest.mark.parametrize("shape", [(64, 7), (63, 128), (64, 2, 64)])
 def test_activations_of_a_wrong_shape_get_one_clear_error(tmp_path, shape):
     """The node says so, keeps its segment, and goes on with the next mini-batch."""
-    import numpy as np
-
-    from compression import make_codec
-    from compression.flower.tensors import pack
-
     said = []
-    wrong = pack([np.ones(shape, np.float32)], make_codec())
+    wrong = pack([np.ones(shape, np.float32)], EXACT)
     count = 0
 
     def app(message, context):
@@ -313,6 +389,9 @@ def test_a_run_that_diverges_says_so(tmp_path):
         (["downlink=f2i"], "downlink=full"),
         (["model=resnet18"], "must be an nn.Sequential"),
         (["partition=dirichlet"], "the first node holds all"),
+        (["batch_size=1"], "2 samples or more"),
+        (["strategy.segments=0"], "segments must be at least 1"),
+        (["engine.memory_mb=1"], "is less than Python, torch and data take"),
         (["compression@gradients=topk", "gradients.density=2"], "density"),
     ],
 )

@@ -77,3 +77,5 @@ def test_what_layers_take_is_measured():
     assert all(each.seconds > 0 for each in found)
     assert [each.module_seconds > 0 for each in found] == [True, True, True, False]
     assert found[1].nbytes >= 4 * 4 * (128 * 256 + 256)
+    # a convolution's output, before it is pooled, is kept for the way back
+    assert found[0].nbytes >= 4 * 16 * 32 * 8 * 8
