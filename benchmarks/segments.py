@@ -117,8 +117,8 @@ def serve(kind: str, words: list[str]) -> None:
     take_turns(loop.block, lambda: loop.loss)
 
 
-def measure(cycles: int, extra: list[str]) -> dict[str, Any]:
-    """Compare all, in turns."""
+def measure(cycles: int, extra: list[str], without: list[str]) -> dict[str, Any]:
+    """Compare all, but for those whose names hold a word of `without`, in turns."""
     synthetic = settings("synthetic_gradients", "nodes=2", CUT, *extra)
     split = settings("split_backprop", "nodes=2", CUT, *extra)
     whole = settings("split_backprop", "nodes=1", *[w for w in extra if "cuts" not in w])
@@ -145,7 +145,9 @@ def measure(cycles: int, extra: list[str]) -> dict[str, Any]:
             },
         }
         children: dict[str, Contestant] = {
-            name: stack.enter_context(child) for name, child in candidates.items()
+            name: stack.enter_context(child)
+            for name, child in candidates.items()
+            if not any(word in name for word in without)
         }
         result: dict[str, Any] = compare(children, cycles=cycles, rounds=ROUNDS, warmup=1)
     for row in result.values():
@@ -163,8 +165,9 @@ def main() -> None:
     )
     parser.add_argument("--cycles", type=int, default=3)
     parser.add_argument("--words", nargs="*", default=[], help="overrides, for all contestants")
+    parser.add_argument("--without", nargs="*", default=[], help="words in names to leave out")
     options = parser.parse_args()
-    print(json.dumps(measure(options.cycles, options.words), indent=2))
+    print(json.dumps(measure(options.cycles, options.words, options.without), indent=2))
 
 
 if __name__ == "__main__":
