@@ -27,6 +27,7 @@ class Copies:
     def __init__(self, parts: Sequence[Part], layout: Layout, model: Vector, every: int) -> None:
         self._parts, self._every, self._layout = parts, every, layout
         self._places = _places(parts, layout)
+        self._asked = [0] * len(parts)  # the last point that each segment was asked for
         self._delivered = [0] * len(parts)  # points that each segment has sent its copy for
         self._weights: dict[int, list[Vector | None]] = {}
         self._first = [self._cut(model, number) for number in range(len(parts))]
@@ -49,9 +50,16 @@ class Copies:
         """Return what a task's answer is to hold of its segment: "", weights or all."""
         if not task.steps:
             return ""
+        newest = task.end if task.end == self._batches else task.end - task.end % self._record_every
+        due = newest > self._asked[task.segment]  # else a message under way brings it
+        self._asked[task.segment] = max(newest, self._asked[task.segment])
         if self._every and task.end // self._every > (task.end - task.batches) // self._every:
             return "all"
-        return "weights" if self.owed(task.segment, task.end) else ""
+        return "weights" if due else ""
+
+    def failed(self, segment: int) -> None:
+        """Note that a copy that was asked for has not come: it is asked for again."""
+        self._asked[segment] = self._delivered[segment] * self._record_every
 
     def owed(self, segment: int, end: int) -> bool:
         """Whether a segment owes a copy of a point up to `end`."""

@@ -216,6 +216,8 @@ class Dispatch:
         except PayloadError as error:
             reason = str(error)
             self._failed(task.segment, reason)
+            if sent.copy:
+                self.copies.failed(task.segment)
             lacks = reply.has_error() and NO_SEGMENT in reason
             gone = reply.has_error() and reply.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             if lacks or gone:

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.yaml"))
 QUICK = ("algorithm=synthetic_gradients", "rounds=8", "eval_every=4", "batch_size=64")
 SPLIT = ("algorithm=split_backprop", "rounds=8", "eval_every=4", "batch_size=64")
+AHEAD = (*QUICK, "strategy.schedule=async", "strategy.queue=4", "strategy.segment_every=0")
 PIPED = (*SPLIT, "strategy.schedule=pipeline", "strategy.micro_batches=4")
 
 
@@ -311,6 +312,28 @@ def test_with_gpipe_all_skip_a_mini_batch_that_is_lost(tmp_path):
     assert not [task for task in seen if task[2] == 2 and task[0] > 1]
     assert not [task for task in seen if task[2] == 2 and task[1] == "backward"]
     assert result["round"] == 8
+
+
+def test_with_messages_ahead_a_copy_is_of_its_very_mini_batch(tmp_path):
+    often = run(tmp_path / "1", *AHEAD, "eval_every=1")[1]
+    seldom = run(tmp_path / "4", *AHEAD, "eval_every=4")[1]
+    losses = {row["round"]: row["loss"] for row in often}
+    assert [losses[row["round"]] for row in seldom] == [row["loss"] for row in seldom]
+
+
+@pytest.mark.parametrize("words", [QUICK, SPLIT, (*QUICK, "strategy.schedule=async")])
+def test_a_copy_is_asked_for_once(tmp_path, words):
+    came = []
+
+    def app(message, context):
+        reply = client.app.app(message, context)
+        came.extend(["copy"] * ("copy" in reply.content["arrays"]))
+        return reply
+
+    more = ("strategy.queue=4",) if "async" in words[-1] else ()
+    result, rows, _ = run(tmp_path, *words, *more, "rounds=20", "strategy.segment_every=0", app=app)
+    assert len(came) == 4 * (len(rows) - 1) == 20
+    assert result["failures"] == 0
 
 
 def test_a_late_node_keeps_its_segment(tmp_path):
