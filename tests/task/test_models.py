@@ -22,7 +22,15 @@ PARAMETERS = {
     "mobilenet": 2_236_682,
     "mobilenet_gn": 2_236_682,
 }
-SMALLEST = {"lenet5": 12, "adacomp_cnn": 4, "cnn": 6, "alexnet": 15, "googlenet": 2}  # pixels
+SMALLEST = {
+    **dict.fromkeys(("four_layers", "four_layers_plain"), 4),
+    **dict.fromkeys(("eight_layers", "eight_layers_plain"), 8),
+    "lenet5": 12,
+    "adacomp_cnn": 4,
+    "cnn": 6,
+    "alexnet": 15,
+    "googlenet": 2,
+}  # pixels
 
 
 def count(module):
