@@ -1,0 +1,176 @@
+"""Answers and inputs of a cut model that cannot be used: what they cost, and who says so."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+import client.app
+from compression import PayloadError, decode_update, make_codec
+from compression.flower.arrays import STYPE
+from compression.flower.tensors import pack, pack_labels
+from tests.strategy.cut import PIPED, QUICK, SPLIT, run, same
+
+EXACT = make_codec()
+
+
+def spoiling(change, node=1, times=(3, 4)):
+    """Return an app of which one node's answers, of these numbers, are changed."""
+    count = {}
+
+    def app(message, context):
+        reply = client.app.app(message, context)
+        here = context.node_config["partition-id"]
+        count[here] = count.get(here, 0) + 1
+        if here == node and count[here] in times:
+            change(reply)
+        return reply
+
+    return app
+
+
+def replaced(name, change):
+    def spoil(reply):
+        record = dict(reply.content["arrays"])
+        if name in record:
+            data = change(record[name].data)
+            record[name] = Array("uint8", (len(data),), STYPE, data)
+        reply.content["arrays"] = ArrayRecord(record)
+
+    return spoil
+
+
+def missing(reply):
+    reply.content["arrays"] = ArrayRecord()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replaced("output", lambda data: data[:-1]),
+        replaced(
+            "output", lambda data: data[: len(data) // 2] + b"\1" + data[len(data) // 2 + 1 :]
+        ),
+        replaced("gradients", lambda data: b""),
+        replaced("output", lambda data: pack_labels(torch.ones(3).numpy(), 10)),
+        missing,
+        lambda reply: reply.content.pop("metrics"),
+    ],
+)
+@pytest.mark.parametrize("words", [QUICK, SPLIT])
+def test_an_answer_that_cannot_be_used_costs_its_mini_batch(tmp_path, change, words):
+    result, rows, _ = run(tmp_path, *words, app=spoiling(change))
+    assert result["failures"] >= 1
+    assert result["round"] == 8
+    assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+def measured(**changes):
+    def spoil(reply):
+        reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **changes})
+
+    return spoil
+
+
+@pytest.mark.parametrize("samples", [1e13, -64, 0, 65, 3.5, float("nan")])
+@pytest.mark.parametrize("words", [QUICK, SPLIT])
+def test_an_absurd_number_of_samples_costs_a_mini_batch_and_no_memory(tmp_path, samples, words):
+    app = spoiling(measured(**{"num-examples": float(samples)}), node=0)
+    result, _, _ = run(tmp_path, *words, app=app)
+    assert result["failures"] >= 1
+    assert result["round"] == 8
+
+
+def test_nobody_but_the_first_node_says_what_the_labels_are(tmp_path):
+    def forge(reply):
+        record = dict(reply.content["arrays"])
+        data = pack_labels(np.zeros((1, 64)), 10)
+        record["labels"] = Array("uint8", (len(data),), STYPE, data)
+        reply.content["arrays"] = ArrayRecord(record)
+
+    plain = run(tmp_path / "1", *QUICK)
+    forged = run(tmp_path / "2", *QUICK, app=spoiling(forge, times=range(20)))
+    same(forged[2], plain[2])
+
+
+@pytest.mark.parametrize("size", [1e25, 1e18, 1e12])
+@pytest.mark.parametrize("what", ["gradients", "output"])
+def test_huge_values_leave_a_segment_that_can_be_copied(tmp_path, size, what):
+    """A module's moments would be infinite, and no later copy of it could be sent."""
+
+    def blow(data):
+        update = decode_update(data)
+        return pack([update.values.reshape(update.layout.shapes[0]) * 0 + np.float32(size)], EXACT)
+
+    words = (*QUICK, "strategy.segment_every=2", "rounds=12", "model=four_layers_plain")
+    node = 2 if what == "gradients" else 1
+    result, _, _ = run(tmp_path, *words, app=spoiling(replaced(what, blow), node=node))
+    assert result["failures"] <= 4
+    assert result["client_updates"] >= 44
+
+
+def test_with_gpipe_all_skip_a_mini_batch_that_is_lost(tmp_path):
+    """Nobody adds to gradients of the mini-batch before it, nor steps along a part."""
+    seen = []
+
+    def app(message, context):
+        config = message.content["config"]
+        task = (config["segment"], config["phase"], config["batch"], config["micro"])
+        if task == (1, "forward", 2, 0):
+            raise PayloadError("lost")
+        seen.append(task)
+        return client.app.app(message, context)
+
+    result, _, _ = run(tmp_path, *PIPED, "eval_every=2", app=app)
+    assert result["failures"] == 1
+    assert not [task for task in seen if task[2] == 2 and task[0] > 1]
+    assert not [task for task in seen if task[2] == 2 and task[1] == "backward"]
+    assert result["round"] == 8
+
+
+def test_a_node_that_always_fails_ends_the_run_by_its_reason(tmp_path):
+    def app(message, context):
+        if context.node_config["partition-id"] == 2:
+            raise RuntimeError("out of coffee")
+        return client.app.app(message, context)
+
+    with pytest.raises(PayloadError, match=r"segment 2 has failed 20 times in a row.*coffee"):
+        run(tmp_path, *QUICK, app=app)
+
+
+@pytest.mark.parametrize("shape", [(64, 7), (63, 128), (64, 2, 64)])
+def test_activations_of_a_wrong_shape_get_one_clear_error(tmp_path, shape):
+    """The node says so, keeps its segment, and goes on with the next mini-batch."""
+    said = []
+    wrong = pack([np.ones(shape, np.float32)], EXACT)
+    count = 0
+
+    def app(message, context):
+        nonlocal count
+        arrays = message.content["arrays"]
+        if context.node_config["partition-id"] == 2:
+            count += 1
+            if count == 4:
+                before = {k: a.numpy() for k, a in context.state["segment"].items()}
+                spoiled = {**arrays, "input": Array("uint8", (len(wrong),), STYPE, wrong)}
+                content = RecordDict({**message.content, "arrays": ArrayRecord(spoiled)})
+                with pytest.raises(PayloadError, match="activations of mini-batch 3") as error:
+                    client.app.app(Message(content=content, metadata=message.metadata), context)
+                said.append(str(error.value))
+                after = context.state["segment"]
+                for key in before:
+                    if not key.startswith("module"):
+                        np.testing.assert_array_equal(before[key], after[key].numpy())
+        return client.app.app(message, context)
+
+    run(tmp_path, *QUICK, app=app)
+    assert len(said) == 1
+    assert "\n" not in said[0]
+
+
+def test_a_run_that_diverges_says_so(tmp_path):
+    with pytest.raises(PayloadError, match="diverged"):
+        run(tmp_path, *QUICK, "lr=1e30", "model=four_layers_plain", "rounds=60")
+    assert json.loads((tmp_path / "result.json").read_text())["diverged"]
