@@ -24,6 +24,7 @@ from compression.coders.entropy import Entropy
 from compression.payload import index_spec, parts_of
 from compression.selection import largest, uniform
 from compression.stages import Array, Rng
+from task.process import settle
 
 Check = dict[str, Any]
 UNIFORM = (0.001, 0.003, 0.01, 0.03, 0.1, 0.25)
@@ -184,7 +185,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="write every combination's row to this file")
     parser.add_argument("--picture", type=Path, help="draw the table's bytes against its error")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    settle()
     every = {model: train(model, options.dataset, options.root) for model in options.models}
     checks = [*index_checks(every), *level_checks(every)]
     if "resnet18" in every:

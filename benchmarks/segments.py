@@ -33,6 +33,7 @@ from client.stage import Place, Stage
 from conf.build import data_of, model_of, optimizer_of
 from conf.load import compose_config, to_config
 from task.flat import FlatModel
+from task.process import settle
 
 BLOCK = 40  # mini-batches that are timed as one
 ROUNDS = 2  # blocks in a turn
@@ -112,7 +113,7 @@ class Alone:
 
 def serve(kind: str, words: list[str]) -> None:
     """Be a contestant: the bare loop, or one stage."""
-    torch.set_num_threads(1)
+    settle()
     loop = Bare(words) if kind == "bare" else Alone(words, int(kind))
     take_turns(loop.block, lambda: loop.loss)
 

@@ -36,6 +36,7 @@ from conf import Config
 from conf.build import codec_of, data_of, downlink_of, model_of, partition_of
 from conf.load import compose_config, to_config
 from task.draws import stream_seed
+from task.process import settle
 from task.steps import prepare
 
 MODELS = {"lenet5": 10, "mlp": 20}  # rounds in a block
@@ -171,7 +172,7 @@ class Bare:
 
 def serve(words: list[str]) -> None:
     """Be a contestant: the bare loop."""
-    torch.set_num_threads(1)
+    settle()
     loop = Bare(to_config(compose_config(words)))
     take_turns(loop.step, lambda: loop.loss)
 

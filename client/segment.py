@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from typing import Any, cast
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client.kept import Kept
@@ -26,6 +25,7 @@ from compression.flower.tensors import (
 )
 from conf import Config
 from conf.build import codec_of, data_of, gradients_of
+from task.process import settle
 
 NO_SEGMENT = "this node has no segment"  # begins an error that the server answers with a copy
 
@@ -34,7 +34,7 @@ class Segments:
     """Answers for all nodes of a process that hold segments of a configuration's model."""
 
     def __init__(self, config: Config, folder: str | None) -> None:
-        torch.set_num_threads(1)
+        settle()
         self.config = config
         self.data = data_of(config, folder)
         self.samples = Samples(config, self.data, folder, whole=True)

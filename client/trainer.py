@@ -22,6 +22,7 @@ from conf import Config
 from conf.build import codec_of, data_of, device_of, model_of, optimizer_of
 from task.draws import OwnStream, stream_seed
 from task.flat import FlatModel
+from task.process import settle
 from task.steps import batches, evaluate
 
 Vector = NDArray[np.float32]
@@ -36,7 +37,7 @@ class Trainer:
     """
 
     def __init__(self, config: Config, folder: str | None = None) -> None:
-        torch.set_num_threads(1)
+        settle()
         self.config = config
         self.folder = folder
         self.device = device_of(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
@@ -19,6 +18,7 @@ from strategy.schedule import Schedule
 from strategy.scheme import scheme_for
 from task.draws import OwnStream
 from task.flat import FlatModel
+from task.process import settle
 from task.steps import Evaluation, evaluate, prepare
 
 OWN = ("drift", "staleness", "prediction_error")  # what some strategies measure beside the loss
@@ -29,7 +29,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the configured strategy over the grid's nodes."""
     config = load_config(context.run_config, count_nodes(grid))
-    torch.set_num_threads(1)
+    settle()
     grid = OrderedGrid(grid)
     run = Run(config, grid, Records(str(context.run_config.get("output", ""))))
     try:
