@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd import backward
+from torch.nn.functional import mse_loss
 
 from compression import PayloadError
 from compression.flower.tensors import STATE
@@ -195,11 +196,12 @@ class Stage:
         """Train the module on ||M(h, y) - target||^2; return that by ||target||^2."""
         assert self.module is not None
         self.module.flat.drop_grad()
-        error = (self.module.flat.module(h, labels) - target).square().sum()
+        error = mse_loss(self.module.flat.module(h, labels), target, reduction="sum")
         _expect_finite(error, "the module's error")
         backward(error)
         self.module.step(lr, len(h))
-        return error.item() / max(target.square().sum().item(), 1e-30)  # type: ignore[no-any-return]
+        flat = target.flatten()
+        return error.item() / max(torch.dot(flat, flat).item(), 1e-30)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, key: str) -> Tensor:
         """Pass a (micro-)batch on, and keep it for `backward`; return the output as it travels."""

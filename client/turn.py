@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 from torch import Tensor
 
 from client.kept import Kept
@@ -123,7 +124,7 @@ class Turn:
         self.metrics["num-examples"] = done
         kept = None if labels is None or not sees else np.stack([t.numpy() for t in labels])
         if outputs:
-            self._kept.put(work.batch, np.stack(outputs), kept)
+            self._kept.put(work.batch, _stacked(outputs), kept)
             self._send("output", outputs)
         if back:
             self._send("gradients", back)
@@ -228,5 +229,12 @@ class Turn:
         self.sent[name] = pack(tensors, codec, memory=memory, seed=seed)
 
     def _tensor(self, array: Any) -> Tensor:
-        """Return a tensor with memory of its own: a payload's is read-only."""
+        """Return a tensor that may be written to; a payload's memory may not."""
+        if array.flags.writeable:
+            return torch.from_numpy(array).to(self._host.samples.device)
         return torch.tensor(array, device=self._host.samples.device)
+
+
+def _stacked(arrays: list[Any]) -> NDArray[Any]:
+    """Return arrays as one; of one alone, a view."""
+    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
