@@ -1,15 +1,16 @@
 """Steps a second of a cut model on two nodes, beside backpropagation in one process.
 
-    python -m benchmarks.segments                 # JSON on stdout (about six minutes)
-    python -m benchmarks.segments --words model=eight_layers strategy.cuts=[2]
+    python -m benchmarks.segments                 # JSON on stdout (about twelve minutes)
+    python -m benchmarks.segments --words model=four_layers strategy.cuts=[1]
 
-Four layers, mini-batches of 256 images of 1x28x28 (digits, enlarged: no download), Adam, a cut
-after the first layer: the stages are then as long as they can be alike. `bare`, the peer, is a
-PyTorch loop over the uncut model in one process; ours runs the whole application, every activation
-and gradient as a payload from node to server to node. `limit` is one stage alone: no pipeline can
-be faster than the slower one. Contestants take turns (`benchmarks.timing`), in blocks of `BLOCK`
-mini-batches; what nodes have in hand when a block ends, at most two mini-batches each, they finish
-off the clock.
+Eight layers, mini-batches of 256 images of 1x28x28 (digits, enlarged: no download), Adam, modules
+of 32 units, a cut after the second layer: the stages are then as alike as they can be. `bare`, the
+peer, is a PyTorch loop over the uncut model in one process, its threads and memory settled as ours
+(`task.process`); ours runs the whole application, every activation and gradient as a payload from
+node to server to node. `stage` is one stage alone, without messages, and `limit` both stages at the
+same time on the machine's cores: no pipeline can be faster than the slower one. Contestants take
+turns (`benchmarks.timing`), in blocks of `BLOCK` mini-batches; what nodes have in hand when a block
+ends, at most two mini-batches each, they finish off the clock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import argparse
 import inspect
 import json
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +42,7 @@ from task.process import settle
 BLOCK = 40  # mini-batches that are timed as one
 ROUNDS = 2  # blocks in a turn
 ASKED = 1.15  # times the bare loop's steps a second
-CUT = "strategy.cuts=[1]"
+WORK = ("model=eight_layers", "strategy.cuts=[2]", "strategy.hidden=32")
 
 
 def settings(algorithm: str, *words: str) -> list[str]:
@@ -111,6 +115,13 @@ class Alone:
                 stage.learn(passed.output, y, torch.zeros_like(passed.output), 1e-3)
 
 
+def at_once(stages: Sequence[Child], rounds: int) -> list[float]:
+    """Run all stages at the same time; return the slower one's seconds of each block."""
+    with ThreadPoolExecutor(len(stages)) as pool:
+        taken = list(pool.map(lambda stage: stage(rounds), stages))
+    return [max(each) for each in zip(*taken, strict=True)]
+
+
 def serve(kind: str, words: list[str]) -> None:
     """Be a contestant: the bare loop, or one stage."""
     settle()
@@ -120,9 +131,11 @@ def serve(kind: str, words: list[str]) -> None:
 
 def measure(cycles: int, extra: list[str], without: list[str]) -> dict[str, Any]:
     """Compare all, but for those whose names hold a word of `without`, in turns."""
-    synthetic = settings("synthetic_gradients", "nodes=2", CUT, *extra)
-    split = settings("split_backprop", "nodes=2", CUT, *extra)
-    whole = settings("split_backprop", "nodes=1", *[w for w in extra if "cuts" not in w])
+    words = [*WORK, *extra]
+    both = [word for word in words if "hidden" not in word]
+    synthetic = settings("synthetic_gradients", "nodes=2", *words)
+    split = settings("split_backprop", "nodes=2", *both)
+    whole = settings("split_backprop", "nodes=1", *[word for word in both if "cuts" not in word])
     asynchronous = "strategy.schedule=async"
     piped = "strategy.schedule=pipeline"
 
@@ -130,10 +143,11 @@ def measure(cycles: int, extra: list[str], without: list[str]) -> dict[str, Any]
         return Child([sys.executable, "-m", "benchmarks.segments", "serve", kind, *words])
 
     with ExitStack() as stack:
+        stages = [stack.enter_context(alone(kind, synthetic)) for kind in "01"]
         candidates: dict[str, Child] = {
             "bare": alone("bare", whole),
-            "limit, stage 0": alone("0", synthetic),
-            "limit, stage 1": alone("1", synthetic),
+            "stage 0": alone("0", synthetic),
+            "stage 1": alone("1", synthetic),
             "one node, backpropagation": application(1, whole),
             "2 nodes, synthetic, async": application(2, [*synthetic, asynchronous]),
             "2 nodes, synthetic, pipeline": application(2, synthetic),
@@ -150,6 +164,7 @@ def measure(cycles: int, extra: list[str], without: list[str]) -> dict[str, Any]
             for name, child in candidates.items()
             if not any(word in name for word in without)
         }
+        children["limit, both stages at once"] = partial(at_once, stages)
         result: dict[str, Any] = compare(children, cycles=cycles, rounds=ROUNDS, warmup=1)
     for row in result.values():
         row["ms a step"] = round(row["seconds"] / BLOCK * 1e3, 2)

@@ -20,14 +20,10 @@ from client.turn import Turn, Work
 from compression import PayloadError
 from compression.flower import filled
 from compression.flower.arrays import payload_records
-from compression.flower.tensors import (
-    unpack_copy,
-)
+from compression.flower.tensors import NO_SEGMENT, unpack_copy
 from conf import Config
 from conf.build import codec_of, data_of, gradients_of
 from task.process import settle
-
-NO_SEGMENT = "this node has no segment"  # begins an error that the server answers with a copy
 
 
 class Segments:

@@ -201,7 +201,7 @@ class Stage:
         backward(error)
         self.module.step(lr, len(h))
         flat = target.flatten()
-        return error.item() / max(torch.dot(flat, flat).item(), 1e-30)  # type: ignore[no-any-return]
+        return error.item() / max(torch.dot(flat, flat).item(), 1e-30)
 
     def forward(self, x: Tensor, key: str) -> Tensor:
         """Pass a (micro-)batch on, and keep it for `backward`; return the output as it travels."""

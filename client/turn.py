@@ -16,6 +16,7 @@ from client.stage import Stage
 from compression import PayloadError
 from compression.flower.answer import codec_seed
 from compression.flower.tensors import (
+    GRADIENTS,
     pack,
     pack_copy,
     pack_labels,
@@ -25,8 +26,6 @@ from compression.flower.tensors import (
 
 if TYPE_CHECKING:
     from client.segment import Segments
-
-GRADIENTS = "gradients-"
 
 
 class Work(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +40,8 @@ class Limits(NamedTuple):
             cores = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(0, {cores[number % len(cores)]})
         if self.memory_mb is not None:
+            import resource  # not on every system
+
             used = {name: 1024 * size for name, size in _status().items()}
             room = max(int(1e6 * self.memory_mb) - used["RssAnon"], 0)
             resource.setrlimit(resource.RLIMIT_DATA, (used["VmData"] + room,) * 2)

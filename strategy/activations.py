@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from compression.flower.tensors import GRADIENTS
 from strategy.flow import Task
 
 Place = tuple[int, int, int]  # segment, mini-batch, micro-batch
-GRADIENTS = "gradients-"
 
 
 class ActivationStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from logging import getLogger
 
 from compression import PayloadError
@@ -37,7 +38,7 @@ class Crew:
         is free. Return whether it has gone.
         """
         here, before = list(self._grid.get_node_ids()), self._nodes[segment]
-        free = [node for node in here if node not in self._nodes]
+        free = self._free(here)
         if free:
             self._nodes[segment] = free[0]
             log.warning("segment %d: node %d takes over from %s", segment, free[0], before)
@@ -56,11 +57,14 @@ class Crew:
         found = []
         for segment, node in enumerate(self._nodes):
             if node is None:
-                free = [n for n in self._grid.get_node_ids() if n not in self._nodes]
+                free = self._free(self._grid.get_node_ids())
                 if free:
                     self._nodes[segment] = free[0]
                     found.append(segment)
         return found
+
+    def _free(self, here: Iterable[int]) -> list[int]:
+        return [node for node in here if node not in self._nodes]
 
     def missing(self) -> str:
         """Name the segments that nobody holds."""

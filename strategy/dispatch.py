@@ -13,6 +13,7 @@ from flwr.common.constant import ErrorCode
 from compression import Layout, PayloadError
 from compression.flower import filled, to_vector
 from compression.flower.arrays import payload_records
+from compression.flower.tensors import NO_SEGMENT
 from compression.flower.traffic import reason_of
 from strategy.activations import ActivationStore
 from strategy.answer import number
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from strategy.segments import Segmented
 
 MESSAGE = "train.segment"  # the type of these messages
-NO_SEGMENT = "this node has no segment"  # begins an error of `client.segment`: send it a copy
 LOST = "lost"  # in place of a message's id: what it was to hold has been lost
 
 
@@ -74,6 +74,7 @@ class Dispatch:
         self._flow = strategy.flow(count, batches)
         first = 1 if strategy.synthetic and strategy.conditioned else count - 1
         self._store = ActivationStore(range(first, count), strategy.synthetic)
+        self._sees_last = count - 1 if strategy.synthetic else 0  # a mini-batch, of all segments
         self._crew = Crew(grid, count)
         self._sent: list[deque[Sent]] = [deque() for _ in range(count)]
         self._handed = [0] * count  # how often each segment was handed out
@@ -195,10 +196,7 @@ class Dispatch:
                 sent = row.popleft()
                 if sent.task.phase:
                     self._flow.answered(sent.task)
-                ends = (
-                    len(self._sent) - 1 if self._strategy.synthetic else 0
-                )  # who is the last to see it
-                if sent.task.steps and sent.task.segment == ends:
+                if sent.task.steps and sent.task.segment == self._sees_last:
                     self._store.done(sent.task)
 
     def _take(self, sent: Sent) -> bool:

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from compression import PayloadError, describe
 from compression.flower import Traffic
 from compression.flower.arrays import STYPE, records
-from strategy.activations import GRADIENTS
+from compression.flower.tensors import GRADIENTS
 
 Plain = Mapping[str, list[tuple[tuple[int, ...], str]]]  # name -> shapes and types of its tensors
 KINDS = {"input": "activations", "output": "activations", "labels": "labels", "copy": "copies"}

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from compression import PayloadError, describe
+from compression.flower.tensors import GRADIENTS
 from conf import Config
 from conf.build import model_of
-from strategy.activations import GRADIENTS
 from strategy.flow import Task
 from task.costs import Cost, balanced, costs_of, measure
 from task.datasets import Data

@@ -17,6 +17,8 @@ from compression.registry import make_codec
 from compression.stages import Buffer, Memory, PayloadError, Vector
 
 EXACT = make_codec()
+GRADIENTS = "gradients-"  # begins a payload's name; its first mini-batch's number follows
+NO_SEGMENT = "this node has no segment"  # begins an error that the server answers with a copy
 STATE = "segment"  # the tensor of a copy that holds the segment's weights and statistics
 Numbers = NDArray[Any]
 

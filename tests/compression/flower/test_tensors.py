@@ -50,7 +50,7 @@ def test_labels_come_back_in_as_few_bytes_as_they_need(classes, seed):
         (pack_labels(np.array([[3, 10]]), 11), "from 0 to 9"),
         (pack_labels(np.array([3, 4]), 10), "of shape"),
         (pack([np.ones((1, 2), np.float32)], EXACT), "no labels"),
-        (b"", ""),
+        (b"", "no payload"),
     ],
 )
 def test_what_are_no_labels_is_refused(payload, said):
