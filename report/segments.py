@@ -24,7 +24,7 @@ BAR = 12  # characters of the terminal
 def segments_table(result: dict[str, Any]) -> Table:
     """Return a row for each segment: its node, layers, parameters, work and bytes."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("node", "layers", "parameters", "work", "", "received", "sent"):
+    for name in ("node", "layers", "parameters", "of a step", "", "received", "sent"):
         table.add_column(
             name, justify="right" if name in ("parameters", "received", "sent") else "left"
         )
@@ -94,7 +94,7 @@ def _box(
     parts.append(
         _text(x + 12, y + LINE + 6, f"{segment['parameters']:,} parameters", colour="#555")
     )
-    said = f"{share:.0%} of the work" + (f", {module:.0%} module" if module else "")
+    said = f"{share:.2f} of an uncut step" + (f", {module:.2f} module" if module else "")
     parts.append(_text(x + 12, y + 2 * LINE + 6, said, colour="#555"))
     return parts
 
