@@ -33,6 +33,7 @@ def run_local(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     count = min(workers or cores or 1, job.nodes)
     spec = HostSpec(job.client_app, job.nodes, run_id=1, run_config=job.run_config)
+    frozen = gc.get_freeze_count()  # by who calls: it stays so
     gc.collect()
     gc.freeze()  # what is loaded stays: later collections pass over it, forked pages stay shared
     try:
@@ -43,4 +44,5 @@ def run_local(
             (load_object(app) if isinstance(app, str) else app)(grid, context)
             grid.settle()
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()

@@ -41,5 +41,5 @@ def test_large_tensors_are_faulted_in_once_unless_the_user_has_chosen():
     )
     chosen, kept, threads = map(int, done.stdout.split())
     assert chosen > 10 * pages
-    assert kept < pages
+    assert kept < chosen / 5
     assert threads == 1
