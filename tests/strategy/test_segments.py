@@ -24,10 +24,9 @@ CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.ya
 )
 def test_results_do_not_depend_on_the_number_of_workers(tmp_path, words):
     one = run(tmp_path / "1", *words)
-    for workers in (2, 3):
-        other = run(tmp_path / str(workers), *words, workers=workers)
-        assert other[1] == one[1]
-        same(other[2], one[2])
+    other = run(tmp_path / "3", *words, workers=3)  # four nodes do not spread evenly over them
+    assert other[1] == one[1]
+    same(other[2], one[2])
 
 
 @pytest.mark.parametrize("cuts", ["[1]", "[1,2,3]"])
@@ -37,8 +36,12 @@ def test_backpropagation_over_cuts_is_that_of_the_whole_model(tmp_path, cuts):
     same(cut[2], whole[2])
     for mine, its in zip(cut[1], whole[1], strict=True):
         assert (mine["loss"], mine["accuracy"]) == (its["loss"], its["accuracy"])
-    alone = run(tmp_path / "many", *SPLIT, "nodes=1", "strategy.batches_per_message=2")
-    same(alone[2], whole[2])
+
+
+def test_one_node_alone_may_have_many_mini_batches_a_message(tmp_path):
+    one = run(tmp_path / "one", *SPLIT, "nodes=1")
+    many = run(tmp_path / "many", *SPLIT, "nodes=1", "strategy.batches_per_message=2")
+    same(many[2], one[2])
 
 
 def afresh(message, context):
@@ -71,6 +74,7 @@ def plain(state):
     ],
 )
 def test_a_process_for_each_message_comes_to_the_same(tmp_path, words):
+    words = (*words, "rounds=4")
     one, other = run(tmp_path / "one", *words), run(tmp_path / "each", *words, app=afresh)
     assert one[1] == other[1]
     same(one[2], other[2])
