@@ -8,9 +8,10 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from client.stage import SAMPLES, Stage, Vector
+from client.stage import Stage, Vector
 from compression.flower import FlatArray, filled
 from compression.flower.state import own_array
+from compression.flower.tensors import SAMPLES
 from compression.stages import Memory
 
 PLACE, SEGMENT, BESIDE, SENT = "place", "segment", "beside", "sent"  # records in the state

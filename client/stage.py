@@ -17,7 +17,7 @@ from torch.autograd import backward
 from torch.nn.functional import mse_loss
 
 from compression import PayloadError
-from compression.flower.tensors import STATE
+from compression.flower.tensors import GRADIENT, MODULE, SAMPLES, STATE
 from compression.stages import DIVERGED
 from conf import Config
 from conf.build import model_of, optimizer_of
@@ -29,7 +29,6 @@ from task.synthetic import GradientModule
 
 Vector = NDArray[np.float32]
 LARGEST = 1e18  # of a gradient: its square is within float32
-GRADIENT, SAMPLES = "gradient", "samples"  # of a mini-batch's micro-batches so far
 _LAYER, _MODULE = 0x1A7E, 0x30D  # keep streams of (seed, layer) and (seed, segment) apart
 
 
@@ -141,7 +140,7 @@ class Stage:
         """
         found = self.main.arrays(STATE, whole)
         if whole and self.module is not None:
-            found |= self.module.arrays("module", whole)
+            found |= self.module.arrays(MODULE, whole)
         if whole and self._samples:  # in the midst of a mini-batch
             found[GRADIENT] = self.main.flat.gradient.cpu().numpy()
             found[SAMPLES] = np.array([self._samples], dtype=np.float32)
@@ -153,7 +152,7 @@ class Stage:
 
     def begin(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
         """Begin with a copy that the server has sent: a module that it lacks begins anew."""
-        if self.module is not None and "module" not in arrays:
+        if self.module is not None and MODULE not in arrays:
             self._make_module()
         self._graphs.clear()
         self.load(arrays, beside)
@@ -161,8 +160,8 @@ class Stage:
     def load(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
         """Take over what `arrays` and `beside` gave; what is missing begins anew."""
         self.main.load(STATE, arrays)
-        if self.module is not None and "module" in arrays:
-            self.module.load("module", arrays)
+        if self.module is not None and MODULE in arrays:
+            self.module.load(MODULE, arrays)
         self._samples = 0
         if GRADIENT in arrays:
             self.main.flat.zero_grad()
@@ -181,19 +180,22 @@ class Stage:
             x, h = self._forward(x, str(number))
             if self.place.ends:
                 loss = self._loss(h, labels)
-                backward(loss)
+                _back_from(loss)
                 passed = Passed(None, self._back(x), loss.item() / len(h))
                 _expect_finite(loss, "the loss")
             else:
                 wire = self.segment.to_wire(h)
                 _expect_finite(wire, "its output")
-                backward(h, self.segment.from_wire(self._predicted(wire, labels)))
+                _back_from(h, self.segment.from_wire(self._predicted(wire, labels)))
                 passed = Passed(wire, self._back(x), None)
             self.main.step(lr, len(h))
         return passed
 
-    def learn(self, h: Tensor, labels: Tensor | None, target: Tensor, lr: float) -> float:
-        """Train the module on ||M(h, y) - target||^2; return that by ||target||^2."""
+    def learn(self, h: Tensor, labels: Tensor | None, target: Tensor, lr: float) -> float | None:
+        """Train the module on ||M(h, y) - target||^2; return that by ||target||^2.
+
+        None for targets of zero: a next segment that has just begun knows no better.
+        """
         assert self.module is not None
         self.module.flat.drop_grad()
         error = mse_loss(self.module.flat.module(h, labels), target, reduction="sum")
@@ -201,7 +203,8 @@ class Stage:
         backward(error)
         self.module.step(lr, len(h))
         flat = target.flatten()
-        return error.item() / max(torch.dot(flat, flat).item(), 1e-30)
+        size = torch.dot(flat, flat).item()
+        return error.item() / size if size else None
 
     def forward(self, x: Tensor, key: str) -> Tensor:
         """Pass a (micro-)batch on, and keep it for `backward`; return the output as it travels."""
@@ -223,7 +226,7 @@ class Stage:
                 self._graphs[key] = self._forward(again(), key)
         x, h = self._graphs.pop(key)
         self._begin(first, len(x))
-        backward(h, self.segment.from_wire(given))
+        _back_from(h, self.segment.from_wire(given))
         return self._back(x)  # type: ignore[return-value]  # the first segment's caller ignores it
 
     def loss(self, x: Tensor, labels: Tensor, key: str, first: bool) -> Passed:
@@ -232,9 +235,9 @@ class Stage:
             x, h = self._forward(x, key)
             loss = self._loss(h, labels)
             _expect_finite(loss, "the loss")
-        self._begin(first, len(x))
-        backward(loss)
-        return Passed(None, self._back(x), loss.item() / len(h))
+            self._begin(first, len(x))
+            _back_from(loss)
+            return Passed(None, self._back(x), loss.item() / len(h))
 
     def finish(self, lr: float) -> None:
         """Step along the mean over all micro-batches since the first of them.
@@ -263,7 +266,7 @@ class Stage:
         stream = (self._seed, _LAYER, int(number), int(micro or 0))
         h = self.segment(x, lambda layer: OwnStream(self._device, stream_seed(*stream, layer)))
         flat = self.main.flat  # values of 1e30 leave outputs finite, but no variance
-        _expect_finite(flat.state[flat.num_parameters :], "its running statistics")
+        _expect_finite(flat.state[flat.num_parameters :], "a sum of its running statistics")
         return x, h
 
     def _predicted(self, h: Tensor, labels: Tensor | None) -> Tensor:
@@ -298,6 +301,11 @@ class Stage:
                 statistics.copy_(before[0])
                 for name, tensor in before[1].items():
                     beside[name].copy_(tensor)
+
+
+def _back_from(h: Tensor, gradient: Tensor | None = None) -> None:
+    if h.requires_grad:  # else all that leads to it is frozen
+        backward(h, gradient)
 
 
 def _expect_finite(tensor: Tensor, what: str) -> None:

@@ -37,7 +37,7 @@ class Work(NamedTuple):
     micro: int  # which micro-batch
     micros: int  # of so many
     samples: int  # of each mini-batch or micro-batch; the first node knows itself
-    lr: float
+    lr: list[float]  # of each mini-batch
     copy: str  # what to send of the segment: "", weights, all
 
 
@@ -95,11 +95,12 @@ class Turn:
         """Train the module on one message's mini-batches; return the errors."""
         shape = (outputs.shape[1], *self._stage.part.output)
         targets = unpack(payload, len(outputs), shape, f"gradients of mini-batch {first}")
-        errors = []
+        errors: list[float] = []
         for k, target in enumerate(targets):
             of = None if labels is None else torch.from_numpy(labels[k])
             h, t = self._tensor(outputs[k]), self._tensor(target)
-            errors.append(self._stage.learn(h, of, t, self._work.lr))
+            error = self._stage.learn(h, of, t, self._work.lr[0])
+            errors += [] if error is None else [error]
         return errors
 
     def _train(self, inputs: list[Tensor], labels: list[Tensor] | None) -> None:
@@ -111,7 +112,7 @@ class Turn:
         losses, done = [], 0
         for k, x in enumerate(inputs):
             of = labels[k] if labels is not None and sees else None
-            passed = self._stage.train(x, of, work.batch + k, work.lr)
+            passed = self._stage.train(x, of, work.batch + k, work.lr[k])
             done += len(x)
             for found, into in ((passed.output, outputs), (passed.back, back)):
                 if found is not None:
@@ -121,7 +122,7 @@ class Turn:
         if losses:
             self.metrics["loss"] = sum(losses) / len(losses)
         self.metrics["num-examples"] = done
-        kept = None if labels is None or not sees else np.stack([t.numpy() for t in labels])
+        kept = None if labels is None or not sees else np.stack([t.cpu().numpy() for t in labels])
         if outputs:
             self._kept.put(work.batch, _stacked(outputs), kept)
             self._send("output", outputs)
@@ -149,10 +150,12 @@ class Turn:
             return
         output = stage.forward(x, key)
         if not stage.place.begins:
-            self._kept.put(work.batch, x.numpy()[None], None, work.micro)
+            self._kept.put(work.batch, x.cpu().numpy()[None], None, work.micro)
         self._send("output", [output.cpu().numpy()])
         if stage.place.begins and labels is not None:
-            self.sent["labels"] = pack_labels(labels[0].numpy()[None], self._host.data.classes)
+            self.sent["labels"] = pack_labels(
+                labels[0].cpu().numpy()[None], self._host.data.classes
+            )
 
     def _backward(self) -> None:
         """Take a micro-batch's gradient back through the segment."""
@@ -174,7 +177,7 @@ class Turn:
         """Step when the mini-batch's last micro-batch is through."""
         work = self._work
         if work.micro == work.micros - 1:
-            self._stage.finish(work.lr)
+            self._stage.finish(work.lr[0])
 
     def _again(self) -> Tensor:
         """Return the input of a forward pass that another process made."""

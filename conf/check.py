@@ -30,6 +30,7 @@ def check(config: Config) -> None:
         check_target(group, getattr(config, group))
     _check_sampling(config)
     _check_update(config)
+    _check_cut(config)
     _check_records(config)
     _check_malicious(config)
     if config.dataset.holdout >= 1:
@@ -96,6 +97,21 @@ def _check_update(config: Config) -> None:
         raise ConfigError(
             "optimizer= is for steps at the nodes, and with strategy.update=gradient they take "
             f"none: {instead}, or give strategy.update=delta"
+        )
+
+
+def _check_cut(config: Config) -> None:
+    """Refuse what a cut model's nodes would not heed, or wait on for ever."""
+    if "segment_every" not in config.strategy:
+        return
+    if config.local_steps is not None or config.local_epochs != 1:
+        raise ConfigError(
+            "a cut model's nodes step with each mini-batch: drop local_steps= and local_epochs="
+        )
+    if config.network.crash and config.timeout >= FOREVER:
+        raise ConfigError(
+            f"network.crash={config.network.crash:g} needs a timeout= here, the virtual seconds "
+            "after which another node takes a segment over"
         )
 
 

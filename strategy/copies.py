@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compression import Layout
-from compression.flower.tensors import STATE, pack_copy, unpack_copy
+from compression import Layout, PayloadError
+from compression.flower.tensors import (
+    GRADIENT,
+    MODULE,
+    SAMPLES,
+    STATE,
+    pack_copy,
+    unpack_copy,
+)
 from compression.stages import Vector
 from strategy.flow import Task
 from task.layers import Part
@@ -29,14 +36,22 @@ class Copies:
         self._places = _places(parts, layout)
         self._asked = [0] * len(parts)  # the last point that each segment was asked for
         self._delivered = [0] * len(parts)  # points that each segment has sent its copy for
+        self._full = [0] * len(parts)  # full copies that each segment was asked for
         self._weights: dict[int, list[Vector | None]] = {}
         self._first = [self._cut(model, number) for number in range(len(parts))]
         self._last: list[bytes] = []
 
     def begin(
-        self, record_every: int, batches: int, beside: Sequence[dict[str, NDArray[Any]]]
+        self,
+        record_every: int,
+        batches: int,
+        beside: Sequence[dict[str, NDArray[Any]]],
+        modules: Sequence[int],
     ) -> None:
-        """Begin a run: `beside` holds each segment's tensors that are no float32 vector."""
+        """Begin a run: `beside` holds each segment's tensors that are no float32 vector, `modules`
+        the entries of its module.
+        """
+        self._beside, self._modules = beside, modules
         self._record_every, self._batches = record_every, batches
         self._last = [
             pack_copy({STATE: state}, more) for state, more in zip(self._first, beside, strict=True)
@@ -53,13 +68,16 @@ class Copies:
         newest = task.end if task.end == self._batches else task.end - task.end % self._record_every
         due = newest > self._asked[task.segment]  # else a message under way brings it
         self._asked[task.segment] = max(newest, self._asked[task.segment])
-        if self._every and task.end // self._every > (task.end - task.batches) // self._every:
+        full = task.end // self._every if self._every else 0
+        if full > self._full[task.segment]:
+            self._full[task.segment] = full
             return "all"
         return "weights" if due else ""
 
     def failed(self, segment: int) -> None:
         """Note that a copy that was asked for has not come: it is asked for again."""
         self._asked[segment] = self._delivered[segment] * self._record_every
+        self._full[segment] = 0
 
     def owed(self, segment: int, end: int) -> bool:
         """Whether a segment owes a copy of a point up to `end`."""
@@ -73,12 +91,31 @@ class Copies:
 
     def take(self, task: Task, kind: str, payload: bytes, most: int) -> None:
         """Take a segment's copy of at most so many entries. Raises `PayloadError` for another."""
-        state = unpack_copy(payload, self._parts[task.segment].size, most)[0][STATE]
+        vectors, beside = unpack_copy(payload, self._parts[task.segment].size, most)
+        state = vectors[STATE]
         if kind == "all":
+            self._expect_sound(task.segment, vectors, beside)
             self._last[task.segment] = payload
         while (point := self._point(task.segment)) is not None and point <= task.end:
             self._weights.setdefault(point, [None] * len(self._parts))[task.segment] = state
             self._delivered[task.segment] += 1
+
+    def _expect_sound(
+        self, segment: int, vectors: dict[str, Vector], beside: dict[str, NDArray[Any]]
+    ) -> None:
+        """Raise `PayloadError` for a copy that nobody could begin with."""
+        part, module = self._parts[segment], self._modules[segment]
+        sizes = {STATE: part.size, MODULE: module, GRADIENT: part.trained, SAMPLES: 1}
+        moments = {STATE: part.trained, MODULE: module}
+        for name, vector in vectors.items():
+            of, _, key = name.partition(" ")
+            if len(vector) not in ((moments.get(of), 1) if key else (sizes.get(of),)):
+                raise PayloadError(f"the copy's {name!r} has {len(vector)} entries")
+        if (GRADIENT in vectors) != (SAMPLES in vectors):
+            raise PayloadError("the copy holds half of an unfinished mini-batch")
+        shapes = {name: (array.shape, array.dtype) for name, array in beside.items()}
+        if shapes != {n: (a.shape, a.dtype) for n, a in self._beside[segment].items()}:
+            raise PayloadError("the copy's counters and constants are not those of its layers")
 
     def complete(self) -> tuple[int, Vector] | None:
         """Return the next point of which all copies are there, and its model; once."""

@@ -68,7 +68,7 @@ class Dispatch:
         shapes = tuple(tuple(array.shape) for array in arrays.values())
         layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
         self.copies = Copies(plan.parts, layout, to_vector(arrays), strategy.segment_every)
-        self.copies.begin(strategy.record_every, batches, plan.beside)
+        self.copies.begin(strategy.record_every, batches, plan.beside, plan.modules)
         count = len(plan.parts)
         self.links = Links(count, strategy.traffic)
         self._flow = strategy.flow(count, batches)
@@ -106,10 +106,11 @@ class Dispatch:
     def _prepared(self, task: Task) -> Sent:
         """Take what a task needs out of the store; without arrays, if something was lost."""
         arrays = self._store.take(task)
-        sent = Sent(task, arrays or {}, self.copies.wanted(task))
+        if arrays is None:  # no message goes out that could bring a copy
+            sent = Sent(task, {}, "", LOST)
+        else:
+            sent = Sent(task, arrays, self.copies.wanted(task))
         self._sent[task.segment].append(sent)
-        if arrays is None:
-            sent.message_id = LOST
         return sent
 
     def _send(self, sent: Sent) -> None:
@@ -133,7 +134,7 @@ class Dispatch:
             "micro": task.micro,
             "micros": self._micros,
             "samples": self._store.samples(task),
-            "lr": cast(float, self._config.get("lr", 0.1)),
+            "lr": self._rates(task),
             "copy": sent.copy,
             "num-steps": plan.steps(task, self._micros),
         }
@@ -146,6 +147,12 @@ class Dispatch:
         sent.when = self._grid.now
         shapes = plan.plain(task, self._store.samples(task))
         self.links.down(task.segment, arrays, shapes)
+
+    def _rates(self, task: Task) -> list[float]:
+        """Return the learning rate of each of a task's mini-batches."""
+        newest = cast(float, self._config.get("lr", 0.1))
+        numbers = range(task.batch, task.batch + max(task.batches, 1))
+        return [self._strategy.rates.of(number, newest) for number in numbers]
 
     def _fetch_owed(self) -> bool:
         """At the end, ask segments for copies that they could not send; whether there are any."""

@@ -97,6 +97,9 @@ def _plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
         shapes = plain.get(key, [])
         if name == "copy":
             shapes = [((describe(payload).n,), "float32")]
+        elif key == GRADIENTS and shapes:  # as many as its own message had mini-batches
+            one = max(math.prod(shapes[0][0]), 1)
+            shapes = shapes[:1] * (describe(payload).n // one)
         total += sum(_array_bytes(shape, dtype) for shape, dtype in shapes)
     return total
 

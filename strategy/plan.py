@@ -31,7 +31,8 @@ AUTO = "auto"
 
 
 class Plan:
-    """The parts of a model; `beside`: each part's tensors that are no float32 vector."""
+    """The parts of a model; `beside`: each part's tensors that are no float32 vector; `modules`:
+    entries of its module."""
 
     def __init__(
         self,
@@ -40,13 +41,14 @@ class Plan:
         names: list[list[str]],
         beside: list[dict[str, NDArray[Any]]],
         batch_size: int,
-        extras: list[int],
+        modules: list[int],
     ) -> None:
         self.parts, self.costs, self.names, self.beside = parts, costs, names, beside
-        self.batch_size = batch_size
+        self.batch_size, self.modules = batch_size, modules
         # entries of a full copy at most: weights, two moments, and a gradient, of both; counters
         self.most = [
-            4 * (part.size + extra) + 64 for part, extra in zip(parts, extras, strict=True)
+            4 * (part.size + module + sum(a.size for a in more.values())) + 64
+            for part, module, more in zip(parts, modules, beside, strict=True)
         ]
 
     @property
@@ -133,10 +135,9 @@ def plan_of(strategy: Segmented, config: Config, data: Data) -> Plan:
     segments = [segment_of(model, part.first, part.last) for part in parts]
     beside = [{n: t.numpy() for n, t in each.beside().items()} for each in segments]
     names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
-    extras = [sum(array.size for array in each.values()) for each in beside]
-    for number, part in enumerate(parts[:-1]):
-        extras[number] += _module_entries(part, data.classes, strategy.hidden)
-    return Plan(parts, costs, names, beside, config.batch_size, extras)
+    classes = data.classes if strategy.conditioned else 0
+    modules = [_module_entries(part, classes, strategy.hidden) for part in parts[:-1]]
+    return Plan(parts, costs, names, beside, config.batch_size, [*modules, 0])
 
 
 def _module_entries(part: Part, classes: int, hidden: int) -> int:

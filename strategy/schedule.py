@@ -21,6 +21,11 @@ class Schedule:
         self._optimizer.step()  # a scheduler wants to come after an optimiser's first step
 
     @property
+    def heeds_losses(self) -> bool:
+        """Whether rates depend on losses, and are not known before."""
+        return isinstance(self._scheduler, ReduceLROnPlateau)
+
+    @property
     def lr(self) -> float:
         """The learning rate of the coming round."""
         return float(self._optimizer.param_groups[0]["lr"])
@@ -31,7 +36,7 @@ class Schedule:
         A plateau is of losses: however many rounds one loss is the mean of, it is looked at once.
         Raises `ConfigError` if the schedule's numbers do not allow it.
         """
-        plateau = isinstance(self._scheduler, ReduceLROnPlateau)
+        plateau = self.heeds_losses
         if plateau and loss is None:
             return
         try:
@@ -41,3 +46,25 @@ class Schedule:
             zero = [key for key, value in self._options.items() if type(value) is int and not value]
             hint = f"; schedule.{zero[0]} must not be 0" if zero else ""
             raise ConfigError(f"schedule: {error}{hint}") from error
+
+
+class Rates:
+    """The rate of every mini-batch: all segments train on it at the same, whenever they do."""
+
+    def __init__(self, node: Any, lr: float) -> None:
+        self._schedule = Schedule(node, lr)
+        self._known = [self._schedule.lr]
+
+    def of(self, number: int, newest: float) -> float:
+        """Return the rate of mini-batch `number`, from 0.
+
+        `newest`: the rate as of the last record, for schedules that heed losses: a mini-batch keeps
+        the one that was the newest when it was first asked for.
+        """
+        while len(self._known) <= number:
+            if self._schedule.heeds_losses:
+                self._known.append(newest)
+            else:
+                self._schedule.step(None)
+                self._known.append(self._schedule.lr)
+        return self._known[number]

@@ -15,6 +15,7 @@ from strategy.dispatch import Dispatch
 from strategy.flow import SCHEDULES, Backpropagation, Flow, Synthetic
 from strategy.nodes import OrderedGrid
 from strategy.plan import AUTO, Plan, plan_of
+from strategy.schedule import Rates
 from strategy.server import FLOWER, EvaluateFn, ParameterServer, expect_positive
 from task.datasets import Data
 
@@ -102,6 +103,7 @@ class Segmented(ParameterServer):
     def cut(self, config: Config, data: Data) -> None:
         """Cut the configured model, or say why it cannot be: `TaskError`, `ValueError`."""
         self.plan = plan_of(self, config, data)
+        self.rates = Rates(config.schedule, config.lr)
         alone = len(self.plan.cuts) == 0
         if not self.synthetic and self.per_message > 1 and not alone:
             raise ValueError("batches_per_message goes with synthetic gradients")

@@ -19,7 +19,9 @@ from compression.stages import Buffer, Memory, PayloadError, Vector
 EXACT = make_codec()
 GRADIENTS = "gradients-"  # begins a payload's name; its first mini-batch's number follows
 NO_SEGMENT = "this node has no segment"  # begins an error that the server answers with a copy
-STATE = "segment"  # the tensor of a copy that holds the segment's weights and statistics
+# Tensors of a copy: the segment's weights and statistics, its module's weights ("segment KEY": what
+# an optimiser keeps of them), and between micro-batches the gradient so far, of so many samples.
+STATE, MODULE, GRADIENT, SAMPLES = "segment", "module", "gradient", "samples"
 Numbers = NDArray[Any]
 
 

@@ -251,3 +251,21 @@ def test_what_is_not_finite_is_refused_and_the_segment_stays(spoiled):
         np.testing.assert_array_equal(array, before[name], err_msg=name)
     for name, array in stage.beside().items():
         np.testing.assert_array_equal(array, beside[name])
+
+
+@pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
+def test_a_first_layer_that_is_frozen_stays_as_it_is(algorithm):
+    config = config_of(f"algorithm={algorithm}")
+    stage = Stage(config, data_of(config), Place(0, (1,)))
+    for parameter in stage.segment.parameters():
+        parameter.requires_grad_(False)
+    x, y = batches_of(config, 1)[0]
+    wire = stage.segment.to_wire(x)
+    stage.main.flat.state.fill_(1)
+    if stage.module is not None:
+        assert stage.train(wire, y, 0, config.lr).output is not None
+    else:
+        output = stage.forward(wire, "0.0")
+        assert stage.backward("0.0", torch.ones_like(output), lambda: wire, first=True) is None
+        stage.finish(config.lr)
+    assert (stage.main.flat.parameters == 1).all()

@@ -23,6 +23,15 @@ def test_crashed_nodes_come_back_and_get_their_segment_again(tmp_path, caplog):
     }
 
 
+def test_a_module_that_begins_again_leaves_errors_that_can_be_read(tmp_path):
+    """It predicts zero, and so are the gradients it sends: no error is one by their size."""
+    words = ("network.crash=0.05", "network.rejoin_seconds=1", "timeout=2", "rounds=24")
+    _, rows, _ = run(tmp_path, *QUICK, *words, "strategy.segment_every=0")
+    errors = [row["prediction_error"] for row in rows if row.get("prediction_error")]
+    assert errors
+    assert max(errors) < 100
+
+
 @pytest.mark.parametrize(("words", "crash"), [(QUICK, 0.08), (SPLIT, 0.08), (PIPED, 0.02)])
 def test_a_spare_node_takes_over(tmp_path, caplog, words, crash):
     result, _, _ = run(

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 import client.app
 from compression import PayloadError, decode_update, make_codec
 from compression.flower.arrays import STYPE
-from compression.flower.tensors import pack, pack_labels
+from compression.flower.tensors import pack, pack_copy, pack_labels, unpack_copy
 from tests.strategy.cut import PIPED, QUICK, SPLIT, run, same
 
 EXACT = make_codec()
@@ -174,3 +174,61 @@ def test_a_run_that_diverges_says_so(tmp_path):
     with pytest.raises(PayloadError, match="diverged"):
         run(tmp_path, *QUICK, "lr=1e30", "model=four_layers_plain", "rounds=60")
     assert json.loads((tmp_path / "result.json").read_text())["diverged"]
+
+
+@pytest.mark.parametrize(("words", "fourth"), [(QUICK, 4), (SPLIT, 7)])
+def test_a_record_is_of_its_model_though_its_mini_batch_was_lost(tmp_path, words, fourth):
+    """Mini-batch 3, after which a record is due, is lost to all but the first segment."""
+    app = spoiling(missing, node=0, times=(fourth,))
+    result, rows, _ = run(tmp_path, *words, "rounds=12", "strategy.segment_every=0", app=app)
+    assert result["failures"] == 1
+    assert len({row["loss"] for row in rows}) == 4
+    seconds = [row["virtual_seconds"] for row in rows]
+    assert seconds[1] - seconds[0] < 0.7 * (seconds[2] - seconds[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda vectors, beside: beside.popitem(), "counters and constants"),
+        (
+            lambda vectors, beside: beside.update({n: a[None] for n, a in beside.items()}),
+            "counters",
+        ),
+        (lambda vectors, beside: vectors.update(module=np.ones(3, np.float32)), "'module' has 3"),
+        (
+            lambda vectors, beside: vectors.update({"segment exp_avg": np.ones(7, np.float32)}),
+            "'segment exp_avg' has 7",
+        ),
+        (lambda vectors, beside: vectors.update(other=np.ones(7, np.float32)), "'other' has 7"),
+        (lambda vectors, beside: vectors.update(samples=np.ones(1, np.float32)), "half of"),
+    ],
+)
+def test_nobody_begins_with_a_copy_that_cannot_be_one(tmp_path, caplog, change, said):
+    """The last good one is kept, for who takes over from the node that then loses its segment."""
+
+    def bad(data):
+        vectors, beside = (dict(each) for each in unpack_copy(data, state_size(data)))
+        change(vectors, beside)
+        return pack_copy(vectors, beside)
+
+    spoil = spoiling(replaced("copy", bad), node=2, times=range(6, 100))
+    count = 0
+
+    def app(message, context):
+        nonlocal count
+        if context.node_config["partition-id"] == 2:
+            count += 1
+            if count == 10:
+                for name in tuple(context.state):
+                    del context.state[name]
+        return spoil(message, context)
+
+    result, _, _ = run(tmp_path, *QUICK, "rounds=12", "strategy.segment_every=2", app=app)
+    assert result["round"] == 12
+    assert result["failures"] > 1
+    assert said in caplog.text
+
+
+def state_size(data):
+    return int(decode_update(data).layout.shapes[0][0])

@@ -1,5 +1,6 @@
 """A cut model's runs: the same everywhere, counted to the byte, compressed by any method."""
 
+import math
 import pickle
 
 import pytest
@@ -7,7 +8,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 import client.app
 from client import segment as segment_module
-from tests.strategy.cut import PIPED, QUICK, ROOT, SPLIT, run, same
+from tests.strategy.cut import AHEAD, PIPED, QUICK, ROOT, SPLIT, run, same
 
 CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.yaml"))
 
@@ -132,3 +133,33 @@ def test_every_compression_carries_activations_and_gradients(tmp_path, name):
     assert result["client_updates"] == 16
     if name not in ("none", "powersgd"):
         assert result["uplink_bytes"] < result["uplink_bytes_float32"]
+
+
+@pytest.mark.parametrize("words", [QUICK, AHEAD, SPLIT])
+def test_a_mini_batchs_rate_is_the_same_for_all_and_for_any_records(tmp_path, words):
+    rates = {}
+
+    def app(message, context):
+        config = message.content["config"]
+        if config["phase"]:
+            rates.setdefault(config["batch"], set()).add(tuple(config["lr"]))
+        return client.app.app(message, context)
+
+    words = (*words, "schedule=cosine", "strategy.segment_every=0")
+    often, seldom = (run(tmp_path / n, *words, f"eval_every={n}", app=app) for n in ("2", "8"))
+    same(often[2], seldom[2])
+    found = [rates[batch] for batch in range(8)]
+    expected = [0.0005 * (1 + math.cos(math.pi * batch / 8)) for batch in range(8)]
+    assert [pytest.approx(rate) for rate in expected] == [rate for ((rate,),) in found]
+
+
+def test_mini_batches_of_one_message_have_rates_of_their_own(tmp_path):
+    words = ("strategy.batches_per_message=2", "schedule=cosine", "nodes=1")
+    two, one = run(tmp_path / "2", *SPLIT, *words), run(tmp_path / "1", *SPLIT, *words[1:])
+    same(two[2], one[2])
+
+
+def test_gradients_are_compared_with_those_of_their_own_message(tmp_path):
+    words = ("strategy.batches_per_message=2", "rounds=7", "eval_every=8")
+    result, _, _ = run(tmp_path, *QUICK, *words)
+    assert result["downlink_bytes_float32"] > result["downlink_bytes"]
