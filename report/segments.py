@@ -94,8 +94,9 @@ def _box(
     parts.append(
         _text(x + 12, y + LINE + 6, f"{segment['parameters']:,} parameters", colour="#555")
     )
-    said = f"{share:.2f} of an uncut step" + (f", {module:.2f} module" if module else "")
-    parts.append(_text(x + 12, y + 2 * LINE + 6, said, colour="#555"))
+    said = [f"{share:.2f} of an uncut step"] + [f"{module:.2f} of it its module"] * (module > 0)
+    for number, line in enumerate(said, 2):
+        parts.append(_text(x + 12, y + number * LINE + 6, line, colour="#555"))
     return parts
 
 
