@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from compression.stages import Vector
 from strategy.flow import Task
 from task.layers import Part
 
+if TYPE_CHECKING:
+    from strategy.plan import Plan
+
 
 class Copies:
     """Knows when a segment is to send a copy, and puts models together.
@@ -31,30 +34,27 @@ class Copies:
     of that one for every segment, so the model is one that the uncut model could have been.
     """
 
-    def __init__(self, parts: Sequence[Part], layout: Layout, model: Vector, every: int) -> None:
-        self._parts, self._every, self._layout = parts, every, layout
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        model: Vector,
+        batches: int,
+        *,
+        record_every: int,
+        every: int,
+    ) -> None:
+        parts = plan.parts
+        self._plan, self._parts, self._layout = plan, parts, layout
+        self._batches, self._record_every, self._every = batches, record_every, every
         self._places = _places(parts, layout)
         self._asked = [0] * len(parts)  # the last point that each segment was asked for
         self._delivered = [0] * len(parts)  # points that each segment has sent its copy for
         self._full = [0] * len(parts)  # full copies that each segment was asked for
         self._weights: dict[int, list[Vector | None]] = {}
-        self._first = [self._cut(model, number) for number in range(len(parts))]
-        self._last: list[bytes] = []
-
-    def begin(
-        self,
-        record_every: int,
-        batches: int,
-        beside: Sequence[dict[str, NDArray[Any]]],
-        modules: Sequence[int],
-    ) -> None:
-        """Begin a run: `beside` holds each segment's tensors that are no float32 vector, `modules`
-        the entries of its module.
-        """
-        self._beside, self._modules = beside, modules
-        self._record_every, self._batches = record_every, batches
         self._last = [
-            pack_copy({STATE: state}, more) for state, more in zip(self._first, beside, strict=True)
+            pack_copy({STATE: self._cut(model, number)}, more)
+            for number, more in enumerate(plan.beside)
         ]
 
     def last(self, segment: int) -> bytes:
@@ -89,9 +89,10 @@ class Copies:
         before = self._delivered[segment] * self._record_every
         return None if before >= self._batches else min(before + self._record_every, self._batches)
 
-    def take(self, task: Task, kind: str, payload: bytes, most: int) -> None:
-        """Take a segment's copy of at most so many entries. Raises `PayloadError` for another."""
-        vectors, beside = unpack_copy(payload, self._parts[task.segment].size, most)
+    def take(self, task: Task, kind: str, payload: bytes) -> None:
+        """Take a segment's copy. Raises `PayloadError` for what is none."""
+        size, most = self._parts[task.segment].size, self._plan.most[task.segment]
+        vectors, beside = unpack_copy(payload, size, most)
         state = vectors[STATE]
         if kind == "all":
             self._expect_sound(task.segment, vectors, beside)
@@ -104,7 +105,7 @@ class Copies:
         self, segment: int, vectors: dict[str, Vector], beside: dict[str, NDArray[Any]]
     ) -> None:
         """Raise `PayloadError` for a copy that nobody could begin with."""
-        part, module = self._parts[segment], self._modules[segment]
+        part, module = self._parts[segment], self._plan.modules[segment]
         sizes = {STATE: part.size, MODULE: module, GRADIENT: part.trained, SAMPLES: 1}
         moments = {STATE: part.trained, MODULE: module}
         for name, vector in vectors.items():
@@ -114,7 +115,7 @@ class Copies:
         if (GRADIENT in vectors) != (SAMPLES in vectors):
             raise PayloadError("the copy holds half of an unfinished mini-batch")
         shapes = {name: (array.shape, array.dtype) for name, array in beside.items()}
-        if shapes != {n: (a.shape, a.dtype) for n, a in self._beside[segment].items()}:
+        if shapes != {n: (a.shape, a.dtype) for n, a in self._plan.beside[segment].items()}:
             raise PayloadError("the copy's counters and constants are not those of its layers")
 
     def complete(self) -> tuple[int, Vector] | None:

@@ -67,8 +67,14 @@ class Dispatch:
         self._micros = strategy.micros
         shapes = tuple(tuple(array.shape) for array in arrays.values())
         layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
-        self.copies = Copies(plan.parts, layout, to_vector(arrays), strategy.segment_every)
-        self.copies.begin(strategy.record_every, batches, plan.beside, plan.modules)
+        self.copies = Copies(
+            plan,
+            layout,
+            to_vector(arrays),
+            batches,
+            record_every=strategy.record_every,
+            every=strategy.segment_every,
+        )
         count = len(plan.parts)
         self.links = Links(count, strategy.traffic)
         self._flow = strategy.flow(count, batches)
@@ -253,7 +259,7 @@ class Dispatch:
         if sent.copy:
             if "copy" not in found:
                 raise PayloadError("the answer holds no copy of its segment")
-            self.copies.take(task, sent.copy, found["copy"], plan.most[task.segment])
+            self.copies.take(task, sent.copy, found["copy"])
         self.links.plain_up(task.segment, found, plan.plain(task, samples))
         for name in kept:
             self._store.put(task, name, found[name])
