@@ -1,10 +1,10 @@
 """Model updates to bytes and back: sparsifier, quantizer, coder; no files, networks or models."""
 
-from compression.codec import Codec
-from compression.layout import Layout
-from compression.payload import Description, Update, decode, decode_update, describe
-from compression.registry import make_codec, names, option_fields
-from compression.stages import PayloadError
+from .codec import Codec
+from .layout import Layout
+from .payload import Description, Update, decode, decode_update, describe
+from .registry import make_codec, names, option_fields
+from .stages import PayloadError
 
 __all__ = [
     "Codec",

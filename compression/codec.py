@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from compression.envelope import ALL, INDICES, REPEATED, digest, seal, tables, with_own
-from compression.header import varint
-from compression.layout import Layout
-from compression.own import Own, own_bytes
-from compression.payload import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
-from compression.stages import (
+from .envelope import ALL, INDICES, REPEATED, digest, seal, tables, with_own
+from .header import varint
+from .layout import Layout
+from .own import Own, own_bytes
+from .payload import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
+from .stages import (
     DIVERGED,
     Array,
     Buffer,
@@ -32,7 +32,7 @@ from compression.stages import (
     remembered,
     subtract_at,
 )
-from compression.statistics import Split, exact_tensors, expect_matches, split
+from .statistics import Split, exact_tensors, expect_matches, split
 
 _SMALL = 64  # streams of fewer bytes are left as they are: coding gains nothing
 _ERROR = "error"  # the memory of the generic error feedback, float32 (n,)

@@ -8,11 +8,11 @@ from typing import NamedTuple, cast
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from compression.header import Reader, name_table, read_layout, shape_table, skip_layout, varint
-from compression.layout import Layout
-from compression.own import Declared, Own, own_table, read_own
-from compression.registry import by_id
-from compression.stages import (
+from .header import Reader, name_table, read_layout, shape_table, skip_layout, varint
+from .layout import Layout
+from .own import Declared, Own, own_table, read_own
+from .registry import by_id
+from .stages import (
     Array,
     Buffer,
     Coder,

@@ -3,8 +3,8 @@
 import math
 from functools import lru_cache
 
-from compression.layout import Layout
-from compression.stages import PayloadError
+from .layout import Layout
+from .stages import PayloadError
 
 MAX_TENSORS = 1 << 14
 MAX_DIMENSIONS = 32

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.header import DTYPES, MAX_DIMENSIONS, MAX_TENSORS, Reader, varint
-from compression.layout import Layout
-from compression.stages import DIVERGED, Array, Kind, PayloadError, Spec
+from .header import DTYPES, MAX_DIMENSIONS, MAX_TENSORS, Reader, varint
+from .layout import Layout
+from .stages import DIVERGED, Array, Kind, PayloadError, Spec
 
 _U1 = np.dtype("u1")
 

@@ -5,10 +5,10 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from compression.envelope import VERSION, Parsed, digest, parse, unpack
-from compression.layout import Layout
-from compression.own import Own, own_spec, own_tensors
-from compression.stages import (
+from .envelope import VERSION, Parsed, digest, parse, unpack
+from .layout import Layout
+from .own import Own, own_spec, own_tensors
+from .stages import (
     Array,
     Buffer,
     Indices,
@@ -20,7 +20,7 @@ from compression.stages import (
     Vector,
     is_finite,
 )
-from compression.statistics import exact_tensors, runs, split
+from .statistics import exact_tensors, runs, split
 
 MAX_SIZE = 1 << 28  # entries decode() accepts when no layout says how many there are
 _U4, _F4 = np.dtype("<u4"), np.dtype("<f4")

@@ -7,10 +7,10 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
-from compression.stages import Coder, Method, PayloadError, Quantizer, Sparsifier
+from .stages import Coder, Method, PayloadError, Quantizer, Sparsifier
 
 if TYPE_CHECKING:
-    from compression.codec import Codec
+    from .codec import Codec
 
 STAGES: dict[str, type[Method]] = {
     "sparsifier": Sparsifier,
@@ -96,7 +96,7 @@ def make_codec(
     Raises ValueError, one line, for an unknown method, an option that none of the three has, or
     a value that is of the wrong type or out of range.
     """
-    from compression.codec import Codec  # payload looks methods up here
+    from .codec import Codec  # payload looks methods up here
 
     chosen = {"sparsifier": sparsifier, "quantizer": quantizer, "coder": coder}
     classes = {stage: get(stage, name) for stage, name in chosen.items()}
@@ -169,6 +169,6 @@ def _stage(stage: str) -> dict[str, type[Method]]:
 @cache
 def _discover(stage: str) -> None:
     """Import every module of the stage's sub-package, which registers its methods."""
-    package = importlib.import_module(f"compression.{stage}s")
+    package = importlib.import_module(f".{stage}s", __package__)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")

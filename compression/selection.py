@@ -15,8 +15,8 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.stages import Indices, Vector
-from compression.workspace import Scalar, workspace
+from .stages import Indices, Vector
+from .workspace import Scalar, workspace
 
 Weights = NDArray[np.float32] | NDArray[np.float64]
 Bits = NDArray[np.int32]  # of float32; without their signs, magnitudes

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.selection import MOST, TINY, Bits, bits_of, check, largest
-from compression.stages import Indices, Segments, Vector
+from .selection import MOST, TINY, Bits, bits_of, check, largest
+from .stages import Indices, Segments, Vector
 
 
 def largest_of_each(values: Vector, segments: Segments, counts: NDArray[np.int64]) -> Indices:

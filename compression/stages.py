@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from compression.layout import Layout
+from .layout import Layout
 
 Vector = NDArray[np.float32]
 Indices = NDArray[np.uint32]

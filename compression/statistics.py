@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compression.layout import Layout
-from compression.stages import Indices, Vector
+from .layout import Layout
+from .stages import Indices, Vector
 
 # What torch's BatchNorm layers call their buffers.
 VARIANCE = "running_var"

@@ -9,9 +9,9 @@ from backports import zstd
 from pcodec import ChunkConfig, DeltaSpec, ModeSpec, PagingSpec
 from pcodec.wrapped import FileCompressor, FileDecompressor
 
-from compression.coders.zstd import Zstd, planes
-from compression.registry import register
-from compression.stages import Array, Coder, Kind, PayloadError, Spec
+from ..registry import register
+from ..stages import Array, Coder, Kind, PayloadError, Spec
+from .zstd import Zstd, planes
 
 # Tags, the first byte of a coded stream; Rice codes with b low bits have 32 + b.
 _ZSTD, _PCODEC, _BITMAP, _RICE = 0, 1, 2, 32

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compression.registry import register
-from compression.stages import Array, Buffer, Coder, PayloadError, Spec
+from ..registry import register
+from ..stages import Array, Buffer, Coder, PayloadError, Spec
 
 
 @register("coder")

@@ -6,8 +6,8 @@ from typing import ClassVar, cast
 import numpy as np
 from backports import zstd
 
-from compression.registry import register
-from compression.stages import Array, Buffer, Coder, Kind, PayloadError, Spec
+from ..registry import register
+from ..stages import Array, Buffer, Coder, Kind, PayloadError, Spec
 
 _WINDOW_LOG_MAX = zstd.DecompressionParameter.window_log_max
 

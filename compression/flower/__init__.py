@@ -6,7 +6,7 @@ strategy nor the ClientApp sees a payload. Works with every message-API strategy
 sorts or measures arrays, since these treat a model as one long vector.
 """
 
-from compression.flower.arrays import (
+from .arrays import (
     FlatArray,
     filled,
     flat_record,
@@ -16,9 +16,9 @@ from compression.flower.arrays import (
     to_arrays,
     to_vector,
 )
-from compression.flower.mod import CompressionMod
-from compression.flower.traffic import Traffic, reason_of
-from compression.flower.wrapper import Compressed
+from .mod import CompressionMod
+from .traffic import Traffic, reason_of
+from .wrapper import Compressed
 
 __all__ = [
     "Compressed",

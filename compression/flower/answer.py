@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compression.codec import Codec
-from compression.flower.arrays import Vector
-from compression.flower.state import NodeState
-from compression.layout import Layout
-from compression.own import Own
+from ..codec import Codec
+from ..layout import Layout
+from ..own import Own
+from .arrays import Vector
+from .state import NodeState
 
 
 def codec_seed(seed: int, node: int, server_round: int) -> int:

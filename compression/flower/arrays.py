@@ -10,9 +10,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from compression.layout import Layout
-from compression.payload import Update, decode_update
-from compression.stages import PayloadError
+from ..layout import Layout
+from ..payload import Update, decode_update
+from ..stages import PayloadError
 
 Vector = NDArray[np.float32]
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)

@@ -10,10 +10,10 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from compression.codec import Codec
-from compression.flower.form import Form
-from compression.flower.mixing import wrapped_by
-from compression.statistics import exact_tensors, expect_matches
+from ..codec import Codec
+from ..statistics import exact_tensors, expect_matches
+from .form import Form
+from .mixing import wrapped_by
 
 PRIVATE = (
     DifferentialPrivacyClientSideAdaptiveClipping,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from compression.codec import Codec
-from compression.flower.arrays import Vector
-from compression.flower.form import Form, Model, converted, form_of_models
-from compression.flower.state import Note, checksum
-from compression.payload import decode_update
-from compression.statistics import changes
+from ..codec import Codec
+from ..payload import decode_update
+from ..statistics import changes
+from .arrays import Vector
+from .form import Form, Model, converted, form_of_models
+from .state import Note, checksum
 
 BUDGET = 512 << 20  # bytes of versions that the server keeps; beyond, nodes get the model whole
 

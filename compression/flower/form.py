@@ -10,12 +10,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from compression.flower.arrays import FLAT, Vector, flat_record, to_vector
-from compression.layout import Layout
-from compression.own import Own
-from compression.payload import Update
-from compression.stages import PayloadError
-from compression.statistics import is_statistic, matches
+from ..layout import Layout
+from ..own import Own
+from ..payload import Update
+from ..stages import PayloadError
+from ..statistics import is_statistic, matches
+from .arrays import FLAT, Vector, flat_record, to_vector
 
 
 class Model(NamedTuple):

@@ -21,11 +21,11 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
-from compression.flower.arrays import Vector, flat_record, to_vector
-from compression.flower.form import Form, Model
-from compression.own import Own
-from compression.stages import PayloadError
-from compression.statistics import Split, exact_tensors, split, variances
+from ..own import Own
+from ..stages import PayloadError
+from ..statistics import Split, exact_tensors, split, variances
+from .arrays import Vector, flat_record, to_vector
+from .form import Form, Model
 
 ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
 

@@ -9,9 +9,13 @@ from typing import NamedTuple, cast
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from compression.codec import Codec
-from compression.flower.answer import codec_seed, encode_answer
-from compression.flower.arrays import (
+from ..codec import Codec
+from ..layout import Layout
+from ..payload import Update
+from ..stages import PayloadError
+from ..statistics import changes
+from .answer import codec_seed, encode_answer
+from .arrays import (
     Decoder,
     Vector,
     flat_record,
@@ -21,13 +25,9 @@ from compression.flower.arrays import (
     replace_arrays,
     to_vector,
 )
-from compression.flower.form import Form, Model, converted, form_of_payload, form_of_updates
-from compression.flower.privacy import clip_of, expect_clip_kept, within_clip
-from compression.flower.state import HEALS, NOTE, NodeState, Note, checksum, note_of
-from compression.layout import Layout
-from compression.payload import Update
-from compression.stages import PayloadError
-from compression.statistics import changes
+from .form import Form, Model, converted, form_of_payload, form_of_updates
+from .privacy import clip_of, expect_clip_kept, within_clip
+from .state import HEALS, NOTE, NodeState, Note, checksum, note_of
 
 log = getLogger("edgewire")
 

@@ -13,11 +13,11 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from compression.codec import Codec
-from compression.flower.arrays import Vector, records
-from compression.layout import Layout
-from compression.payload import decode
-from compression.stages import PayloadError
+from ..codec import Codec
+from ..layout import Layout
+from ..payload import decode
+from ..stages import PayloadError
+from .arrays import Vector, records
 
 
 def clip_of(content: RecordDict) -> float | None:

@@ -10,10 +10,10 @@ from typing import cast
 
 from flwr.app import Message, MetricRecord, RecordDict
 
-from compression.flower.arrays import records
-from compression.payload import describe
-from compression.registry import get
-from compression.stages import PayloadError, Quantizer
+from ..payload import describe
+from ..registry import get
+from ..stages import PayloadError, Quantizer
+from .arrays import records
 
 log = getLogger("edgewire")
 

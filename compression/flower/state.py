@@ -10,8 +10,8 @@ from flwr.app.typing import ConfigRecordValues
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest
 
-from compression.flower.arrays import FlatArray, Vector, filled
-from compression.stages import Buffer, Memory, PayloadError
+from ..stages import Buffer, Memory, PayloadError
+from .arrays import FlatArray, Vector, filled
 
 NOTE = "compression-note"  # the ConfigRecord of a message about what was applied, and what travels
 MEMORY, NUMBERS = "compression-memory", "compression-numbers"  # records in the state

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.codec import Codec
-from compression.layout import Layout
-from compression.own import Own
-from compression.payload import MAX_SIZE, decode_update
-from compression.registry import make_codec
-from compression.stages import Buffer, Memory, PayloadError, Vector
+from ..codec import Codec
+from ..layout import Layout
+from ..own import Own
+from ..payload import MAX_SIZE, decode_update
+from ..registry import make_codec
+from ..stages import Buffer, Memory, PayloadError, Vector
 
 EXACT = make_codec()
 GRADIENTS = "gradients-"  # begins a payload's name; its first mini-batch's number follows

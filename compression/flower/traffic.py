@@ -9,9 +9,9 @@ from logging import getLogger
 
 from flwr.app import ArrayRecord, Message
 
-from compression.flower.arrays import STYPE
-from compression.flower.state import HEALS
-from compression.stages import PayloadError
+from ..stages import PayloadError
+from .arrays import STYPE
+from .state import HEALS
 
 log = getLogger("edgewire")
 

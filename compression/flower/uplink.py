@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-from compression.flower.state import Note
-from compression.layout import Layout
-from compression.payload import Update, decode_update
-from compression.stages import Indices, PayloadError
+from ..layout import Layout
+from ..payload import Update, decode_update
+from ..stages import Indices, PayloadError
+from .state import Note
 
 
 class Uplink:

@@ -10,24 +10,24 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from compression.codec import Codec
-from compression.flower.arrays import (
+from ..codec import Codec
+from ..registry import make_codec
+from ..stages import PayloadError, is_finite
+from .arrays import (
     layout_of,
     payload_of,
     payload_record,
     records,
     replace_arrays,
 )
-from compression.flower.checks import expect_model, expect_types
-from compression.flower.downlink import Downlink, Sent
-from compression.flower.form import Form, Model, form_of_updates, packed, unpacked
-from compression.flower.mixing import Mixing, Reported
-from compression.flower.replies import alike, warn_of_no_names, weight_of
-from compression.flower.state import NOTE, Note, note_of
-from compression.flower.traffic import Course, Traffic, flower_bytes, reason_of
-from compression.flower.uplink import Uplink
-from compression.registry import make_codec
-from compression.stages import PayloadError, is_finite
+from .checks import expect_model, expect_types
+from .downlink import Downlink, Sent
+from .form import Form, Model, form_of_updates, packed, unpacked
+from .mixing import Mixing, Reported
+from .replies import alike, warn_of_no_names, weight_of
+from .state import NOTE, Note, note_of
+from .traffic import Course, Traffic, flower_bytes, reason_of
+from .uplink import Uplink
 
 PLAIN = make_codec(quantizer="float32", coder="raw")
 

@@ -7,10 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.quantizers.rounding import widen
-from compression.quantizers.scaling import BLOCK
-from compression.registry import register
-from compression.stages import (
+from ..registry import register
+from ..stages import (
     Array,
     Bounds,
     Kind,
@@ -23,6 +21,8 @@ from compression.stages import (
     Vector,
     expect_params,
 )
+from .rounding import widen
+from .scaling import BLOCK
 
 _U2 = np.dtype("<u2")
 _LARGEST = 0x7F7F  # the bits of the largest finite bfloat16, 3.39e38; magnitudes compare alike

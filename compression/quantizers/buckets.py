@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.quantizers.scaling import BLOCK
-from compression.stages import Parts, PayloadError, Vector
+from ..stages import Parts, PayloadError, Vector
+from .scaling import BLOCK
 
 # Values a bucket. No payload makes a decoder work on more scales, or on larger parts at once.
 SMALLEST, LARGEST = 16, 1 << 16

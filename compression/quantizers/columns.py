@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compression.quantizers.scaling import BLOCK
-from compression.stages import Parts
+from ..stages import Parts
+from .scaling import BLOCK
 
 NARROW = 64  # values: 8 bytes of one bit each, as much as two float32
 

@@ -7,19 +7,9 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.options import expect_one_of
-from compression.quantizers.rotation import (
-    CHUNK,
-    as_signs,
-    batches,
-    normalise,
-    random_bits,
-    runs,
-    transform,
-)
-from compression.quantizers.scaling import check_scales
-from compression.registry import register
-from compression.stages import (
+from ..options import expect_one_of
+from ..registry import register
+from ..stages import (
     Array,
     Bounds,
     Kind,
@@ -31,6 +21,16 @@ from compression.stages import (
     Vector,
     expect_params,
 )
+from .rotation import (
+    CHUNK,
+    as_signs,
+    batches,
+    normalise,
+    random_bits,
+    runs,
+    transform,
+)
+from .scaling import check_scales
 
 _U8, _F4, _U1 = np.dtype("<u8"), np.dtype("<f4"), np.dtype("u1")
 _MOST = float(np.finfo(np.float32).max)

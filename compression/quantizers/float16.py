@@ -6,16 +6,8 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from compression.quantizers.scaling import (
-    blocks,
-    check_scales,
-    divide,
-    magnitudes,
-    multiply,
-    workspace,
-)
-from compression.registry import register
-from compression.stages import (
+from ..registry import register
+from ..stages import (
     Array,
     Bounds,
     Kind,
@@ -27,6 +19,14 @@ from compression.stages import (
     Spec,
     Vector,
     expect_params,
+)
+from .scaling import (
+    blocks,
+    check_scales,
+    divide,
+    magnitudes,
+    multiply,
+    workspace,
 )
 
 _F2 = np.dtype("<f2")

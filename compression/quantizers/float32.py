@@ -6,8 +6,8 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from compression.registry import register
-from compression.stages import (
+from ..registry import register
+from ..stages import (
     Array,
     Bounds,
     Kind,

@@ -7,12 +7,9 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.options import expect_between
-from compression.quantizers import buckets
-from compression.quantizers.packing import check_padding, pack_nibbles, unpack_nibbles
-from compression.quantizers.rounding import widen
-from compression.registry import register
-from compression.stages import (
+from ..options import expect_between
+from ..registry import register
+from ..stages import (
     Array,
     Bounds,
     Kind,
@@ -25,6 +22,9 @@ from compression.stages import (
     Vector,
     expect_params,
 )
+from . import buckets
+from .packing import check_padding, pack_nibbles, unpack_nibbles
+from .rounding import widen
 
 _U2 = np.dtype("<u2")
 _U1 = np.dtype("u1")

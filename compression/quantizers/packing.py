@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.stages import PayloadError
+from ..stages import PayloadError
 
 Bytes = NDArray[np.uint8]
 Levels = NDArray[np.int8]

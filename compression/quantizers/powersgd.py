@@ -6,12 +6,10 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from compression.layout import Layout
-from compression.options import expect_between
-from compression.quantizers.lowrank import as_matrix, iterate, multiply, plan, revive
-from compression.quantizers.scaling import check_scales
-from compression.registry import register
-from compression.stages import (
+from ..layout import Layout
+from ..options import expect_between
+from ..registry import register
+from ..stages import (
     Array,
     Bounds,
     Kind,
@@ -25,6 +23,8 @@ from compression.stages import (
     expect_params,
     is_finite,
 )
+from .lowrank import as_matrix, iterate, multiply, plan, revive
+from .scaling import check_scales
 
 _F4 = np.dtype("<f4")
 _MEMORY = "powersgd"

@@ -7,12 +7,9 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.options import expect_between, expect_one_of
-from compression.quantizers import buckets
-from compression.quantizers.rounding import round_by_chance
-from compression.quantizers.scaling import check_scales
-from compression.registry import register
-from compression.stages import (
+from ..options import expect_between, expect_one_of
+from ..registry import register
+from ..stages import (
     Array,
     Bounds,
     Kind,
@@ -25,6 +22,9 @@ from compression.stages import (
     Vector,
     expect_params,
 )
+from . import buckets
+from .rounding import round_by_chance
+from .scaling import check_scales
 
 _F4 = np.dtype("<f4")
 _I1 = np.dtype("i1")

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.stages import Vector
+from ..stages import Vector
 
 
 def round_by_chance(

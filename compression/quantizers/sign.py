@@ -7,12 +7,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.options import expect_one_of
-from compression.quantizers import columns
-from compression.quantizers.packing import check_padding
-from compression.quantizers.scaling import BLOCK
-from compression.registry import register
-from compression.stages import (
+from ..options import expect_one_of
+from ..registry import register
+from ..stages import (
     Array,
     Bounds,
     Kind,
@@ -25,6 +22,9 @@ from compression.stages import (
     Vector,
     expect_params,
 )
+from . import columns
+from .packing import check_padding
+from .scaling import BLOCK
 
 _F4 = np.dtype("<f4")
 _U1 = np.dtype("u1")

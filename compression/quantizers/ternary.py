@@ -7,19 +7,9 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.options import expect_at_least
-from compression.quantizers.packing import TRITS, pack_trits, unpack_trits
-from compression.quantizers.rounding import round_by_chance
-from compression.quantizers.scaling import (
-    blocks,
-    check_scales,
-    divide,
-    magnitudes,
-    multiply,
-    workspace,
-)
-from compression.registry import register
-from compression.stages import (
+from ..options import expect_at_least
+from ..registry import register
+from ..stages import (
     Array,
     Bounds,
     Kind,
@@ -31,6 +21,16 @@ from compression.stages import (
     Spec,
     Vector,
     expect_params,
+)
+from .packing import TRITS, pack_trits, unpack_trits
+from .rounding import round_by_chance
+from .scaling import (
+    blocks,
+    check_scales,
+    divide,
+    magnitudes,
+    multiply,
+    workspace,
 )
 
 _F4 = np.dtype("<f4")

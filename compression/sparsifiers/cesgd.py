@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from compression.layout import Layout
-from compression.options import expect_at_least, expect_between, expect_one_of, expect_share
-from compression.registry import register
-from compression.selection import largest, uniform
-from compression.sparsifiers.scope import SCOPES, count
-from compression.stages import Selection, Sparsifier, Step, Vector, fallen, remembered
-from compression.workspace import workspace
+from ..layout import Layout
+from ..options import expect_at_least, expect_between, expect_one_of, expect_share
+from ..registry import register
+from ..selection import largest, uniform
+from ..stages import Selection, Sparsifier, Step, Vector, fallen, remembered
+from ..workspace import workspace
+from .scope import SCOPES, count
 
 OPERATORS = ("union", "map", "gradient", "proportional", "largest")
 

@@ -6,12 +6,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.layout import Layout
-from compression.options import expect_at_least, expect_below_one, expect_between, expect_one_of
-from compression.registry import register
-from compression.selection_by_tensor import largest_of_each
-from compression.sparsifiers.scope import counts
-from compression.stages import Accumulating, Indices, Selection, Step, Vector, remembered
+from ..layout import Layout
+from ..options import expect_at_least, expect_below_one, expect_between, expect_one_of
+from ..registry import register
+from ..selection_by_tensor import largest_of_each
+from ..stages import Accumulating, Indices, Selection, Step, Vector, remembered
+from .scope import counts
 
 LAYERS = ("all", "conv")
 WARMUP = (0.75, 0.9375, 0.984375, 0.996)  # sparsities of the warm-up's four parts

@@ -6,12 +6,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.layout import Layout
-from compression.options import expect_below_one, expect_between, expect_one_of
-from compression.registry import register
-from compression.selection import above, largest, uniform, weighted
-from compression.sparsifiers.scope import count
-from compression.stages import (
+from ..layout import Layout
+from ..options import expect_below_one, expect_between, expect_one_of
+from ..registry import register
+from ..selection import above, largest, uniform, weighted
+from ..stages import (
     Indices,
     Selection,
     Sparsifier,
@@ -20,7 +19,8 @@ from compression.stages import (
     fallen,
     remembered,
 )
-from compression.workspace import workspace
+from ..workspace import workspace
+from .scope import count
 
 RESIDUALS = ("momentum", "ema")
 

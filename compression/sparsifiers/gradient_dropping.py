@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from compression.options import expect_below_one, expect_one_of
-from compression.registry import register
-from compression.selection import above, largest
-from compression.sparsifiers.scope import SCOPES, count, largest_in
-from compression.stages import Accumulating, Indices, Step, Vector
+from ..options import expect_below_one, expect_one_of
+from ..registry import register
+from ..selection import above, largest
+from ..stages import Accumulating, Indices, Step, Vector
+from .scope import SCOPES, count, largest_in
 
 THRESHOLDS = ("exact", "sampled")
 SAMPLE = 0.001  # the paper's share; at least LEAST entries

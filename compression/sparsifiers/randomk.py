@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from compression.layout import Layout
-from compression.options import expect_one_of, expect_share
-from compression.registry import register
-from compression.sparsifiers.scope import SCOPES, random_in
-from compression.stages import Accumulating, Indices, Selection, Step, Vector
+from ..layout import Layout
+from ..options import expect_one_of, expect_share
+from ..registry import register
+from ..stages import Accumulating, Indices, Selection, Step, Vector
+from .scope import SCOPES, random_in
 
 
 @register("sparsifier")

@@ -5,10 +5,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.layout import Layout
-from compression.selection import largest, uniform
-from compression.selection_by_tensor import largest_of_each
-from compression.stages import Indices, Vector
+from ..layout import Layout
+from ..selection import largest, uniform
+from ..selection_by_tensor import largest_of_each
+from ..stages import Indices, Vector
 
 SCOPES = ("tensor", "global")
 

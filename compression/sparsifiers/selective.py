@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compression.options import expect_at_least, expect_one_of, expect_share
-from compression.registry import register
-from compression.selection import above, uniform
-from compression.sparsifiers.scope import SCOPES, count, largest_in, random_in
-from compression.stages import Indices, Selection, Sparsifier, Step, Vector
+from ..options import expect_at_least, expect_one_of, expect_share
+from ..registry import register
+from ..selection import above, uniform
+from ..stages import Indices, Selection, Sparsifier, Step, Vector
+from .scope import SCOPES, count, largest_in, random_in
 
 PICKS = ("largest", "random")
 

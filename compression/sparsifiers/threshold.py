@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from compression.options import expect_at_least, expect_one_of
-from compression.registry import register
-from compression.selection import above
-from compression.stages import Accumulating, Indices, Step, Vector
+from ..options import expect_at_least, expect_one_of
+from ..registry import register
+from ..selection import above
+from ..stages import Accumulating, Indices, Step, Vector
 
 SENT = ("tau", "value")
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compression.options import expect_one_of, expect_share
-from compression.registry import register
-from compression.sparsifiers.scope import SCOPES, largest_in
-from compression.stages import Accumulating, Indices, Step, Vector
+from ..options import expect_one_of, expect_share
+from ..registry import register
+from ..stages import Accumulating, Indices, Step, Vector
+from .scope import SCOPES, largest_in
 
 
 @register("sparsifier")
