@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -11,12 +10,25 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from client.node import Node, node_of
 from client.segment import segments_for
-from client.trainer import Trainer, trainer_for
-from client.worker import worker_for
-from compression.flower import flat_record, to_vector
+from client.trainer import Metrics, Trainer, Vector, trainer_for
+from compression.flower import filled, flat_record, to_vector, update_record
 from conf import load_config
+from task.orders import SECONDS, Orders
 
 app = ClientApp()
+
+
+def _read(message: Message) -> tuple[Vector, Orders]:
+    """Return a message's model, float32 (n,), and what to do with it."""
+    config = cast(ConfigRecord, message.content["config"])
+    return to_vector(cast(ArrayRecord, message.content["arrays"])), Orders.of(config)
+
+
+def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
+    """Return the answer; the mod puts the real seconds in, as it works on it too."""
+    measured = filled(MetricRecord(), {**metrics, SECONDS: 0.0})
+    content = filled(RecordDict(), {"arrays": arrays, "metrics": measured})
+    return Message(content, reply_to=message)
 
 
 def _trainer(context: Context) -> tuple[Trainer, Node]:
@@ -25,38 +37,26 @@ def _trainer(context: Context) -> tuple[Trainer, Node]:
     return trainer_for(load_config(context.run_config, node.count), node.folder), node
 
 
-def compression(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Apply the configured `CompressionMod`."""
+def uplink(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Apply the configured `Uplink`."""
     trainer, _ = _trainer(context)
-    return trainer.mod(message, context, call_next)
+    return trainer.uplink(message, context, call_next)
 
 
-@app.train(mods=[compression])
+@app.train(mods=[uplink])
 def train(message: Message, context: Context) -> Message:
-    """Train from the received model; reply the new one (the mod makes it a compressed delta).
-
-    Reads `server-round`, `lr` and, for FedProx, `proximal-mu` from the message's ConfigRecord.
-    """
-    start = time.perf_counter()
+    """Train from the received model; reply the new one (the mod makes it a compressed delta)."""
     trainer, node = _trainer(context)
-    config = cast(ConfigRecord, message.content["config"])
-    vector, metrics = trainer.train(
-        node,
-        to_vector(cast(ArrayRecord, message.content["arrays"])),
-        server_round=cast(int, config["server-round"]),
-        lr=cast(float, config["lr"]),
-        proximal_mu=cast(float, config.get("proximal-mu", 0.0)),
-    )
-    metrics["seconds"] = time.perf_counter() - start
-    content = RecordDict({"arrays": flat_record(vector), "metrics": MetricRecord(metrics)})
-    return Message(content, reply_to=message)
+    vector, metrics = trainer.train(node, *_read(message))
+    return _reply(message, flat_record(vector), metrics)
 
 
-@app.train("step")
+@app.train("step", mods=[uplink])
 def step(message: Message, context: Context) -> Message:
-    """Answer a server of ours, synchronous or not, with an update (`client.worker`)."""
+    """Answer a server of ours, synchronous or not, with an update of the received model."""
     trainer, node = _trainer(context)
-    return worker_for(trainer).step(message, node, context)
+    update, metrics = trainer.update(node, *_read(message))
+    return _reply(message, update_record(update), metrics)
 
 
 @app.train("segment")
@@ -68,7 +68,7 @@ def segment(message: Message, context: Context) -> Message:
     )
 
 
-@app.evaluate(mods=[compression])
+@app.evaluate(mods=[uplink])
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the received model on the node's held-back samples (all of them if none are)."""
     trainer, node = _trainer(context)

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from client.stage import Stage, Vector
-from compression.flower import FlatArray, filled
-from compression.flower.state import own_array
+from compression.flower.state import Arrays, keep, kept
 from compression.flower.tensors import SAMPLES
 from compression.stages import Memory
 
 PLACE, SEGMENT, BESIDE, SENT = "place", "segment", "beside", "sent"  # records in the state
 MEMORY = "memory-"  # records of what a codec keeps
-Arrays = dict[str, NDArray[Any]]
 
 
 class Kept:
@@ -28,7 +26,7 @@ class Kept:
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
-        self._sent = self._arrays(SENT)
+        self._sent = kept(state, SENT)
         self._memories: dict[str, Memory] = {}
 
     def begin(self, segment: int, life: int) -> None:
@@ -46,14 +44,14 @@ class Kept:
 
     def has(self, stage: Stage) -> bool:
         """Whether a stage trains in the very memory that is kept here."""
-        mine, its = self._arrays(SEGMENT), stage.arrays(whole=True)
+        mine, its = kept(self._state, SEGMENT), stage.arrays(whole=True)
         return set(mine) == set(its) and all(
             np.shares_memory(mine[name], its[name]) for name in its if name != SAMPLES
         )
 
     def segment(self) -> tuple[dict[str, Vector], Arrays]:
         """Return the segment's state, for `Stage.load`."""
-        return self._arrays(SEGMENT), self._arrays(BESIDE)
+        return kept(self._state, SEGMENT), kept(self._state, BESIDE)
 
     def put(self, batch: int, tensors: NDArray[Any], labels: Any, micro: int = 0) -> None:
         """Keep a message's tensors, (mini-batches, samples, ...), and their labels."""
@@ -75,21 +73,13 @@ class Kept:
     def memory(self, name: str) -> Memory:
         """Return what a codec keeps, to be changed in place."""
         if name not in self._memories:
-            self._memories[name] = self._arrays(MEMORY + name)
+            self._memories[name] = kept(self._state, MEMORY + name)
         return self._memories[name]
 
     def save(self, stage: Stage) -> None:
         """Put everything into the node's state."""
-        self._write(SEGMENT, stage.arrays(whole=True))
-        self._write(BESIDE, stage.beside())
-        self._write(SENT, self._sent)
+        keep(self._state, SEGMENT, stage.arrays(whole=True))
+        keep(self._state, BESIDE, stage.beside())
+        keep(self._state, SENT, self._sent)
         for name, memory in self._memories.items():
-            self._write(MEMORY + name, memory)
-
-    def _arrays(self, record: str) -> Arrays:
-        kept = cast(ArrayRecord, self._state.get(record, ArrayRecord()))
-        return {name: own_array(array) for name, array in kept.items()}
-
-    def _write(self, record: str, arrays: Arrays) -> None:
-        flat = {name: FlatArray(np.asarray(array)) for name, array in arrays.items()}
-        self._state[record] = filled(ArrayRecord(), flat)
+            keep(self._state, MEMORY + name, memory)

@@ -15,13 +15,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from client.node import Node
 from client.samples import Samples
-from compression.flower import CompressionMod
+from compression.flower import Uplink
 from compression.layout import Layout
 from compression.statistics import trained_entries
 from conf import Config
-from conf.build import codec_of, data_of, device_of, model_of, optimizer_of
+from conf.build import (
+    codec_of,
+    data_of,
+    device_of,
+    model_of,
+    optimizer_of,
+    server_optimizer_of,
+)
 from task.draws import OwnStream, stream_seed
 from task.flat import FlatModel
+from task.orders import EXAMPLES, LOSS, STEPS, Orders
 from task.process import settle
 from task.steps import batches, evaluate
 
@@ -51,16 +59,34 @@ class Trainer:
         self.samples = Samples(config, self.data, folder)
         names = self.flat.names
         self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
-        self.mod = CompressionMod(codec_of(config), self.layout, config.seed)
+        self._trained = trained_entries(self.layout)
+        self.uplink = Uplink(
+            codec_of(config),
+            layout=self.layout,
+            seed=config.seed,
+            optimizer=server_optimizer_of(config),
+            masked=bool(config.strategy.get("mask_received")),
+        )
 
-    def train(
-        self, node: Node, start: Vector, *, server_round: int, lr: float, proximal_mu: float = 0.0
-    ) -> tuple[Vector, Metrics]:
+    def update(self, node: Node, model: Vector, orders: Orders) -> tuple[Vector, Metrics]:
+        """Return what a server's optimiser is to subtract from `model`, float32 (n,), and metrics.
+
+        The gradient of one mini-batch, or minus the delta: `model` before less after training.
+        BatchNorm's statistics are values. It may be a view that the next call overwrites.
+        """
+        if self.config.strategy["update"] == "gradient":
+            return self.gradient(node, model, number=orders.number - 1)
+        trained, metrics = self.train(node, model, orders)
+        update: Vector = model - trained
+        update[self._trained :] = trained[self._trained :]
+        return update, metrics
+
+    def train(self, node: Node, start: Vector, orders: Orders) -> tuple[Vector, Metrics]:
         """Train from the model `start`, float32 (n,); return the new model and metrics.
 
-        The model returned is a view that the next call overwrites. Randomness comes from
-        (seed, node, round) alone. `proximal_mu`: FedProx's pull towards `start` (Li et al. 2020,
-        equation 2).
+        The model returned is a view that the next call overwrites. Randomness comes from (seed,
+        node, number of the update) alone. `orders.proximal_mu`: FedProx's pull towards `start` (Li
+        et al. 2020, equation 2).
         """
         flat, optimizer = self.flat, self.optimizer
         images, labels = self.samples.of(node, held_back=False)
@@ -69,24 +95,24 @@ class Trainer:
             flat.module.train()
         optimizer.state.clear()
         for group in optimizer.param_groups:
-            group["lr"] = lr
-        generator = self.samples.generator(node, server_round)
-        anchor = flat.parameters.clone() if proximal_mu else None
+            group["lr"] = orders.lr
+        generator = self.samples.generator(node, orders.number)
+        anchor = flat.parameters.clone() if orders.proximal_mu else None
         total, steps = torch.zeros((), device=self.device), 0
-        with self._layers_draws(node, server_round):
+        with self._layers_draws(node, orders.number):
             for x, y in self._batches(images, labels, generator):
                 flat.zero_grad()
                 loss = self.loss(flat.module(x), y)
                 loss.backward()
                 if anchor is not None and (gradient := flat.parameters.grad) is not None:
-                    gradient.add_(flat.parameters - anchor, alpha=proximal_mu)
+                    gradient.add_(flat.parameters - anchor, alpha=orders.proximal_mu)
                 self._step(optimizer)
                 total += loss.detach()
                 steps += 1
         metrics: Metrics = {
-            "loss": total.item() / steps,
-            "num-examples": len(labels),
-            "num-steps": steps,
+            LOSS: total.item() / steps,
+            EXAMPLES: len(labels),
+            STEPS: steps,
         }
         return flat.state.detach().cpu().numpy(), metrics
 
@@ -106,12 +132,12 @@ class Trainer:
         with self._layers_draws(node, number):
             loss = self.loss(flat.module(x), y)
             loss.backward()
-        metrics: Metrics = {"loss": loss.item(), "num-examples": len(y), "num-steps": 1}
+        metrics: Metrics = {LOSS: loss.item(), EXAMPLES: len(y), STEPS: 1}
         gradient = flat.collect_grad().cpu().numpy()
         if len(gradient) < len(model):
             rest = flat.state[len(gradient) :].detach().cpu().numpy()
             gradient = np.concatenate([gradient, rest])
-            others = slice(flat.num_parameters, trained_entries(self.layout))
+            others = slice(flat.num_parameters, self._trained)
             gradient[others] = model[others] - gradient[others]
         return gradient, metrics
 
@@ -121,7 +147,7 @@ class Trainer:
         self.flat.load(state)
         with OwnStream(self.device, stream_seed(self.config.seed, node.index)):
             measured = evaluate(self.flat.module, images, labels)
-        return {**measured._asdict(), "num-examples": len(labels)}
+        return {**measured._asdict(), EXAMPLES: len(labels)}
 
     def _layers_draws(self, node: Node, number: int) -> OwnStream:
         """Return the context in which the model draws (dropout, say) from the node's own stream.

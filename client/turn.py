@@ -14,7 +14,7 @@ from client.kept import Kept
 from client.node import Node
 from client.stage import Stage
 from compression import PayloadError
-from compression.flower.answer import codec_seed
+from compression.flower.state import codec_seed
 from compression.flower.tensors import (
     GRADIENTS,
     pack,

@@ -8,27 +8,29 @@ from logging import getLogger
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from compression import Codec, Layout, PayloadError, Update, decode_update
-from compression.flower import filled, flat_record, to_arrays
+from compression.flower import flat_record, to_arrays
+from compression.flower.arrays import payload_of
+from compression.flower.dialogue import Dialogue, number
+from compression.flower.notes import ToNode
+from compression.flower.replica import Replica
+from compression.flower.steps import Steps
 from compression.flower.traffic import flower_bytes
-from compression.flower.uplink import Uplink
 from compression.payload import quiet
 from compression.stages import Indices, Vector, is_finite
 from conf.schema import FOREVER
-from strategy.answer import number, open_answer
 from strategy.late import Late
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
 from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer, expect_positive
 from strategy.staleness import Ignored, Staleness
 from strategy.statistics import StatisticsMix
-from strategy.versions import Versions, first_replica
 from task.optimizers import SGD
-from task.replica import MODEL
+from task.orders import EXAMPLES, LOSS, Orders
 
 log = getLogger("edgewire")
 IGNORED = Ignored()
@@ -99,7 +101,7 @@ class Asynchronous(ParameterServer):
             raise ValueError("in_flight above 1 goes with methods that keep no memory")
         self.pushes, self.staleness, self.mix, self.buffer = pushes, staleness, mix, buffer
         self.in_flight, self.record_every = in_flight, record_every
-        self._proximal = {"proximal-mu": proximal_mu} if proximal_mu else {}
+        self._mu = proximal_mu
 
     def summary(self) -> None:
         """Log what the strategy does."""
@@ -157,12 +159,12 @@ class Asynchronous(ParameterServer):
         return result
 
     def _begin(self, initial_arrays: ArrayRecord) -> None:
-        self._replica, self._layout = first_replica(SGD(), initial_arrays)
-        self._float32_bytes = flower_bytes(initial_arrays)
-        self._versions = Versions(self._replica, self._layout, follow=False)
+        self._replica, self._layout = Replica.of(SGD(), initial_arrays)
+        self._steps = Steps(self._replica, self._layout, follow=False)
+        plain_bytes = flower_bytes(initial_arrays)
+        self._dialogue = Dialogue(self._steps, self.traffic, self._layout, plain_bytes)
         self._statistics = StatisticsMix(self._layout)
         self._buffered, self._mean = 0, SparseMean(self._statistics.trained)
-        self._uplink = Uplink()
         self._flight: dict[str, Sent] = {}  # in the order of sending
         self._late = Late(self._grid)
         self._known = set[int]()  # nodes that are sent messages
@@ -214,38 +216,28 @@ class Asynchronous(ParameterServer):
     def _send(self, node: int) -> None:
         """Send a node the model as it is now."""
         self._count[node] += 1
-        parcel = self._versions.parcel(None)
-        values = {
-            **self._config,
-            "server-round": self._count[node],
-            "applied": self._uplink.last_applied(node),
-            "workers": self.buffer,
-            **self._proximal,
-        }
-        config = filled(ConfigRecord(), values)
-        content = filled(RecordDict(), {"arrays": parcel.arrays, "config": config})
-        message = Message(content, node, STEP, group_id=str(self._count[node]))
+        count = self._count[node]
+        orders = Orders(cast(float, self._config["lr"]), count, self._mu)
+        note = ToNode(count, workers=self.buffer)
+        (message,) = self._dialogue.messages([node], STEP, orders.config(), note)
+        found = payload_of(message.content) if self.mix else None
         (message_id,) = self._grid.push_messages([message], self._timeout)
-        model = parcel.arrays[MODEL].data if self.mix else b""
         now, version, seen = self._grid.now, self._replica.version, self.staleness.seen()
-        self._flight[message_id] = Sent(node, self._count[node], now, version, seen, model)
-        self.traffic.downlink_bytes += parcel.bytes
-        self.traffic.downlink_bytes_float32 += self._float32_bytes
+        model = found[1] if found else b""
+        self._flight[message_id] = Sent(node, count, now, version, seen, model)
 
     def _receive(self, sent: Sent, reply: Message) -> None:
         """Apply an answer, or say why not."""
         try:
-            answer = open_answer(reply, self.traffic, self._float32_bytes, ["loss"])
-            update = self._uplink.decode(sent.node, answer.payload, answer.note, self._layout)
+            update, metrics = self._dialogue.read(reply, [LOSS])
             self._apply(sent, update)
         except PayloadError as error:
             self._useless(sent.node, str(error))
             return
         self._hopeless = 0
-        self._uplink.applied([sent.node])
+        self._dialogue.receipts.applied([sent.node])
         self.traffic.client_updates += 1
-        metrics = answer.metrics
-        self._losses.append((number(metrics, "loss"), number(metrics, "num-examples")))
+        self._losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
 
     @quiet
     def _apply(self, sent: Sent, update: Update) -> None:
@@ -275,7 +267,7 @@ class Asynchronous(ParameterServer):
             self._expect_finite(indices, values, rate)
         self._replica.apply(indices, values, rate)
         self.staleness.applied(indices)
-        self._versions.add(b"", rate)
+        self._steps.add(b"", rate)
 
     def _expect_finite(self, indices: Indices | None, values: Vector, rate: float) -> None:
         moved = self._replica.model[slice(len(values)) if indices is None else indices]

@@ -8,29 +8,28 @@ from collections.abc import Iterable
 from logging import getLogger
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from compression import Codec, PayloadError, decode_update
-from compression.flower import (
-    flat_record,
-    reason_of,
-    to_arrays,
-)
+from compression.flower import flat_record, to_arrays
+from compression.flower.dialogue import Dialogue, number
+from compression.flower.notes import ToNode
+from compression.flower.replica import Replica
+from compression.flower.steps import Steps
 from compression.flower.traffic import flower_bytes
-from compression.flower.uplink import Uplink
 from compression.stages import DIVERGED, is_finite
-from strategy.answer import MOST, number, open_answer
 from strategy.exchange import Exchange
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
 from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer
 from strategy.statistics import StatisticsMix
-from strategy.versions import Versions, first_replica
 from task.optimizers import SGD, ServerOptimizer
+from task.orders import DRIFT, EXAMPLES, LOSS, STEPS, Orders
 
-WEIGHTS = (None, "num-examples", "num-steps")  # metrics that every node reports
+WEIGHTS = (None, EXAMPLES, STEPS)  # metrics that every node reports
+MOST = 2**63  # samples or weight of a node
 PLAIN_SGD = SGD()
 log = getLogger("edgewire")
 
@@ -88,7 +87,7 @@ class SparseAveraging(ParameterServer):
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
         self.quorum, self.weighted_by_key = quorum, weighted_by_key
         self.verify_every = verify_every
-        self._measured = ("loss", "drift") if mask_received else ("loss",)
+        self._measured = (LOSS, DRIFT) if mask_received else (LOSS,)
         self._downlink, self._seed = downlink, seed
         self._asked: list[int] = []
 
@@ -130,13 +129,13 @@ class SparseAveraging(ParameterServer):
         return result
 
     def _begin(self, initial_arrays: ArrayRecord) -> None:
-        self._replica, self._layout = first_replica(self.optimizer, initial_arrays)
+        self._replica, self._layout = Replica.of(self.optimizer, initial_arrays)
         layout = self._layout
-        self._float32_bytes = flower_bytes(initial_arrays)
-        self._versions = Versions(self._replica, layout, follow=self._downlink is not None)
+        self._steps = Steps(self._replica, layout, follow=self._downlink is not None)
+        plain_bytes = flower_bytes(initial_arrays)
+        self._dialogue = Dialogue(self._steps, self.traffic, layout, plain_bytes)
         self._statistics = StatisticsMix(layout)
         self._mean = SparseMean(self._statistics.trained)
-        self._uplink = Uplink()
         self._memory: dict[str, Any] = {}  # the downlink codec's
         self._hopeless = 0
 
@@ -145,28 +144,15 @@ class SparseAveraging(ParameterServer):
     ) -> list[Message]:
         """Draw the nodes; bring each to the newest version. Nodes alike share one content."""
         self._lr = cast(float, config["lr"])
-        told = {**config, "server-round": server_round}
-        follow = self._downlink is not None
-        if follow and self.verify_every and not server_round % self.verify_every:
-            told["checksum"] = self._versions.checksum()
-        contents: dict[tuple[int | None, int], tuple[RecordDict, int]] = {}
-        messages = []
         self._draw(server_round, grid)
-        told["workers"] = min(self._needed, len(self._asked))
-        for node in self._asked:
-            key = self._versions.base_of(node), self._uplink.last_applied(node)
-            if key not in contents:
-                parcel = self._versions.parcel(key[0])
-                record = ConfigRecord({**told, **parcel.config, "applied": key[1]})
-                contents[key] = (
-                    RecordDict({"arrays": parcel.arrays, "config": record}),
-                    parcel.bytes,
-                )
-            content, size = contents[key]
-            messages.append(Message(content, node, STEP, group_id=str(server_round)))
-            self.traffic.downlink_bytes += size
-        self.traffic.downlink_bytes_float32 += self._float32_bytes * len(messages)
-        return messages
+        workers = min(self._needed, len(self._asked))
+        verify = self._downlink is not None and self.verify_every
+        name = None
+        if verify and not server_round % verify:
+            name = self._steps.checksum()
+        note = ToNode(server_round, workers=workers, checksum=name)
+        orders = Orders(self._lr, server_round)
+        return self._dialogue.messages(self._asked, STEP, orders.config(), note)
 
     def _draw(self, server_round: int, grid: Grid) -> None:
         """Decide which nodes are asked, in their own order, and how many answers will do.
@@ -206,7 +192,7 @@ class SparseAveraging(ParameterServer):
         self.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
             self._step()
-            self._uplink.applied(used)
+            self._dialogue.receipts.applied(used)
             self.traffic.client_updates += len(used)
         return None, None
 
@@ -217,20 +203,15 @@ class SparseAveraging(ParameterServer):
         """
         if reply is None:
             raise PayloadError("no answer in time")
-        if reply.has_error():
-            self._versions.lost(node)
-            raise PayloadError(reason_of(reply))
-        self._versions.confirm(node, self._replica.version)
-        answer = open_answer(reply, self.traffic, self._float32_bytes, self._measured)
-        weight = number(answer.metrics, self.weighted_by_key) if self.weighted_by_key else 1.0
+        update, metrics = self._dialogue.read(reply, self._measured)
+        weight = number(metrics, self.weighted_by_key) if self.weighted_by_key else 1.0
         if not 0 < weight < MOST:
             raise PayloadError("its weight must be above 0, below 2^63")
-        update = self._uplink.decode(node, answer.payload, answer.note, self._layout)
         indices, values, statistics = self._statistics.cut(update)
         self._mean.add(indices, values, weight)
         share = self.server_lr if self.update == "delta" else 1.0
         self._statistics.add(statistics, share, weight)
-        return answer.metrics
+        return metrics
 
     def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
         """Return the mean loss (and drift), weighed by the nodes' samples."""
@@ -257,4 +238,4 @@ class SparseAveraging(ParameterServer):
             if not self._downlink.exact:
                 _, indices, values, *_ = decode_update(payload, self._layout)
         self._replica.apply(indices, values, rate)
-        self._versions.add(payload, rate)
+        self._steps.add(payload, rate)

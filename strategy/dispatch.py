@@ -13,10 +13,10 @@ from flwr.common.constant import ErrorCode
 from compression import Layout, PayloadError
 from compression.flower import filled, to_vector
 from compression.flower.arrays import payload_records
+from compression.flower.dialogue import number
 from compression.flower.tensors import NO_SEGMENT
 from compression.flower.traffic import reason_of
 from strategy.activations import ActivationStore
-from strategy.answer import number
 from strategy.copies import Copies
 from strategy.crew import Crew
 from strategy.flow import Task

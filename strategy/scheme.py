@@ -1,4 +1,4 @@
-"""The configured scheme: one of ours, or one of Flower's strategies wrapped to send payloads."""
+"""The configured scheme: one of ours, or one of Flower's strategies over a link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from compression import Codec
-from compression.flower import Compressed, Traffic
+from compression.flower import Link, Sheltered, Traffic, flat_record, layout_of, to_vector
+from compression.flower.traffic import flower_bytes
 from conf import Config, ConfigError
 from conf.build import codec_of, downlink_of, gradients_of, strategy_of
 from strategy.segments import Segmented
@@ -83,16 +84,45 @@ def scheme_of(config: Config) -> Scheme:
     return scheme
 
 
-class Federated(Compressed):
-    """Any of Flower's strategies, its models as payloads, its draws from (seed, round) alone.
+class Federated(Sheltered):
+    """Any of Flower's strategies over a link, its draws from (seed, round) alone.
 
     Flower's strategies sample nodes with Python's global generator, which other threads of a
     process use too: it is set anew right before each round draws.
     """
 
     def __init__(self, strategy: Strategy, downlink: Codec | None, seed: int) -> None:
-        super().__init__(strategy, downlink=downlink, seed=seed, flat=True)
-        self._seed = seed
+        super().__init__(strategy)
+        self._downlink, self._seed = downlink, seed
+        self.traffic = Traffic()
+        self.train_metrics: MetricRecord | None = None  # the last round's, from the nodes
+        self.evaluate_metrics: MetricRecord | None = None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the strategy's rounds; arguments and result as `Strategy.start`, arrays flat."""
+        self._layout = layout_of(initial_arrays)
+        link = Link(
+            grid,
+            downlink=self._downlink,
+            seed=self._seed,
+            layout=self._layout,
+            plain_bytes=flower_bytes(initial_arrays),
+            traffic=self.traffic,
+        )
+        arrays = flat_record(to_vector(initial_arrays))
+        configs = train_config, evaluate_config
+        result = super().start(link, arrays, num_rounds, timeout, *configs, evaluate_fn)
+        link.end()
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -107,3 +137,17 @@ class Federated(Compressed):
         """Configure evaluation after setting the generator."""
         random.seed(f"{self._seed} {server_round} evaluate")
         return super().configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate, and keep what the nodes measured."""
+        arrays, self.train_metrics = super().aggregate_train(server_round, replies)
+        return arrays, self.train_metrics
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Aggregate, and keep what the nodes measured."""
+        self.evaluate_metrics = super().aggregate_evaluate(server_round, replies)
+        return self.evaluate_metrics

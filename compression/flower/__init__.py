@@ -1,9 +1,8 @@
-"""Flower's side of compression: a mod for the ClientApp and a wrapper for any Strategy.
+"""The link between a Flower server and its nodes, both ends: models and updates as payloads.
 
-`Compressed(FedAvg(...))` sends the model as one payload and hands the wrapped strategy what the
-nodes' compressed deltas decode to; `CompressionMod` does the reverse at the node. Neither the
-strategy nor the ClientApp sees a payload. Works with every message-API strategy that averages,
-sorts or measures arrays, since these treat a model as one long vector.
+`strategy.start(grid=Link(grid), ...)` at the server, `ClientApp(mods=[Uplink("int8")])` at the
+nodes: neither the strategy nor the ClientApp sees a payload. See docs/architecture.md for the way
+of one update through these files.
 """
 
 from .arrays import (
@@ -15,16 +14,19 @@ from .arrays import (
     payload_record,
     to_arrays,
     to_vector,
+    update_record,
 )
-from .mod import CompressionMod
+from .link import Link
+from .sheltered import Sheltered
 from .traffic import Traffic, reason_of
-from .wrapper import Compressed
+from .uplink import Uplink
 
 __all__ = [
-    "Compressed",
-    "CompressionMod",
     "FlatArray",
+    "Link",
+    "Sheltered",
     "Traffic",
+    "Uplink",
     "filled",
     "flat_record",
     "layout_of",
@@ -33,4 +35,5 @@ __all__ = [
     "reason_of",
     "to_arrays",
     "to_vector",
+    "update_record",
 ]

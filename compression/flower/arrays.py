@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from ..layout import Layout
@@ -19,6 +19,7 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 Filled = TypeVar("Filled", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 STYPE = "edgewire.payload"  # an Array of this kind holds a payload, not an .npy file
 FLAT = "flat"  # the name of the one Array of a model handed over as a vector
+UPDATE = "update"  # that of an update: what the server's optimiser is to subtract
 
 
 class FlatArray(Array):
@@ -65,6 +66,11 @@ def filled(record: Filled, values: Mapping[str, Any]) -> Filled:
 def flat_record(vector: Vector) -> ArrayRecord:
     """Return an ArrayRecord of one Array that holds the whole model, float32 (n,)."""
     return filled(ArrayRecord(), {FLAT: FlatArray(vector)})
+
+
+def update_record(vector: Vector) -> ArrayRecord:
+    """Return an ArrayRecord of an update, float32 (n,), that an app has computed itself."""
+    return filled(ArrayRecord(), {UPDATE: FlatArray(vector)})
 
 
 def layout_of(arrays: ArrayRecord) -> Layout:
@@ -156,6 +162,10 @@ def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]
     return [(name, record) for name, record in content.items() if isinstance(record, kind)]
 
 
-def replace_arrays(content: RecordDict, name: str, arrays: ArrayRecord) -> RecordDict:
-    """Return a RecordDict with one ArrayRecord exchanged; the others are shared, not copied."""
-    return RecordDict({k: arrays if k == name else v for k, v in content.items()})
+def with_content(
+    message: Message, content: RecordDict | None, error: Error | None = None
+) -> Message:
+    """Return a message of the same metadata, which are shared, with another content or an error."""
+    other = Message.__new__(Message)
+    other.__dict__.update(message.__dict__, _content=content, _error=error)
+    return other

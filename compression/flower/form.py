@@ -15,7 +15,7 @@ from ..own import Own
 from ..payload import Update
 from ..stages import PayloadError
 from ..statistics import is_statistic, matches
-from .arrays import FLAT, Vector, flat_record, to_vector
+from .arrays import Vector
 
 
 class Model(NamedTuple):
@@ -142,19 +142,17 @@ def _form(whole: Layout, beside: tuple[int, ...]) -> Form:
     return Form(whole, beside)
 
 
-def packed(model: Model) -> ArrayRecord:
-    """Return a model as a strategy's rounds hand it on: one flat Array, and the others by name."""
-    record = flat_record(model.vector)
-    for position, name, array in model.own:
-        record[f"{position} {name}"] = Array(array)
-    return record
-
-
-def unpacked(arrays: ArrayRecord) -> Model:
-    """Undo `packed`."""
-    own: list[Own] = []
-    for key, array in arrays.items():
-        if key != FLAT:
-            position, _, name = key.partition(" ")
-            own.append(Own(int(position), name, array.numpy()))
-    return Model(to_vector(ArrayRecord({FLAT: arrays[FLAT]})), tuple(own))
+def moved(model: Model, form: Form, to: Form) -> Model:
+    """Return the vector of a model in a form of other tensors: by name and shape, 0 where new."""
+    ours = {
+        (name, shape): place
+        for place, (name, shape) in enumerate(
+            zip(form.layout.names, form.layout.shapes, strict=True)
+        )
+    }
+    vector = np.zeros(to.layout.size, dtype=np.float32)
+    bounds, there = form.layout.offsets, to.layout.offsets
+    for place, tensor in enumerate(zip(to.layout.names, to.layout.shapes, strict=True)):
+        if (mine := ours.get(tensor)) is not None:
+            vector[there[place] : there[place + 1]] = model.vector[bounds[mine] : bounds[mine + 1]]
+    return Model(vector)

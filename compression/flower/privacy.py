@@ -17,7 +17,9 @@ from ..codec import Codec
 from ..layout import Layout
 from ..payload import decode
 from ..stages import PayloadError
+from ..statistics import exact_tensors
 from .arrays import Vector, records
+from .form import Form
 
 
 def clip_of(content: RecordDict) -> float | None:
@@ -38,9 +40,14 @@ def keeps_clip(codec: Codec, layout: Layout) -> bool:
     )
 
 
-def expect_clip_kept(codec: Codec, layout: Layout) -> None:
-    """Raise `PayloadError` for a codec that goes with no clipping at the nodes."""
-    if not keeps_clip(codec, layout):
+def expect_clip_kept(codec: Codec, form: Form) -> None:
+    """Raise `PayloadError` for a codec or a model that goes with no clipping at the nodes."""
+    if not codec.exact and (form.beside or exact_tensors(form.layout)):
+        raise PayloadError(
+            "BatchNorm's running statistics, integers and exact tensors travel as values, which no "
+            "clipping covers: with differential privacy take a model without (GroupNorm, LayerNorm)"
+        )
+    if not codec.exact and not keeps_clip(codec, form.layout):
         names = f"{codec.sparsifier.name} with {codec.quantizer.name}"
         raise PayloadError(
             f"{names} does not keep the norm to which this node clips, so the noise of differential"

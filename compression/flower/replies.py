@@ -72,6 +72,6 @@ def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: byt
         log.warning(
             "the model's arrays have no names, so BatchNorm's running statistics among them are "
             "compressed as weights are: give ArrayRecord(model.state_dict()), or "
-            'Compressed(..., exact=["3", "4"]) with their numbers'
+            'Link(grid, exact=["3", "4"]) with their numbers'
         )
     return lost

@@ -1,49 +1,34 @@
-"""What compression keeps of one node, in its `Context.state`: it lives on every engine."""
+"""What the link keeps of one node, in its `Context.state`: it lives on every engine."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.app.typing import ConfigRecordValues
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest
 
-from ..stages import Buffer, Memory, PayloadError
+from ..codec import Codec
+from ..layout import Layout
+from ..own import Own
+from ..stages import Buffer, Memory
 from .arrays import FlatArray, Vector, filled
 
-NOTE = "compression-note"  # the ConfigRecord of a message about what was applied, and what travels
-MEMORY, NUMBERS = "compression-memory", "compression-numbers"  # records in the state
-HEALS = "will be sent whole next time"  # ends an error that the server answers by doing so
-Note = dict[str, ConfigRecordValues]
-_REPLICA, _LAST = "replica", "last-payload"  # entries of MEMORY beside the codec's own arrays
-
-
-def note_of(content: RecordDict) -> Note:
-    """Return what a message's note of compression says; empty if it has none.
-
-    `applied` and `sequence`: numbers of a node's replies, from 1; `workers`: of the nodes asked in
-    this round; `base` and `version`: names of versions; `exact`: patterns of names of tensors that
-    travel in their own type. Raises PayloadError for anything else: it comes from another program.
-    """
-    record = content.get(NOTE, ConfigRecord())
-    if not isinstance(record, ConfigRecord):
-        raise PayloadError(f"the record {NOTE!r} must be a ConfigRecord")
-    note = dict(record)
-    for key, value in note.items():
-        if key == "exact" and isinstance(value, list) and all(type(v) is str for v in value):
-            continue
-        number = type(value) is int and 0 < value < 1 << 62
-        name = type(value) is bytes and len(value) == 8
-        if not (number if key in ("applied", "sequence", "workers") else name):
-            raise PayloadError(f"the record {NOTE!r} holds {value!r} as {key}")
-    return note
+MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state
+_LAST = "last-payload"  # an entry of MEMORY beside the codec's own arrays
+Arrays = dict[str, NDArray[Any]]
 
 
 def checksum(vector: Vector) -> bytes:
-    """Return 8 bytes that name a version of the model, float32 (n,)."""
+    """Return 8 bytes that name the content of a model, float32 (n,)."""
     return xxh3_64_digest(np.ascontiguousarray(vector, dtype="<f4").data)
+
+
+def codec_seed(seed: int, node: int, number: int) -> int:
+    """Mix run seed, node (its partition) and update number into one, for codecs that draw."""
+    return (seed << 96) | (node << 32) | number
 
 
 def own_array(array: Array) -> NDArray[Any]:
@@ -54,30 +39,78 @@ def own_array(array: Array) -> NDArray[Any]:
     return own
 
 
-class NodeState:
-    """A node's memory, its place in the dialogue with the server, and its replica of the model.
+def kept(state: RecordDict, record: str) -> Arrays:
+    """Return a record's arrays, shared with the state; none if it is not there.
 
-    Arrays are shared with the `Context`, not copied; one that has crossed a process boundary is
-    copied once: Flower's are bytes, Ray's read-only views. `save` writes everything back.
+    One that has crossed a process boundary is copied: Flower's are bytes, Ray's read-only views.
+    """
+    arrays = cast(ArrayRecord, state.get(record, ArrayRecord()))
+    return {name: own_array(array) for name, array in arrays.items()}
+
+
+def keep(state: RecordDict, record: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Put arrays into a node's state; they are shared, not copied."""
+    flat = {name: FlatArray(np.asarray(array)) for name, array in arrays.items()}
+    state[record] = filled(ArrayRecord(), flat)
+
+
+class NodeState:
+    """A node's memory of what it did not send, and its last answer until that is known as applied.
+
+    `save` writes everything back.
     """
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
-        arrays = cast(ArrayRecord, state.get(MEMORY, ArrayRecord()))
-        self.memory: Memory = {name: own_array(array) for name, array in arrays.items()}
-        self.replica: Vector | None = self.memory.pop(_REPLICA, None)
+        self.memory: Memory = kept(state, MEMORY)
         last = self.memory.pop(_LAST, None)
-        self.last: Buffer | None = None if last is None else last.data  # reply not known as applied
+        self.last: Buffer | None = None if last is None else last.data
         numbers = cast(ConfigRecord, state.get(NUMBERS, ConfigRecord()))
-        self.sequence = cast(int, numbers.get("sequence", 0))  # of the last reply
+        self.sequence = cast(int, numbers.get("sequence", 0))  # of the last answer
 
     def save(self) -> None:
         """Put everything into the node's state."""
-        arrays = dict(self.memory)
-        if self.replica is not None:
-            arrays[_REPLICA] = self.replica
-        if self.last is not None:
-            arrays[_LAST] = np.frombuffer(self.last, dtype=np.uint8)
-        flat = {name: FlatArray(array) for name, array in arrays.items()}
-        self._state[MEMORY] = filled(ArrayRecord(), flat)
-        self._state[NUMBERS] = ConfigRecord({"sequence": self.sequence})
+        last = {} if self.last is None else {_LAST: np.frombuffer(self.last, dtype=np.uint8)}
+        keep(self._state, MEMORY, {**self.memory, **last})
+        self._state[NUMBERS] = filled(ConfigRecord(), {"sequence": self.sequence})
+
+    def encoded(
+        self,
+        codec: Codec,
+        update: Vector,
+        layout: Layout,
+        *,
+        applied: int,
+        seed: int,
+        loss: float | None = None,
+        workers: int = 0,
+        named: bool = False,
+        own: Sequence[Own] = (),
+    ) -> bytes:
+        """Return the payload of the next answer, whose number is then `sequence`; all is saved.
+
+        `applied`: number of this node's last answer that is in the server's model (0: none). If
+        that is not the last one sent, that one is put back into the memory first, so that nothing
+        is lost, and a payload never builds on one that the server does not have. A node that lost
+        its state goes on counting where the server is. Errors as `Codec.encode`.
+        """
+        arrived = applied == self.sequence
+        if not arrived and self.last is not None:
+            codec.put_back(self.last, layout, self.memory)
+            self.last = None
+            self.save()  # now: what follows may raise
+        payload = codec.encode(
+            update,
+            layout,
+            memory=self.memory,
+            seed=seed,
+            names=named,
+            loss=loss,
+            workers=workers,
+            as_before=arrived and self.sequence > 0,
+            own=own,
+        )
+        self.sequence = max(applied, self.sequence) + 1
+        self.last = payload if codec.keeps else None
+        self.save()
+        return payload

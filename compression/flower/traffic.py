@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message
 
 from ..stages import PayloadError
 from .arrays import STYPE
-from .state import HEALS
+from .notes import HEALS
 
 log = getLogger("edgewire")
 
@@ -48,10 +48,9 @@ def reason_of(reply: Message) -> str:
 
 
 HINTS = {
-    STYPE: "the ClientApp was handed a payload: give it mods=[CompressionMod(...)], "
-    "before any other mod",
-    "CompressionMod": "give the ClientApp mods=[CompressionMod(...)], before any other mod",
-    "_mod expects": "put CompressionMod before any other mod",
+    STYPE: "the ClientApp was handed a payload: give it mods=[Uplink(...)], before any other mod",
+    "Uplink": "give the ClientApp mods=[Uplink(...)], before any other mod",
+    "_mod expects": "put Uplink before any other mod",
     "ArrayRecord": "a reply must hold one ArrayRecord, the model, and one MetricRecord",
 }
 

@@ -1,56 +1,201 @@
-"""What nodes send: which updates were applied, so that each is applied once and none is lost."""
+"""The node's end of the link: a mod for the ClientApp."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
+import time
+from dataclasses import replace
+from logging import getLogger
+from typing import Any, NamedTuple
 
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+
+from ..codec import Codec
 from ..layout import Layout
-from ..payload import Update, decode_update
-from ..stages import Indices, PayloadError
-from .state import Note
+from ..stages import PayloadError
+from ..statistics import changes
+from .arrays import (
+    UPDATE,
+    flat_record,
+    layout_of,
+    payload_of,
+    payload_record,
+    records,
+    to_vector,
+    with_content,
+)
+from .follower import Follower
+from .form import Form, Model, form_of_models, form_of_updates, moved
+from .method import chosen
+from .notes import NOTE, ToNode, ToServer, read, written
+from .privacy import clip_of, expect_clip_kept, within_clip
+from .replica import Optimizer
+from .state import NodeState, codec_seed
+
+log = getLogger("edgewire")
+
+
+class Change(NamedTuple):
+    """What there is to encode: an update, or the model itself if `whole`."""
+
+    values: Model
+    layout: Layout
+    whole: bool = False
+    named: bool = False
 
 
 class Uplink:
-    """The server's end of the sequence numbers that nodes with a memory put into their replies.
+    """Decodes the model that comes, and answers with what the app has changed in it, compressed.
 
-    The next message to a node says which of its replies was applied last; a node puts back what
-    was not. Remembered for each such node: that number, and the indices of its last applied update
-    if its method may repeat them.
+    `method`: a codec, or the name of a sparsifier, quantizer or coder, `options` with it:
+    `Uplink("topk", density=0.01, quantizer="int8")`. A method that loses nothing sends the model
+    itself, to the last bit. Messages that carry no payload pass through untouched; the first that
+    carries arrays is warned of. What the codec keeps unsent lives in `Context.state`; an answer
+    that the server did not apply, as its next message tells, is put back into it. Methods that
+    steer by the loss read `loss` from the answer's metrics.
+
+    With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, no copies);
+    without, as named arrays in their own shapes and types. An app that computes an update itself
+    (a gradient, what the server is to subtract) returns it as `update_record`. `optimizer`: of a
+    server whose steps nodes follow; `masked`: CE-SGD's line 7 taken literally. `seconds` among the
+    answer's metrics will be those of the mod, too.
+
+    Raises `TypeError` and `ValueError` as `method.chosen`; in a message `PayloadError` for a
+    payload that does not decode or is relative to a version that this node does not have, for an
+    update that holds NaN or infinity, for an answer with several models, and for a method that does
+    not keep the norm to which a mod of differential privacy has clipped. Flower turns these into
+    error replies.
     """
 
-    def __init__(self) -> None:
-        self._applied: dict[int, int] = {}
-        self._indices: dict[int, Indices] = {}
-        self._pending: dict[int, tuple[int, Update]] = {}
+    def __init__(
+        self,
+        method: Codec | str,
+        *,
+        layout: Layout | None = None,
+        seed: int = 0,
+        optimizer: Optimizer | None = None,
+        masked: bool = False,
+        **options: Any,
+    ) -> None:
+        self.codec = chosen(method, **options)
+        self._layout, self._seed, self._masked = layout, seed, masked
+        self._follower = Follower(layout, optimizer)
+        self._warned = False
 
-    def note_for(self, node: int) -> Note:
-        """Return what the next message must tell a node; nothing for one without a memory."""
-        return {"applied": self._applied[node]} if node in self._applied else {}
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Decode, call the app, encode what it changed."""
+        began = time.perf_counter()
+        found = payload_of(message.content)
+        if found is None:
+            self._warn(message)
+            return call_next(message, context)
+        name, note = found[0], read(message.content, ToNode)
+        arrays = message.content[name]
+        assert isinstance(arrays, ArrayRecord)
+        form, start = self._follower.model(arrays, note, context.state)
+        drift = 0.0
+        if self._masked:
+            vector, drift = self._follower.masked(start.vector, arrays, note, context.state)
+            start = Model(vector)
+        clip = clip_of(message.content)
+        if clip is not None:
+            expect_clip_kept(self.codec, form)
+        shown = form.arrays(start) if self._layout is None else flat_record(start.vector)
+        content = {k: shown if k == name else v for k, v in message.content.items() if k != NOTE}
+        reply = call_next(with_content(message, RecordDict(content)), context)
+        if reply.has_error():
+            return reply
+        answer = ToServer(version=note.version)
+        if (key := _key_of_model(reply.content, name)) is not None:
+            change = self._change(reply.content[key], form, start)  # type: ignore[arg-type]
+            payload, answer = self._encoded(change, note, clip, reply.content, context)
+            reply.content[key] = payload_record(payload)
+        record = written(answer)
+        if record:
+            reply.content[NOTE] = record
+        self._measure(reply.content, time.perf_counter() - began, drift)
+        return reply
 
-    def last_applied(self, node: int) -> int:
-        """Return the number of the node's answer that was applied last; 0 if none, or no matter."""
-        return self._applied.get(node, 0)
+    def _change(self, record: ArrayRecord, form: Form, start: Model) -> Change:
+        """Return what is to be sent of a record that the app has returned."""
+        if UPDATE in record:
+            return Change(Model(to_vector(record)), form.layout)
+        if self._layout is not None:
+            model, own, named = Model(to_vector(record, self._layout)), form, False
+        else:
+            named = set(record) != set(form.whole.names)
+            own = form_of_updates(layout_of(record)) if named else form
+            model = own.model(record)
+        if self.codec.exact:  # a difference would be rounded
+            whole = form_of_models(own)
+            values = model if whole.beside == own.beside else whole.model(record)
+            return Change(values, whole.layout, True, named)
+        if named:
+            start = moved(start, form, own)
+        delta = changes(model.vector, start.vector, own.layout, self.codec.exact_names)
+        return Change(Model(delta, model.own), own.layout, False, named)
 
-    def decode(self, node: int, payload: bytes, note: Note, layout: Layout) -> Update:
-        """Decode a node's update; whether it is applied is for `applied` to say.
+    def _encoded(
+        self,
+        change: Change,
+        note: ToNode,
+        clip: float | None,
+        content: RecordDict,
+        context: Context,
+    ) -> tuple[bytes, ToServer]:
+        """Return the payload, and what is said of it."""
+        (values, own), layout, whole, named = change
+        node = int(context.node_config.get("partition-id", context.node_id))
+        seed = codec_seed(self._seed, node, note.number or 0)
+        if clip is not None and not whole:
+            values = within_clip(self.codec, values, layout, clip, seed)
+        says = ToServer(None, note.version, int(whole) or None, int(named) or None)
+        if not self.codec.memory_bytes(layout):
+            return self.codec.encode(values, layout, seed=seed, names=named, own=own), says
+        state = NodeState(context.state)
+        payload = state.encoded(
+            self.codec,
+            values,
+            layout,
+            applied=note.applied or 0,
+            seed=seed,
+            loss=_loss(content),
+            workers=note.workers or 0,
+            named=named,
+            own=own,
+        )
+        return payload, replace(says, sequence=state.sequence)
 
-        Raises PayloadError for one that was applied before, repeats unknown indices, or is broken.
-        """
-        sequence = cast(int, note.get("sequence", 0))
-        if sequence and sequence <= self._applied.get(node, 0):
-            raise PayloadError(f"its update {sequence} was applied already")
-        self._pending.pop(node, None)
-        update = decode_update(payload, layout, before=self._indices.get(node))
-        if sequence:
-            self._pending[node] = sequence, update
-        return update
+    def _measure(self, content: RecordDict, seconds: float, drift: float) -> None:
+        for _, metrics in records(content, MetricRecord):
+            if "seconds" in metrics:
+                metrics["seconds"] = seconds
+            if self._masked:
+                metrics["drift"] = drift
 
-    def applied(self, nodes: Iterable[int]) -> None:
-        """Note that the updates decoded from these nodes, and no others, are in the model now."""
-        for node in nodes:
-            if node in self._pending:
-                self._applied[node], update = self._pending[node]
-                if update.sparsifier.repeats and update.selected is not None:
-                    self._indices[node] = update.selected
-        self._pending.clear()
+    def _warn(self, message: Message) -> None:
+        """Say once that nothing is compressed: the server has no other end."""
+        if not self._warned and records(message.content, ArrayRecord):
+            self._warned = True
+            log.warning(
+                "Uplink: the server's messages carry no payload, so nothing is compressed: start "
+                "its strategy with Link(grid), and put this mod before all others"
+            )
+
+
+def _key_of_model(content: RecordDict, name: str) -> str | None:
+    """Return the name of the record that holds the model: the one it came under, or the only one.
+
+    Raises `PayloadError` if there are several others.
+    """
+    keys = [key for key, _ in records(content, ArrayRecord)]
+    if len(keys) > 1 and name not in keys:
+        raise PayloadError(
+            f"the answer holds {len(keys)} ArrayRecords, none of them {name!r}, the model"
+        )
+    return name if name in keys else next(iter(keys), None)
+
+
+def _loss(content: RecordDict) -> float | None:
+    loss = next((m["loss"] for _, m in records(content, MetricRecord) if "loss" in m), None)
+    return float(loss) if isinstance(loss, int | float) else None

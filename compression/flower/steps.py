@@ -1,45 +1,20 @@
-"""Which version of the model each node has, and what brings it to the newest one."""
+"""What the server sends to nodes that follow its model: the steps that they lack."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
-from flwr.app import ArrayRecord
-
-from compression import make_codec
-from compression.flower import layout_of, to_vector
-from compression.flower.arrays import payload_records
-from compression.flower.state import checksum
-from compression.layout import Layout
-from compression.statistics import trained_entries
-from task.optimizers import ServerOptimizer
-from task.replica import MODEL, VERSION, Replica
+from ..layout import Layout
+from .arrays import payload_records
+from .differences import RAW
+from .ledger import Parcel
+from .replica import MODEL, VERSION, Replica
+from .state import checksum
 
 WORTH_IT = 1.1  # a dense update with its header is no reason for a snapshot yet
-WHOLE = make_codec(quantizer="float32", coder="raw")
 
 
-def first_replica(
-    optimizer: ServerOptimizer, initial_arrays: ArrayRecord
-) -> tuple[Replica, Layout]:
-    """Return version 0, a copy of the named arrays, and their layout.
-
-    Raises `ValueError` if running statistics do not come after all parameters.
-    """
-    layout, vector = layout_of(initial_arrays), to_vector(initial_arrays).copy()
-    return Replica.start(optimizer, trained_entries(layout), vector), layout
-
-
-class Parcel(NamedTuple):
-    """What a message carries of the model, and what to say of it."""
-
-    arrays: ArrayRecord
-    config: dict[str, int | list[float]]
-    bytes: int  # of all payloads in it
-
-
-class Versions:
+class Steps:
     """The updates applied last, kept for nodes that missed some of them.
 
     A node gets those that it lacks, with the rates they were applied at. It gets a snapshot, the
@@ -48,11 +23,12 @@ class Versions:
     it: it leaves out what it has. `follow` False: every message carries the model, nodes keep none.
     """
 
-    def __init__(self, replica: Replica, layout: Layout, follow: bool) -> None:
+    skips = True
+
+    def __init__(self, replica: Replica, layout: Layout, *, follow: bool) -> None:
         self._replica, self._layout, self._follow = replica, layout, follow
         self._recent: deque[tuple[bytes, float]] = deque()
         self._recent_bytes = 0
-        self._has: dict[int, int] = {}
         self._cache: dict[int | None, Parcel] = {}
         floats = [a for name, a in replica.arrays.items() if name != VERSION]
         self._snapshot_bytes = sum(a.nbytes for a in floats)
@@ -67,21 +43,9 @@ class Versions:
         while self._recent_bytes > self._snapshot_bytes and len(self._recent) > 1:
             self._recent_bytes -= len(self._recent.popleft()[0])
 
-    def confirm(self, node: int, version: int) -> None:
-        """Note that a node has a version."""
-        if self._follow:
-            self._has[node] = version
-
-    def lost(self, node: int) -> None:
-        """Note that nobody knows what a node has: it gets a snapshot next."""
-        self._has.pop(node, None)
-
-    def base_of(self, node: int) -> int | None:
-        """Return the version on which a message to the node can build; None: it gets a snapshot."""
-        base = self._has.get(node)
-        if base is None or self._replica.version - base > len(self._recent):
-            return None
-        return base
+    def knows(self, version: int) -> bool:
+        """Return whether all steps since a version are still there."""
+        return self._replica.version - version <= len(self._recent)
 
     def parcel(self, base: int | None) -> Parcel:
         """Return what nodes of version `base` get; the same object for all of them."""
@@ -99,7 +63,8 @@ class Versions:
         if sum(len(payload) for payload, _ in found) > WORTH_IT * self._snapshot_bytes:
             return self.parcel(None)
         payloads = {str(base + i): payload for i, (payload, _) in enumerate(found, 1)}
-        return _parcel(payloads, {"base": base, "rates": [rate for _, rate in found]})
+        rates = [rate for _, rate in found]
+        return self._parcel(payloads, {"base": base, "rates": rates})
 
     def _snapshot(self) -> Parcel:
         payloads: dict[str, bytes] = {}
@@ -109,9 +74,10 @@ class Versions:
             layout = self._layout
             if name != MODEL:
                 layout = Layout((name,), (array.shape,), ("float32",))
-            payloads[name] = WHOLE.encode(array, layout)
-        return _parcel(payloads, {"version": self._replica.version} if self._follow else {})
+            payloads[name] = RAW.encode(array, layout)
+        return self._parcel(payloads, {})
 
-
-def _parcel(payloads: dict[str, bytes], config: dict[str, int | list[float]]) -> Parcel:
-    return Parcel(payload_records(payloads), config, sum(map(len, payloads.values())))
+    def _parcel(self, payloads: dict[str, bytes], note: dict[str, object]) -> Parcel:
+        if self._follow:
+            note["version"] = self._replica.version
+        return Parcel(payload_records(payloads), note, sum(map(len, payloads.values())))

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from task.optimizers import Indices, ServerOptimizer, Vector
+from ..layout import Layout
+from ..stages import Indices, Vector
+from ..statistics import trained_entries
+from .arrays import layout_of, to_vector
 
 MODEL, VERSION = "model", "version"
+
+
+class Optimizer(Protocol):
+    """A rule for the server's step, which nodes that follow take as well."""
+
+    names: tuple[str, ...]  # of the arrays it remembers, each float32 (n,)
+
+    def state(self, size: int) -> dict[str, Vector]:
+        """Return the arrays as they are before the first step."""
+
+    def step(
+        self,
+        x: Vector,
+        state: dict[str, Vector],
+        at: Indices | slice,
+        gradient: Vector,
+        lr: float,
+        number: int,
+    ) -> None:
+        """Change (n,) `x` and `state` in place; `gradient` (k,) holds the entries `at`."""
 
 
 class Replica:
@@ -20,20 +44,27 @@ class Replica:
     rest BatchNorm's running statistics, for which an update holds values and no gradient.
     """
 
-    def __init__(
-        self, optimizer: ServerOptimizer, trained: int, arrays: dict[str, NDArray[Any]]
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, trained: int, arrays: dict[str, NDArray[Any]]) -> None:
         self.arrays = arrays
         self.model: Vector = arrays[MODEL]
-        self._optimizer, self._trained = optimizer, trained
+        self._optimizer, self.trained = optimizer, trained
         self._version = arrays[VERSION]
         self._parameters = self.model[:trained]
 
     @classmethod
-    def start(cls, optimizer: ServerOptimizer, trained: int, model: Vector) -> Replica:
+    def start(cls, optimizer: Optimizer, trained: int, model: Vector) -> Replica:
         """Return a replica of version 0 whose model is `model` itself."""
         arrays: dict[str, NDArray[Any]] = {MODEL: model, VERSION: np.zeros(1, np.int64)}
         return cls(optimizer, trained, {**arrays, **optimizer.state(trained)})
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, arrays: ArrayRecord) -> tuple[Replica, Layout]:
+        """Return version 0, a copy of the named arrays, and their layout.
+
+        Raises `ValueError` if running statistics do not come after all parameters.
+        """
+        layout = layout_of(arrays)
+        return cls.start(optimizer, trained_entries(layout), to_vector(arrays).copy()), layout
 
     @property
     def version(self) -> int:
@@ -45,10 +76,10 @@ class Replica:
         `indices`, or (n,) for None.
         """
         at: Indices | slice = slice(None)
-        rest: Indices | slice = slice(self._trained, None)
-        cut = self._trained
+        rest: Indices | slice = slice(self.trained, None)
+        cut = self.trained
         if indices is not None:
-            cut = int(np.searchsorted(indices, self._trained))
+            cut = int(np.searchsorted(indices, self.trained))
             at, rest = indices[:cut], indices[cut:]
         self._version += 1
         number = self.version

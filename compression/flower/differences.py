@@ -1,0 +1,103 @@
+"""What the server sends to Flower's strategies' nodes, and to asynchronous ones: differences."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from ..codec import Codec
+from ..payload import decode_update
+from ..registry import make_codec
+from ..statistics import changes
+from .arrays import Vector, payload_record
+from .form import Form, Model, converted, form_of_models
+from .ledger import Parcel
+from .state import checksum
+
+BUDGET = 512 << 20  # bytes of versions that the server keeps; beyond, nodes get the model whole
+RAW = make_codec(quantizer="float32", coder="raw")
+
+
+class Differences:
+    """Encodes a model for each node: what has changed since its version, or whole.
+
+    The error of each encoding stays in the difference between a node's version and the model, and
+    so in the next difference: the server's own error feedback, without a memory beside the
+    versions. What is no change (BatchNorm's statistics, tensors of their own type) travels as it
+    is each time. Versions are numbered from 1, equal ones have the same number, and they are kept
+    while a node has them, those used last up to `BUDGET` bytes. Without a `codec`, or with one that
+    loses nothing, the model goes whole each time, and no node keeps it.
+    """
+
+    skips = False
+
+    def __init__(self, codec: Codec | None = None, seed: int = 0) -> None:
+        exact = codec is not None and codec.exact
+        self._whole = codec if codec is not None and exact else RAW
+        self._codec = None if exact else codec
+        self._seed, self._encoded = seed, 0
+        self._versions: OrderedDict[int, Vector] = OrderedDict()
+        self._numbers: dict[bytes, int] = {}  # checksum -> version
+        self._checksums: dict[int, bytes] = {}
+        self._count = 0  # versions there were
+        self._offered: tuple[Model, Form, bool] | None = None
+
+    def offer(self, model: Model, form: Form, *, named: bool) -> None:
+        """Take a model for the parcels to come; `named`: for nodes that know no layout."""
+        self._offered = model, form, named
+
+    def knows(self, version: int) -> bool:
+        """Return whether a version is still there, and of the model on offer."""
+        size = None if self._offered is None else self._offered[1].layout.size
+        return version in self._versions and len(self._versions[version]) == size
+
+    def parcel(self, base: int | None) -> Parcel:
+        """Return the model on offer for nodes of version `base`."""
+        assert self._offered is not None
+        model, form, named = self._offered
+        self._encoded += 1
+        if base is None or self._codec is None:
+            return self._parcel_whole(model, form, named)
+        start, own = self._versions[base], model.own
+        seed = (self._seed << 64) | self._encoded
+        change = changes(model.vector, start, form.layout, self._codec.exact_names)
+        payload = self._codec.encode(change, form.layout, seed=seed, names=named, own=own)
+        received = decode_update(payload, form.whole).model_from(start)
+        self._versions.move_to_end(base)
+        return self._parcel(payload, Model(received, own), {"base": base})
+
+    def _parcel_whole(self, model: Model, form: Form, named: bool) -> Parcel:
+        whole = form_of_models(form)
+        vector, own = converted(model, form, whole)
+        payload = self._whole.encode(vector, whole.layout, names=named, own=own)
+        update = decode_update(payload, form.whole)
+        received = converted(Model(update.dense(), own), whole, form)
+        return self._parcel(payload, received, {})
+
+    def _parcel(self, payload: bytes, received: Model, note: dict[str, int]) -> Parcel:
+        if self._codec is None:
+            return Parcel(payload_record(payload), note, len(payload), received)
+        name = checksum(received.vector)
+        version = self._remember(name, received.vector)
+        says = {**note, "version": version, "checksum": name}
+        return Parcel(payload_record(payload), says, len(payload), received)
+
+    def tidy(self, held: Iterable[int]) -> None:
+        """Drop versions that no node has, and the oldest beyond the budget: before encoding."""
+        for version in self._versions.keys() - set(held):
+            self._drop(version)
+        while sum(version.nbytes for version in self._versions.values()) > BUDGET:
+            self._drop(next(iter(self._versions)))
+
+    def _drop(self, version: int) -> None:
+        del self._versions[version]
+        del self._numbers[self._checksums.pop(version)]
+
+    def _remember(self, name: bytes, vector: Vector) -> int:
+        if name not in self._numbers:
+            self._count += 1
+            self._numbers[name], self._checksums[self._count] = self._count, name
+        version = self._numbers[name]
+        self._versions[version] = vector
+        self._versions.move_to_end(version)
+        return version

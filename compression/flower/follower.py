@@ -1,0 +1,175 @@
+"""The node's end of the ledger: the model of the server's version, by what a message holds."""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from ..layout import Layout
+from ..payload import Update, decode_update
+from ..stages import PayloadError
+from ..statistics import trained_entries
+from .arrays import Decoder, Vector
+from .form import Form, Model, converted, form_of_payload, form_of_updates
+from .notes import HEALS, ToNode
+from .replica import MODEL, VERSION, Optimizer, Replica
+from .state import Arrays, NodeState, checksum, keep, kept
+
+REPLICA = "edgewire-replica"  # the record in a node's state that holds its copy of the model
+MASKED = "edgewire-masked"  # what that would be with the steps taken only where the node sent
+LACKS = f"the model is sent relative to a version that this node does not have; it {HEALS}"
+OTHER = f"this node's model is not the server's version of it; it {HEALS}"
+
+
+class Follower:
+    """Gives every node of a process the model that the server means.
+
+    Nodes whose replicas are equal share the arrays: whoever gets to a version first makes it for
+    all. `optimizer`: of the server's steps, for nodes that follow by them; these know the `layout`.
+    """
+
+    def __init__(self, layout: Layout | None = None, optimizer: Optimizer | None = None) -> None:
+        self._layout, self._optimizer = layout, optimizer
+        self._decode = Decoder(layout)
+        self._made: tuple[bytes, Vector] | None = None  # a version's checksum and model
+        self._snapshot: tuple[bytes, Replica] | None = None
+
+    def model(self, arrays: ArrayRecord, note: ToNode, state: RecordDict) -> tuple[Form, Model]:
+        """Return the model, to be read only, and the form in which its changes travel.
+
+        Raises `PayloadError` if the node cannot follow: it lacks the version, or has another model.
+        """
+        if note.rates is not None or MODEL in arrays:
+            assert self._layout is not None
+            return form_of_updates(self._layout), Model(self._by_steps(arrays, note, state))
+        update = self._decode(next(iter(arrays.values())).data)
+        sent = form_of_payload(update)
+        form = form_of_updates(sent.whole, tuple(note.exact or ()))
+        if note.base is None:
+            model = converted(Model(update.dense(), update.own), sent, form)
+            if note.version is None:
+                return form, model
+            return form, Model(self._whole(model.vector, note, state), model.own)
+        if sent.beside != form.beside:
+            raise PayloadError("the model's changes come in another form than is expected")
+        return form, Model(self._changed(update, note, state), update.own)
+
+    # by differences
+
+    def _whole(self, vector: Vector, note: ToNode, state: RecordDict) -> Vector:
+        return self._kept_version(vector, note, state)
+
+    def _changed(self, update: Update, note: ToNode, state: RecordDict) -> Vector:
+        here = kept(state, REPLICA)
+        if (
+            MODEL not in here
+            or int(here[VERSION][0]) != note.base
+            or len(here[MODEL]) != update.layout.size
+        ):
+            raise PayloadError(LACKS)
+        if self._made is not None and self._made[0] == note.checksum:
+            return self._kept_version(self._made[1], note, state)
+        return self._kept_version(update.model_from(here[MODEL]), note, state)
+
+    def _kept_version(self, vector: Vector, note: ToNode, state: RecordDict) -> Vector:
+        """Keep a version, one array for all nodes of this process that have it."""
+        if self._made is None or self._made[0] != note.checksum:
+            if note.checksum is None or checksum(vector) != note.checksum:
+                state.pop(REPLICA, None)
+                raise PayloadError(OTHER)
+            self._made = note.checksum, vector
+        keep(state, REPLICA, {MODEL: self._made[1], VERSION: np.array([note.version])})
+        return self._made[1]
+
+    # by steps
+
+    def _by_steps(self, arrays: ArrayRecord, note: ToNode, state: RecordDict) -> Vector:
+        if note.version is None:
+            return self._decode(arrays[MODEL].data).dense()
+        if note.base is None:
+            replica = self._start(arrays, note)
+            keep(state, REPLICA, replica.arrays)
+        else:
+            replica = self._replica(state)
+            self._catch_up(replica, arrays, note)
+        if note.checksum is not None and checksum(replica.model) != note.checksum:
+            del state[REPLICA]
+            raise PayloadError(OTHER)
+        return replica.model
+
+    def _start(self, arrays: ArrayRecord, note: ToNode) -> Replica:
+        """Return the replica that a snapshot holds: one for all nodes that get the same one."""
+        payload = arrays[MODEL].data
+        if self._snapshot is None or self._snapshot[0] is not payload:
+            model = decode_update(payload, self._layout)
+            trained = trained_entries(model.layout)
+            made: Arrays = {VERSION: np.array([note.version], dtype=np.int64)}
+            made[MODEL] = model.dense().copy()
+            for name in self._rule.names:
+                layout = Layout((name,), ((trained,),), ("float32",))
+                made[name] = decode_update(arrays[name].data, layout).dense().copy()
+            self._snapshot = payload, Replica(self._rule, trained, made)
+        replica = self._snapshot[1]
+        if replica.version != note.version:  # others have gone on: this node has its own
+            self._snapshot = None
+            return self._start(arrays, note)
+        return replica
+
+    @property
+    def _rule(self) -> Optimizer:
+        if self._optimizer is None:
+            raise PayloadError("the server's steps come, and this node knows no optimizer for them")
+        return self._optimizer
+
+    def _replica(self, state: RecordDict, record: str = REPLICA) -> Replica:
+        """Return a replica in a node's state."""
+        arrays = kept(state, record)
+        if not arrays:
+            raise PayloadError(LACKS)
+        assert self._layout is not None
+        there = state[record]
+        if any(there[n].__dict__.get("vector") is not a for n, a in arrays.items()):
+            keep(state, record, arrays)  # it came from another process, as a copy
+        return Replica(self._rule, trained_entries(self._layout), arrays)
+
+    def _catch_up(
+        self,
+        replica: Replica,
+        arrays: ArrayRecord,
+        note: ToNode,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Apply the updates that the replica lacks; it may have some of them already.
+
+        `mask`, (trained entries,): apply to these parameters alone.
+        """
+        base, rates = note.base or 0, note.rates or []
+        if not base <= replica.version <= base + len(rates):
+            raise PayloadError(LACKS)
+        for version in range(replica.version + 1, base + len(rates) + 1):
+            update = self._decode(arrays[str(version)].data)
+            indices, values = update.indices, update.values
+            if mask is not None:
+                indices = np.arange(len(values), dtype=np.uint32) if indices is None else indices
+                every = np.ones(replica.model.size, dtype=np.bool_)
+                every[: len(mask)] = mask
+                indices, values = indices[every[indices]], values[every[indices]]
+            replica.apply(indices, values, rates[version - base - 1])
+
+    def masked(
+        self, followed: Vector, arrays: ArrayRecord, note: ToNode, state: RecordDict
+    ) -> tuple[Vector, float]:
+        """Return the model as line 7 of CE-SGD's Algorithm 2 has it, and its distance from x.
+
+        The server's mean is multiplied by this node's own selection vector V, that of its last
+        update, before the step. So the copies of the model drift apart.
+        """
+        if note.base is None:
+            own = {name: array.copy() for name, array in kept(state, REPLICA).items()}
+            replica = Replica(self._rule, self._replica(state).trained, own)
+        else:
+            replica = self._replica(state, MASKED)
+            self._catch_up(replica, arrays, note, NodeState(state).memory["sent"])
+        keep(state, MASKED, replica.arrays)
+        return replica.model, float(np.linalg.norm(replica.model - followed))

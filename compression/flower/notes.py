@@ -1,0 +1,97 @@
+"""What a message and its answer say beside arrays and metrics: declared here, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, cast
+
+from flwr.app import ConfigRecord, RecordDict
+
+from ..stages import PayloadError
+from .arrays import filled
+
+NOTE = "edgewire"  # the name of the ConfigRecord that holds a note
+HEALS = "will be sent whole next time"  # ends an error that the server answers by doing so
+MOST = 1 << 62  # beyond all numbers that are counted
+N = TypeVar("N", "ToNode", "ToServer")
+
+
+@dataclass(frozen=True)
+class ToNode:
+    """From the server, read by the node's `Uplink`; what is None or empty does not travel.
+
+    `number`: of the update that is asked for, from 1: a round, or how many messages this node was
+    sent; a codec's draws come from it. `applied`: the number of the node's last answer that is in
+    the model (0: none). `workers`: how many updates make the server's next step. `exact`: patterns
+    of names of tensors that travel in their own type. `version`: of the model that the node has
+    once it has read the message; it is to be kept. `base`: the version on which the payloads build;
+    without, the model comes whole. `rates`: of the steps that lead from `base` to `version`, a
+    payload each; without, the payload is the difference. `checksum`: of the model that the node
+    then has (xxh3, 8 bytes).
+    """
+
+    number: int | None = None
+    applied: int | None = None
+    workers: int | None = None
+    exact: list[str] | None = None
+    version: int | None = None
+    base: int | None = None
+    rates: list[float] | None = None
+    checksum: bytes | None = None
+
+
+@dataclass(frozen=True)
+class ToServer:
+    """From a node, read by the server's `Link`.
+
+    `sequence`: the number of this answer, from 1, of a node that must know whether it is applied.
+    `version`: of the model that the node has now. `whole`: 1 if the payload is the model and not
+    what has changed in it. `named`: 1 if the payload names its tensors: they are not those that
+    the node was sent.
+    """
+
+    sequence: int | None = None
+    version: int | None = None
+    whole: int | None = None
+    named: int | None = None
+
+
+def written(note: ToNode | ToServer) -> ConfigRecord:
+    """Return a note as a record."""
+    return filled(ConfigRecord(), {k: v for k, v in vars(note).items() if v is not None})
+
+
+def read(content: RecordDict, kind: type[N]) -> N:
+    """Return a message's note; an empty one if there is none.
+
+    Raises `PayloadError` for what no note says: it comes from another program.
+    """
+    record: object = content.get(NOTE, None)
+    if record is None:
+        return kind()
+    if not isinstance(record, ConfigRecord):
+        raise PayloadError(f"the record {NOTE!r} must be a ConfigRecord")
+    types = TYPES[kind]
+    for key, value in record.items():
+        if key not in types or not _fits(types[key], value):
+            raise PayloadError(f"the record {NOTE!r} holds {value!r} as {key}")
+    return kind(**cast(Mapping[str, Any], record))
+
+
+TYPES: dict[type[ToNode] | type[ToServer], dict[str, str]] = {
+    kind: {field.name: str(field.type).removesuffix(" | None") for field in fields(kind)}
+    for kind in (ToNode, ToServer)
+}
+
+
+def _fits(kind: str, value: object) -> bool:
+    match kind:
+        case "int":
+            return type(value) is int and 0 <= value < MOST
+        case "bytes":
+            return type(value) is bytes and len(value) == 8
+        case "list[float]":
+            return isinstance(value, list) and all(type(each) is float for each in value)
+        case _:
+            return isinstance(value, list) and all(type(each) is str for each in value)
