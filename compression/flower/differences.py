@@ -43,7 +43,11 @@ class Differences:
         self._offered: tuple[Model, Form, bool] | None = None
 
     def offer(self, model: Model, form: Form, *, named: bool) -> None:
-        """Take a model for the parcels to come; `named`: for nodes that know no layout."""
+        """Take a model for the parcels to come.
+
+        `model`: in the form in which it travels whole (`form_of_models`), `form`: in which its
+        changes do; `named`: for nodes that know no layout.
+        """
         self._offered = model, form, named
 
     def knows(self, version: int) -> bool:
@@ -58,6 +62,7 @@ class Differences:
         self._encoded += 1
         if base is None or self._codec is None:
             return self._parcel_whole(model, form, named)
+        model = converted(model, form_of_models(form), form)
         start, own = self._versions[base], model.own
         seed = (self._seed << 64) | self._encoded
         change = changes(model.vector, start, form.layout, self._codec.exact_names)
@@ -67,8 +72,7 @@ class Differences:
         return self._parcel(payload, Model(received, own), {"base": base})
 
     def _parcel_whole(self, model: Model, form: Form, named: bool) -> Parcel:
-        whole = form_of_models(form)
-        vector, own = converted(model, form, whole)
+        whole, (vector, own) = form_of_models(form), model
         payload = self._whole.encode(vector, whole.layout, names=named, own=own)
         update = decode_update(payload, form.whole)
         received = converted(Model(update.dense(), own), whole, form)

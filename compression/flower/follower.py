@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
@@ -22,6 +24,22 @@ LACKS = f"the model is sent relative to a version that this node does not have; 
 OTHER = f"this node's model is not the server's version of it; it {HEALS}"
 
 
+class Followed(NamedTuple):
+    """The server's model, to be read only, and the form in which its changes travel.
+
+    `came`: how it came, if whole: what is no float32 is in its own type there, to the last bit.
+    """
+
+    form: Form
+    model: Model
+    came: tuple[Form, Model] | None = None
+
+    def arrays(self) -> ArrayRecord:
+        """Return the model as named arrays in their own types."""
+        form, model = self.came or (self.form, self.model)
+        return form.arrays(model)
+
+
 class Follower:
     """Gives every node of a process the model that the server means.
 
@@ -35,30 +53,29 @@ class Follower:
         self._made: tuple[bytes, Vector] | None = None  # a version's checksum and model
         self._snapshot: tuple[bytes, Replica] | None = None
 
-    def model(self, arrays: ArrayRecord, note: ToNode, state: RecordDict) -> tuple[Form, Model]:
-        """Return the model, to be read only, and the form in which its changes travel.
+    def model(self, arrays: ArrayRecord, note: ToNode, state: RecordDict) -> Followed:
+        """Return the server's model.
 
         Raises `PayloadError` if the node cannot follow: it lacks the version, or has another model.
         """
         if note.rates is not None or MODEL in arrays:
             assert self._layout is not None
-            return form_of_updates(self._layout), Model(self._by_steps(arrays, note, state))
+            model = Model(self._by_steps(arrays, note, state))
+            return Followed(form_of_updates(self._layout), model)
         update = self._decode(next(iter(arrays.values())).data)
         sent = form_of_payload(update)
         form = form_of_updates(sent.whole, tuple(note.exact or ()))
         if note.base is None:
-            model = converted(Model(update.dense(), update.own), sent, form)
-            if note.version is None:
-                return form, model
-            return form, Model(self._whole(model.vector, note, state), model.own)
+            came = Model(update.dense(), update.own)
+            model = converted(came, sent, form)
+            if note.version is not None:
+                model = Model(self._kept_version(model.vector, note, state), model.own)
+            return Followed(form, model, (sent, came))
         if sent.beside != form.beside:
             raise PayloadError("the model's changes come in another form than is expected")
-        return form, Model(self._changed(update, note, state), update.own)
+        return Followed(form, Model(self._changed(update, note, state), update.own))
 
     # by differences
-
-    def _whole(self, vector: Vector, note: ToNode, state: RecordDict) -> Vector:
-        return self._kept_version(vector, note, state)
 
     def _changed(self, update: Update, note: ToNode, state: RecordDict) -> Vector:
         here = kept(state, REPLICA)

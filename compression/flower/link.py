@@ -174,7 +174,7 @@ class Link(Grid):
         receipts.applied([] if same else receipts.pending)
 
     def _model(self, content: RecordDict) -> tuple[Form, Model] | None:
-        """Return a content's model, its first ArrayRecord, and how it travels."""
+        """Return a content's model, its first ArrayRecord, and how its changes travel."""
         found = records(content, ArrayRecord)
         if not found or payload_of(content) is not None:
             return None
@@ -182,7 +182,7 @@ class Link(Grid):
         if self._layout is not None:
             return form_of_updates(self._layout, patterns), Model(to_vector(arrays))
         form = form_of_updates(layout_of(arrays), patterns)
-        return form, form.model(arrays)
+        return form, form_of_models(form).model(arrays)
 
     def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Sent | None]]:
         """Return messages with payloads in place of models; nodes share one encoded copy."""
@@ -303,10 +303,10 @@ class Link(Grid):
         self._warned = warn_of_no_names(form.whole.names, [*self._exact, *exact], payload)
 
     def _alike(self, replies: list[Message]) -> list[Message]:
-        """Make errors of replies whose metrics are not those of most: none could be aggregated."""
-        good = [r for r in replies if not r.has_error() and records(r.content, MetricRecord)]
+        """Make errors of replies that are not like most: a strategy would give up the round."""
+        good = [reply for reply in replies if not reply.has_error()]
         others = {id(reply) for reply in alike(good)[1]} if good else set()
-        reason = "its metrics have other names or lengths than the other nodes'"
+        reason = "its records or metrics have other names or lengths than the other nodes'"
         return [self._left_out(r, self._round, reason) if id(r) in others else r for r in replies]
 
 

@@ -33,20 +33,24 @@ def weight_of(content: RecordDict, key: str) -> float:
 
 
 def alike(replies: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Return the replies whose metrics are those of most, and the others."""
-    kinds = [_kinds(reply) for reply in replies]
+    """Return the replies whose records are those of most, and the others."""
+    kinds = [_kinds(reply.content) for reply in replies]
     usual = Counter(kinds).most_common(1)
     pairs = list(zip(replies, kinds, strict=True))
     same = [reply for reply, kind in pairs if kind == usual[0][0]]
     return same, [reply for reply, kind in pairs if kind != usual[0][0]]
 
 
-def _kinds(reply: Message) -> frozenset[tuple[str, int]]:
-    """Return the names of a reply's metrics, with the lengths of those that are lists (else -1)."""
-    metrics = records(reply.content, MetricRecord)[0][1]
-    return frozenset(
-        (name, len(value) if isinstance(value, list) else -1) for name, value in metrics.items()
-    )
+def _kinds(content: RecordDict) -> frozenset[tuple[str, str, int]]:
+    """Return what a strategy wants to be the same in all replies: names, and lengths of lists."""
+    found = set[tuple[str, str, int]]()
+    for name, record in content.items():
+        lists = isinstance(record, MetricRecord)
+        found |= {
+            (name, key, len(value) if lists and isinstance(value, list) else -1)
+            for key, value in record.items()
+        } or {(name, "", -1)}
+    return frozenset(found)
 
 
 def _unnamed(names: Sequence[str]) -> bool:

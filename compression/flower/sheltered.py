@@ -155,9 +155,11 @@ class Sheltered(Strategy):
         return Cut(flat_record(parts.gather(vector)), {"statistics": statistics})
 
     def _joined(self, order: ArrayRecord, seen: ArrayRecord, rest: dict[str, Array]) -> ArrayRecord:
-        """Return a whole model's record, its tensors in the order of another."""
+        """Return a whole model's record, its tensors in the order and types of another."""
         if self._layout is None:
-            return ArrayRecord({n: rest[n] if n in rest else seen[n] for n in order})
+            return ArrayRecord(
+                {n: rest[n] if n in rest else _typed(seen[n], order[n]) for n in order}
+            )
         if not rest:
             return seen
         parts = split(self._layout, exact_tensors(self._layout))
@@ -184,6 +186,11 @@ class Sheltered(Strategy):
         values = [_values_of(array) for array in arrays]
         mixed = median(values) if self._robust else mean(values, weights)
         return FlatArray(mixed) if isinstance(arrays[0], FlatArray) else Array(mixed)
+
+
+def _typed(array: Array, like: Array) -> Array:
+    """Return an array in another's type: FedAdam makes float64 of float32, say."""
+    return array if array.dtype == like.dtype else Array(array.numpy().astype(like.dtype))
 
 
 def _values_of(array: Array) -> NDArray[Any]:

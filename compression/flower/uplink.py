@@ -25,7 +25,7 @@ from .arrays import (
     with_content,
 )
 from .follower import Follower
-from .form import Form, Model, form_of_models, form_of_updates, moved
+from .form import Form, Model, converted, form_of_models, form_of_updates, moved
 from .method import chosen
 from .notes import NOTE, ToNode, ToServer, read, written
 from .privacy import clip_of, expect_clip_kept, within_clip
@@ -92,7 +92,8 @@ class Uplink:
         name, note = found[0], read(message.content, ToNode)
         arrays = message.content[name]
         assert isinstance(arrays, ArrayRecord)
-        form, start = self._follower.model(arrays, note, context.state)
+        followed = self._follower.model(arrays, note, context.state)
+        form, start = followed.form, followed.model
         drift = 0.0
         if self._masked:
             vector, drift = self._follower.masked(start.vector, arrays, note, context.state)
@@ -100,7 +101,7 @@ class Uplink:
         clip = clip_of(message.content)
         if clip is not None:
             expect_clip_kept(self.codec, form)
-        shown = form.arrays(start) if self._layout is None else flat_record(start.vector)
+        shown = followed.arrays() if self._layout is None else flat_record(start.vector)
         content = {k: shown if k == name else v for k, v in message.content.items() if k != NOTE}
         reply = call_next(with_content(message, RecordDict(content)), context)
         if reply.has_error():
@@ -123,13 +124,15 @@ class Uplink:
         if self._layout is not None:
             model, own, named = Model(to_vector(record, self._layout)), form, False
         else:
-            named = set(record) != set(form.whole.names)
-            own = form_of_updates(layout_of(record)) if named else form
+            theirs = layout_of(record)
+            other = (
+                theirs != form.whole if self.codec.exact else set(record) != set(form.whole.names)
+            )
+            own, named = (form_of_updates(theirs), True) if other else (form, False)
             model = own.model(record)
         if self.codec.exact:  # a difference would be rounded
             whole = form_of_models(own)
-            values = model if whole.beside == own.beside else whole.model(record)
-            return Change(values, whole.layout, True, named)
+            return Change(converted(model, own, whole), whole.layout, True, named)
         if named:
             start = moved(start, form, own)
         delta = changes(model.vector, start.vector, own.layout, self.codec.exact_names)

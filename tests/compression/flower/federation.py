@@ -1,10 +1,13 @@
 """A small federation: six nodes, each with a target of its own, and a model of four tensors."""
 
+import random
+
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from compression import make_codec
+from compression.flower import Link, Traffic
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
@@ -53,8 +56,20 @@ def node_app(mod=None, spoil=None):
     return spoiled
 
 
-def run(strategy, app, nodes=NODES, evaluate_fn=None):
-    pool = make_pool(HostSpec(app, nodes, 1, {}), 1)
-    grid = LocalGrid(pool, nodes)
-    result = strategy.start(grid, initial(), num_rounds=ROUNDS, evaluate_fn=evaluate_fn)
+def run(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, link=None):
+    """Train over a grid, or over the link that `link` makes of it; return the model."""
+    random.seed(1)  # Flower's strategies shuffle the nodes
+    grid = LocalGrid(make_pool(HostSpec(app, nodes, 1, {}), 1), nodes)
+    result = strategy.start(
+        link(grid) if link else grid, arrays or initial(), rounds, evaluate_fn=evaluate_fn
+    )
     return {name: array.numpy() for name, array in result.arrays.items()}
+
+
+def linked(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, **options):
+    """Train over a link; return the model, and the link's counters."""
+    traffic = options.setdefault("traffic", Traffic())
+    model = run(
+        strategy, app, nodes, evaluate_fn, arrays, rounds, lambda grid: Link(grid, **options)
+    )
+    return model, traffic

@@ -10,11 +10,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from compression import decode_update, make_codec
-from compression.flower import Compressed, CompressionMod, layout_of, payload_of, to_vector
-from compression.flower.downlink import Downlink
+from compression.flower import Link, Uplink, layout_of, payload_of, to_arrays, to_vector
+from compression.flower.differences import Differences
+from compression.flower.follower import REPLICA
 from compression.flower.form import Form, Model
-from compression.flower.state import NodeState
-from compression.flower.uplink import Uplink
+from compression.flower.ledger import Ledger
+from compression.flower.receipts import Receipts
+from compression.flower.replica import MODEL
+from compression.flower.state import NodeState, keep, kept
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
@@ -84,25 +87,33 @@ def app_with(mod, given):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """Add up, by partition, what the server applied; remember which updates."""
-    total, seen = {}, []
-    applied = Uplink.applied
+    """Add up, by partition, what the server applied; remember which updates, and the receipts."""
+    total, seen, found = {}, [], []
+    decoded = {}
+    decode, applied = Receipts.decode, Receipts.applied
 
-    def spy(self, nodes):
-        for node in (node for node in nodes if node in self._pending):
-            sequence, update = self._pending[node]
-            total[node - 1] = total.get(node - 1, 0) + update.dense().astype(np.float64)
+    def spy_decode(self, node, payload, sequence, *rest):
+        update = decode(self, node, payload, sequence, *rest)
+        decoded[node] = sequence, update.dense().astype(np.float64)
+        found[:] = [self]
+        return update
+
+    def spy_applied(self, nodes):
+        for node in set(nodes) & set(self.pending):
+            sequence, values = decoded[node]
+            total[node - 1] = total.get(node - 1, 0) + values
             seen.append((node, sequence))
         applied(self, nodes)
 
-    monkeypatch.setattr(Uplink, "applied", spy)
-    return total, seen
+    monkeypatch.setattr(Receipts, "decode", spy_decode)
+    monkeypatch.setattr(Receipts, "applied", spy_applied)
+    return total, seen, found
 
 
-def still_kept(codec, state, uplink, node, layout):
+def still_kept(codec, state, receipts, node, layout):
     """Return what a node holds back: its memory, and a last update that was not applied."""
     kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
-    if state.sequence != uplink._applied.get(node, 0):
+    if state.sequence != receipts.last_applied(node):
         sent = state.memory.get("sent")
         before = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
         kept = kept + decode_update(state.last, layout, before=before).dense()
@@ -115,19 +126,20 @@ def still_kept(codec, state, uplink, node, layout):
 )
 def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
     codec, given = make_codec(**CODECS[name]), {}
-    pool = make_pool(HostSpec(app_with(CompressionMod(codec), given), NODES, 1, {}), 1)
+    pool = make_pool(HostSpec(app_with(Uplink(codec), given), NODES, 1, {}), 1)
     grid = Lossy(pool, NODES)
     downlink = make_codec(quantizer="int8") if changes else None
-    strategy = Compressed(FedAvg(fraction_evaluate=0), downlink=downlink)
-    strategy.start(grid, initial(), num_rounds=ROUNDS)
-    total, seen = sent
+    link = Link(grid, downlink=downlink)
+    FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=ROUNDS)
+    total, seen, (receipts,) = sent
+    receipts.applied(receipts.pending)  # the last round's, of which no message has told yet
     assert grid.lost > 10
     assert grid.again > 1
-    assert len(seen) == len(set(seen)) == strategy.traffic.client_updates > 60
+    assert len(seen) == len(set(seen)) == link.traffic.client_updates > 60
     layout = layout_of(initial())
     for node in range(1, NODES + 1):
         state = NodeState(pool._host._contexts[node].state)
-        kept = still_kept(codec, state, strategy._uplink, node, layout)
+        kept = still_kept(codec, state, receipts, node, layout)
         scale = max(np.abs(given[node - 1]).max(), np.abs(kept).max(), 1)
         np.testing.assert_allclose(total[node - 1] + kept, given[node - 1], atol=2e-5 * scale)
 
@@ -135,47 +147,50 @@ def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
 def test_without_losses_nothing_is_put_back(monkeypatch):
     codec = make_codec("topk", density=0.05)
     monkeypatch.setattr(type(codec), "put_back", None)  # would raise
-    pool = make_pool(HostSpec(app_with(CompressionMod(codec), {}), NODES, 1, {}), 1)
-    strategy = Compressed(FedAvg(fraction_evaluate=0))
-    strategy.start(LocalGrid(pool, NODES), initial(), num_rounds=5)
-    assert strategy.traffic.failures == 0
+    pool = make_pool(HostSpec(app_with(Uplink(codec), {}), NODES, 1, {}), 1)
+    link = Link(LocalGrid(pool, NODES))
+    FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=5)
+    assert link.traffic.failures == 0
 
 
 def test_a_node_that_lost_its_state_is_heard_again():
     codec = make_codec("topk", density=0.05)
-    pool = make_pool(HostSpec(app_with(CompressionMod(codec), {}), 2, 1, {}), 1)
-    strategy = Compressed(
-        FedAvg(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2),
-        downlink=make_codec(quantizer="int8"),
-    )
+    pool = make_pool(HostSpec(app_with(Uplink(codec), {}), 2, 1, {}), 1)
+    strategy = FedAvg(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2)
+    link = Link(LocalGrid(pool, 2), downlink="int8")
     failures = []
 
     def forget(server_round, arrays):
-        failures.append(strategy.traffic.failures)
+        failures.append(link.traffic.failures)
         if server_round == 3:
             pool._host._contexts.clear()
 
-    strategy.start(LocalGrid(pool, 2), initial(), num_rounds=6, evaluate_fn=forget)
+    strategy.start(link, initial(), num_rounds=6, evaluate_fn=forget)
     # One round to notice that the replicas are gone, then all is as before.
     assert failures == [0, 0, 0, 0, 2, 2, 2]
 
 
 def test_a_model_that_was_damaged_at_the_node_is_sent_again_whole():
     codec = make_codec("dense", "int8")
-    pool = make_pool(HostSpec(app_with(CompressionMod(codec), {}), NODES, 1, {}), 1)
-    strategy = Compressed(FedAvg(fraction_evaluate=0), downlink=make_codec(quantizer="int8"))
+
+    def app(message, context):
+        """Each node as if in a process of its own: those of one share what one of them has made."""
+        return app_with(Uplink(codec), {})(message, context)
+
+    pool = make_pool(HostSpec(app, NODES, 1, {}), 1)
+    link = Link(LocalGrid(pool, NODES), downlink="int8")
     failures, sizes = [], []
 
     def damage(server_round, arrays):
-        failures.append(strategy.traffic.failures)
-        sizes.append(strategy.traffic.downlink_bytes)
+        failures.append(link.traffic.failures)
+        sizes.append(link.traffic.downlink_bytes)
         if server_round == 2:
-            state = NodeState(pool._host._contexts[3].state)
-            state.replica = state.replica.copy()
-            state.replica[5] += 1e-3
-            state.save()
+            state = pool._host._contexts[3].state
+            replica = kept(state, REPLICA)
+            replica[MODEL] = replica[MODEL] + np.float32(1e-3)
+            keep(state, REPLICA, replica)
 
-    strategy.start(LocalGrid(pool, NODES), initial(), num_rounds=5, evaluate_fn=damage)
+    FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=5, evaluate_fn=damage)
     assert failures == [0, 0, 0, 1, 1, 1]
     rounds = np.diff(sizes)
     assert rounds[1] < rounds[0] / 2  # changes are smaller than the model
@@ -191,7 +206,7 @@ def test_nodes_converge_to_a_model_that_stands_still(downlink):
     seen = []
     app = ClientApp()
 
-    @app.train(mods=[CompressionMod(make_codec())])
+    @app.train(mods=[Uplink(make_codec())])
     def train(message, context):
         arrays = message.content["arrays"]
         seen.append(to_vector(arrays))
@@ -205,15 +220,11 @@ def test_nodes_converge_to_a_model_that_stands_still(downlink):
         """Wherever the nodes are, the server's model is the target from round 1 on."""
 
         def aggregate_train(self, server_round, replies):
-            arrays, metrics = super().aggregate_train(server_round, replies)
-            only = next(iter(arrays))
-            arrays[only] = Array(target)
-            return arrays, metrics
+            _, metrics = super().aggregate_train(server_round, replies)
+            return to_arrays(target, layout_of(initial())), metrics
 
-    strategy = Compressed(
-        Fixed(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2), downlink=codec
-    )
-    strategy.start(LocalGrid(pool, 2), initial(), num_rounds=30)
+    strategy = Fixed(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2)
+    strategy.start(Link(LocalGrid(pool, 2), downlink=codec), initial(), num_rounds=30)
     errors = [float(np.linalg.norm(vector - target)) for vector in seen[::2]]
     assert errors[2] < errors[1]
     assert errors[-1] < 0.05 * errors[1]
@@ -226,10 +237,10 @@ def test_payload_of_a_change_is_smaller_than_the_model():
         sizes.append(len(payload_of(message.content)[1]))
         return inner(message, context)
 
-    inner = app_with(CompressionMod(make_codec()), {})
+    inner = app_with(Uplink(make_codec()), {})
     pool = make_pool(HostSpec(weigh, NODES, 1, {}), 1)
-    strategy = Compressed(FedAvg(fraction_evaluate=0), downlink=make_codec(quantizer="int8"))
-    strategy.start(LocalGrid(pool, NODES), initial(), num_rounds=3)
+    link = Link(LocalGrid(pool, NODES), downlink="int8")
+    FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=3)
     whole, changes = sizes[:NODES], sizes[NODES:]
     assert sum(np.prod(s, dtype=int) for s in SHAPES.values()) * 4 < min(whole)
     assert max(changes) < min(whole) / 2
@@ -238,17 +249,19 @@ def test_payload_of_a_change_is_smaller_than_the_model():
 def test_versions_nobody_has_are_dropped_and_the_oldest_beyond_the_budget(monkeypatch):
     layout = layout_of(initial())
     models = np.random.default_rng(0).normal(size=(4, layout.size)).astype(np.float32)
-    downlink = Downlink(make_codec(coder="raw"), make_codec(quantizer="int8"))
-    form, models = Form(layout), [Model(model) for model in models]
-    sent = [downlink.encode(model, form, None, names=False) for model in models]
+    way, form = Differences(make_codec(quantizer="int8")), Form(layout)
+    ledger, parcels = Ledger(way), []
+    for model in models:
+        way.offer(Model(model), form, named=False)
+        parcels.append(way.parcel(None))
     for node in (1, 2, 3):
-        downlink.sent(node, sent[node])
-        downlink.confirm(node, sent[node].note)
-    downlink.confirm(0, sent[0].note)  # was never sent it
-    downlink.tidy()
-    assert [downlink.base_of(node) is not None for node in range(4)] == [False, True, True, True]
-    assert len(downlink._versions) == 3
-    downlink.encode(models[0], form, downlink.base_of(1), names=False)  # used: no longer oldest
-    monkeypatch.setattr("compression.flower.downlink.BUDGET", 2 * 4 * layout.size)
-    downlink.tidy()
-    assert [downlink.base_of(node) is not None for node in range(4)] == [False, True, False, True]
+        ledger.send(node, parcels[node])
+        ledger.confirm(node, parcels[node].note["version"])
+    ledger.confirm(0, parcels[0].note["version"])  # was never sent it
+    way.tidy(ledger.held)
+    assert [ledger.base_of(node) is not None for node in range(4)] == [False, True, True, True]
+    assert not way.knows(parcels[0].note["version"])
+    way.parcel(ledger.base_of(1))  # used: no longer oldest
+    monkeypatch.setattr("compression.flower.differences.BUDGET", 2 * 4 * layout.size)
+    way.tidy(ledger.held)
+    assert [ledger.base_of(node) is not None for node in range(4)] == [False, True, False, True]

@@ -14,11 +14,11 @@ from flwr.serverapp.strategy import (
 )
 
 from compression import PayloadError, make_codec
-from compression.flower import Compressed, CompressionMod
+from compression.flower import Link, Sheltered, Uplink, layout_of, to_vector
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
-from tests.compression.flower.federation import INT8, NODES, initial, run
+from tests.compression.flower.federation import INT8, NODES, initial, linked, run
 
 CLIP = 0.1
 PRIVATE = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyServerSideFixedClipping)
@@ -61,10 +61,10 @@ def two_records(moved):
 
 
 MISTAKES = {
-    "no mod": ([], None, "give it mods=[CompressionMod(...)], before any other mod"),
-    "two records": ([CompressionMod(INT8)], two_records, "one, the model, is expected"),
+    "no mod": ([], None, "give it mods=[Uplink(...)], before any other mod"),
+    "two records": ([Uplink(INT8)], two_records, "none of them 'arrays', the model"),
     "the mod after another": (
-        [LocalDpMod(1.0, 1.0, 1.0, 0.5), CompressionMod(INT8)], None, "before any other mod",
+        [LocalDpMod(1.0, 1.0, 1.0, 0.5), Uplink(INT8)], None, "before any other mod",
     ),
 }  # fmt: skip
 
@@ -73,7 +73,7 @@ MISTAKES = {
 def test_a_round_of_which_nothing_can_be_used_raises_with_the_reason(case):
     mods, arrays, reason = MISTAKES[case]
     with pytest.raises(PayloadError) as raised:
-        run(Compressed(fedavg()), app_with(mods, arrays))
+        linked(fedavg(), app_with(mods, arrays))
     assert str(raised.value).startswith(f"round 1: not one of {NODES} replies could be used: ")
     assert reason in str(raised.value)
 
@@ -82,15 +82,15 @@ def test_later_rounds_raise_too_unless_patience_is_asked_for():
     def fails(node, number):
         return number in (2, 3)
 
-    app = app_with([CompressionMod(INT8)], fails=fails)
+    app = app_with([Uplink(INT8)], fails=fails)
     with pytest.raises(PayloadError, match=r"round 2: .*out of battery"):
-        run(Compressed(fedavg()), app)
+        linked(fedavg(), app)
     with pytest.raises(PayloadError, match="round 3: "):
-        run(Compressed(fedavg(), patience=2), app)
-    strategy, seen = Compressed(fedavg(), patience=3), []
-    run(strategy, app, evaluate_fn=lambda r, arrays: seen.append(arrays["scale"].numpy()))
+        linked(fedavg(), app, patience=2)
+    seen, evaluate_fn = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
+    _, traffic = linked(fedavg(), app, patience=3, evaluate_fn=evaluate_fn)
     assert seen[1] == seen[2] == seen[3] != seen[0]  # what it has learned is kept
-    assert strategy.traffic.failures == 2 * NODES
+    assert traffic.failures == 2 * NODES
 
 
 def test_who_gets_no_answer_at_all_is_told_at_the_end():
@@ -98,28 +98,31 @@ def test_who_gets_no_answer_at_all_is_told_at_the_end():
         def send_and_receive(self, messages, *, timeout=None):
             return []
 
-    grid = Deaf(make_pool(HostSpec(app_with([CompressionMod(INT8)]), 3, 1, {}), 1), 3)
+    grid = Deaf(make_pool(HostSpec(app_with([Uplink(INT8)]), 3, 1, {}), 1), 3)
+    link = Link(grid)
+    fedavg().start(link, initial(), num_rounds=2)
     with pytest.raises(PayloadError, match="no node has answered: the model is as it was"):
-        Compressed(fedavg()).start(grid, initial(), num_rounds=2)
+        link.end()
 
 
 def test_a_mod_without_its_other_half_says_so_once(caplog):
     with caplog.at_level(logging.WARNING, "edgewire"):
-        run(fedavg(), app_with([CompressionMod(INT8)]))
+        run(fedavg(), app_with([Uplink(INT8)]))
     (line,) = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
-    assert "nothing is compressed: wrap its strategy, Compressed(strategy)" in line
+    assert "nothing is compressed: start its strategy with Link(grid)" in line
 
 
 @pytest.mark.parametrize(
     ("make", "part"),
     [
-        (lambda: Compressed(FedAvg), "not its class: Compressed(FedAvg())"),
-        (lambda: Compressed("fedavg"), "flwr.serverapp.strategy"),
-        (lambda: Compressed(fedavg(), downlink="int8"), 'make_codec(quantizer="int8")'),
-        (lambda: Compressed(fedavg(), exact="head"), "list of patterns"),
-        (lambda: Compressed(fedavg(), exact=None), "list of patterns"),
-        (lambda: CompressionMod("int8"), 'make_codec(quantizer="int8")'),
-        (lambda: CompressionMod(None), "needs a codec"),
+        (lambda: Sheltered(FedAvg), "not its class: Sheltered(FedAvg())"),
+        (lambda: Sheltered("fedavg"), "flwr.serverapp.strategy"),
+        (lambda: Link("grid"), "wraps a Grid"),
+        (lambda: Link(LocalGrid(None, 1), downlink=8), '"int8" say, not 8'),
+        (lambda: Link(LocalGrid(None, 1), exact="head"), "list of patterns"),
+        (lambda: Link(LocalGrid(None, 1), exact=None), "list of patterns"),
+        (lambda: Uplink(None), '"int8" say, not None'),
+        (lambda: Uplink(INT8, density=0.1), "density: give options to make_codec"),
     ],
 )
 def test_wrong_types_are_refused_at_once(make, part):
@@ -131,26 +134,36 @@ def test_wrong_types_are_refused_at_once(make, part):
 def test_a_strategy_of_the_old_api_is_refused():
     old = pytest.importorskip("flwr.server.strategy")
     with pytest.raises(TypeError, match="Flower's old API"):
-        Compressed(old.FedAvg())
+        Sheltered(old.FedAvg())
 
 
-def test_a_wrapper_belongs_inside():
-    outside = DifferentialPrivacyServerSideFixedClipping(Compressed(fedavg()), 1.0, CLIP, NODES)
-    with pytest.raises(ValueError, match=r"Compressed\(Wrapper\(strategy\)\)"):
-        run(outside, app_with([CompressionMod(INT8)]))
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (lambda: Uplink("int9"), "no method is called 'int9'; there are cesgd, "),
+        (lambda: Link(LocalGrid(None, 1), downlink="zip2"), "no method is called 'zip2'"),
+        (lambda: Uplink("topk", levels=4), "option levels does not go with sparsifier topk"),
+        (lambda: Link(LocalGrid(None, 1), patience=0), "patience"),
+    ],
+)
+def test_wrong_values_are_refused_at_once(make, part):
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        make()
+    assert part in str(raised.value)
 
 
 class Norms(FedAvg):
     """Notes how far each node's model is from the one it was sent."""
 
     def configure_train(self, server_round, arrays, config, grid):
-        self.start_from, self.norms = arrays["flat"].numpy(), getattr(self, "norms", [])
+        self.layout, self.norms = layout_of(arrays), getattr(self, "norms", [])
+        self.start_from = to_vector(arrays)
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(self, server_round, replies):
         replies = list(replies)
         for reply in replies:
-            model = reply.content["arrays"]["flat"].numpy()
+            model = to_vector(reply.content["arrays"], self.layout)
             self.norms.append(np.linalg.norm(model.astype(float) - self.start_from))
         return super().aggregate_train(server_round, replies)
 
@@ -164,24 +177,28 @@ DO_NOT = {
     "randomk": {"sparsifier": "randomk", "rescale": True}, "qsgd": {"quantizer": "qsgd"},
     "ternary": {"quantizer": "ternary"}, "drive": {"quantizer": "drive"},
     "int8 with feedback": {"quantizer": "int8", "feedback": True},
-    "values beside changes": {"quantizer": "int8", "exact": ["scale"]},
+    "values beside changes": {"quantizer": "int8", "exact": ["conv.bias"]},
     "sign": {"quantizer": "sign"}, "powersgd": {"quantizer": "powersgd"},
 }  # fmt: skip
 
 
-def clipped(codec, inner):
+def without_scalars():
+    """Return a model of which Flower's own clipping reaches all tensors: those of 0 dimensions it
+    leaves as they are, with compression or without."""
+    return ArrayRecord({name: a for name, a in initial().items() if a.shape})
+
+
+def clipped(codec, inner, **options):
     """Train with nodes that clip to CLIP, and no noise."""
+    options = {"arrays": without_scalars(), **options}
     strategy = DifferentialPrivacyClientSideFixedClipping(inner, 0.0, CLIP, NODES)
-    strategy = Compressed(strategy)
-    run(strategy, app_with([CompressionMod(codec), fixedclipping_mod]))
-    return strategy
+    return linked(strategy, app_with([Uplink(codec), fixedclipping_mod]), **options)[1]
 
 
 @pytest.mark.parametrize("name", KEEP)
 def test_methods_that_keep_a_clip(name):
     inner = Norms(fraction_evaluate=0)
-    strategy = clipped(make_codec(**KEEP[name]), inner)
-    assert strategy.traffic.failures == 0
+    assert clipped(make_codec(**KEEP[name]), inner).failures == 0
     assert len(inner.norms) == 3 * NODES
     assert max(inner.norms) <= CLIP * (1 + 1e-5)
 
@@ -209,21 +226,31 @@ def test_the_worst_that_rounding_to_int8_can_do_is_within_the_clip():
     assert norm(within_clip(codec, delta, layout, CLIP, 0)) <= CLIP * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("wrapper", PRIVATE)
-@pytest.mark.parametrize("extra", ["bn.running_var", "steps"])
-def test_what_noise_would_not_cover_is_refused(wrapper, extra):
+def with_extra(extra):
     arrays = initial()
     kind = np.int64 if extra == "steps" else np.float32
     arrays[extra] = Array(np.ones(3, kind))
+    return arrays
+
+
+@pytest.mark.parametrize("wrapper", PRIVATE)
+@pytest.mark.parametrize("extra", ["bn.running_var", "steps"])
+def test_what_noise_would_not_cover_is_refused(wrapper, extra):
     grid = LocalGrid(make_pool(HostSpec(app_with([]), NODES, 1, {}), 1), NODES)
     with pytest.raises(ValueError, match="take a model without"):
-        Compressed(wrapper(fedavg(), 1.0, CLIP, NODES)).start(grid, arrays)
+        Sheltered(wrapper(fedavg(), 1.0, CLIP, NODES)).start(Link(grid), with_extra(extra))
+
+
+def test_values_at_a_node_that_clips_are_refused():
+    with pytest.raises(PayloadError, match="take a model without"):
+        clipped(INT8, fedavg(), arrays=with_extra("bn.running_var"))
 
 
 @pytest.mark.parametrize("name", ["topk", "qsgd"])
 def test_where_the_server_clips_any_method_will_do(name):
     inner = Norms(fraction_evaluate=0)
     strategy = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, CLIP, NODES)
-    run(Compressed(strategy), app_with([CompressionMod(make_codec(**DO_NOT[name]))]))
+    app = app_with([Uplink(make_codec(**DO_NOT[name]))])
+    linked(strategy, app, arrays=without_scalars())
     assert len(inner.norms) == 3 * NODES
     assert max(inner.norms) <= CLIP * (1 + 1e-5)

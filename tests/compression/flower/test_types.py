@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Krum
 
 from compression import PayloadError, make_codec
-from compression.flower import Compressed, CompressionMod
+from compression.flower import Link, Sheltered, Uplink
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
@@ -46,24 +46,28 @@ def run(strategy, mod, change, nodes=3, rounds=2, values=VALUES, arrays=record):
         return Message(RecordDict(content), reply_to=message)
 
     grid = LocalGrid(make_pool(HostSpec(app, nodes, 1, {}), 1), nodes)
-    result = strategy.start(grid, arrays(values), num_rounds=rounds)
-    return {name: array.numpy() for name, array in result.arrays.items()}, seen
+    strategy, options = strategy
+    link = Link(grid, **options)
+    result = strategy.start(link, arrays(values), num_rounds=rounds)
+    model = {name: array.numpy() for name, array in result.arrays.items()}
+    return model, seen, link.traffic
 
 
 def same(node, found):
     return found
 
 
-def compressed(strategy=FedAvg, **options):
-    return Compressed(strategy(fraction_evaluate=0), **options)
+def sheltered(strategy=FedAvg, **options):
+    """Return a strategy that no statistics reach, and the link's options."""
+    return Sheltered(strategy(fraction_evaluate=0), exact=options.get("exact", ())), options
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedAvgM, FedAdam, Krum])
 @pytest.mark.parametrize("downlink", [None, INT8, make_codec("topk", density=0.1)])
 def test_all_but_floats_come_back_to_the_last_bit(strategy, downlink):
-    strategy = compressed(strategy, downlink=downlink)
-    model, seen = run(strategy, CompressionMod(INT8), same)
-    assert strategy.traffic.failures == 0
+    strategy = sheltered(strategy, downlink=downlink)
+    model, seen, traffic = run(strategy, Uplink(INT8), same)
+    assert traffic.failures == 0
     for found in [*seen, model]:
         assert list(found) == list(VALUES)
         for name, value in VALUES.items():
@@ -76,8 +80,8 @@ def test_all_but_floats_come_back_to_the_last_bit(strategy, downlink):
 
 
 def test_integers_that_differ_are_averaged_in_their_own_type():
-    model, _ = run(
-        compressed(), CompressionMod(INT8),
+    model, _, _ = run(
+        sheltered(), Uplink(INT8),
         lambda node, found: {**found, "steps": LARGE + node * 6, "on": np.array([node > 0] * 3)},
     )  # fmt: skip
     np.testing.assert_array_equal(model["steps"], LARGE + 8)  # (0 * 1 + 6 * 2 + 12 * 3) / 6
@@ -85,8 +89,8 @@ def test_integers_that_differ_are_averaged_in_their_own_type():
 
 
 def test_a_robust_strategy_takes_integers_that_some_node_sent():
-    model, _ = run(
-        compressed(Krum), CompressionMod(INT8), nodes=5,
+    model, _, _ = run(
+        sheltered(Krum), Uplink(INT8), nodes=5,
         change=lambda node, found: {**found, "steps": LARGE * (1000 if node == 4 else 1) + node},
     )  # fmt: skip
     np.testing.assert_array_equal(model["steps"], LARGE + 2)
@@ -94,14 +98,13 @@ def test_a_robust_strategy_takes_integers_that_some_node_sent():
 
 def test_a_model_of_halves_goes_down_as_halves():
     values = {"half": np.linspace(-1, 1, 5000, dtype=np.float16)}
-    strategy = compressed()
-    run(strategy, CompressionMod(INT8), same, values=values)
+    _, _, traffic = run(sheltered(), Uplink(INT8), same, values=values)
     flower = len(record(values)["half"].data) * 3 * 2
-    assert strategy.traffic.downlink_bytes_float32 == flower  # what Flower really sends
-    assert strategy.traffic.uplink_bytes_float32 == flower
+    assert traffic.downlink_bytes_float32 == flower  # what Flower really sends
+    assert traffic.uplink_bytes_float32 == flower
     assert 10_000 * 6 < flower < 11_000 * 6
-    assert strategy.traffic.downlink_bytes <= flower
-    assert strategy.traffic.uplink_bytes < flower / 2
+    assert traffic.downlink_bytes <= flower
+    assert traffic.uplink_bytes < flower / 2
 
 
 EXACT = np.array([1 + 2**-40, np.pi, -1e-30])
@@ -112,9 +115,9 @@ EXACT = np.array([1 + 2**-40, np.pi, -1e-30])
 def test_exact_adds_others(kind, downlink):
     values = {"w": VALUES["w"], "head.scale": EXACT.astype(kind)}
     moved = (EXACT * 1.1).astype(kind)
-    mod = CompressionMod(make_codec("topk", "int8", density=0.1))
-    strategy = compressed(FedAdam, downlink=downlink, exact=["head.*"])
-    model, seen = run(strategy, mod, lambda node, f: {**f, "head.scale": moved}, values=values)
+    mod = Uplink(make_codec("topk", "int8", density=0.1))
+    strategy = sheltered(FedAdam, downlink=downlink, exact=["head.*"])
+    model, seen, _ = run(strategy, mod, lambda node, f: {**f, "head.scale": moved}, values=values)
     np.testing.assert_array_equal(model["head.scale"], moved)
     np.testing.assert_array_equal(seen[0]["head.scale"], values["head.scale"])
     np.testing.assert_array_equal(seen[-1]["head.scale"], moved)
@@ -124,14 +127,14 @@ def test_a_codecs_exact_is_transport_alone():
     """Float32 that the strategy steps, but no method has touched."""
     values = {"w": VALUES["w"], "head": np.array([0.1, 1e-6, 1e6], np.float32)}
     moved = values["head"] * np.float32(1.1)
-    mod = CompressionMod(make_codec("topk", "int8", density=0.05, exact=["head"]))
-    model, _ = run(compressed(), mod, lambda n, f: {**f, "head": moved}, rounds=1, values=values)
+    mod = Uplink(make_codec("topk", "int8", density=0.05, exact=["head"]))
+    model, _, _ = run(sheltered(), mod, lambda n, f: {**f, "head": moved}, rounds=1, values=values)
     np.testing.assert_allclose(model["head"], moved, rtol=3e-7)
 
 
 def test_a_pattern_that_matches_nothing_is_refused():
     with pytest.raises(ValueError, match=r"exact='heda' matches no tensor; there are w, half"):
-        run(compressed(exact=["heda"]), CompressionMod(INT8), same)
+        run(sheltered(exact=["heda"]), Uplink(INT8), same)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_a_pattern_that_matches_nothing_is_refused():
 def test_statistics_without_names_are_warned_of_once(codec, exact, warned, caplog):
     values = {"0": VALUES["w"], "1": np.full(15, 0.3, np.float32)}
     with caplog.at_level(logging.WARNING, "edgewire"):
-        run(compressed(exact=exact), CompressionMod(codec), same, values=values)
+        run(sheltered(exact=exact), Uplink(codec), same, values=values)
     lines = [r.getMessage() for r in caplog.records if "have no names" in r.getMessage()]
     assert len(lines) == warned
     assert all('exact=["3", "4"]' in line for line in lines)
@@ -157,10 +160,10 @@ def test_values_that_a_type_cannot_hold_are_refused(caplog):
     def change(node, found):
         return {**found, "small": np.array([0.5, 1, 2, 3])} if node == 1 else found
 
-    strategy = compressed()
+    strategy = sheltered()
     with caplog.at_level(logging.WARNING, "edgewire"):
-        run(strategy, CompressionMod(INT8), change)
-    assert strategy.traffic.failures == 2
+        _, _, traffic = run(strategy, Uplink(INT8), change)
+    assert traffic.failures == 2
     assert "its uint8 cannot hold the values" in caplog.text
 
 
@@ -180,41 +183,41 @@ def test_a_lost_answer_is_put_back_beside_integers_too(codec):
                 return None, None
             return super().aggregate_train(server_round, replies)
 
-    strategy = Compressed(Losing(fraction_evaluate=0))
-    model, _ = run(
-        strategy, CompressionMod(codec), rounds=5,
+    strategy = sheltered(Losing)
+    model, _, traffic = run(
+        strategy, Uplink(codec), rounds=5,
         change=lambda node, f: {**f, "w": f["w"] + np.float32(0.1), "steps": f["steps"] + 1},
     )  # fmt: skip
-    assert strategy.traffic.failures == 0
+    assert traffic.failures == 0
     np.testing.assert_array_equal(model["steps"], LARGE + 4)  # of the four rounds that were used
 
 
 def test_infinity_by_design_travels_exactly():
     values = {"w": VALUES["w"], "mask": np.array([0, -np.inf, -np.inf], np.float32)}
     for downlink in (None, INT8):
-        strategy = compressed(downlink=downlink, exact=["mask"])
-        model, seen = run(strategy, CompressionMod(INT8), same, values=values)
+        strategy = sheltered(downlink=downlink, exact=["mask"])
+        model, seen, _ = run(strategy, Uplink(INT8), same, values=values)
         np.testing.assert_array_equal(model["mask"], values["mask"])
         np.testing.assert_array_equal(seen[-1]["mask"], values["mask"])
 
 
 def test_an_app_that_trains_in_float32_may_answer_so():
-    strategy = compressed()
-    run(
-        strategy, CompressionMod(INT8),
+    strategy = sheltered()
+    _, _, traffic = run(
+        strategy, Uplink(INT8),
         lambda node, f: {**f, "bn.running_mean": f["bn.running_mean"].astype(np.float32) + 0.1},
     )  # fmt: skip
-    assert strategy.traffic.failures == 0
+    assert traffic.failures == 0
 
 
 def test_a_codecs_pattern_that_matches_nothing_is_named():
-    mod = CompressionMod(make_codec(quantizer="int8", exact=["heda"]))
+    mod = Uplink(make_codec(quantizer="int8", exact=["heda"]))
     with pytest.raises(PayloadError, match=r"exact='heda' matches no tensor"):
-        run(compressed(), mod, same)
+        run(sheltered(), mod, same)
 
 
 def test_a_lossy_downlink_of_unnamed_tensors_is_warned_of(caplog):
     values = {"0": VALUES["w"], "1": np.full(15, 0.3, np.float32)}
     with caplog.at_level(logging.WARNING, "edgewire"):
-        run(compressed(downlink=INT8), CompressionMod(make_codec()), same, values=values)
+        run(sheltered(downlink=INT8), Uplink(make_codec()), same, values=values)
     assert len([r for r in caplog.records if "have no names" in r.getMessage()]) == 1

@@ -5,18 +5,19 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from compression import make_codec
-from compression.flower import Compressed, CompressionMod, layout_of, payload_record, to_vector
+from compression.flower import Link, Uplink, layout_of, payload_record, to_vector
+from compression.flower.state import MEMORY
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
-from tests.compression.flower.federation import INT8, PLAIN, ROUNDS, initial, node_app, run
+from tests.compression.flower.federation import INT8, PLAIN, ROUNDS, initial, linked, node_app
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_an_update_that_is_not_finite_never_leaves_the_node(value, caplog):
     app = ClientApp()
 
-    @app.train(mods=[CompressionMod(INT8)])
+    @app.train(mods=[Uplink(INT8)])
     def train(message, context):
         arrays = dict(message.content["arrays"])
         if context.node_config["partition-id"] == 0:
@@ -25,15 +26,14 @@ def test_an_update_that_is_not_finite_never_leaves_the_node(value, caplog):
         content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
         return Message(content, reply_to=message)
 
-    strategy = Compressed(FedAvg(fraction_evaluate=0))
-    got = run(strategy, app)
-    assert strategy.traffic.failures == ROUNDS
+    got, traffic = linked(FedAvg(fraction_evaluate=0), app)
+    assert traffic.failures == ROUNDS
     assert "conv.bias" in caplog.text
     np.testing.assert_allclose(got["conv.bias"], initial()["conv.bias"].numpy(), atol=1e-6)
 
 
 def test_messages_without_a_payload_pass_through():
-    mod, seen = CompressionMod(INT8), []
+    mod, seen = Uplink(INT8), []
     message = Message(RecordDict({"arrays": initial(), "config": ConfigRecord()}), 1, "train")
     mod(message, None, lambda m, c: seen.append(m) or m)
     assert seen == [message]
@@ -50,7 +50,7 @@ def test_the_senders_content_is_not_touched_by_the_mod():
     )
     message = Message(record, 1, "train")
     before = record["arrays"]
-    pool = make_pool(HostSpec(node_app(CompressionMod(INT8)), 1, 1, {}), 1)
+    pool = make_pool(HostSpec(node_app(Uplink(INT8)), 1, 1, {}), 1)
     grid = LocalGrid(pool, 1)
     (reply,) = grid.send_and_receive([message])
     assert not reply.has_error()
@@ -61,13 +61,13 @@ def test_the_senders_content_is_not_touched_by_the_mod():
 def test_what_a_node_keeps_is_what_is_declared(options):
     """The codec's memory, and the last payload where it could have to be put back."""
     codec = make_codec(*options)
-    pool = make_pool(HostSpec(node_app(CompressionMod(codec)), 3, 1, {}), 1)
-    strategy = Compressed(FedAvg(fraction_evaluate=0))
-    strategy.start(LocalGrid(pool, 3), initial(), num_rounds=4)
-    assert strategy.traffic.failures == 0
-    payload = strategy.traffic.uplink_bytes / strategy.traffic.client_updates
+    pool = make_pool(HostSpec(node_app(Uplink(codec)), 3, 1, {}), 1)
+    link = Link(LocalGrid(pool, 3))
+    FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=4)
+    assert link.traffic.failures == 0
+    payload = link.traffic.uplink_bytes / link.traffic.client_updates
     for context in pool._host._contexts.values():
-        arrays = context.state["compression-memory"].values()
+        arrays = context.state[MEMORY].values()
         kept = sum(array.vector.nbytes for array in arrays)
         last = 2 * payload if codec.keeps else 0
         assert codec.memory_bytes(layout_of(initial())) <= kept

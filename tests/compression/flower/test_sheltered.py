@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compression import make_codec
-from compression.flower import Compressed, CompressionMod
+from compression.flower import Link, Sheltered, Uplink
 from compression.flower.mixing import mean, median
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
-from tests.compression.flower.test_wrapper import STRATEGIES
+from tests.compression.flower.test_link import STRATEGIES
 
 NODES, ROUNDS, SIZE = 6, 4, 5
 INT8 = make_codec(quantizer="int8")
@@ -32,7 +32,7 @@ def run(strategy, seed, scale):
     """Return the variances after each round, and the lowest and highest that were reported."""
     app, reported, found = ClientApp(), [np.ones(SIZE, np.float32)], []
 
-    @app.train(mods=[CompressionMod(INT8)])
+    @app.train(mods=[Uplink(INT8)])
     def train(message, context):
         node, server_round = context.node_config["partition-id"], message.content["config"]
         draw = np.random.default_rng([seed, node, server_round["server-round"]])
@@ -46,8 +46,8 @@ def run(strategy, seed, scale):
         return Message(RecordDict(content), reply_to=message)
 
     grid = LocalGrid(make_pool(HostSpec(app, NODES, 1, {}), 1), NODES)
-    Compressed(strategy).start(
-        grid, initial(), num_rounds=ROUNDS,
+    Sheltered(strategy).start(
+        Link(grid), initial(), num_rounds=ROUNDS,
         evaluate_fn=lambda r, arrays: found.append(arrays["bn.running_var"].numpy()),
     )  # fmt: skip
     return found, np.min(reported, axis=0), np.max(reported, axis=0)

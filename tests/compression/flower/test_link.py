@@ -1,4 +1,4 @@
-"""The wrapper with the mod: transparent when nothing is lost, safe when something is wrong."""
+"""The link: transparent when nothing is lost, safe when something is wrong."""
 
 import logging
 from functools import cache
@@ -21,9 +21,9 @@ from flwr.serverapp.strategy import (
     QFedAvg,
 )
 
-from compression import Layout
-from compression.flower import Compressed, CompressionMod, payload_of, payload_record
-from compression.flower.state import NOTE
+from compression import Layout, make_codec
+from compression.flower import Uplink, payload_of, payload_record
+from compression.flower.notes import NOTE
 from tests.compression.flower.federation import (
     INT8,
     NODES,
@@ -31,6 +31,7 @@ from tests.compression.flower.federation import (
     ROUNDS,
     SHAPES,
     initial,
+    linked,
     node_app,
     run,
 )
@@ -59,33 +60,33 @@ def uncompressed(name):
     return run(STRATEGIES[name](), node_app())
 
 
+@pytest.mark.parametrize("codec", [PLAIN, make_codec()], ids=["raw", "entropy"])
+@pytest.mark.parametrize("downlink", [None, make_codec()], ids=["full", "lossless"])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_float32_payloads_change_nothing_for_any_strategy(name):
-    plain = uncompressed(name)
-    wrapped = run(Compressed(STRATEGIES[name]()), node_app(CompressionMod(PLAIN)))
-    assert list(wrapped) == list(SHAPES)
-    for key, value in plain.items():
-        assert wrapped[key].shape == value.shape
-        np.testing.assert_allclose(wrapped[key], value, rtol=0, atol=1e-5)
+def test_a_lossless_codec_changes_no_bit_for_any_strategy(name, codec, downlink):
+    got, traffic = linked(STRATEGIES[name](), node_app(Uplink(codec)), downlink=downlink)
+    assert traffic.failures == 0
+    assert list(got) == list(SHAPES)
+    for key, value in uncompressed(name).items():
+        assert got[key].dtype == value.dtype
+        np.testing.assert_array_equal(got[key], value)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_int8_payloads_are_close_and_four_times_smaller(name):
     plain = uncompressed(name)
-    strategy = Compressed(STRATEGIES[name]())
-    wrapped = run(strategy, node_app(CompressionMod(INT8)))
+    got, traffic = linked(STRATEGIES[name](), node_app(Uplink("int8")))
     moved = np.linalg.norm(plain["fc.weight"] - initial()["fc.weight"].numpy())
-    assert np.linalg.norm(wrapped["fc.weight"] - plain["fc.weight"]) < 0.05 * moved
-    traffic = strategy.traffic
+    assert np.linalg.norm(got["fc.weight"] - plain["fc.weight"]) < 0.05 * moved
     assert traffic.client_updates == NODES * ROUNDS
     assert traffic.uplink_bytes * 2 < traffic.uplink_bytes_float32
 
 
 def test_evaluate_fn_and_result_get_named_arrays():
     seen = []
-    run(
-        Compressed(FedAvg(fraction_evaluate=0)),
-        node_app(CompressionMod(PLAIN)),
+    linked(
+        FedAvg(fraction_evaluate=0),
+        node_app(Uplink(PLAIN)),
         evaluate_fn=lambda r, arrays: seen.append((r, list(arrays), arrays["fc.weight"].shape)),
     )
     assert seen == [(r, list(SHAPES), SHAPES["fc.weight"]) for r in range(ROUNDS + 1)]
@@ -145,7 +146,7 @@ SPOILED = {
         "another model",
     ),
     "no payload": (without_payload, "no payload"),
-    "two records": (with_second_record, "one ArrayRecord"),
+    "two records": (with_second_record, "records or metrics"),
     "no weight": (with_metric("num-examples", 0), "num-examples"),
     "weight is NaN": (with_metric("num-examples", float("nan")), "num-examples"),
     "other metrics": (with_metric("extra", 1.0), "metrics"),
@@ -163,12 +164,11 @@ SPOILED = {
 @pytest.mark.parametrize("case", SPOILED)
 def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
     spoil, reason = SPOILED[case]
-    strategy = Compressed(FedAvg(fraction_evaluate=0))
-    app = node_app(CompressionMod(PLAIN), spoil)
+    app = node_app(Uplink(PLAIN), spoil)
     with caplog.at_level(logging.WARNING, "edgewire"):
-        got = run(strategy, app)
-    assert strategy.traffic.failures == ROUNDS
-    assert strategy.traffic.client_updates == ROUNDS * (NODES - 1)
+        got, traffic = linked(FedAvg(fraction_evaluate=0), app)
+    assert traffic.failures == ROUNDS
+    assert traffic.client_updates == ROUNDS * (NODES - 1)
     lines = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
     assert len(lines) == ROUNDS
     assert all("node 3 left out" in line and reason in line for line in lines)
@@ -183,21 +183,25 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
     def spoil(reply):
         return reply if "arrays" in reply.content else with_metric(name, value)(reply)
 
-    strategy = Compressed(FedAvg(fraction_evaluate=1))
-    run(strategy, node_app(CompressionMod(PLAIN), spoil))
-    assert strategy.traffic.failures == ROUNDS
-    assert strategy.traffic.client_updates == ROUNDS * NODES
-    assert strategy.evaluate_metrics["loss"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)
+    seen = []
+
+    class Seeing(FedAvg):
+        def aggregate_evaluate(self, server_round, replies):
+            seen.append(super().aggregate_evaluate(server_round, replies))
+            return seen[-1]
+
+    _, traffic = linked(Seeing(fraction_evaluate=1), node_app(Uplink(PLAIN), spoil))
+    assert traffic.failures == ROUNDS
+    assert traffic.client_updates == ROUNDS * NODES
+    assert seen[-1]["loss"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)
 
 
 def test_the_mean_is_over_the_nodes_that_remain():
     """Node 3 of 6 fails: what remains is what Flower's FedAvg gives when node 3 fails there."""
-    spoiled = run(
-        Compressed(FedAvg(fraction_evaluate=0)),
-        node_app(CompressionMod(PLAIN), reply_with(lambda p: b"?")),
-    )
+    app = node_app(Uplink(PLAIN), reply_with(lambda p: b"?"))
+    spoiled, _ = linked(FedAvg(fraction_evaluate=0), app)
     plain = run(FedAvg(fraction_evaluate=0), node_app(spoil=raising))
-    np.testing.assert_allclose(spoiled["fc.weight"], plain["fc.weight"], atol=2e-6)
+    np.testing.assert_array_equal(spoiled["fc.weight"], plain["fc.weight"])
 
 
 def test_bytes_are_the_payloads_lengths():
@@ -209,10 +213,10 @@ def test_bytes_are_the_payloads_lengths():
         lengths["up"] += len(payload_of(reply.content)[1])
         return reply
 
-    inner = node_app(CompressionMod(INT8))
-    strategy = Compressed(FedAvg(fraction_evaluate=0))
-    run(strategy, lambda message, context: weigh(message, context, inner))
-    assert strategy.traffic.uplink_bytes == lengths["up"] > 0
-    assert strategy.traffic.downlink_bytes == lengths["down"] > 0
+    inner = node_app(Uplink("int8"))
+    app = lambda message, context: weigh(message, context, inner)  # noqa: E731
+    _, traffic = linked(FedAvg(fraction_evaluate=0), app)
+    assert traffic.uplink_bytes == lengths["up"] > 0
+    assert traffic.downlink_bytes == lengths["down"] > 0
     flower = sum(len(Array(a.numpy().astype(np.float32)).data) for a in initial().values())
-    assert strategy.traffic.uplink_bytes_float32 == flower * NODES * ROUNDS
+    assert traffic.uplink_bytes_float32 == flower * NODES * ROUNDS
