@@ -14,10 +14,12 @@ from flwr.serverapp.strategy import Result
 
 from compression import Codec, Layout, PayloadError, Update, decode_update
 from compression.flower import flat_record, to_arrays
-from compression.flower.arrays import payload_of
 from compression.flower.dialogue import Dialogue, number
+from compression.flower.differences import Differences
+from compression.flower.form import Model, form_of_updates
+from compression.flower.ledger import Parcel
 from compression.flower.notes import ToNode
-from compression.flower.replica import Replica
+from compression.flower.replica import MODEL, Replica
 from compression.flower.steps import Steps
 from compression.flower.traffic import flower_bytes
 from compression.payload import quiet
@@ -45,7 +47,7 @@ class Sent(NamedTuple):
     when: float  # a moment of the grid's `now`
     version: int  # of the model in it
     seen: Any  # of the staleness policy
-    model: bytes  # its payload, if the model is to be mixed
+    model: Vector | None  # that the node got, if it is to be mixed
 
 
 class Asynchronous(ParameterServer):
@@ -58,7 +60,9 @@ class Asynchronous(ParameterServer):
     nodes' pull towards the model that they were sent, rho / 2 |x - x_sent|^2. `buffer` K > 1: K
     updates make one step with their mean (FedBuff, Nguyen et al. 2022, Algorithm 1); staleness then
     counts steps, and what is left in the buffer at the end is not applied. At most `in_flight`
-    messages are with a node at a time: it need not wait for the server.
+    messages are with a node at a time: it need not wait for the server. With a `downlink` codec a
+    node gets what has changed since the version that it was last known to have; what encoding
+    loses stays in that difference.
 
     The run ends after `pushes` answers, used or not. Every `record_every` the model is handed to
     `evaluate_fn`. A node that does not answer within the time-out is sent a message anew.
@@ -95,10 +99,11 @@ class Asynchronous(ParameterServer):
             raise ValueError(
                 "staleness is chosen by strategy/staleness=none, global, polynomial, per_parameter"
             )
-        if downlink is not None:
-            raise ValueError("asynchronous nodes get the model whole: downlink=full")
+        if in_flight > 1 and downlink is not None and not downlink.exact:
+            raise ValueError("in_flight above 1 goes with downlink=full: a node keeps one version")
         if in_flight > 1 and uplink and uplink.memory_bytes(SOME):
             raise ValueError("in_flight above 1 goes with methods that keep no memory")
+        self._downlink = None if downlink is None else Differences(downlink, seed)
         self.pushes, self.staleness, self.mix, self.buffer = pushes, staleness, mix, buffer
         self.in_flight, self.record_every = in_flight, record_every
         self._mu = proximal_mu
@@ -160,9 +165,9 @@ class Asynchronous(ParameterServer):
 
     def _begin(self, initial_arrays: ArrayRecord) -> None:
         self._replica, self._layout = Replica.of(SGD(), initial_arrays)
-        self._steps = Steps(self._replica, self._layout, follow=False)
-        plain_bytes = flower_bytes(initial_arrays)
-        self._dialogue = Dialogue(self._steps, self.traffic, self._layout, plain_bytes)
+        self._whole = Steps(self._replica, self._layout, follow=False)
+        plain_bytes, way = flower_bytes(initial_arrays), self._downlink or self._whole
+        self._dialogue = Dialogue(way, self.traffic, self._layout, plain_bytes)
         self._statistics = StatisticsMix(self._layout)
         self._buffered, self._mean = 0, SparseMean(self._statistics.trained)
         self._flight: dict[str, Sent] = {}  # in the order of sending
@@ -219,12 +224,26 @@ class Asynchronous(ParameterServer):
         count = self._count[node]
         orders = Orders(cast(float, self._config["lr"]), count, self._mu)
         note = ToNode(count, workers=self.buffer)
-        (message,) = self._dialogue.messages([node], STEP, orders.config(), note)
-        found = payload_of(message.content) if self.mix else None
+        if self._downlink:
+            self._offer(self._downlink)
+        ((message, parcel),) = self._dialogue.messages([node], STEP, orders.config(), note)
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self._replica.version, self.staleness.seen()
-        model = found[1] if found else b""
+        model = self._received(parcel) if self.mix else None
         self._flight[message_id] = Sent(node, count, now, version, seen, model)
+
+    def _offer(self, downlink: Differences) -> None:
+        """Give the newest model to a downlink of differences."""
+        if downlink.crowded(len(self._known)):
+            downlink.tidy(self._dialogue.ledger.held)
+        model = Model(self._replica.model)
+        downlink.offer(model, form_of_updates(self._layout), named=False)
+
+    def _received(self, parcel: Parcel) -> Vector:
+        """Return the model that a node has once it has got a parcel."""
+        if parcel.received is not None:
+            return parcel.received.vector
+        return decode_update(parcel.arrays[MODEL].data, self._layout).dense()
 
     def _receive(self, sent: Sent, reply: Message) -> None:
         """Apply an answer, or say why not."""
@@ -245,7 +264,7 @@ class Asynchronous(ParameterServer):
         stale = self._replica.version - sent.version
         rate = self.rate(cast(float, self._config["lr"]))
         indices, values, statistics = self._statistics.cut(update)
-        if self.mix:
+        if sent.model is not None:
             indices, values = None, self._towards(sent.model, indices, values)
         touched = None if indices is None else update.indices
         factor = self.staleness.factor(stale, sent.seen, touched)
@@ -267,17 +286,17 @@ class Asynchronous(ParameterServer):
             self._expect_finite(indices, values, rate)
         self._replica.apply(indices, values, rate)
         self.staleness.applied(indices)
-        self._steps.add(b"", rate)
+        self._whole.add(b"", rate)
 
     def _expect_finite(self, indices: Indices | None, values: Vector, rate: float) -> None:
         moved = self._replica.model[slice(len(values)) if indices is None else indices]
         if not is_finite(moved - np.float32(rate) * values):
             raise PayloadError("its update is beyond float32")
 
-    def _towards(self, model: bytes, indices: Indices | None, values: Vector) -> Vector:
+    def _towards(self, model: Vector, indices: Indices | None, values: Vector) -> Vector:
         """Return x less the node's own model, what it trains: mixing subtracts a share of it."""
         size = self._statistics.trained
-        trained = decode_update(model, self._layout).dense()[:size].copy()
+        trained = model[:size].copy()
         trained[slice(None) if indices is None else indices] -= values
         return cast(Vector, self._replica.model[:size] - trained)
 

@@ -152,7 +152,8 @@ class SparseAveraging(ParameterServer):
             name = self._steps.checksum()
         note = ToNode(server_round, workers=workers, checksum=name)
         orders = Orders(self._lr, server_round)
-        return self._dialogue.messages(self._asked, STEP, orders.config(), note)
+        made = self._dialogue.messages(self._asked, STEP, orders.config(), note)
+        return [message for message, _ in made]
 
     def _draw(self, server_round: int, grid: Grid) -> None:
         """Decide which nodes are asked, in their own order, and how many answers will do.

@@ -45,8 +45,8 @@ class Dialogue:
 
     def messages(
         self, nodes: Iterable[int], kind: str, orders: Mapping[str, Any], note: ToNode
-    ) -> list[Message]:
-        """Return a message of type `kind` for each node, with the newest model.
+    ) -> list[tuple[Message, Parcel]]:
+        """Return a message of type `kind` for each node, with the newest model, and its parcel.
 
         `orders`: what the ClientApp is told. Nodes alike share one content.
         """
@@ -55,9 +55,9 @@ class Dialogue:
         cache: dict[Key, tuple[RecordDict, Parcel]] = {}
         made = []
         for node in nodes:
-            encoded, _ = self.encoded(node, content, "arrays", note, cache)
+            encoded, parcel = self.encoded(node, content, "arrays", note, cache)
             self.count_down(self.plain_bytes)
-            made.append(Message(encoded, node, kind, group_id=str(note.number)))
+            made.append((Message(encoded, node, kind, group_id=str(note.number)), parcel))
         return made
 
     def encoded(

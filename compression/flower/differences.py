@@ -39,7 +39,7 @@ class Differences:
         self._versions: OrderedDict[int, Vector] = OrderedDict()
         self._numbers: dict[bytes, int] = {}  # checksum -> version
         self._checksums: dict[int, bytes] = {}
-        self._count = 0  # versions there were
+        self._bytes = self._count = 0  # of the versions, and how many there were
         self._offered: tuple[Model, Form, bool] | None = None
 
     def offer(self, model: Model, form: Form, *, named: bool) -> None:
@@ -90,11 +90,18 @@ class Differences:
         """Drop versions that no node has, and the oldest beyond the budget: before encoding."""
         for version in self._versions.keys() - set(held):
             self._drop(version)
-        while sum(version.nbytes for version in self._versions.values()) > BUDGET:
+        while self._bytes > BUDGET:
             self._drop(next(iter(self._versions)))
 
+    def crowded(self, nodes: int) -> bool:
+        """Return whether it is time to tidy, for so many nodes that are sent messages one by one.
+
+        Half of the versions there are would go, or the budget is exceeded.
+        """
+        return len(self._versions) > 2 * nodes or self._bytes > BUDGET
+
     def _drop(self, version: int) -> None:
-        del self._versions[version]
+        self._bytes -= self._versions.pop(version).nbytes
         del self._numbers[self._checksums.pop(version)]
 
     def _remember(self, name: bytes, vector: Vector) -> int:
@@ -102,6 +109,8 @@ class Differences:
             self._count += 1
             self._numbers[name], self._checksums[self._count] = self._count, name
         version = self._numbers[name]
+        if version not in self._versions:
+            self._bytes += vector.nbytes
         self._versions[version] = vector
         self._versions.move_to_end(version)
         return version
