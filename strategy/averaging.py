@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Iterable
 from logging import getLogger
-from typing import Any, cast
+from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from compression import Codec, PayloadError, decode_update
+from compression import Codec
 from compression.flower import flat_record, to_arrays
-from compression.flower.dialogue import Dialogue, number
-from compression.flower.notes import ToNode
-from compression.flower.replica import Replica
-from compression.flower.steps import Steps
-from compression.flower.traffic import flower_bytes
-from compression.stages import DIVERGED, is_finite
-from strategy.exchange import Exchange
-from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
-from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer
-from strategy.statistics import StatisticsMix
+from strategy.rounds import AveragingState, Rounds
+from strategy.server import FLOWER, EvaluateFn, ParameterServer
 from task.optimizers import SGD, ServerOptimizer
-from task.orders import DRIFT, EXAMPLES, LOSS, STEPS, Orders
+from task.orders import EXAMPLES, STEPS
 
 WEIGHTS = (None, EXAMPLES, STEPS)  # metrics that every node reports
-MOST = 2**63  # samples or weight of a node
 PLAIN_SGD = SGD()
 log = getLogger("edgewire")
 
@@ -53,6 +41,9 @@ class SparseAveraging(ParameterServer):
     server's model is then the metric `drift`. `uplink`: the nodes' codec, which decoding does not
     need to know.
     """
+
+    State = AveragingState
+    state: AveragingState
 
     def __init__(
         self,
@@ -87,9 +78,8 @@ class SparseAveraging(ParameterServer):
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
         self.quorum, self.weighted_by_key = quorum, weighted_by_key
         self.verify_every = verify_every
-        self._measured = (LOSS, DRIFT) if mask_received else (LOSS,)
-        self._downlink, self._seed = downlink, seed
-        self._asked: list[int] = []
+        self.mask_received = mask_received
+        self.downlink, self.seed = downlink, seed
 
     def summary(self) -> None:
         """Log what the strategy does."""
@@ -110,133 +100,18 @@ class SparseAveraging(ParameterServer):
 
         `train_config["lr"]` is read anew in every round. `timeout`: seconds of a round.
         """
+        goes_on = self._begin()
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
-        self._announce()
-        self._begin(initial_arrays)
         config = train_config or ConfigRecord({"lr": 0.1})
-        self._exchange, result = Exchange(grid), Result()
-        arrays = flat_record(self._replica.model)
-        for server_round in range(num_rounds + 1):
-            if server_round:
-                messages = self.configure_train(server_round, arrays, config, grid)
-                if not messages:
-                    log.warning("no node is left; %d of %d rounds", server_round - 1, num_rounds)
-                    break
-                answers = self._exchange(messages, self._needed, timeout)
-                self.aggregate_train(server_round, answers.values())
-            self._evaluate(evaluate_fn, server_round, num_rounds, arrays, result)
-        result.arrays = to_arrays(self._replica.model, self._layout)
+        rounds, result = Rounds(self, grid, initial_arrays, self.state), Result()
+        arrays = flat_record(rounds.model)
+        if not goes_on:
+            self._evaluate(evaluate_fn, 0, num_rounds, arrays, result)
+        while self.state.round < num_rounds:
+            if not rounds.turn(cast(float, config["lr"]), timeout):
+                log.warning("no node is left; %d of %d rounds", self.state.round, num_rounds)
+                break
+            self._evaluate(evaluate_fn, self.state.round, num_rounds, arrays, result)
+            self._turned()
+        result.arrays = to_arrays(rounds.model, rounds.layout)
         return result
-
-    def _begin(self, initial_arrays: ArrayRecord) -> None:
-        self._replica, self._layout = Replica.of(self.optimizer, initial_arrays)
-        layout = self._layout
-        self._steps = Steps(self._replica, layout, follow=self._downlink is not None)
-        plain_bytes = flower_bytes(initial_arrays)
-        self._dialogue = Dialogue(self._steps, self.traffic, layout, plain_bytes)
-        self._statistics = StatisticsMix(layout)
-        self._mean = SparseMean(self._statistics.trained)
-        self._memory: dict[str, Any] = {}  # the downlink codec's
-        self._hopeless = 0
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Draw the nodes; bring each to the newest version. Nodes alike share one content."""
-        self._lr = cast(float, config["lr"])
-        self._draw(server_round, grid)
-        workers = min(self._needed, len(self._asked))
-        verify = self._downlink is not None and self.verify_every
-        name = None
-        if verify and not server_round % verify:
-            name = self._steps.checksum()
-        note = ToNode(server_round, workers=workers, checksum=name)
-        orders = Orders(self._lr, server_round)
-        made = self._dialogue.messages(self._asked, STEP, orders.config(), note)
-        return [message for message, _ in made]
-
-    def _draw(self, server_round: int, grid: Grid) -> None:
-        """Decide which nodes are asked, in their own order, and how many answers will do.
-
-        They are drawn from (seed, round) alone; those that rest are left out unless all do.
-        """
-        nodes = cast(OrderedGrid, grid).wait_for_nodes()
-        count = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
-        if count < len(nodes):
-            draw = random.Random(f"{self._seed} {server_round} train")
-            nodes = [nodes[i] for i in sorted(draw.sample(range(len(nodes)), count))]
-        self._needed = math.ceil(round(self.quorum * len(nodes), 6))
-        resting = self._exchange.resting()
-        self._asked = [node for node in nodes if node not in resting] or nodes
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decode the replies, average what can be used in the order of the nodes, take the step.
-
-        Raises `PayloadError` when for `HOPELESS` rounds there were answers, and none was of use.
-        """
-        answers = {reply.metadata.src_node_id: reply for reply in replies}
-        used: dict[int, MetricRecord] = {}
-        reason = ""
-        for node in self._asked:
-            if node not in answers and not self._exchange.time_was_up:
-                continue  # enough others were there before it
-            try:
-                used[node] = self._add(node, answers.get(node))
-            except PayloadError as error:
-                reason = str(error)
-                self._fail(node, reason, f"round {server_round}: ")
-        self._hopeless = 0 if used or not answers else self._hopeless + 1
-        if self._hopeless == HOPELESS:
-            raise PayloadError(f"no update could be used in {HOPELESS} rounds: {reason}")
-        self.train_metrics = self._averaged(list(used.values())) if used else None
-        if used:
-            self._step()
-            self._dialogue.receipts.applied(used)
-            self.traffic.client_updates += len(used)
-        return None, None
-
-    def _add(self, node: int, reply: Message | None) -> MetricRecord:
-        """Decode a node's answer and add its update; return its metrics.
-
-        Raises `PayloadError` if it cannot be used; then nothing was added.
-        """
-        if reply is None:
-            raise PayloadError("no answer in time")
-        update, metrics = self._dialogue.read(reply, self._measured)
-        weight = number(metrics, self.weighted_by_key) if self.weighted_by_key else 1.0
-        if not 0 < weight < MOST:
-            raise PayloadError("its weight must be above 0, below 2^63")
-        indices, values, statistics = self._statistics.cut(update)
-        self._mean.add(indices, values, weight)
-        share = self.server_lr if self.update == "delta" else 1.0
-        self._statistics.add(statistics, share, weight)
-        return metrics
-
-    def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
-        """Return the mean loss (and drift), weighed by the nodes' samples."""
-        weights = [cast(float, each["num-examples"]) for each in metrics]
-        return {
-            name: sum(w * cast(float, m[name]) for w, m in zip(weights, metrics, strict=True))
-            / sum(weights)
-            for name in self._measured
-        }
-
-    def _step(self) -> None:
-        """Take the optimiser's step with the mean of what was added, as all nodes will."""
-        indices, values = self._mean.take()
-        if self._downlink is None and not is_finite(values):  # else encoding looks
-            raise PayloadError(f"the mean of the updates is beyond float32: {DIVERGED}")
-        indices, values = self._statistics.joined(indices, values, self._replica.model)
-        rate = self.rate(self._lr)
-        payload = b""
-        if self._downlink is not None:
-            seed = (self._seed << 64) | self._replica.version
-            payload = self._downlink.encode_sparse(
-                indices, values, self._layout, memory=self._memory, seed=seed
-            )
-            if not self._downlink.exact:
-                _, indices, values, *_ = decode_update(payload, self._layout)
-        self._replica.apply(indices, values, rate)
-        self._steps.add(payload, rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,24 @@ if TYPE_CHECKING:
     from strategy.plan import Plan
 
 
+@dataclass
+class CopiesState:
+    """By segment: the last point it was asked for, points it has sent its copy for, full copies it
+    was asked for, the last full copy; `weights`: by point, of the segments.
+    """
+
+    asked: list[int] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    full: list[int] = field(default_factory=list)
+    last: list[bytes] = field(default_factory=list)
+    weights: dict[int, list[NDArray[np.float32] | None]] = field(default_factory=dict)
+
+    def begin(self, copies: list[bytes]) -> None:
+        """Begin with these copies, and no others asked for."""
+        self.asked, self.delivered, self.full = ([0] * len(copies) for _ in range(3))
+        self.last = copies
+
+
 class Copies:
     """Knows when a segment is to send a copy, and puts models together.
 
@@ -43,41 +62,42 @@ class Copies:
         *,
         record_every: int,
         every: int,
+        state: CopiesState | None = None,
     ) -> None:
         parts = plan.parts
         self._plan, self._parts, self._layout = plan, parts, layout
         self._batches, self._record_every, self._every = batches, record_every, every
         self._places = _places(parts, layout)
-        self._asked = [0] * len(parts)  # the last point that each segment was asked for
-        self._delivered = [0] * len(parts)  # points that each segment has sent its copy for
-        self._full = [0] * len(parts)  # full copies that each segment was asked for
-        self._weights: dict[int, list[Vector | None]] = {}
-        self._last = [
-            pack_copy({STATE: self._cut(model, number)}, more)
-            for number, more in enumerate(plan.beside)
-        ]
+        self._state = CopiesState() if state is None else state
+        if not self._state.last:
+            self._state.begin(
+                [
+                    pack_copy({STATE: self._cut(model, number)}, more)
+                    for number, more in enumerate(plan.beside)
+                ]
+            )
 
     def last(self, segment: int) -> bytes:
         """Return the copy with which a node takes a segment over."""
-        return self._last[segment]
+        return self._state.last[segment]
 
     def wanted(self, task: Task) -> str:
         """Return what a task's answer is to hold of its segment: "", weights or all."""
         if not task.steps:
             return ""
         newest = task.end if task.end == self._batches else task.end - task.end % self._record_every
-        due = newest > self._asked[task.segment]  # else a message under way brings it
-        self._asked[task.segment] = max(newest, self._asked[task.segment])
+        due = newest > self._state.asked[task.segment]  # else a message under way brings it
+        self._state.asked[task.segment] = max(newest, self._state.asked[task.segment])
         full = task.end // self._every if self._every else 0
-        if full > self._full[task.segment]:
-            self._full[task.segment] = full
+        if full > self._state.full[task.segment]:
+            self._state.full[task.segment] = full
             return "all"
         return "weights" if due else ""
 
     def failed(self, segment: int) -> None:
         """Note that a copy that was asked for has not come: it is asked for again."""
-        self._asked[segment] = self._delivered[segment] * self._record_every
-        self._full[segment] = 0
+        self._state.asked[segment] = self._state.delivered[segment] * self._record_every
+        self._state.full[segment] = 0
 
     def owed(self, segment: int, end: int) -> bool:
         """Whether a segment owes a copy of a point up to `end`."""
@@ -86,7 +106,7 @@ class Copies:
 
     def _point(self, segment: int) -> int | None:
         """Return the first point of which a segment has sent no copy."""
-        before = self._delivered[segment] * self._record_every
+        before = self._state.delivered[segment] * self._record_every
         return None if before >= self._batches else min(before + self._record_every, self._batches)
 
     def take(self, task: Task, kind: str, payload: bytes) -> None:
@@ -96,10 +116,10 @@ class Copies:
         state = vectors[STATE]
         if kind == "all":
             self._expect_sound(task.segment, vectors, beside)
-            self._last[task.segment] = payload
+            self._state.last[task.segment] = payload
         while (point := self._point(task.segment)) is not None and point <= task.end:
-            self._weights.setdefault(point, [None] * len(self._parts))[task.segment] = state
-            self._delivered[task.segment] += 1
+            self._state.weights.setdefault(point, [None] * len(self._parts))[task.segment] = state
+            self._state.delivered[task.segment] += 1
 
     def _expect_sound(
         self, segment: int, vectors: dict[str, Vector], beside: dict[str, NDArray[Any]]
@@ -120,10 +140,10 @@ class Copies:
 
     def complete(self) -> tuple[int, Vector] | None:
         """Return the next point of which all copies are there, and its model; once."""
-        for point in sorted(self._weights):
-            states = self._weights[point]
+        for point in sorted(self._state.weights):
+            states = self._state.weights[point]
             if all(state is not None for state in states):
-                del self._weights[point]
+                del self._state.weights[point]
                 return point, self._joined(states)
             return None
         return None

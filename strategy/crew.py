@@ -15,19 +15,28 @@ log = getLogger("edgewire")
 class Crew:
     """Gives each segment a node; the rest take over from those that are gone.
 
+    `holders`: by segment, in whom they are kept; empty at first.
+
     Raises `PayloadError` if fewer nodes than segments are there, and no more will come.
     """
 
-    def __init__(self, grid: OrderedGrid, segments: int) -> None:
+    def __init__(
+        self, grid: OrderedGrid, segments: int, holders: list[int | None] | None = None
+    ) -> None:
         self._grid = grid
-        nodes: list[int] = []
+        self._nodes: list[int | None] = [] if holders is None else holders
+        if not self._nodes:
+            self._nodes += self._first(segments)
+
+    def _first(self, segments: int) -> list[int]:
+        grid, nodes = self._grid, list[int]()
         while len(nodes := grid.wait_for_nodes()) < segments:
             if grid.next_look == math.inf:
                 raise PayloadError(
                     f"{segments} segments need as many nodes, there are {len(nodes)}"
                 )
             grid.pull_before([], grid.next_look)
-        self._nodes: list[int | None] = list(nodes[:segments])
+        return nodes[:segments]
 
     def node(self, segment: int) -> int | None:
         """Return who holds a segment; None while nobody does."""

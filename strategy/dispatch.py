@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -15,15 +15,14 @@ from compression.flower import filled, to_vector
 from compression.flower.arrays import payload_records
 from compression.flower.dialogue import number
 from compression.flower.tensors import NO_SEGMENT
-from compression.flower.traffic import reason_of
-from strategy.activations import ActivationStore
-from strategy.copies import Copies
+from strategy.activations import ActivationStore, StoreState
+from strategy.copies import Copies, CopiesState
 from strategy.crew import Crew
-from strategy.flow import Task
-from strategy.links import Links
+from strategy.flow import FlowState, Task
+from strategy.links import Answer, Links, opened, plain_bytes
 from strategy.nodes import OrderedGrid
 from strategy.plan import Plan
-from strategy.server import HOPELESS
+from strategy.server import HOPELESS, ServerState
 
 if TYPE_CHECKING:
     from strategy.segments import Segmented
@@ -41,7 +40,41 @@ class Sent:
     copy: str  # what is asked for of the segment
     message_id: str = ""
     when: float = 0.0  # a moment of the grid's `now`
-    reply: Message | None = None
+    answer: Answer | None = None
+
+
+@dataclass
+class SegmentedState(ServerState):
+    """By segment: messages under way, how often it was handed out, whether it goes with the next
+    message, failures in a row. `holders`: its node; `losses` and `errors` since the last record.
+    """
+
+    under_way: list[deque[Sent]] = field(default_factory=list)
+    handed: list[int] = field(default_factory=list)
+    fresh: list[bool] = field(default_factory=list)
+    hopeless: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    holders: list[int | None] = field(default_factory=list)
+    flow: FlowState = field(default_factory=FlowState)
+    store: StoreState = field(default_factory=StoreState)
+    copies: CopiesState = field(default_factory=CopiesState)
+    links: Links = field(default_factory=Links)
+    now: float = 0.0  # when the state was what it is
+
+    def begin(self, segments: int) -> None:
+        """Begin with nothing sent."""
+        self.under_way = [deque() for _ in range(segments)]
+        self.handed, self.hopeless = [0] * segments, [0] * segments
+        self.fresh = [True] * segments
+        self.links.begin(segments)
+
+    def shift(self, by: float) -> None:
+        """Move all moments."""
+        for row in self.under_way:
+            for sent in row:
+                sent.when += by
 
 
 class Dispatch:
@@ -61,9 +94,11 @@ class Dispatch:
         batches: int,
         timeout: float,
         config: ConfigRecord,
+        state: SegmentedState,
     ) -> None:
         self._strategy, self._plan, self._grid = strategy, plan, grid
         self._batches, self._timeout, self._config = batches, timeout, config
+        self._state = state
         self._micros = strategy.micros
         shapes = tuple(tuple(array.shape) for array in arrays.values())
         layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
@@ -74,20 +109,20 @@ class Dispatch:
             batches,
             record_every=strategy.record_every,
             every=strategy.segment_every,
+            state=state.copies,
         )
         count = len(plan.parts)
-        self.links = Links(count, strategy.traffic)
-        self._flow = strategy.flow(count, batches)
+        if not state.under_way:
+            state.begin(count)
+        elif grid.virtual_seconds is None:  # real moments are of another process
+            state.shift(grid.now - state.now)
+        self._sent, self.links = state.under_way, state.links
+        strategy.rates.share(state.rates)
+        self._flow = strategy.flow(count, batches, state.flow)
         first = 1 if strategy.synthetic and strategy.conditioned else count - 1
-        self._store = ActivationStore(range(first, count), strategy.synthetic)
+        self._store = ActivationStore(range(first, count), strategy.synthetic, state.store)
         self._sees_last = count - 1 if strategy.synthetic else 0  # a mini-batch, of all segments
-        self._crew = Crew(grid, count)
-        self._sent: list[deque[Sent]] = [deque() for _ in range(count)]
-        self._handed = [0] * count  # how often each segment was handed out
-        self._fresh = [True] * count  # it goes with the next message
-        self._hopeless = [0] * count  # failures in a row
-        self._losses: list[float] = []
-        self._errors: list[float] = []
+        self._crew = Crew(grid, count, state.holders)
 
     def goes_on(self) -> bool:
         """Whether anything is left to do; at the end segments are asked for copies they owe."""
@@ -99,12 +134,14 @@ class Dispatch:
             self._send(self._prepared(task))
         self._wait()
         self._take_answers()
+        self._state.now = self._grid.now
 
     def means(self) -> dict[str, float] | None:
         """Return the means since the last call: the loss, the modules' errors."""
-        found = {"loss": self._losses, "prediction_error": self._errors}
+        state = self._state
+        found = {"loss": state.losses, "prediction_error": state.errors}
         means = {name: sum(row) / len(row) for name, row in found.items() if row}
-        self._losses, self._errors = [], []
+        state.losses, state.errors = [], []
         return means if "loss" in means else None
 
     # sending
@@ -126,14 +163,14 @@ class Dispatch:
         if sent.message_id == LOST or node is None:
             return
         arrays = dict(sent.arrays)
-        if self._fresh[task.segment]:
-            self._fresh[task.segment] = False
-            self._handed[task.segment] += 1
+        if self._state.fresh[task.segment]:
+            self._state.fresh[task.segment] = False
+            self._state.handed[task.segment] += 1
             arrays["copy"] = self.copies.last(task.segment)
         config = {
             "segment": task.segment,
             "cuts": list(plan.cuts),
-            "life": self._handed[task.segment],
+            "life": self._state.handed[task.segment],
             "phase": task.phase,
             "batch": task.batch,
             "batches": task.batches,
@@ -152,7 +189,7 @@ class Dispatch:
         (sent.message_id,) = self._grid.push_messages([message], self._timeout)
         sent.when = self._grid.now
         shapes = plan.plain(task, self._store.samples(task))
-        self.links.down(task.segment, arrays, shapes)
+        self.links.sent(task.segment, arrays, shapes, self._state.traffic)
 
     def _rates(self, task: Task) -> list[float]:
         """Return the learning rate of each of a task's mini-batches."""
@@ -177,16 +214,16 @@ class Dispatch:
             sent.message_id: sent
             for row in self._sent
             for sent in row
-            if sent.reply is None and sent.message_id not in ("", LOST)
+            if sent.answer is None and sent.message_id not in ("", LOST)
         }
-        if any(row and (row[0].message_id == LOST or row[0].reply) for row in self._sent):
+        if any(row and (row[0].message_id == LOST or row[0].answer) for row in self._sent):
             return  # there is something to go on with
         oldest = min((sent.when for sent in waiting.values()), default=math.inf)
         deadline = min(oldest + self._timeout, self._crew.next_look)
         if not waiting and deadline == math.inf:
             raise PayloadError(f"{self._crew.missing()}: no node is left that could take over")
         for reply in self._grid.pull_before(waiting, deadline):
-            waiting[reply.metadata.reply_to_message_id].reply = reply
+            waiting[reply.metadata.reply_to_message_id].answer = opened(reply)
         self._give_up_late()
         for segment in self._crew.find():
             self._hand_out(segment, anew=True)
@@ -194,7 +231,7 @@ class Dispatch:
     def _give_up_late(self) -> None:
         for segment, row in enumerate(self._sent):
             head = row[0] if row else None
-            if head is None or head.reply or head.message_id in ("", LOST):
+            if head is None or head.answer or head.message_id in ("", LOST):
                 continue
             if head.when + self._timeout <= self._grid.now:
                 self._failed(segment, f"no answer in time (timeout={self._timeout:g})")
@@ -203,7 +240,7 @@ class Dispatch:
     def _take_answers(self) -> None:
         """Go through the answers, each segment's in the order of sending."""
         for row in self._sent:
-            while row and (row[0].reply is not None or row[0].message_id == LOST):
+            while row and (row[0].answer is not None or row[0].message_id == LOST):
                 if not self._take(row[0]):
                     break
                 sent = row.popleft()
@@ -214,23 +251,24 @@ class Dispatch:
 
     def _take(self, sent: Sent) -> bool:
         """Take an answer, or say why not; False: the task is to be done again."""
-        task, reply = sent.task, sent.reply
-        if reply is None:  # what it needed was lost before
+        task, answer = sent.task, sent.answer
+        if answer is None:  # what it needed was lost before
             self._store.lose(task.batch)
             return True
         try:
-            if reply.has_error():
-                raise PayloadError(reason_of(reply))
-            self._open(sent, reply.content)
-            self._hopeless[task.segment] = 0
-            self._strategy.traffic.client_updates += task.steps and bool(task.phase)
+            if answer.error is not None:
+                raise PayloadError(answer.error)
+            self._open(sent, answer)
+            self._state.hopeless[task.segment] = 0
+            self._state.traffic.client_updates += task.steps and bool(task.phase)
         except PayloadError as error:
             reason = str(error)
             self._failed(task.segment, reason)
             if sent.copy:
                 self.copies.failed(task.segment)
-            lacks = reply.has_error() and NO_SEGMENT in reason
-            gone = reply.has_error() and reply.error.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            failed = answer.error is not None
+            lacks = failed and NO_SEGMENT in reason
+            gone = failed and answer.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             if lacks or gone:
                 if gone:
                     self._crew.replace(task.segment)
@@ -239,11 +277,13 @@ class Dispatch:
             self._store.lose(task.batch)
         return True
 
-    def _open(self, sent: Sent, content: RecordDict) -> None:
+    def _open(self, sent: Sent, answer: Answer) -> None:
         """Take what an answer holds. Raises `PayloadError` for what cannot be used."""
         task, plan = sent.task, self._plan
-        found = self.links.up(task.segment, content)
-        metrics = self.links.metrics(content)
+        found, metrics, traffic = answer.payloads, answer.metrics, self._state.traffic
+        self.links.came(task.segment, found, traffic)
+        if metrics is None:
+            raise PayloadError("an answer must hold a MetricRecord")
         if task.phase and task.segment == 0 and task.phase != "backward":
             samples = number(metrics, "num-examples") / task.batches
             if samples not in range(1, plan.batch_size + 1):
@@ -253,14 +293,14 @@ class Dispatch:
         kept = plan.check(task, samples, found)
         self.links.worked(task.segment, metrics.get("seconds"), task.batches / self._micros)
         if "loss" in metrics:
-            self._losses.append(number(metrics, "loss"))
+            self._state.losses.append(number(metrics, "loss"))
         if "prediction-error" in metrics:
-            self._errors.append(number(metrics, "prediction-error"))
+            self._state.errors.append(number(metrics, "prediction-error"))
         if sent.copy:
             if "copy" not in found:
                 raise PayloadError("the answer holds no copy of its segment")
             self.copies.take(task, sent.copy, found["copy"])
-        self.links.plain_up(task.segment, found, plan.plain(task, samples))
+        traffic.uplink_bytes_float32 += plain_bytes(found, plan.plain(task, samples))
         for name in kept:
             self._store.put(task, name, found[name])
         if metrics.get("gradients-refused"):
@@ -273,8 +313,8 @@ class Dispatch:
 
     def _failed(self, segment: int, reason: str) -> None:
         self._blame(segment, reason)
-        self._hopeless[segment] += 1
-        if self._hopeless[segment] >= HOPELESS:
+        self._state.hopeless[segment] += 1
+        if self._state.hopeless[segment] >= HOPELESS:
             raise PayloadError(f"segment {segment} has failed {HOPELESS} times in a row: {reason}")
 
     def _hand_out(self, segment: int, anew: bool) -> None:
@@ -282,8 +322,8 @@ class Dispatch:
 
         A node that is there and only late keeps its segment: it may step twice with a mini-batch.
         """
-        self._fresh[segment] |= anew
+        self._state.fresh[segment] |= anew
         for sent in self._sent[segment]:
             if sent.message_id != LOST:
-                sent.message_id, sent.reply = "", None
+                sent.message_id, sent.answer = "", None
                 self._send(sent)

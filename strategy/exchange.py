@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from strategy.late import Late
+from strategy.late import Late, LateState
 from strategy.nodes import OrderedGrid
 
 LONGEST = 8  # rounds from one that a node has not answered to the next in which it is asked
+
+
+@dataclass
+class ExchangeState:
+    """`missed`: node -> rounds in a row without its answer; `again`: node -> the round in which it
+    may be asked again.
+    """
+
+    round: int = 0
+    missed: Counter[int] = field(default_factory=Counter)
+    again: dict[int, int] = field(default_factory=dict)
+    late: LateState = field(default_factory=LateState)
 
 
 class Exchange:
@@ -20,12 +33,10 @@ class Exchange:
     next message says that it was not applied.
     """
 
-    def __init__(self, grid: OrderedGrid) -> None:
+    def __init__(self, grid: OrderedGrid, state: ExchangeState | None = None) -> None:
         self._grid = grid
-        self._late = Late(grid)
-        self._missed = Counter[int]()  # node -> rounds in a row without its answer
-        self._again: dict[int, int] = {}  # node -> the round in which it may be asked again
-        self._round = 0
+        self._state = ExchangeState() if state is None else state
+        self._late = Late(grid, self._state.late)
         self.time_was_up = False  # in the last round: else those that are missing were too many
 
     def resting(self) -> set[int]:
@@ -34,7 +45,7 @@ class Exchange:
         A node that has not answered is asked again in the next round; after m rounds in a row in
         which it has not, in the m-th after (8 at most): who is always late does not drown in them.
         """
-        return {node for node, when in self._again.items() if when > self._round + 1}
+        return {node for node, when in self._state.again.items() if when > self._state.round + 1}
 
     def __call__(self, messages: list[Message], quorum: int, timeout: float) -> dict[int, Message]:
         """Return the answers by node: all, or those there once `quorum` of them are no errors.
@@ -54,7 +65,7 @@ class Exchange:
                 answers[waiting.pop(message.metadata.reply_to_message_id)] = message
                 good += not message.has_error()
             ids = [i for i in ids if i in waiting]
-        self._round += 1
+        self._state.round += 1
         self.time_was_up = bool(waiting) and grid.now >= deadline
         self._remember(waiting, set(answers))
         return answers
@@ -62,10 +73,10 @@ class Exchange:
     def _remember(self, waiting: dict[str, int], answered: set[int]) -> None:
         """Note who owes an answer, and who does no more."""
         for node in answered:
-            self._late.answered(node, self._round)
-            self._missed.pop(node, None)
-            self._again.pop(node, None)
+            self._late.answered(node, self._state.round)
+            self._state.missed.pop(node, None)
+            self._state.again.pop(node, None)
         for message_id, node in waiting.items():
-            self._late.add(message_id, node, self._round)
-            self._missed[node] += 1
-            self._again[node] = self._round + min(self._missed[node], LONGEST)
+            self._late.add(message_id, node, self._state.round)
+            self._state.missed[node] += 1
+            self._state.again[node] = self._state.round + min(self._state.missed[node], LONGEST)

@@ -14,6 +14,7 @@ Four segments, mini-batches 0, 1, 2, ...; each column is a moment, `.` an idle n
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 SCHEDULES = ("sequential", "pipeline", "async")
@@ -53,16 +54,38 @@ class Flow(Protocol):
         """Whether all mini-batches are through."""
 
 
+@dataclass
+class FlowState:
+    """Tasks by segment: sent and done forwards (or both ways at once), sent and done backwards."""
+
+    sent: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
+    backward: list[int] = field(default_factory=list)
+    back: list[int] = field(default_factory=list)
+
+    def begin(self, segments: int) -> None:
+        """Begin with nothing sent, unless something was."""
+        for row in (self.sent, self.done, self.backward, self.back):
+            row += [0] * (segments - len(row))
+
+
 class Synthetic:
     """Every segment steps on its own: a task for each of them, in turn."""
 
     def __init__(
-        self, schedule: str, segments: int, batches: int, per_message: int, queue: int
+        self,
+        schedule: str,
+        segments: int,
+        batches: int,
+        per_message: int,
+        queue: int,
+        state: FlowState,
     ) -> None:
         self._schedule, self._segments, self._queue = schedule, segments, queue
         self._batches, self._per_message = batches, per_message
         self._groups = -(-batches // per_message)
-        self._sent, self._done = [0] * segments, [0] * segments
+        state.begin(segments)
+        self._sent, self._done = state.sent, state.done
 
     @property
     def finished(self) -> bool:
@@ -108,11 +131,14 @@ class Backpropagation:
     in sequence, when the first segment is through with that.
     """
 
-    def __init__(self, schedule: str, segments: int, batches: int, micros: int) -> None:
+    def __init__(
+        self, schedule: str, segments: int, batches: int, micros: int, state: FlowState
+    ) -> None:
         self._sequential = schedule == "sequential"
         self._segments, self._micros, self._total = segments, micros, batches * micros
-        self._forward, self._passed = [0] * segments, [0] * segments  # sent, answered
-        self._backward, self._back = [0] * segments, [0] * segments
+        state.begin(segments)
+        self._forward, self._passed = state.sent, state.done
+        self._backward, self._back = state.backward, state.back
 
     @property
     def finished(self) -> bool:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from strategy.nodes import OrderedGrid
 
 LEAST = 4  # so many are left alone
+
+
+@dataclass
+class LateState:
+    """`messages`: their nodes, their numbers; `answered`: node -> the number of its last answered
+    message; `most`: of messages, before they are looked for.
+    """
+
+    messages: dict[str, tuple[int, int]] = field(default_factory=dict)
+    answered: dict[int, int] = field(default_factory=dict)
+    most: int = LEAST
 
 
 class Late:
@@ -15,32 +28,30 @@ class Late:
     node answers in order: what it owes from before its last answer is lost.
     """
 
-    def __init__(self, grid: OrderedGrid) -> None:
+    def __init__(self, grid: OrderedGrid, state: LateState | None = None) -> None:
         self._grid = grid
-        self._messages: dict[str, tuple[int, int]] = {}  # their nodes, their numbers
-        self._answered: dict[int, int] = {}  # node -> the number of its last answered message
-        self._most = LEAST
+        self._state = LateState() if state is None else state
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self._state.messages)
 
     def answered(self, node: int, number: int) -> None:
         """Note that a node has answered a message."""
-        self._answered[node] = max(number, self._answered.get(node, 0))
+        self._state.answered[node] = max(number, self._state.answered.get(node, 0))
 
     def add(self, message_id: str, node: int, number: int) -> None:
         """Take a message of a node, whose numbers increase."""
-        self._messages[message_id] = node, number
-        if len(self._messages) > self._most:
+        self._state.messages[message_id] = node, number
+        if len(self._state.messages) > self._state.most:
             self.clear()
-            self._most = max(LEAST, 5 * len(self._messages) // 4)
+            self._state.most = max(LEAST, 5 * len(self._state.messages) // 4)
 
     def clear(self) -> None:
         """Fetch what has come; forget what will come no more."""
-        for reply in self._grid.pull_before(self._messages, self._grid.now):
-            self.answered(*self._messages[reply.metadata.reply_to_message_id])
-        self._messages = {
+        for reply in self._grid.pull_before(self._state.messages, self._grid.now):
+            self.answered(*self._state.messages[reply.metadata.reply_to_message_id])
+        self._state.messages = {
             message_id: (node, number)
-            for message_id, (node, number) in self._messages.items()
-            if number > self._answered.get(node, 0)
+            for message_id, (node, number) in self._state.messages.items()
+            if number > self._state.answered.get(node, 0)
         }

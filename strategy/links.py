@@ -5,68 +5,86 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
-from compression import PayloadError, describe
+from compression import describe
 from compression.flower import Traffic
 from compression.flower.arrays import STYPE, records
 from compression.flower.tensors import GRADIENTS
+from compression.flower.traffic import reason_of
 
 Plain = Mapping[str, list[tuple[tuple[int, ...], str]]]  # name -> shapes and types of its tensors
 KINDS = {"input": "activations", "output": "activations", "labels": "labels", "copy": "copies"}
 
 
+class Answer(NamedTuple):
+    """What an answer holds: payloads by name, metrics; or why there is none, and Flower's code."""
+
+    payloads: dict[str, bytes]
+    metrics: dict[str, float] | None
+    error: str | None = None
+    code: int = 0
+
+
+def opened(reply: Message) -> Answer:
+    """Return what a reply holds."""
+    if reply.has_error():
+        return Answer({}, None, reason_of(reply), reply.error.code)
+    payloads = {
+        name: array.data
+        for _, record in records(reply.content, ArrayRecord)
+        for name, array in record.items()
+        if array.stype == STYPE
+    }
+    metrics = next(iter(records(reply.content, MetricRecord)), None)
+    return Answer(payloads, None if metrics is None else cast(dict[str, float], dict(metrics[1])))
+
+
+@dataclass
 class Links:
-    """Counts lengths of payloads that were put into messages, into a run's traffic and by link."""
+    """Counts lengths of payloads that were put into messages, by link, and what they were.
 
-    def __init__(self, segments: int, traffic: Traffic) -> None:
-        self._traffic = traffic
-        self._up, self._down = [0] * segments, [0] * segments
-        self._kinds = Counter[str]()
-        self._seconds, self._batches = [0.0] * segments, [0.0] * segments
+    By segment: bytes up and down, real seconds of work, and of how many mini-batches.
+    """
 
-    def down(self, segment: int, payloads: Mapping[str, bytes], plain: Plain) -> None:
+    up: list[int] = field(default_factory=list)
+    down: list[int] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)
+    batches: list[float] = field(default_factory=list)
+
+    def begin(self, segments: int) -> None:
+        """Begin with nothing counted, unless something was."""
+        for row in (self.up, self.down, self.seconds, self.batches):
+            row += [0] * (segments - len(row))
+
+    def sent(
+        self, segment: int, payloads: Mapping[str, bytes], plain: Plain, traffic: Traffic
+    ) -> None:
         """Count what a segment is sent."""
         size = sum(map(len, payloads.values()))
-        self._down[segment] += size
-        self._traffic.downlink_bytes += size
-        self._traffic.downlink_bytes_float32 += _plain_bytes(payloads, plain)
+        self.down[segment] += size
+        traffic.downlink_bytes += size
+        traffic.downlink_bytes_float32 += plain_bytes(payloads, plain)
         self._count(payloads)
 
-    def up(self, segment: int, content: RecordDict) -> dict[str, bytes]:
-        """Count what a segment has sent, used or not, and return its payloads by name."""
-        found = {
-            name: array.data
-            for _, record in records(content, ArrayRecord)
-            for name, array in record.items()
-            if array.stype == STYPE
-        }
-        size = sum(map(len, found.values()))
-        self._up[segment] += size
-        self._traffic.uplink_bytes += size
-        self._count(found)
-        return found
-
-    def plain_up(self, segment: int, payloads: Mapping[str, bytes], plain: Plain) -> None:
-        """Count what Flower would have sent in place of an answer's payloads."""
-        self._traffic.uplink_bytes_float32 += _plain_bytes(payloads, plain)
-
-    def metrics(self, content: RecordDict) -> MetricRecord:
-        """Return an answer's metrics. Raises `PayloadError` if there are none."""
-        found = next(iter(records(content, MetricRecord)), None)
-        if found is None:
-            raise PayloadError("an answer must hold a MetricRecord")
-        return found[1]
+    def came(self, segment: int, payloads: Mapping[str, bytes], traffic: Traffic) -> None:
+        """Count what a segment has sent, used or not."""
+        size = sum(map(len, payloads.values()))
+        self.up[segment] += size
+        traffic.uplink_bytes += size
+        self._count(payloads)
 
     def worked(self, segment: int, seconds: object, batches: float) -> None:
         """Count real seconds that a segment has worked on so many mini-batches."""
         if isinstance(seconds, float) and 0 <= seconds < math.inf:
-            self._seconds[segment] += seconds
-            self._batches[segment] += batches
+            self.seconds[segment] += seconds
+            self.batches[segment] += batches
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counters by name, those of links as lists by segment.
@@ -75,21 +93,21 @@ class Links:
         """
         kinds = ("activations", "gradients", "labels", "copies")
         return {
-            "uplink_bytes_by_segment": list(self._up),
-            "downlink_bytes_by_segment": list(self._down),
+            "uplink_bytes_by_segment": list(self.up),
+            "downlink_bytes_by_segment": list(self.down),
             "seconds_by_segment": [
                 round(seconds / max(batches, 1), 5)
-                for seconds, batches in zip(self._seconds, self._batches, strict=True)
+                for seconds, batches in zip(self.seconds, self.batches, strict=True)
             ],
-            **{f"{kind}_bytes": self._kinds[kind] for kind in kinds},
+            **{f"{kind}_bytes": self.kinds[kind] for kind in kinds},
         }
 
     def _count(self, payloads: Mapping[str, bytes]) -> None:
         for name, payload in payloads.items():
-            self._kinds[KINDS.get(name, "gradients")] += len(payload)
+            self.kinds[KINDS.get(name, "gradients")] += len(payload)
 
 
-def _plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
+def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
     """Return what payloads would be as Flower's plain Arrays."""
     total = 0
     for name, payload in payloads.items():

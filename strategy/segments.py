@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import Result
 from compression import Codec
 from compression.flower import flat_record, to_vector
 from conf import Config
-from strategy.dispatch import Dispatch
-from strategy.flow import SCHEDULES, Backpropagation, Flow, Synthetic
+from strategy.dispatch import Dispatch, SegmentedState
+from strategy.flow import SCHEDULES, Backpropagation, Flow, FlowState, Synthetic
 from strategy.nodes import OrderedGrid
 from strategy.plan import AUTO, Plan, plan_of
 from strategy.schedule import Rates
@@ -43,6 +43,8 @@ class Segmented(ParameterServer):
 
     unit = "STEP"
     sends_models = False
+    State = SegmentedState
+    state: SegmentedState
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class Segmented(ParameterServer):
 
     def details(self) -> dict[str, Any]:
         """Return what a record of the run holds beside what all runs' do."""
-        return self._links.as_dict()
+        return self.state.links.as_dict()
 
     def outcome(self) -> dict[str, Any]:
         """Return what the result of the run holds beside what all runs' do."""
@@ -130,29 +132,30 @@ class Segmented(ParameterServer):
 
         `evaluate_fn` gets the model, put together, as it was after a number of mini-batches.
         """
-        self._announce()
         if self.plan is None:
             raise ValueError("the model is not cut: call cut() first")
+        goes_on = self._begin()
         config = train_config or ConfigRecord()
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
-        work = Dispatch(self, self.plan, grid, initial_arrays, num_rounds, timeout, config)
-        self._links, result = work.links, Result()
+        work = Dispatch(
+            self, self.plan, grid, initial_arrays, num_rounds, timeout, config, self.state
+        )
+        result = Result()
         result.arrays = initial_arrays
-        self._evaluate(evaluate_fn, 0, num_rounds, flat_record(to_vector(initial_arrays)), result)
+        if not goes_on:
+            first = flat_record(to_vector(initial_arrays))
+            self._evaluate(evaluate_fn, 0, num_rounds, first, result)
         while work.goes_on():
             work.turn()
             while (model := work.copies.complete()) is not None:
                 result.arrays = flat_record(model[1])
-                self.train_metrics = work.means()
+                self.state.train_metrics = work.means()
                 self._evaluate(evaluate_fn, model[0], num_rounds, result.arrays, result)
+            self._turned()
         return result
 
-    def flow(self, segments: int, batches: int) -> Flow:
-        """Return the schedule of a run."""
+    def flow(self, segments: int, batches: int, state: FlowState) -> Flow:
+        """Return the schedule of a run, with what was sent and answered so far."""
         if self.synthetic or (segments == 1 and self.micros == 1):
-            return Synthetic(self.schedule, segments, batches, self.per_message, self.queue)
-        return Backpropagation(self.schedule, segments, batches, self.micros)
-
-    def fail(self, node: int, reason: str) -> None:
-        """Count an answer that was not used, and name it."""
-        self._fail(node, reason)
+            return Synthetic(self.schedule, segments, batches, self.per_message, self.queue, state)
+        return Backpropagation(self.schedule, segments, batches, self.micros, state)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from logging import getLogger
+from typing import ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from compression.flower import Traffic
+from strategy.state import from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
 STEP = "train.step"  # the type of their messages
@@ -20,15 +23,30 @@ FLOWER = getLogger("flwr")  # what `flwr run --stream` shows: the course of a ru
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
-class ParameterServer(Strategy):
-    """A server whose nodes send updates of its model, each answered by `client.worker`.
+@dataclass
+class ServerState:
+    """What every server of ours has come to: counters, and why each node was left out last."""
 
-    `update`: "gradient" of one mini-batch, applied at the run's lr, or "delta", what local steps
-    changed, applied at `server_lr`. Raises `ValueError` for others.
+    traffic: Traffic = field(default_factory=Traffic)
+    train_metrics: dict[str, float] | None = None
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+class ParameterServer(Strategy):
+    """A server whose nodes send updates of its model.
+
+    `update`: "gradient" of one mini-batch, applied at the run's lr, or "delta": what local steps
+    changed, with the sign of a gradient, applied at `server_lr`. Raises `ValueError` for others.
+
+    All that a run has come to is in `state`, which `save` returns as bytes between two turns (when
+    `after_turn` is called); a strategy of the same options that has taken them by `load` goes on
+    from there when it is started, over a grid on which the same messages are still under way.
     """
 
     unit = "ROUND"  # what a run is counted in
     sends_models = True  # both ways; else what they are of
+    State: ClassVar[type[ServerState]]
+    state: ServerState
 
     def __init__(self, update: str, server_lr: float) -> None:
         if update not in UPDATES:
@@ -36,18 +54,46 @@ class ParameterServer(Strategy):
         if not 0 < server_lr < math.inf:
             raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
         self.update, self.server_lr = update, server_lr
-        self.traffic = Traffic()
-        self.train_metrics: dict[str, float] | None = None
+        self.state = self.State()
         self.evaluate_metrics: MetricRecord | None = None
-        self._reasons: dict[int, str] = {}  # why a node was left out last
+        self.after_turn: Callable[[], None] | None = None
+        self._goes_on = False  # with a state that was loaded
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has crossed the network so far."""
+        return self.state.traffic
+
+    @property
+    def train_metrics(self) -> dict[str, float] | None:
+        """What the nodes have reported last; None if not one answered."""
+        return self.state.train_metrics
+
+    def save(self) -> bytes:
+        """Return the state as bytes."""
+        return to_bytes(self.state)
+
+    def load(self, data: bytes) -> None:
+        """Take a state with which the next `start` goes on. Raises `StateError` for another's."""
+        self.state, self._goes_on = from_bytes(self.State, data), True
+
+    def _begin(self) -> bool:
+        """Begin a run, with an empty state unless one was loaded; return whether it goes on."""
+        FLOWER.info("Starting %s strategy:", type(self).__name__)
+        self.summary()
+        goes_on, self._goes_on = self._goes_on, False
+        if not goes_on:
+            self.state = self.State()
+        return goes_on
+
+    def _turned(self) -> None:
+        """Say that a turn is over: all that has come is in the state."""
+        if self.after_turn is not None:
+            self.after_turn()
 
     def rate(self, lr: float) -> float:
         """Return the rate of an update when the run's is `lr`."""
         return lr if self.update == "gradient" else self.server_lr
-
-    def _announce(self) -> None:
-        FLOWER.info("Starting %s strategy:", type(self).__name__)
-        self.summary()
 
     def _evaluate(
         self,
@@ -63,23 +109,23 @@ class ParameterServer(Strategy):
             result.evaluate_metrics_serverapp[done] = metrics
             FLOWER.info("[%s %d/%d] %s", self.unit, done, of, metrics)
 
-    def _fail(self, node: int, reason: str, when: str = "") -> None:
+    def fail(self, node: int, reason: str, when: str = "") -> None:
         """Count an answer that was not used; name it, `when` first, if the reason is a new one."""
         self.traffic.failures += 1
-        if self._reasons.get(node) != reason:  # once, not at every one of 100,000 messages
-            self._reasons[node] = reason
+        if self.state.reasons.get(node) != reason:  # once, not at every one of 100,000 messages
+            self.state.reasons[node] = reason
             log.warning("%snode %d left out: %s", when, node, reason)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """There are no rounds, unless a strategy has some: `start` does it all."""
+        """`start` does it all."""
         return []
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """There are no rounds, unless a strategy has some: `start` does it all."""
+        """`start` does it all."""
         return None, None
 
     def aggregate_evaluate(

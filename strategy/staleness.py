@@ -7,7 +7,8 @@ the moment its node was sent the model and the moment it arrives: 0 if nobody ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,25 @@ SHARE = 32  # a copy costs about what going through n / 32 entries does
 STEP = 512  # and a step, however few its entries are, what so many do
 
 
+class Seen(NamedTuple):
+    """The counts at some moment: those of a copy, and the first `steps` of what came after it."""
+
+    copy: NDArray[np.uint32]
+    log: list[NDArray[np.uint32] | None]  # longer by now, maybe
+    steps: int
+
+
+@dataclass
+class Counted:
+    """What `PerParameter` has counted: steps by entry, uint32 (n,); what is seen now; how much was
+    logged since the last copy. Empty for the others.
+    """
+
+    counts: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    seen: Seen = field(default_factory=lambda: Seen(np.zeros(0, np.uint32), [], 0))
+    logged: int = 0
+
+
 class Staleness(ABC):
     """A factor for each update, or for each of its entries.
 
@@ -26,15 +46,17 @@ class Staleness(ABC):
     `factor` with the update that was made from this model. Memory is that of messages under way.
     """
 
-    def start(self, size: int) -> None:  # noqa: B027 (most have nothing to begin with)
-        """Begin with a model of `size` entries."""
+    def start(self, size: int, state: Counted) -> None:  # noqa: B027 (most keep nothing)
+        """Begin with a model of `size` entries, or go on with what was counted."""
 
-    def seen(self) -> Any:
+    def seen(self) -> Seen | None:
         """Return what is to be remembered of now; what it says is never changed later."""
         return None
 
     @abstractmethod
-    def factor(self, staleness: int, seen: Any, indices: Indices | None) -> Vector | np.float32:
+    def factor(
+        self, staleness: int, seen: Seen | None, indices: Indices | None
+    ) -> Vector | np.float32:
         """Return by what to multiply an update's values, float32 (k,) or one for all.
 
         `indices`: its k entries, strictly increasing; None: every entry.
@@ -47,7 +69,7 @@ class Staleness(ABC):
 class Ignored(Staleness):
     """Old updates count like new ones (Hogwild's rule, Recht et al. 2011)."""
 
-    def factor(self, staleness: int, seen: Any, indices: Indices | None) -> np.float32:
+    def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
         """Return 1."""
         return np.float32(1)
 
@@ -58,7 +80,7 @@ class Global(Staleness):
     AdaComp's paper compares with it as ASGD and, with compressed updates, Comp-ASGD.
     """
 
-    def factor(self, staleness: int, seen: Any, indices: Indices | None) -> np.float32:
+    def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
         """Return 1 / max(staleness, 1)."""
         return np.float32(1 / max(staleness, 1))
 
@@ -71,17 +93,9 @@ class Polynomial(Staleness):
             raise ValueError(f"a must be at least 0, not {a:g}")
         self.a = a
 
-    def factor(self, staleness: int, seen: Any, indices: Indices | None) -> np.float32:
+    def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
         """Return (1 + staleness)^-a."""
         return np.float32((1 + staleness) ** -self.a)
-
-
-class Seen(NamedTuple):
-    """The counts at some moment: those of a copy, and the first `steps` of what came after it."""
-
-    copy: Counts
-    log: list[Indices | None]  # longer by now, maybe
-    steps: int
 
 
 class PerParameter(Staleness):
@@ -96,23 +110,25 @@ class PerParameter(Staleness):
     it, go with the last message that needs them.
     """
 
-    def start(self, size: int) -> None:
-        """Begin with counts of 0."""
-        self._counts: Counts = np.zeros(size, dtype=np.uint32)
+    def start(self, size: int, state: Counted) -> None:
+        """Begin with counts of 0, or go on."""
+        self._state = state
         self._touched: Counts = np.zeros(size, dtype=np.uint32)  # 0 but within `staleness`
-        self._copy()
+        if not len(state.counts):
+            state.counts = np.zeros(size, dtype=np.uint32)
+            self._copy()
 
     def _copy(self) -> None:
-        self._seen, self._logged = Seen(self._counts.copy(), [], 0), 0
+        self._state.seen, self._state.logged = Seen(self._state.counts.copy(), [], 0), 0
 
     def seen(self) -> Seen:
         """Return what the counts are now."""
-        return self._seen
+        return self._state.seen
 
     def staleness(self, seen: Seen, indices: Indices | None) -> Counts:
         """Return how many steps have touched each entry since, uint32 (k,)."""
         at = slice(None) if indices is None else indices
-        stale: Counts = self._counts[at] - seen.copy[at]
+        stale: Counts = self._state.counts[at] - seen.copy[at]
         before = seen.log[: seen.steps]  # these were in the model that was sent
         sparse = [step for step in before if step is not None]
         for step in sparse:
@@ -123,18 +139,20 @@ class PerParameter(Staleness):
         stale -= np.uint32(len(before) - len(sparse))
         return stale
 
-    def factor(self, staleness: int, seen: Seen, indices: Indices | None) -> Vector:
+    def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> Vector:
         """Return 1 / max(staleness of the entry, 1)."""
+        assert seen is not None
         own = np.maximum(self.staleness(seen, indices), 1).astype(np.float32)
         return np.divide(np.float32(1), own, out=own)
 
     def applied(self, indices: Indices | None) -> None:
         """Count; the array of indices is kept and must not change any more."""
-        self._counts[slice(None) if indices is None else indices] += np.uint32(1)
-        copy, log, steps = self._seen
-        self._logged += STEP + (0 if indices is None else len(indices))
-        if self._logged * SHARE > len(self._counts):
+        state = self._state
+        state.counts[slice(None) if indices is None else indices] += np.uint32(1)
+        copy, log, steps = state.seen
+        state.logged += STEP + (0 if indices is None else len(indices))
+        if state.logged * SHARE > len(state.counts):
             self._copy()
         else:
             log.append(indices)
-            self._seen = Seen(copy, log, steps + 1)
+            state.seen = Seen(copy, log, steps + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +12,23 @@ from compression.stages import Indices, Vector
 from compression.statistics import trained_entries, variances
 
 Shares = NDArray[np.float32] | np.float32 | float
+
+
+@dataclass
+class MixState:
+    """A mix under way: what was reported, by shares (s,), their weight, and its bounds (s,)."""
+
+    sum: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    shares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    weight: float = 0.0
+    low: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    high: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    def begin(self, size: int) -> None:
+        """Begin a mix of `size` entries."""
+        self.sum, self.shares, self.weight = np.zeros(size), np.zeros(size), 0.0
+        self.low = np.full(size, np.inf, dtype=np.float32)
+        self.high = np.full(size, -np.inf, dtype=np.float32)
 
 
 class StatisticsMix:
@@ -21,19 +40,14 @@ class StatisticsMix:
     NaN.) The statistics are the last entries of a model.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, state: MixState | None = None) -> None:
         self.trained = trained_entries(layout)
         self.size = layout.size - self.trained
         self._places = np.arange(self.trained, layout.size, dtype=np.uint32)
         self._variances = variances(layout)
-        self._start()
-
-    def _start(self) -> None:
-        self._sum = np.zeros(self.size)
-        self._shares = np.zeros(self.size)
-        self._weight = 0.0
-        self._low = np.full(self.size, np.inf, dtype=np.float32)
-        self._high = np.full(self.size, -np.inf, dtype=np.float32)
+        self._state = MixState() if state is None else state
+        if not self._state.weight:
+            self._state.begin(self.size)
 
     def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
         """Return an update's trained part, indices (None: all) and values, and its statistics.
@@ -55,11 +69,12 @@ class StatisticsMix:
         if not self.size:
             return
         part = np.minimum(np.asarray(share, dtype=np.float64), 1.0) * weight
-        self._sum += part * statistics
-        self._shares += part
-        self._weight += weight
-        np.minimum(self._low, statistics, out=self._low)
-        np.maximum(self._high, statistics, out=self._high)
+        state = self._state
+        state.sum += part * statistics
+        state.shares += part
+        state.weight += weight
+        np.minimum(state.low, statistics, out=state.low)
+        np.maximum(state.high, statistics, out=state.high)
 
     def joined(
         self, indices: Indices | None, values: Vector, there: Vector
@@ -71,11 +86,11 @@ class StatisticsMix:
         if not self.size:
             return indices, values
         now = there[self.trained :]
-        kept = self._weight - self._shares
-        mixed = (kept * now + self._sum) / self._weight
-        low, high = np.minimum(self._low, now), np.maximum(self._high, now)
+        state = self._state
+        mixed = ((state.weight - state.shares) * now + state.sum) / state.weight
+        low, high = np.minimum(state.low, now), np.maximum(state.high, now)
         statistics = np.clip(mixed.astype(np.float32), low, high)  # but for rounding it is there
-        self._start()
+        state.begin(self.size)
         if indices is None and len(values) != self.trained:
             raise ValueError(f"{len(values)} values for {self.trained} parameters")
         places = None if indices is None else np.concatenate([indices, self._places])

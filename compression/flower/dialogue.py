@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -13,9 +13,9 @@ from ..layout import Layout
 from ..payload import Update
 from ..stages import PayloadError
 from .arrays import filled, payload_of, records
-from .ledger import Ledger, Parcel, Way
+from .ledger import Ledger, LedgerState, Parcel, Way
 from .notes import MOST, NOTE, ToNode, ToServer, read, written
-from .receipts import Receipts
+from .receipts import Receipts, ReceiptsState
 from .traffic import Traffic, reason_of
 
 Key = tuple[int, int | None, int]  # a content's id, the node's version, its last applied answer
@@ -28,6 +28,14 @@ class Received(NamedTuple):
     metrics: MetricRecord
 
 
+@dataclass
+class DialogueState:
+    """What the server knows of its nodes."""
+
+    ledger: LedgerState = field(default_factory=LedgerState)
+    receipts: ReceiptsState = field(default_factory=ReceiptsState)
+
+
 class Dialogue:
     """Brings nodes to the newest model, tells them what was applied, and reads their answers.
 
@@ -36,10 +44,16 @@ class Dialogue:
     """
 
     def __init__(
-        self, way: Way, traffic: Traffic, layout: Layout | None = None, plain_bytes: int = 0
+        self,
+        way: Way,
+        traffic: Traffic,
+        layout: Layout | None = None,
+        plain_bytes: int = 0,
+        state: DialogueState | None = None,
     ) -> None:
-        self.ledger = Ledger(way)
-        self.receipts = Receipts()
+        state = DialogueState() if state is None else state
+        self.ledger = Ledger(way, state.ledger)
+        self.receipts = Receipts(state.receipts)
         self.traffic = traffic
         self.layout, self.plain_bytes = layout, plain_bytes
 
@@ -119,7 +133,7 @@ class Dialogue:
         return Received(self.receipts.decode(node, payload, sequence, self.layout), metrics[1])
 
 
-def number(metrics: MetricRecord, name: str) -> float:
+def number(metrics: Mapping[str, Any], name: str) -> float:
     """Return a metric. Raises `PayloadError` if it is no finite number."""
     value = metrics.get(name)
     if not isinstance(value, int | float) or not math.isfinite(value):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from ..codec import Codec
 from ..payload import decode_update
@@ -16,6 +16,18 @@ from .state import checksum
 
 BUDGET = 512 << 20  # bytes of versions that the server keeps; beyond, nodes get the model whole
 RAW = make_codec(quantizer="float32", coder="raw")
+
+
+@dataclass
+class DifferencesState:
+    """Versions by number, those used last at the end; their checksums; how many there were, and
+    how many models were encoded.
+    """
+
+    versions: dict[int, Vector] = field(default_factory=dict)
+    checksums: dict[int, bytes] = field(default_factory=dict)
+    count: int = 0
+    encoded: int = 0
 
 
 class Differences:
@@ -31,15 +43,16 @@ class Differences:
 
     skips = False
 
-    def __init__(self, codec: Codec | None = None, seed: int = 0) -> None:
+    def __init__(
+        self, codec: Codec | None = None, seed: int = 0, state: DifferencesState | None = None
+    ) -> None:
         exact = codec is not None and codec.exact
         self._whole = codec if codec is not None and exact else RAW
         self._codec = None if exact else codec
-        self._seed, self._encoded = seed, 0
-        self._versions: OrderedDict[int, Vector] = OrderedDict()
-        self._numbers: dict[bytes, int] = {}  # checksum -> version
-        self._checksums: dict[int, bytes] = {}
-        self._bytes = self._count = 0  # of the versions, and how many there were
+        self._seed = seed
+        self._state = DifferencesState() if state is None else state
+        self._bytes = sum(vector.nbytes for vector in self._state.versions.values())
+        self._numbers = {name: version for version, name in self._state.checksums.items()}
         self._offered: tuple[Model, Form, bool] | None = None
 
     def offer(self, model: Model, form: Form, *, named: bool) -> None:
@@ -53,22 +66,23 @@ class Differences:
     def knows(self, version: int) -> bool:
         """Return whether a version is still there, and of the model on offer."""
         size = None if self._offered is None else self._offered[1].layout.size
-        return version in self._versions and len(self._versions[version]) == size
+        return version in self._state.versions and len(self._state.versions[version]) == size
 
     def parcel(self, base: int | None) -> Parcel:
         """Return the model on offer for nodes of version `base`."""
         assert self._offered is not None
         model, form, named = self._offered
-        self._encoded += 1
+        self._state.encoded += 1
         if base is None or self._codec is None:
             return self._parcel_whole(model, form, named)
         model = converted(model, form_of_models(form), form)
-        start, own = self._versions[base], model.own
-        seed = (self._seed << 64) | self._encoded
+        versions = self._state.versions
+        start, own = versions[base], model.own
+        seed = (self._seed << 64) | self._state.encoded
         change = changes(model.vector, start, form.layout, self._codec.exact_names)
         payload = self._codec.encode(change, form.layout, seed=seed, names=named, own=own)
         received = decode_update(payload, form.whole).model_from(start)
-        self._versions.move_to_end(base)
+        versions[base] = versions.pop(base)  # used last
         return self._parcel(payload, Model(received, own), {"base": base})
 
     def _parcel_whole(self, model: Model, form: Form, named: bool) -> Parcel:
@@ -88,29 +102,29 @@ class Differences:
 
     def tidy(self, held: Iterable[int]) -> None:
         """Drop versions that no node has, and the oldest beyond the budget: before encoding."""
-        for version in self._versions.keys() - set(held):
+        for version in self._state.versions.keys() - set(held):
             self._drop(version)
         while self._bytes > BUDGET:
-            self._drop(next(iter(self._versions)))
+            self._drop(next(iter(self._state.versions)))
 
     def crowded(self, nodes: int) -> bool:
         """Return whether it is time to tidy, for so many nodes that are sent messages one by one.
 
         Half of the versions there are would go, or the budget is exceeded.
         """
-        return len(self._versions) > 2 * nodes or self._bytes > BUDGET
+        return len(self._state.versions) > 2 * nodes or self._bytes > BUDGET
 
     def _drop(self, version: int) -> None:
-        self._bytes -= self._versions.pop(version).nbytes
-        del self._numbers[self._checksums.pop(version)]
+        self._bytes -= self._state.versions.pop(version).nbytes
+        del self._numbers[self._state.checksums.pop(version)]
 
     def _remember(self, name: bytes, vector: Vector) -> int:
-        if name not in self._numbers:
-            self._count += 1
-            self._numbers[name], self._checksums[self._count] = self._count, name
-        version = self._numbers[name]
-        if version not in self._versions:
+        state = self._state
+        version = self._numbers.get(name)
+        if version is None:
+            version = state.count = state.count + 1
+            state.checksums[version], self._numbers[name] = name, version
             self._bytes += vector.nbytes
-        self._versions[version] = vector
-        self._versions.move_to_end(version)
+        state.versions.pop(version, None)
+        state.versions[version] = vector  # at the end
         return version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from flwr.app import ArrayRecord
@@ -35,39 +36,46 @@ class Way(Protocol):
         """Return what nodes of version `base` get (None: of none); one object for all of them."""
 
 
+@dataclass
+class LedgerState:
+    """By node: the version it confirmed last, and the one that it should confirm."""
+
+    has: dict[int, int] = field(default_factory=dict)
+    sent: dict[int, int] = field(default_factory=dict)
+
+
 class Ledger:
     """What nodes have said that they have; a node of which nobody knows gets the model whole."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Way, state: LedgerState | None = None) -> None:
         self.way = way
-        self.has: dict[int, int] = {}  # node -> the version it confirmed last
-        self.sent: dict[int, int] = {}  # node -> the version it should confirm
+        self._state = LedgerState() if state is None else state
 
     def base_of(self, node: int) -> int | None:
         """Return the version on which a message to the node can build; None: on none."""
-        base = self.has.get(node)
+        base = self._state.has.get(node)
         return base if base is not None and self.way.knows(base) else None
 
     def send(self, node: int, parcel: Parcel) -> None:
         """Note what goes to a node."""
         version = parcel.note.get("version")
         if not self.way.skips:
-            self.has.pop(node, None)  # until it answers nobody knows which it has
+            self._state.has.pop(node, None)  # until it answers nobody knows which it has
         if version is not None:
-            self.sent[node] = version
+            self._state.sent[node] = version
 
     def confirm(self, node: int, version: int | None) -> None:
         """Note which version a node says it has, if it is the one it was sent."""
-        sent = self.sent.pop(node, None)
+        sent = self._state.sent.pop(node, None)
         if sent is not None and version == sent:
-            self.has[node] = sent
+            self._state.has[node] = sent
 
     def lose(self, node: int) -> None:
         """Note that nobody knows what a node has: it gets the model whole next."""
-        self.has.pop(node, None)
-        self.sent.pop(node, None)
+        self._state.has.pop(node, None)
+        self._state.sent.pop(node, None)
 
     @property
     def held(self) -> set[int]:
         """The versions that nodes have, or may have soon."""
-        return {*self.has.values(), *self.sent.values()}
+        return {*self._state.has.values(), *self._state.sent.values()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..layout import Layout
@@ -17,6 +18,15 @@ class Pending(NamedTuple):
     indices: Indices | None  # of a method that may repeat them
 
 
+@dataclass
+class ReceiptsState:
+    """By node: the number of its last applied answer, that answer's indices, what is pending."""
+
+    applied: dict[int, int] = field(default_factory=dict)
+    indices: dict[int, Indices] = field(default_factory=dict)
+    pending: dict[int, Pending] = field(default_factory=dict)
+
+
 class Receipts:
     """The server's end of the sequence numbers that nodes with a memory put into their answers.
 
@@ -25,19 +35,17 @@ class Receipts:
     if its method may repeat them.
     """
 
-    def __init__(self) -> None:
-        self._applied: dict[int, int] = {}
-        self._indices: dict[int, Indices] = {}
-        self._pending: dict[int, Pending] = {}
+    def __init__(self, state: ReceiptsState | None = None) -> None:
+        self._state = ReceiptsState() if state is None else state
 
     def last_applied(self, node: int) -> int:
         """Return the number of a node's last answer that is in the model; 0: none is."""
-        return self._applied.get(node, 0)
+        return self._state.applied.get(node, 0)
 
     @property
     def pending(self) -> list[int]:
         """The nodes whose update was decoded, and is not known to be applied."""
-        return list(self._pending)
+        return list(self._state.pending)
 
     def decode(
         self,
@@ -51,24 +59,26 @@ class Receipts:
 
         Raises PayloadError for one that was applied before, repeats unknown indices, or is broken.
         """
-        if sequence and sequence <= self._applied.get(node, 0):
+        if sequence and sequence <= self._state.applied.get(node, 0):
             raise PayloadError(f"its update {sequence} was applied already")
-        self._pending.pop(node, None)
-        update = decode_update(payload, layout, before=self._indices.get(node), max_size=max_size)
+        self._state.pending.pop(node, None)
+        update = decode_update(
+            payload, layout, before=self._state.indices.get(node), max_size=max_size
+        )
         if sequence:
             repeats = update.sparsifier.repeats
-            self._pending[node] = Pending(sequence, update.selected if repeats else None)
+            self._state.pending[node] = Pending(sequence, update.selected if repeats else None)
         return update
 
     def forget(self, node: int) -> None:
         """Note that the update decoded from a node is of no use."""
-        self._pending.pop(node, None)
+        self._state.pending.pop(node, None)
 
     def applied(self, nodes: Iterable[int]) -> None:
         """Note that the updates decoded from these nodes, and no others, are in the model now."""
         for node in nodes:
-            if node in self._pending:
-                self._applied[node], indices = self._pending[node]
+            if node in self._state.pending:
+                self._state.applied[node], indices = self._state.pending[node]
                 if indices is not None:
-                    self._indices[node] = indices
-        self._pending.clear()
+                    self._state.indices[node] = indices
+        self._state.pending.clear()

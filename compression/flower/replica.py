@@ -58,13 +58,19 @@ class Replica:
         return cls(optimizer, trained, {**arrays, **optimizer.state(trained)})
 
     @classmethod
-    def of(cls, optimizer: Optimizer, arrays: ArrayRecord) -> tuple[Replica, Layout]:
-        """Return version 0, a copy of the named arrays, and their layout.
+    def of(
+        cls, optimizer: Optimizer, arrays: ArrayRecord, kept: dict[str, NDArray[Any]]
+    ) -> tuple[Replica, Layout]:
+        """Return the replica that shares the arrays `kept`, and the layout of the named arrays.
 
-        Raises `ValueError` if running statistics do not come after all parameters.
+        Where nothing is kept yet it is version 0, a copy of these, and is then kept. Raises
+        `ValueError` if running statistics do not come after all parameters.
         """
         layout = layout_of(arrays)
-        return cls.start(optimizer, trained_entries(layout), to_vector(arrays).copy()), layout
+        trained = trained_entries(layout)
+        if not kept:
+            kept |= cls.start(optimizer, trained, to_vector(arrays).copy()).arrays
+        return cls(optimizer, trained, kept), layout
 
     @property
     def version(self) -> int:

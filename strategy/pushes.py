@@ -1,0 +1,282 @@
+"""The pushes of an asynchronous server: each answer is applied, and its node sent the model."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from numpy.typing import NDArray
+
+from compression import PayloadError, Update, decode_update
+from compression.flower.dialogue import Dialogue, DialogueState, number
+from compression.flower.differences import Differences, DifferencesState
+from compression.flower.form import Model, form_of_updates
+from compression.flower.ledger import Parcel
+from compression.flower.notes import ToNode
+from compression.flower.replica import MODEL, Replica
+from compression.flower.steps import Steps
+from compression.flower.traffic import flower_bytes
+from compression.payload import quiet
+from compression.stages import Indices, Vector, is_finite
+from strategy.late import Late, LateState
+from strategy.mean import MeanState, SparseMean
+from strategy.nodes import OrderedGrid
+from strategy.server import HOPELESS, STEP, ServerState
+from strategy.staleness import Counted, Seen
+from strategy.statistics import MixState, StatisticsMix
+from task.optimizers import SGD
+from task.orders import EXAMPLES, LOSS, Orders
+
+if TYPE_CHECKING:
+    from strategy.asynchronous import Asynchronous
+
+
+class Sent(NamedTuple):
+    """What the server remembers of a message under way."""
+
+    node: int
+    number: int  # among the node's messages
+    when: float  # a moment of the grid's `now`
+    version: int  # of the model in it
+    seen: Seen | None  # of the staleness policy
+    model: NDArray[np.float32] | None  # that the node got, if it is to be mixed
+
+
+@dataclass
+class PushesState(ServerState):
+    """`done`: pushes; `flight`: messages under way by their ids, in the order of sending; `known`:
+    nodes that are sent messages, `count`: how many; `losses` with their weights, and `stale`ness,
+    since the last record; `looked`: when to look for new nodes; `hopeless`: pushes in a row of no
+    use; `buffered`: updates in `mean` and `mix`; `now`: when the state was what it is.
+    """
+
+    done: int = 0
+    replica: dict[str, NDArray[Any]] = field(default_factory=dict)
+    dialogue: DialogueState = field(default_factory=DialogueState)
+    differences: DifferencesState = field(default_factory=DifferencesState)
+    counted: Counted = field(default_factory=Counted)
+    flight: dict[str, Sent] = field(default_factory=dict)
+    late: LateState = field(default_factory=LateState)
+    known: set[int] = field(default_factory=set)
+    count: Counter[int] = field(default_factory=Counter)
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
+    looked: float = -math.inf
+    hopeless: int = 0
+    buffered: int = 0
+    mean: MeanState = field(default_factory=MeanState)
+    mix: MixState = field(default_factory=MixState)
+    now: float = 0.0
+
+
+class Pushes:
+    """What `Asynchronous` does answer by answer; all that it has come to is in `state`.
+
+    `lr` returns the run's rate, which may change.
+    """
+
+    def __init__(
+        self,
+        strategy: Asynchronous,
+        grid: OrderedGrid,
+        initial_arrays: ArrayRecord,
+        state: PushesState,
+        timeout: float,
+        lr: Callable[[], float],
+    ) -> None:
+        self._strategy, self._grid, self._state = strategy, grid, state
+        self._timeout, self._lr = timeout, lr
+        if state.replica and grid.virtual_seconds is None:  # real moments are of another process
+            self._shift(grid.now - state.now)
+        self._replica, self.layout = Replica.of(SGD(), initial_arrays, state.replica)
+        self._whole = Steps(self._replica, self.layout, follow=False)
+        self._downlink: Differences | None = None
+        if strategy.downlink is not None:
+            self._downlink = Differences(strategy.downlink, strategy.seed, state.differences)
+        way, plain_bytes = self._downlink or self._whole, flower_bytes(initial_arrays)
+        self._dialogue = Dialogue(way, state.traffic, self.layout, plain_bytes, state.dialogue)
+        self._statistics = StatisticsMix(self.layout, state.mix)
+        self._mean = SparseMean(self._statistics.trained, state.mean)
+        self._late = Late(grid, state.late)
+        self._staleness = strategy.staleness
+        self._staleness.start(self.layout.size, state.counted)
+
+    def _shift(self, by: float) -> None:
+        """Move all moments."""
+        flight = self._state.flight
+        for message_id, sent in flight.items():
+            flight[message_id] = sent._replace(when=sent.when + by)
+        self._state.looked += by
+
+    @property
+    def model(self) -> Vector:
+        """The newest model, float32 (n,): the next turn changes it."""
+        return self._replica.model
+
+    def turn(self, record: Callable[[int], None]) -> bool:
+        """Take the next answers, each with a message sent anew; `record` is called when it is time.
+
+        Return False if nothing can happen any more.
+        """
+        state, strategy = self._state, self._strategy
+        self._greet()
+        replies = self._grid.pull_before(state.flight, self._deadline())
+        if not replies and not self._anybody():
+            if state.done % strategy.record_every:
+                self._sum_up()
+                record(state.done)
+            return False
+        for reply in replies:
+            sent = state.flight.pop(reply.metadata.reply_to_message_id)
+            self._late.answered(sent.node, sent.number)
+            state.done += 1
+            self._receive(sent, reply)
+            last = state.done == strategy.pushes
+            if state.done % strategy.record_every == 0 or last:
+                self._sum_up()
+                record(state.done)
+            if last:
+                break
+            self._send(sent.node)
+        state.now = self._grid.now
+        return True
+
+    def _greet(self) -> None:
+        """Send the model to nodes that are new, and again to those that did not answer in time."""
+        state, grid = self._state, self._grid
+        while state.flight:
+            message_id, sent = next(iter(state.flight.items()))
+            if sent.when + self._timeout > grid.now:
+                break
+            del state.flight[message_id]
+            self._late.add(message_id, sent.node, sent.number)
+            self._useless(sent.node, f"no answer in time (timeout={self._timeout:g})")
+            if sent.node in grid.get_node_ids():
+                self._send(sent.node)
+            else:
+                state.known.discard(sent.node)
+                state.looked = min(state.looked, grid.next_look)
+        if grid.now >= state.looked:
+            under_way = Counter(sent.node for sent in state.flight.values())
+            for node in grid.get_node_ids():
+                if node not in state.known:
+                    state.known.add(node)
+                    for _ in range(self._strategy.in_flight - under_way[node]):
+                        self._send(node)
+            state.looked = grid.next_look
+
+    def _useless(self, node: int, reason: str) -> None:
+        """Count a message that brought nothing; the run ends when for long none has."""
+        self._strategy.fail(node, reason)
+        self._state.hopeless += 1
+        if self._state.hopeless >= HOPELESS * max(len(self._state.known), 1):
+            raise PayloadError(f"{self._state.hopeless} updates in a row were of no use: {reason}")
+
+    def _deadline(self) -> float:
+        """Return when to look again, if no answer comes before."""
+        oldest = next(iter(self._state.flight.values()), None)
+        return min(self._state.looked, math.inf if oldest is None else oldest.when + self._timeout)
+
+    def _anybody(self) -> bool:
+        """Return whether anything can still happen."""
+        return self._deadline() < math.inf or bool(self._grid.virtual_seconds is None)
+
+    def _send(self, node: int) -> None:
+        """Send a node the model as it is now."""
+        state, strategy = self._state, self._strategy
+        state.count[node] += 1
+        count = state.count[node]
+        if self._downlink:
+            self._offer(self._downlink)
+        note = ToNode(count, workers=strategy.buffer)
+        orders = Orders(self._lr(), count, strategy.proximal_mu)
+        ((message, parcel),) = self._dialogue.messages([node], STEP, orders.config(), note)
+        (message_id,) = self._grid.push_messages([message], self._timeout)
+        now, version, seen = self._grid.now, self._replica.version, self._staleness.seen()
+        model = self._received(parcel) if strategy.mix else None
+        state.flight[message_id] = Sent(node, count, now, version, seen, model)
+
+    def _offer(self, downlink: Differences) -> None:
+        """Give the newest model to a downlink of differences."""
+        if downlink.crowded(len(self._state.known)):
+            downlink.tidy(self._dialogue.ledger.held)
+        model = Model(self._replica.model)
+        downlink.offer(model, form_of_updates(self.layout), named=False)
+
+    def _received(self, parcel: Parcel) -> Vector:
+        """Return the model that a node has once it has got a parcel."""
+        if parcel.received is not None:
+            return parcel.received.vector
+        return decode_update(parcel.arrays[MODEL].data, self.layout).dense()
+
+    def _receive(self, sent: Sent, reply: Message) -> None:
+        """Apply an answer, or say why not."""
+        try:
+            update, metrics = self._dialogue.read(reply, [LOSS])
+            self._apply(sent, update)
+        except PayloadError as error:
+            self._useless(sent.node, str(error))
+            return
+        self._state.hopeless = 0
+        self._dialogue.receipts.applied([sent.node])
+        self._state.traffic.client_updates += 1
+        self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
+
+    @quiet
+    def _apply(self, sent: Sent, update: Update) -> None:
+        """Take the step. Raises `PayloadError` if it would leave float32: the model stays."""
+        state, strategy = self._state, self._strategy
+        stale = self._replica.version - sent.version
+        rate = strategy.rate(self._lr())
+        indices, values, statistics = self._statistics.cut(update)
+        if sent.model is not None:
+            indices, values = None, self._towards(sent.model, indices, values)
+        touched = None if indices is None else update.indices
+        factor = self._staleness.factor(stale, sent.seen, touched)
+        share: Vector | np.float32 = factor
+        if isinstance(factor, np.ndarray):
+            factor, share = factor[: len(values)], factor[len(values) :]
+        values = values * factor
+        self._expect_finite(indices, values, rate)
+        state.stale.append(stale)
+        self._statistics.add(statistics, share * (1 if strategy.update == "gradient" else rate))
+        if strategy.buffer > 1:
+            self._mean.add(indices, values)
+            state.buffered += 1
+            if state.buffered < strategy.buffer:
+                return
+            (indices, values), state.buffered = self._mean.take(), 0
+        indices, values = self._statistics.joined(indices, values, self._replica.model)
+        if strategy.buffer > 1:
+            self._expect_finite(indices, values, rate)
+        self._replica.apply(indices, values, rate)
+        self._staleness.applied(indices)
+        self._whole.add(b"", rate)
+
+    def _expect_finite(self, indices: Indices | None, values: Vector, rate: float) -> None:
+        moved = self._replica.model[slice(len(values)) if indices is None else indices]
+        if not is_finite(moved - np.float32(rate) * values):
+            raise PayloadError("its update is beyond float32")
+
+    def _towards(self, model: Vector, indices: Indices | None, values: Vector) -> Vector:
+        """Return x less the node's own model, what it trains: mixing subtracts a share of it."""
+        size = self._statistics.trained
+        trained = model[:size].copy()
+        trained[slice(None) if indices is None else indices] -= values
+        return cast(Vector, self._replica.model[:size] - trained)
+
+    def _sum_up(self) -> None:
+        """Set `train_metrics` to the means since the last record."""
+        state = self._state
+        state.train_metrics = None
+        if state.losses:
+            total = sum(weight for _, weight in state.losses)
+            loss = sum(loss * weight for loss, weight in state.losses) / total
+            staleness = sum(state.stale) / len(state.stale)
+            state.train_metrics = {LOSS: loss, "staleness": staleness}
+        state.losses, state.stale = [], []

@@ -1,0 +1,184 @@
+"""The rounds of synchronous averaging: ask, collect, average, step."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord
+from numpy.typing import NDArray
+
+from compression import PayloadError, decode_update
+from compression.flower.dialogue import Dialogue, DialogueState, number
+from compression.flower.notes import ToNode
+from compression.flower.replica import Replica
+from compression.flower.steps import Steps
+from compression.flower.traffic import flower_bytes
+from compression.stages import DIVERGED, is_finite
+from strategy.exchange import Exchange, ExchangeState
+from strategy.mean import SparseMean
+from strategy.nodes import OrderedGrid
+from strategy.server import HOPELESS, STEP, ServerState
+from strategy.statistics import StatisticsMix
+from task.orders import DRIFT, EXAMPLES, LOSS, Orders
+
+if TYPE_CHECKING:
+    from strategy.averaging import SparseAveraging
+
+MOST = 2**63  # samples or weight of a node
+
+
+@dataclass
+class AveragingState(ServerState):
+    """`replica`: the model and the optimiser's memory; `recent`: the updates applied last, with
+    their rates; `memory`: the downlink codec's; `hopeless`: rounds in a row of no use.
+    """
+
+    round: int = 0
+    replica: dict[str, NDArray[Any]] = field(default_factory=dict)
+    recent: deque[tuple[bytes, float]] = field(default_factory=deque)
+    memory: dict[str, NDArray[Any]] = field(default_factory=dict)
+    dialogue: DialogueState = field(default_factory=DialogueState)
+    exchange: ExchangeState = field(default_factory=ExchangeState)
+    hopeless: int = 0
+
+
+class Rounds:
+    """What `SparseAveraging` does round by round; all that it has come to is in `state`."""
+
+    def __init__(
+        self,
+        strategy: SparseAveraging,
+        grid: OrderedGrid,
+        initial_arrays: ArrayRecord,
+        state: AveragingState,
+    ) -> None:
+        self._strategy, self._grid, self._state = strategy, grid, state
+        self._downlink = strategy.downlink
+        self._replica, self.layout = Replica.of(strategy.optimizer, initial_arrays, state.replica)
+        follow = self._downlink is not None
+        self._steps = Steps(self._replica, self.layout, follow=follow, recent=state.recent)
+        self._dialogue = Dialogue(
+            self._steps, state.traffic, self.layout, flower_bytes(initial_arrays), state.dialogue
+        )
+        self._exchange = Exchange(grid, state.exchange)
+        self._statistics = StatisticsMix(self.layout)
+        self._mean = SparseMean(self._statistics.trained)
+        self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
+
+    @property
+    def model(self) -> NDArray[np.float32]:
+        """The newest model, float32 (n,): the next turn changes it."""
+        return self._replica.model
+
+    def turn(self, lr: float, timeout: float) -> bool:
+        """Do a round at the rate `lr`; return False if there are no nodes to ask."""
+        number = self._state.round + 1
+        asked, needed = self._drawn(number)
+        if not asked:
+            return False
+        messages = self._messages(number, asked, needed, lr)
+        answers = self._exchange(messages, needed, timeout)
+        self._aggregate(number, asked, answers, lr)
+        self._state.round = number
+        return True
+
+    def _messages(self, number: int, asked: list[int], needed: int, lr: float) -> list[Message]:
+        """Bring each node to the newest version. Nodes alike share one content."""
+        verify = self._downlink is not None and self._strategy.verify_every
+        checksum = self._steps.checksum() if verify and not number % verify else None
+        note = ToNode(number, workers=min(needed, len(asked)), checksum=checksum)
+        made = self._dialogue.messages(asked, STEP, Orders(lr, number).config(), note)
+        return [message for message, _ in made]
+
+    def _drawn(self, number: int) -> tuple[list[int], int]:
+        """Return which nodes are asked, in their own order, and how many answers will do.
+
+        They are drawn from (seed, round) alone; those that rest are left out unless all do.
+        """
+        nodes, strategy = self._grid.wait_for_nodes(), self._strategy
+        count = max(int(len(nodes) * strategy.fraction_train), strategy.min_train_nodes)
+        if count < len(nodes):
+            draw = random.Random(f"{strategy.seed} {number} train")
+            nodes = [nodes[i] for i in sorted(draw.sample(range(len(nodes)), count))]
+        needed = math.ceil(round(strategy.quorum * len(nodes), 6))
+        resting = self._exchange.resting()
+        return [node for node in nodes if node not in resting] or nodes, needed
+
+    def _aggregate(
+        self, number: int, asked: list[int], answers: Mapping[int, Message], lr: float
+    ) -> None:
+        """Decode the answers, average what can be used in the order of the nodes, take the step.
+
+        Raises `PayloadError` when for `HOPELESS` rounds there were answers, and none was of use.
+        """
+        state, reason = self._state, ""
+        used: dict[int, MetricRecord] = {}
+        for node in asked:
+            if node not in answers and not self._exchange.time_was_up:
+                continue  # enough others were there before it
+            try:
+                used[node] = self._add(node, answers.get(node))
+            except PayloadError as error:
+                reason = str(error)
+                self._strategy.fail(node, reason, f"round {number}: ")
+        state.hopeless = 0 if used or not answers else state.hopeless + 1
+        if state.hopeless == HOPELESS:
+            raise PayloadError(f"no update could be used in {HOPELESS} rounds: {reason}")
+        state.train_metrics = self._averaged(list(used.values())) if used else None
+        if used:
+            self._step(self._strategy.rate(lr))
+            self._dialogue.receipts.applied(used)
+            state.traffic.client_updates += len(used)
+
+    def _add(self, node: int, reply: Message | None) -> MetricRecord:
+        """Decode a node's answer and add its update; return its metrics.
+
+        Raises `PayloadError` if it cannot be used; then nothing was added.
+        """
+        if reply is None:
+            raise PayloadError("no answer in time")
+        update, metrics = self._dialogue.read(reply, self._measured)
+        weight = (
+            number(metrics, self._strategy.weighted_by_key)
+            if self._strategy.weighted_by_key
+            else 1.0
+        )
+        if not 0 < weight < MOST:
+            raise PayloadError("its weight must be above 0, below 2^63")
+        indices, values, statistics = self._statistics.cut(update)
+        self._mean.add(indices, values, weight)
+        share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
+        self._statistics.add(statistics, share, weight)
+        return metrics
+
+    def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
+        """Return the mean loss (and drift), weighed by the nodes' samples."""
+        weights = [cast(float, each[EXAMPLES]) for each in metrics]
+        return {
+            name: sum(w * cast(float, m[name]) for w, m in zip(weights, metrics, strict=True))
+            / sum(weights)
+            for name in self._measured
+        }
+
+    def _step(self, rate: float) -> None:
+        """Take the optimiser's step with the mean of what was added, as all nodes will."""
+        indices, values = self._mean.take()
+        if self._downlink is None and not is_finite(values):  # else encoding looks
+            raise PayloadError(f"the mean of the updates is beyond float32: {DIVERGED}")
+        indices, values = self._statistics.joined(indices, values, self._replica.model)
+        payload = b""
+        if self._downlink is not None:
+            seed = (self._strategy.seed << 64) | self._replica.version
+            payload = self._downlink.encode_sparse(
+                indices, values, self.layout, memory=self._state.memory, seed=seed
+            )
+            if not self._downlink.exact:
+                _, indices, values, *_ = decode_update(payload, self.layout)
+        self._replica.apply(indices, values, rate)
+        self._steps.add(payload, rate)
