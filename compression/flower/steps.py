@@ -27,7 +27,7 @@ class Steps:
 
     def __init__(self, replica: Replica, layout: Layout, *, follow: bool) -> None:
         self._replica, self._layout, self._follow = replica, layout, follow
-        self._recent: deque[tuple[bytes, float]] = deque()
+        self.recent: deque[tuple[bytes, float]] = deque()  # payloads, and their rates
         self._recent_bytes = 0
         self._cache: dict[int | None, Parcel] = {}
         floats = [a for name, a in replica.arrays.items() if name != VERSION]
@@ -38,14 +38,14 @@ class Steps:
         self._cache.clear()
         if not self._follow:
             return
-        self._recent.append((payload, rate))
+        self.recent.append((payload, rate))
         self._recent_bytes += len(payload)
-        while self._recent_bytes > self._snapshot_bytes and len(self._recent) > 1:
-            self._recent_bytes -= len(self._recent.popleft()[0])
+        while self._recent_bytes > self._snapshot_bytes and len(self.recent) > 1:
+            self._recent_bytes -= len(self.recent.popleft()[0])
 
     def knows(self, version: int) -> bool:
         """Return whether all steps since a version are still there."""
-        return self._replica.version - version <= len(self._recent)
+        return self._replica.version - version <= len(self.recent)
 
     def parcel(self, base: int | None) -> Parcel:
         """Return what nodes of version `base` get; the same object for all of them."""
@@ -59,7 +59,7 @@ class Steps:
 
     def _updates(self, base: int) -> Parcel:
         missing = self._replica.version - base
-        found = list(self._recent)[len(self._recent) - missing :]
+        found = list(self.recent)[len(self.recent) - missing :]
         if sum(len(payload) for payload, _ in found) > WORTH_IT * self._snapshot_bytes:
             return self.parcel(None)
         payloads = {str(base + i): payload for i, (payload, _) in enumerate(found, 1)}
