@@ -86,11 +86,11 @@ class Trainer(real.Trainer):
         return np.concatenate([model[:TRAINED] - made[:TRAINED], made[TRAINED:]]), metrics
 
 
-def app_of(trainer, watch):
-    """Return a ClientApp of a trainer; `watch` is the outermost mod."""
+def app_of(trainer, *mods):
+    """Return a ClientApp of a trainer; `mods` see payloads."""
     app = ClientApp()
 
-    @app.train("step", mods=[watch, trainer.uplink])
+    @app.train("step", mods=[*mods, trainer.uplink])
     def step(message, context):
         model, config = to_vector(message.content["arrays"]), message.content["config"]
         update, metrics = trainer.update(node_of(context), model, Orders.of(config))
