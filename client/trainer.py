@@ -59,14 +59,8 @@ class Trainer:
         self.samples = Samples(config, self.data, folder)
         names = self.flat.names
         self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
-        self._trained = trained_entries(self.layout)
-        self.uplink = Uplink(
-            codec_of(config),
-            layout=self.layout,
-            seed=config.seed,
-            optimizer=server_optimizer_of(config),
-            masked=bool(config.strategy.get("mask_received")),
-        )
+        self.trained = trained_entries(self.layout)
+        self.uplink = uplink_of(config, self.layout)
 
     def update(self, node: Node, model: Vector, orders: Orders) -> tuple[Vector, Metrics]:
         """Return what a server's optimiser is to subtract from `model`, float32 (n,), and metrics.
@@ -78,7 +72,7 @@ class Trainer:
             return self.gradient(node, model, number=orders.number - 1)
         trained, metrics = self.train(node, model, orders)
         update: Vector = model - trained
-        update[self._trained :] = trained[self._trained :]
+        update[self.trained :] = trained[self.trained :]
         return update, metrics
 
     def train(self, node: Node, start: Vector, orders: Orders) -> tuple[Vector, Metrics]:
@@ -137,7 +131,7 @@ class Trainer:
         if len(gradient) < len(model):
             rest = flat.state[len(gradient) :].detach().cpu().numpy()
             gradient = np.concatenate([gradient, rest])
-            others = slice(flat.num_parameters, self._trained)
+            others = slice(flat.num_parameters, self.trained)
             gradient[others] = model[others] - gradient[others]
         return gradient, metrics
 
@@ -166,6 +160,17 @@ class Trainer:
         size, single = config.batch_size, self.single
         every = (batches(images, labels, size, generator, single=single) for _ in epochs)
         return islice(chain.from_iterable(every), limit)
+
+
+def uplink_of(config: Config, layout: Layout) -> Uplink:
+    """Return the configured mod, for nodes that know the model's layout."""
+    return Uplink(
+        codec_of(config),
+        layout=layout,
+        seed=config.seed,
+        optimizer=server_optimizer_of(config),
+        masked=bool(config.strategy.get("mask_received")),
+    )
 
 
 _trainers: dict[tuple[int, str | None], Trainer] = {}

@@ -42,7 +42,7 @@ class Host:
         app = spec.client_app
         self._app = cast(ClientApp, load_object(app)) if isinstance(app, str) else app
         self._spec = spec
-        self._contexts: dict[int, Context] = {}
+        self.contexts: dict[int, Context] = {}  # of nodes that have state
 
     def answer(self, message: Message) -> tuple[Message, bool]:
         """Return the node's reply, and whether the node has state to keep here.
@@ -50,7 +50,7 @@ class Host:
         What the ClientApp raises becomes an error reply, as in Flower's own runtimes.
         """
         node = message.metadata.dst_node_id
-        context = self._contexts.get(node) or self._new_context(node)
+        context = self.contexts.get(node) or self._new_context(node)
         try:
             reply = self._app(message, context)
         except Ended:
@@ -60,12 +60,12 @@ class Host:
             reason = f"{type(error).__name__}: {error}"
             reply = _error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
         if context.state:
-            self._contexts[node] = context
+            self.contexts[node] = context
         return reply, bool(context.state)
 
     def forget(self, node: int) -> None:
         """Drop a node's state: it begins anew."""
-        self._contexts.pop(node, None)
+        self.contexts.pop(node, None)
 
     def _new_context(self, node: int) -> Context:
         """Make a node's Context; it is kept only once the app has put state into it."""

@@ -16,7 +16,7 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Protocol
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 
 from simulation.host import Host, HostSpec, log, unavailable
@@ -72,6 +72,11 @@ class InProcess:
 
     def tend(self) -> None:
         """Nobody waits for work here."""
+
+    @property
+    def contexts(self) -> dict[int, Context]:
+        """What nodes keep, by node; of those that keep something."""
+        return self._host.contexts
 
     def close(self) -> None:
         """Nothing to end."""

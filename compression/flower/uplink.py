@@ -85,11 +85,11 @@ class Uplink:
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Decode, call the app, encode what it changed."""
         began = time.perf_counter()
-        found = payload_of(message.content)
-        if found is None:
+        note = read(message.content, ToNode)
+        name = _key_of_parcel(message.content, note)
+        if name is None:
             self._warn(message)
             return call_next(message, context)
-        name, note = found[0], read(message.content, ToNode)
         arrays = message.content[name]
         assert isinstance(arrays, ArrayRecord)
         followed = self._follower.model(arrays, note, context.state)
@@ -184,6 +184,14 @@ class Uplink:
                 "Uplink: the server's messages carry no payload, so nothing is compressed: start "
                 "its strategy with Link(grid), and put this mod before all others"
             )
+
+
+def _key_of_parcel(content: RecordDict, note: ToNode) -> str | None:
+    """Return the name of the record that brings the model; of no steps, it holds no payload."""
+    if (found := payload_of(content)) is not None:
+        return found[0]
+    kept = records(content, ArrayRecord) if note.rates is not None else []
+    return kept[0][0] if kept else None
 
 
 def _key_of_model(content: RecordDict, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What a model draws comes from (seed, node, round): the same in any process, in any order."""
+"""What a model draws comes from (seed, node, number): the same in any process, in any order."""
 
 import contextlib
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from simulation.local import run_local
 from task import draws
 from task.draws import OwnStream
 from task.models.parts import MODELS
+from task.orders import Orders
 
 NODES = 4
 
@@ -69,7 +70,7 @@ def trainer(*more):
 def asked(t, node, number):
     """What a trained model, a gradient and an evaluation give."""
     place, start = Node(node, NODES), np.linspace(-1, 1, t.layout.size, dtype=np.float32)
-    trained = t.train(place, start, server_round=number, lr=0.1)[0].tobytes()
+    trained = t.train(place, start, Orders(0.1, number))[0].tobytes()
     return trained, t.gradient(place, start, number=number)[0].tobytes(), t.evaluate(place, start)
 
 

@@ -12,6 +12,7 @@ from conf import ConfigError
 from conf.build import model_of
 from conf.load import compose_config, to_config
 from task.datasets import load_data
+from task.orders import Orders
 
 NODES = 8
 
@@ -29,9 +30,9 @@ def plain():
     return trainer()
 
 
-def result(t, node, server_round=1, lr=0.1, start=None, **options):
+def result(t, node, number=1, lr=0.1, start=None, **options):
     start = start_of(t) if start is None else start
-    vector, metrics = t.train(Node(node, NODES), start, server_round=server_round, lr=lr, **options)
+    vector, metrics = t.train(Node(node, NODES), start, Orders(lr, number, **options))
     return vector.copy(), metrics
 
 
@@ -45,10 +46,10 @@ def test_results_do_not_depend_on_the_order_of_nodes(plain):
     assert not np.array_equal(forward[0][0], forward[1][0])
 
 
-def test_rounds_and_seeds_have_streams_of_their_own(plain):
+def test_numbers_and_seeds_have_streams_of_their_own(plain):
     start = start_of(plain)
-    one = result(plain, 0, server_round=1, start=start)[0]
-    assert not np.array_equal(one, result(plain, 0, server_round=2, start=start)[0])
+    one = result(plain, 0, number=1, start=start)[0]
+    assert not np.array_equal(one, result(plain, 0, number=2, start=start)[0])
     other = trainer("seed=1")
     other.flat.load(start)
     assert not np.array_equal(one, result(other, 0, start=start)[0])
@@ -158,7 +159,7 @@ def test_a_devices_own_folder(tmp_path):
     overrides = ["dataset=imagefolder", "dataset.size=8", "dataset.classes=[ant,cat,dog]"]
     t = trainer_for(to_config(compose_config([*overrides, "local_epochs=20"])), str(tmp_path))
     assert set(t.data.train.labels.tolist()) == {1, 2}  # as all devices count them
-    vector, metrics = t.train(Node(0, 1, str(tmp_path)), start_of(t), server_round=1, lr=0.05)
+    vector, metrics = t.train(Node(0, 1, str(tmp_path)), start_of(t), Orders(0.05, 1))
     assert metrics["num-examples"] == 12
     assert t.evaluate(Node(0, 1, str(tmp_path)), vector)["accuracy"] == 1.0
     with pytest.raises(ConfigError, match="imagefolder"):

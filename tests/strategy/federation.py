@@ -1,16 +1,16 @@
-"""Four nodes with the real worker, and gradients of eighths: sums of them are exact in float32."""
-
-from types import SimpleNamespace
+"""Four nodes behind the real `Uplink`; gradients of eighths: sums of them are exact in float32."""
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from client import trainer as real
 from client.node import node_of
-from client.worker import FOLLOWED, Worker
 from compression import Layout, make_codec
-from compression.flower import to_vector
-from compression.flower.state import NodeState, own_array
+from compression.flower import to_vector, update_record
+from compression.flower.follower import REPLICA
+from compression.flower.state import NodeState, kept
+from conf.build import server_optimizer_of
 from conf.schema import CompressionConfig, Config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
@@ -18,6 +18,7 @@ from simulation.host import HostSpec
 from simulation.workers import make_pool
 from strategy.asynchronous import Asynchronous
 from strategy.averaging import SparseAveraging
+from task.orders import Orders
 
 NODES = 4
 LAYOUT = Layout(
@@ -40,18 +41,18 @@ def start():
     return np.linspace(-1, 1, SIZE, dtype=np.float32)
 
 
-def gradient(node, server_round):
-    draw = np.random.default_rng([node, server_round])
+def gradient(node, number):
+    draw = np.random.default_rng([node, number])
     return draw.integers(-8, 9, SIZE).astype(np.float32) / 8
 
 
-class Trainer:
-    """As much of a trainer as the worker asks.
+class Trainer(real.Trainer):
+    """The trainer, without a model: what it trains towards is drawn.
 
-    `spoil`: (node, round) -> what is done to the gradient; `steps`: how many it takes.
+    `spoil`: (node, number) -> what is done to the gradient; `steps`: how many it takes.
     """
 
-    layout, flat = LAYOUT, SimpleNamespace(num_parameters=TRAINED)
+    layout, trained = LAYOUT, TRAINED
 
     def __init__(
         self,
@@ -59,16 +60,18 @@ class Trainer:
         optimizer=SGD,
         mask=False,
         spoil=None,
-        steps=lambda node, server_round: node,
+        steps=lambda node, number: node,
         **compression,
     ):
         strategy = {"update": update, "optimizer": optimizer, "mask_received": mask}
         self.config = Config(strategy=strategy, compression=CompressionConfig(**compression))
+        self.optimizer = server_optimizer_of(self.config)
+        self.uplink = real.uplink_of(self.config, LAYOUT)
         self.spoil, self.steps = spoil or {}, steps
-        self.given, self.models = {}, {}  # (node, round) -> gradient, model it is of
+        self.given, self.models = {}, {}  # (node, number) -> gradient, model it is of
 
     def gradient(self, node, model, *, number):
-        """Node ids are from 1, as the server sees them; so are rounds."""
+        """Node ids are from 1, as the server sees them; so are numbers."""
         key = node.index + 1, number + 1
         self.models[key] = model.copy()
         made = gradient(*key)
@@ -78,34 +81,47 @@ class Trainer:
         metrics = {"loss": 1.0 / number if number else 2.0, "num-examples": key[0]}
         return made, {**metrics, "num-steps": self.steps(*key)}
 
-    def train(self, node, model, *, server_round, lr, proximal_mu):
-        made, metrics = self.gradient(node, model, number=server_round - 1)
+    def train(self, node, model, orders):
+        made, metrics = self.gradient(node, model, number=orders.number - 1)
         return np.concatenate([model[:TRAINED] - made[:TRAINED], made[TRAINED:]]), metrics
+
+
+def app_of(trainer, *mods):
+    """Return a ClientApp of a trainer; `mods` see payloads."""
+    app = ClientApp()
+
+    @app.train("step", mods=[*mods, trainer.uplink])
+    def step(message, context):
+        model, config = to_vector(message.content["arrays"]), message.content["config"]
+        update, metrics = trainer.update(node_of(context), model, Orders.of(config))
+        metrics = MetricRecord({**metrics, "seconds": 0.0})
+        content = RecordDict({"arrays": update_record(update), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    return app
 
 
 class Federation:
     """A run: its messages' contents, its models round by round, its nodes' states."""
 
-    def __init__(self, trainer, network=None, nodes=NODES, seed=0, reply=None, workers=1):
+    def __init__(self, trainer, network=None, nodes=NODES, seed=0, reply=None):
         self.trainer, self.seen, self.models = trainer, {}, []
-        worker, app = Worker(trainer), ClientApp()
+        self.codec = trainer.uplink.codec
 
-        @app.train("step")
-        def step(message, context):
-            node, config = node_of(context), message.content["config"]
-            key = node.index + 1, config["server-round"]
+        def watch(message, context, call_next):
+            key = node_of(context).index + 1, message.content["config"]["number"]
             self.seen[key] = set(message.content["arrays"])
-            answer = worker.step(message, node, context)
+            answer = call_next(message, context)
             return reply(key, answer) if reply else answer
 
-        self.worker = worker
-        self.pool = make_pool(HostSpec(app, nodes, 1, {}), workers)
-        self.grid = LocalGrid(self.pool, nodes, VirtualClock(network, seed))
+        self.pool = make_pool(HostSpec(app_of(trainer, watch), nodes, 1, {}), 1)
+        self.clock = VirtualClock(network, seed)
+        self.grid = LocalGrid(self.pool, nodes, self.clock)
 
     def run(self, rounds=4, timeout=1e9, lr=0.5, after=None, downlink=AVERAGE, **options):
         """Train; return the strategy. `after`: called with each round's number."""
         strategy = SparseAveraging(
-            optimizer=self.worker._optimizer, downlink=downlink, uplink=self.worker._codec,
+            optimizer=self.trainer.optimizer, downlink=downlink, uplink=self.codec,
             **{"verify_every": 0, "update": self.trainer.config.strategy["update"], **options},
         )  # fmt: skip
 
@@ -124,9 +140,7 @@ class Federation:
     def push(self, pushes, timeout=1e9, lr=0.5, **options):
         """Train asynchronously; return the strategy."""
         update = self.trainer.config.strategy["update"]
-        strategy = Asynchronous(
-            pushes=pushes, uplink=self.worker._codec, **{"update": update, **options}
-        )
+        strategy = Asynchronous(pushes=pushes, uplink=self.codec, **{"update": update, **options})
 
         def each(done, arrays):
             self.models.append(to_vector(arrays).copy())
@@ -139,13 +153,13 @@ class Federation:
         return strategy
 
     def context(self, node):
-        return self.pool._host._contexts[node]
+        return self.pool.contexts[node]
 
     def state(self, node):
         return NodeState(self.context(node).state)
 
     def replica(self, node):
-        return {n: own_array(a) for n, a in self.context(node).state[FOLLOWED].items()}
+        return kept(self.context(node).state, REPLICA)
 
 
 def by_hand(used, lr=0.5, weight=lambda node: 1.0, share=1.0):

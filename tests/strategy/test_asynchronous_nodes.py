@@ -41,7 +41,7 @@ def test_a_node_that_comes_back_has_lost_its_memory():
     trainer, begun = Trainer(steps=at_once, **CODECS["topk"]), []
 
     def reply(key, answer):
-        begun.append((key[1], bool(federation.pool._host._contexts)))  # none before the first one
+        begun.append((key[1], bool(federation.pool.contexts)))  # none before the first one
         return answer
 
     federation = Federation(trainer, network, nodes=1, seed=3, reply=reply)
@@ -137,7 +137,7 @@ def test_a_node_that_was_sent_a_message_anew_loses_its_memory_too():
     begun, answers = [], []
 
     def reply(key, answer):
-        begun.append(bool(federation.pool._host._contexts))
+        begun.append(bool(federation.pool.contexts))
         return answer
 
     federation = Federation(

@@ -8,8 +8,9 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 
 from compression import PayloadError
 from compression.flower import layout_of, payload_record
+from compression.flower.follower import REPLICA
+from compression.flower.replica import MODEL
 from compression.flower.state import checksum
-from task.replica import MODEL
 from tests.strategy.federation import (
     ADAM,
     AVERAGE,
@@ -147,7 +148,7 @@ def test_a_replica_that_was_changed_is_found_and_sent_whole():
             own = {name: array.copy() for name, array in federation.replica(3).items()}
             own[MODEL][7] += 1e-3
             record = ArrayRecord({name: Array(array) for name, array in own.items()})
-            federation.context(3).state["replica"] = record
+            federation.context(3).state[REPLICA] = record
 
     strategy = federation.run(8, verify_every=3, after=change)
     assert strategy.traffic.failures == 1

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from task.optimizers import SGD, Adam, Momentum
-from task.replica import MODEL, VERSION, Replica
+from compression.flower.replica import MODEL, VERSION, Replica
 
 SIZE, TRAINED = 30, 22
 RULES = [SGD(), Momentum(0.5), Momentum(0.5, lazy=True), Adam(), Adam(lazy=True)]

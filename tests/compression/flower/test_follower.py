@@ -1,0 +1,256 @@
+"""A node's end of the ledger: it follows the server's model, wherever its state comes from."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from compression import PayloadError, decode, make_codec
+from compression.flower import Uplink, payload_of
+from compression.flower.follower import REPLICA
+from compression.flower.notes import HEALS, NOTE, ToNode, ToServer, read, written
+from compression.flower.replica import MODEL, VERSION, Replica
+from compression.flower.state import MEMORY, checksum, kept
+from compression.flower.steps import Steps
+from task.orders import Orders
+from tests.strategy.federation import (
+    ADAM,
+    LAYOUT,
+    MOMENTUM,
+    NODES,
+    SGD,
+    TRAINED,
+    Federation,
+    Trainer,
+    app_of,
+    gradient,
+    start,
+)
+
+TOPK = {"sparsifier": "topk", "density": 0.1}
+OPTIMIZERS = [SGD, MOMENTUM, ADAM]
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o["_target_"][16:])
+
+
+class Course:
+    """A server's steps, and a ClientApp whose nodes are asked by hand."""
+
+    def __init__(self, optimizer=ADAM, update="gradient", **compression):
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+        self.trainer = Trainer(update, optimizer=optimizer, **compression)
+        self.app = app_of(self.trainer)
+        self.replica = Replica.start(self.trainer.optimizer, TRAINED, start())
+        self.steps = Steps(self.replica, LAYOUT, follow=True)
+        self.contexts = {n: context_of(n) for n in range(1, NODES + 1)}
+        self.number = 0
+
+    def go(self, count=1):
+        """Let the server go on by itself."""
+        for _ in range(count):
+            draw = np.random.default_rng([99, self.replica.version])
+            indices = np.sort(draw.choice(LAYOUT.size, 5, replace=False)).astype(np.uint32)
+            values = draw.normal(size=5).astype(np.float32)
+            self.replica.apply(indices, values, 0.1)
+            payload = make_codec(coder="raw").encode_sparse(indices, values, LAYOUT)
+            self.steps.add(payload, 0.1)
+        return self
+
+    def ask(self, node, known, parcel=None, **note):
+        """Send a parcel, or what a node of version `known` lacks; return the answer's content."""
+        parcel, self.number = parcel or self.steps.parcel(known), self.number + 1
+        told = written(ToNode(**{"number": self.number, **parcel.note, **note}))
+        orders = ConfigRecord(Orders(0.1, self.number).config())
+        content = RecordDict({"arrays": parcel.arrays, "config": orders, NOTE: told})
+        message = Message(content, node, "train.step")
+        return self.app(message, self.contexts[node]).content
+
+    def arrays(self, node):
+        return kept(self.contexts[node].state, REPLICA)
+
+    def assert_follows(self, node):
+        own = self.arrays(node)
+        assert own.keys() == self.replica.arrays.keys()
+        for name, array in self.replica.arrays.items():
+            np.testing.assert_array_equal(own[name], array)
+        assert self.trainer.models[node, self.number].tobytes() == self.replica.model.tobytes()
+
+
+def context_of(node):
+    place = {"partition-id": node - 1, "num-partitions": NODES}
+    return Context(1, node, place, RecordDict(), {})
+
+
+@every_optimizer
+def test_a_node_follows_through_snapshots_and_updates(optimizer):
+    course = Course(optimizer)
+    base = None
+    for missed in (0, 1, 0, 3, 2):
+        content = course.go(missed).ask(1, base, checksum=course.steps.checksum())
+        course.assert_follows(1)
+        base = read(content, ToServer).version  # as the server is told
+        assert base == course.replica.version
+
+
+@every_optimizer
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_a_node_that_is_ahead_applies_nothing_twice(optimizer, ahead):
+    """Its answers were lost: the server builds on a version long behind it."""
+    course = Course(optimizer).go(1)
+    course.ask(1, None)
+    course.go(ahead).ask(1, 1)
+    course.ask(1, 1)  # nothing new at all
+    course.assert_follows(1)
+    course.go(2).ask(1, 1)
+    course.assert_follows(1)
+
+
+@pytest.mark.parametrize("wrong", ["gap", "future"])
+def test_updates_that_do_not_fit_are_refused_and_change_nothing(wrong):
+    course = Course().go(2)
+    course.ask(1, None)
+    before = {name: array.copy() for name, array in course.arrays(1).items()}
+    course.go(2)
+    changed = {"base": 3, "rates": [0.1]} if wrong == "gap" else {"base": 0, "rates": [0.1]}
+    with pytest.raises(PayloadError, match="a version that this node does not have"):
+        course.ask(1, 2, **changed)
+    for name, array in course.arrays(1).items():
+        np.testing.assert_array_equal(array, before[name])
+    course.ask(1, 2)
+    course.assert_follows(1)
+
+
+def test_a_node_without_a_replica_says_so():
+    with pytest.raises(PayloadError, match=HEALS):
+        Course().go(1).ask(1, 0)
+
+
+def test_nodes_of_a_process_share_one_replica():
+    course = Course().go(1)
+    for node in (1, 2):
+        course.ask(node, None)
+    shared = course.arrays(1)
+    assert all(course.arrays(2)[name] is array for name, array in shared.items())
+    course.go(2)
+    for node in (1, 2):
+        course.ask(node, 1)
+        course.assert_follows(node)
+    assert all(course.arrays(2)[name] is array for name, array in shared.items())
+
+
+def test_who_gets_an_old_snapshot_again_is_not_given_the_others_progress():
+    course = Course().go(1)
+    old = course.steps.parcel(None)  # it was under way for long
+    course.ask(1, None)
+    course.go(1).ask(1, 1)
+    course.ask(2, None, old)
+    assert course.arrays(1)[VERSION][0] == 2
+    assert course.arrays(2)[VERSION][0] == 1
+    assert not np.shares_memory(course.arrays(1)[MODEL], course.arrays(2)[MODEL])
+    course.ask(2, 1)
+    course.assert_follows(2)
+
+
+def test_a_wrong_checksum_drops_the_replica():
+    course = Course().go(1)
+    course.ask(1, None)
+    good = course.steps.checksum()
+    with pytest.raises(PayloadError, match="not the server's version"):
+        course.ask(1, 1, checksum=checksum(start() + 1))
+    assert REPLICA not in course.contexts[1].state
+    course.ask(1, None, checksum=good)
+    course.assert_follows(1)
+
+
+def travelled(state, how):
+    """Return a node's state as it comes out of another process."""
+    if how == "copied":
+        return copy.deepcopy(state)
+    state = pickle.loads(pickle.dumps(state))
+    if how == "read only":  # as Ray's are
+        for record in state.values():
+            for array in record.values() if isinstance(record, ArrayRecord) else ():
+                array.vector.flags.writeable = False
+    return state
+
+
+@pytest.mark.parametrize("how", ["pickled", "copied", "read only"])
+@pytest.mark.parametrize("compression", [{}, TOPK], ids=["dense", "topk"])
+def test_a_state_that_travels_goes_on_the_same(how, compression):
+    there, here = (Federation(Trainer(optimizer=ADAM, **compression)) for _ in range(2))
+
+    def travel(server_round):
+        for context in there.pool.contexts.values():
+            context.state = travelled(context.state, how)
+
+    one = there.run(6, after=travel, verify_every=1)
+    two = here.run(6, verify_every=1)
+    assert one.traffic.failures == two.traffic.failures == 0
+    for left, right in zip(there.models, here.models, strict=True):
+        assert left.tobytes() == right.tobytes()
+
+
+def test_a_replica_from_elsewhere_is_copied_once():
+    course = Course().go(1)
+    course.ask(1, None)
+    course.contexts[1].state = travelled(course.contexts[1].state, "read only")
+    course.go(1).ask(1, 1)
+    first = course.arrays(1)[MODEL]
+    course.go(1).ask(1, 2)
+    assert course.arrays(1)[MODEL] is first
+    course.assert_follows(1)
+
+
+@pytest.mark.parametrize("compression", [{}, TOPK], ids=["dense", "topk"])
+def test_whole_models_leave_no_replica(compression):
+    federation = Federation(Trainer(optimizer=ADAM, **compression))
+    assert federation.run(3, downlink=None).traffic.failures == 0
+    if compression:
+        assert all(set(federation.context(n).state) >= {MEMORY} for n in range(1, NODES + 1))
+        assert all(REPLICA not in federation.context(n).state for n in range(1, NODES + 1))
+    else:
+        assert federation.pool.contexts == {}  # nothing to keep at all
+    assert set().union(*federation.seen.values()) == {MODEL}
+
+
+@pytest.mark.parametrize("update", ["gradient", "delta"])
+def test_an_answer_is_the_update_encoded(update):
+    course = Course(SGD, update)
+    content = course.ask(1, None)
+    vector, _ = decode(payload_of(content)[1], LAYOUT)
+    np.testing.assert_allclose(vector, gradient(1, 1), atol=0 if update == "gradient" else 1e-6)
+    assert content["metrics"]["num-examples"] == 1
+    assert content["metrics"]["seconds"] > 0
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+def test_the_mean_applied_only_where_a_node_sent(drop):
+    """CE-SGD's line 7: copies drift apart, unless everything is sent."""
+    federation = Federation(Trainer(mask=True, sparsifier="esgd", drop=drop, cap=1.0))
+    strategy = federation.run(4, mask_received=True)
+    assert strategy.traffic.failures == 0
+    assert (strategy.train_metrics["drift"] > 0) == (drop > 0)
+    for (_, number), model in federation.trainer.models.items():
+        followed = model.tobytes() == federation.models[number - 1].tobytes()
+        assert followed == (drop == 0 or number == 1)
+    np.testing.assert_array_equal(federation.replica(1)[MODEL], federation.models[3])
+
+
+def test_a_node_that_knows_no_optimizer_says_so():
+    course, app = Course().go(1), Uplink("float32", layout=LAYOUT)
+    parcel = course.steps.parcel(None)
+    told = written(ToNode(number=1, **parcel.note))
+    message = Message(RecordDict({"arrays": parcel.arrays, NOTE: told}), 1, "train")
+    with pytest.raises(PayloadError, match="knows no optimizer"):
+        app(message, context_of(1), lambda *_: pytest.fail("the app was called"))
+
+
+def test_what_brings_no_step_is_followed_too():
+    """Nothing could be used since its last message: what it is sent holds no payload at all."""
+    course = Course().go(1)
+    course.ask(1, None)
+    assert not course.steps.parcel(1).arrays
+    assert payload_of(course.ask(1, 1)) is not None
+    course.assert_follows(1)

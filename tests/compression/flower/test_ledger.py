@@ -1,0 +1,139 @@
+"""Which version each node has: what it has confirmed of what it was sent, and nothing else."""
+
+import pytest
+from flwr.app import ArrayRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compression.flower.ledger import Ledger, Parcel
+
+
+class Every:
+    """A way on which a parcel can build on any version from `first` on."""
+
+    def __init__(self, skips, first=0):
+        self.skips, self.first = skips, first
+
+    def knows(self, version):
+        return version >= self.first
+
+    def parcel(self, base):
+        return of(base)
+
+
+def of(version):
+    return Parcel(ArrayRecord(), {} if version is None else {"version": version}, 0)
+
+
+both_ways = pytest.mark.parametrize("skips", [True, False])
+
+
+@both_ways
+def test_a_node_has_what_it_confirms_of_what_it_was_sent(skips):
+    ledger = Ledger(Every(skips))
+    assert ledger.base_of(7) is None
+    ledger.send(7, of(3))
+    assert ledger.base_of(7) is None
+    ledger.confirm(7, 3)
+    assert ledger.base_of(7) == 3
+    assert ledger.base_of(8) is None
+
+
+@both_ways
+@pytest.mark.parametrize("says", [None, 2, 4])
+def test_what_a_node_was_not_sent_it_cannot_confirm(skips, says):
+    ledger = Ledger(Every(skips))
+    ledger.confirm(7, 3)
+    assert ledger.base_of(7) is None
+    ledger.send(7, of(3))
+    ledger.confirm(7, says)
+    assert ledger.base_of(7) is None
+
+
+@pytest.mark.parametrize(("skips", "base"), [(True, 3), (False, None)])
+def test_until_it_answers_a_node_has_what_it_had_if_it_skips_what_it_has(skips, base):
+    ledger = Ledger(Every(skips))
+    ledger.send(7, of(3))
+    ledger.confirm(7, 3)
+    ledger.send(7, of(4))
+    assert ledger.base_of(7) == base
+    assert ledger.held == {3, 4} - ({3} if base is None else set())
+    ledger.confirm(7, 4)
+    assert ledger.base_of(7) == 4
+    assert ledger.held == {4}
+
+
+@both_ways
+def test_a_node_whose_answer_was_an_error_has_nothing_until_it_confirms_again(skips):
+    ledger = Ledger(Every(skips))
+    for node in (7, 8):
+        ledger.send(node, of(2))
+        ledger.confirm(node, 2)
+    ledger.lose(7)
+    ledger.lose(9)  # was not known at all
+    assert [ledger.base_of(node) for node in (7, 8, 9)] == [None, 2, None]
+    ledger.send(7, of(3))
+    ledger.confirm(7, 3)
+    assert ledger.base_of(7) == 3
+
+
+@both_ways
+def test_an_answer_to_what_was_lost_confirms_nothing(skips):
+    ledger = Ledger(Every(skips))
+    ledger.send(7, of(2))
+    ledger.lose(7)
+    ledger.confirm(7, 2)
+    assert ledger.base_of(7) is None
+    assert ledger.held == set()
+
+
+@both_ways
+def test_a_version_on_which_nothing_can_build_is_no_base(skips):
+    ledger = Ledger(way := Every(skips))
+    ledger.send(7, of(2))
+    ledger.confirm(7, 2)
+    way.first = 3
+    assert ledger.base_of(7) is None
+
+
+@both_ways
+def test_where_messages_name_no_version_nobody_has_one(skips):
+    ledger = Ledger(Every(skips))
+    ledger.send(7, of(None))
+    ledger.confirm(7, 0)
+    assert ledger.base_of(7) is None
+    assert ledger.held == set()
+
+
+FATES = ["read", "answer lost", "never came", "error"]
+EVENTS = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(FATES)))
+
+
+@given(EVENTS)
+def test_a_node_that_skips_is_never_behind_its_base(events):
+    """Whatever is lost: a message builds on what the node has, or on something before it."""
+    ledger, has = Ledger(Every(skips=True)), {}
+    for version, (node, fate) in enumerate(events, 1):
+        base = ledger.base_of(node)
+        assert base is None or base <= has[node]
+        ledger.send(node, of(version))
+        has[node] = has.get(node, 0) if fate == "never came" else version
+        if fate == "read":
+            ledger.confirm(node, version)
+        elif fate == "error":
+            ledger.lose(node)
+
+
+@given(EVENTS)
+def test_a_node_that_does_not_skip_has_its_very_base(events):
+    ledger, has = Ledger(Every(skips=False)), {}
+    for version, (node, fate) in enumerate(events, 1):
+        base = ledger.base_of(node)
+        assert base is None or base == has[node]
+        ledger.send(node, of(version))
+        has[node] = has.get(node, 0) if fate == "never came" else version
+        assert version in ledger.held
+        if fate == "read":
+            ledger.confirm(node, version)
+        elif fate == "error":
+            ledger.lose(node)
