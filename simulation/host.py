@@ -11,7 +11,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from simulation.errors import Ended
+from .errors import Ended
 
 log = logging.getLogger("edgewire")
 

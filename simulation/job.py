@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from simulation.clock import Ideal, Network
+from .clock import Ideal, Network
 
 
 @dataclass(frozen=True)

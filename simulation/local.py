@@ -8,14 +8,14 @@ from contextlib import closing
 
 from flwr.app import Context, RecordDict
 
-from simulation.clock import VirtualClock
-from simulation.errors import UsageError
-from simulation.grid import SERVER, LocalGrid
-from simulation.host import HostSpec, load_object
-from simulation.job import Job
-from simulation.limits import Limits
-from simulation.processes import orderly_exit
-from simulation.workers import make_pool
+from .clock import VirtualClock
+from .errors import UsageError
+from .grid import SERVER, LocalGrid
+from .host import HostSpec, load_object
+from .job import Job
+from .limits import Limits
+from .processes import orderly_exit
+from .workers import make_pool
 
 
 def run_local(

@@ -19,10 +19,10 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.app.metadata import Metadata
 
-from simulation.host import Host, HostSpec, log, unavailable
-from simulation.limits import Limits
-from simulation.parcel import Parcels, shared_folder
-from simulation.queue import Queue
+from .host import Host, HostSpec, log, unavailable
+from .limits import Limits
+from .parcel import Parcels, shared_folder
+from .queue import Queue
 
 NO_LIMITS = Limits()
 WINDOW = 2  # messages a worker has at a time: one at work, one waiting at its door
