@@ -95,15 +95,11 @@ class LocalGrid(Grid):
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes that are there, as registered in the order of their partitions."""
-        registered = ((node, _START + timedelta(microseconds=node)) for node in self.get_node_ids())
-        return [
-            NodeInfo(
-                node_id=node,
-                status=NodeStatus.ONLINE,
-                registered_at=when.isoformat(timespec="microseconds"),
-            )
-            for node, when in registered
-        ]
+        found = []
+        for node in self.get_node_ids():
+            when = (_START + timedelta(microseconds=node)).isoformat(timespec="microseconds")
+            found.append(NodeInfo(node_id=node, status=NodeStatus.ONLINE, registered_at=when))
+        return found
 
     def tend(self) -> None:
         """Keep the workers at work while nobody pulls messages."""
