@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.constant import NodeStatus
@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from .clock import NEVER, Task, VirtualClock, steps_of
 from .line import Line
-from .replies import Replies
+from .replies import Replies, size_of
 from .workers import Pool
 
 SERVER = 0  # node ids are 1 to n
@@ -38,7 +38,8 @@ class LocalGrid(Grid):
         self._pool = pool
         self._nodes = range(1, nodes + 1)
         self._clock = clock or VirtualClock()
-        self._ids = count(1)
+        self._numbers = count(1)
+        self._counts = Counter[int]()  # node -> messages it was sent
         self._sent: dict[str, Task] = {}
         self._queues: dict[int, deque[str]] = {}  # node -> what it was sent and has not answered
         self._bounds: list[tuple[float, int, str]] = []  # a heap: before when none can arrive
@@ -130,8 +131,9 @@ class LocalGrid(Grid):
         messages, sizes = list(messages), dict[int, tuple[int, float]]()
         followed: list[tuple[str, int, int]] = []
         for message in messages:
-            number = next(self._ids)
-            message_id, node = str(number), message.metadata.dst_node_id
+            number, node = next(self._numbers), message.metadata.dst_node_id
+            self._counts[node] += 1
+            message_id = f"{node}-{self._counts[node]}"  # the same whoever else is sent any
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
@@ -270,9 +272,3 @@ def _reported(content: RecordDict, kind: type[ConfigRecord | MetricRecord]) -> f
     found = (record for record in content.values() if isinstance(record, kind))
     values: Mapping[str, object] = next(found, {})
     return steps_of(values)
-
-
-def size_of(content: RecordDict) -> int:
-    """Return the bytes of all arrays in a message's content."""
-    arrays = (record for record in content.values() if isinstance(record, ArrayRecord))
-    return sum(len(array.data) for record in arrays for array in record.values())

@@ -39,7 +39,7 @@ def run_local(
     try:
         with orderly_exit(), closing(make_pool(spec, count, limits)) as pool:
             grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))
-            context = Context(1, SERVER, {}, RecordDict(), job.run_config)
+            context = Context(1, SERVER, {}, RecordDict(), dict(job.run_config))
             app = job.server_app
             (load_object(app) if isinstance(app, str) else app)(grid, context)
             grid.settle()

@@ -237,6 +237,7 @@ def _work(
     """Serve messages until the other end closes; runs in a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    multiprocessing.current_process().daemon = False  # its app may start processes: a DataLoader's
     for other in others:  # inherited by fork: open ends would hide the parent's closing
         other.close()
     limits.apply(index)
