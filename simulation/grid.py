@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.supercore.constant import NodeStatus
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from simulation.clock import NEVER, Task, VirtualClock, steps_of
-from simulation.line import Comparison, Line
-from simulation.workers import Pool
+from .clock import NEVER, Task, VirtualClock, steps_of
+from .line import Line
+from .replies import Replies, size_of
+from .workers import Pool
 
 SERVER = 0  # node ids are 1 to n
+_START = datetime(1970, 1, 1, tzinfo=UTC)  # of virtual time: all nodes register just after
 
 
 class LocalGrid(Grid):
@@ -34,7 +38,8 @@ class LocalGrid(Grid):
         self._pool = pool
         self._nodes = range(1, nodes + 1)
         self._clock = clock or VirtualClock()
-        self._ids = count(1)
+        self._numbers = count(1)
+        self._counts = Counter[int]()  # node -> messages it was sent
         self._sent: dict[str, Task] = {}
         self._queues: dict[int, deque[str]] = {}  # node -> what it was sent and has not answered
         self._bounds: list[tuple[float, int, str]] = []  # a heap: before when none can arrive
@@ -50,15 +55,18 @@ class LocalGrid(Grid):
         self.settle()
         return self._clock.now
 
+    now = virtual_seconds  # what deadlines are given in
+
     def follow(self, plain_bytes: int) -> None:
         """Compare what is sent from here on with models of `plain_bytes` in its place."""
         self._line = Line(self._clock.network, self._clock.seed, plain_bytes)
 
     @property
-    def comparison(self) -> Comparison | None:
-        """Seconds over a line with and without compression; None if they are not known."""
+    def comparison(self) -> dict[str, float | None]:
+        """The fields of `line.Comparison`, if a line is followed and they are known; else empty."""
         self.settle()
-        return self._line.comparison if self._line else None
+        found = self._line.comparison if self._line else None
+        return {} if found is None else found._asdict()
 
     def set_run(self, run: Run) -> None:
         """There is but one run."""
@@ -85,6 +93,14 @@ class LocalGrid(Grid):
             return self._nodes
         self.settle()
         return tuple(node for node in self._nodes if self._clock.present(node))
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """Return the nodes that are there, as registered in the order of their partitions."""
+        found = []
+        for node in self.get_node_ids():
+            when = (_START + timedelta(microseconds=node)).isoformat(timespec="microseconds")
+            found.append(NodeInfo(node_id=node, status=NodeStatus.ONLINE, registered_at=when))
+        return found
 
     def tend(self) -> None:
         """Keep the workers at work while nobody pulls messages."""
@@ -115,8 +131,9 @@ class LocalGrid(Grid):
         messages, sizes = list(messages), dict[int, tuple[int, float]]()
         followed: list[tuple[str, int, int]] = []
         for message in messages:
-            number = next(self._ids)
-            message_id, node = str(number), message.metadata.dst_node_id
+            number, node = next(self._numbers), message.metadata.dst_node_id
+            self._counts[node] += 1
+            message_id = f"{node}-{self._counts[node]}"  # the same whoever else is sent any
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
@@ -250,43 +267,8 @@ class LocalGrid(Grid):
             self._arrivals[message_id] = (arrival, reply)
 
 
-class Replies(Sequence[Message]):
-    """The replies to a round's messages: a list that fills while it is gone through."""
-
-    def __init__(self, stream: Iterator[Message]) -> None:
-        self._stream = stream
-        self._here: list[Message] = []
-
-    def __iter__(self) -> Iterator[Message]:
-        position = 0
-        while position < len(self._here) or self._next():
-            yield self._here[position]
-            position += 1
-
-    def __len__(self) -> int:
-        while self._next():
-            pass
-        return len(self._here)
-
-    def __getitem__(self, index: Any) -> Any:
-        len(self)
-        return self._here[index]
-
-    def _next(self) -> bool:
-        reply = next(self._stream, None)
-        if reply is not None:
-            self._here.append(reply)
-        return reply is not None
-
-
 def _reported(content: RecordDict, kind: type[ConfigRecord | MetricRecord]) -> float:
     """Return the local steps that a message promises, or an answer reports."""
     found = (record for record in content.values() if isinstance(record, kind))
     values: Mapping[str, object] = next(found, {})
     return steps_of(values)
-
-
-def size_of(content: RecordDict) -> int:
-    """Return the bytes of all arrays in a message's content."""
-    arrays = (record for record in content.values() if isinstance(record, ArrayRecord))
-    return sum(len(array.data) for record in arrays for array in record.values())

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, cast
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
-from simulation.errors import Ended
+from .errors import Ended
 
 log = logging.getLogger("edgewire")
 
 
+Answering = Callable[[Message, Context], Message]  # what a ClientApp does
+
+
 def load_object(reference: str) -> Any:
-    """Return what `package.module:name` names."""
+    """Return what `package.module:name` or `package.module:name.attribute` names."""
     module, _, name = reference.partition(":")
-    return getattr(import_module(module), name)
+    return attrgetter(name)(import_module(module))
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class HostSpec:
     `client_app` is a reference (`client.app:app`) or, within one machine, the app itself.
     """
 
-    client_app: str | ClientApp
+    client_app: str | Answering
     nodes: int
     run_id: int
     run_config: dict[str, Any]
@@ -40,7 +44,7 @@ class Host:
 
     def __init__(self, spec: HostSpec) -> None:
         app = spec.client_app
-        self._app = cast(ClientApp, load_object(app)) if isinstance(app, str) else app
+        self._app = cast(Answering, load_object(app)) if isinstance(app, str) else app
         self._spec = spec
         self.contexts: dict[int, Context] = {}  # of nodes that have state
 

@@ -10,7 +10,8 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from simulation.clock import Ideal, Network
+from .clock import Ideal, Network
+from .host import Answering
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Job:
     """One run: where the app lies, its Flower `run_config`, how many nodes, and their network.
 
     `folder`: where log files may go. `server_app` and `client_app` are references as in
-    pyproject.toml's `tool.flwr.app.components`; within one process `server_app` may be a function.
+    pyproject.toml's `tool.flwr.app.components`; within one machine they may be the apps themselves.
     """
 
     app_dir: Path
@@ -28,4 +29,4 @@ class Job:
     seed: int = 0
     network: Network = field(default_factory=Ideal)
     server_app: str | Callable[[Grid, Context], None] = "strategy.app:app"
-    client_app: str = "client.app:app"
+    client_app: str | Answering = "client.app:app"

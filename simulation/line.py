@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from copy import copy
 from typing import NamedTuple
 
-from simulation.clock import Network, VirtualClock
+from .clock import Network, VirtualClock
 
 DOWN_MBPS, UP_MBPS = 10.0, 2.0  # a thin line, for networks in which no link is limited
 

@@ -8,14 +8,14 @@ from contextlib import closing
 
 from flwr.app import Context, RecordDict
 
-from simulation.clock import VirtualClock
-from simulation.errors import UsageError
-from simulation.grid import SERVER, LocalGrid
-from simulation.host import HostSpec, load_object
-from simulation.job import Job
-from simulation.limits import Limits
-from simulation.processes import orderly_exit
-from simulation.workers import make_pool
+from .clock import VirtualClock
+from .errors import UsageError
+from .grid import SERVER, LocalGrid
+from .host import HostSpec, load_object
+from .job import Job
+from .limits import Limits
+from .processes import orderly_exit
+from .workers import make_pool
 
 
 def run_local(
@@ -39,7 +39,7 @@ def run_local(
     try:
         with orderly_exit(), closing(make_pool(spec, count, limits)) as pool:
             grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))
-            context = Context(1, SERVER, {}, RecordDict(), job.run_config)
+            context = Context(1, SERVER, {}, RecordDict(), dict(job.run_config))
             app = job.server_app
             (load_object(app) if isinstance(app, str) else app)(grid, context)
             grid.settle()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulation.job import Job
-from simulation.ray import run_ray
+from .job import Job
+from .ray import run_ray
 
 
 def run_on_ray(

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from simulation.errors import Ended
+from .errors import Ended
 
 _MARKER = "EDGEWIRE_PROCESS_TREE"
 _INTERRUPTS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

@@ -35,9 +35,9 @@ from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
-from simulation.errors import EngineError, UsageError
-from simulation.processes import orderly_exit
-from simulation.superlink import private_superlink
+from .errors import EngineError, UsageError
+from .processes import orderly_exit
+from .superlink import private_superlink
 
 _POLL_SECONDS = 0.5
 _LAST_LINES_SECONDS = 3.0  # how long a finished run's log may take to arrive

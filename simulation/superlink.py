@@ -15,8 +15,8 @@ import httpx
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from simulation.errors import EngineError
-from simulation.processes import ProcessTree, undisturbed
+from .errors import EngineError
+from .processes import ProcessTree, undisturbed
 
 _START_SECONDS = 90.0  # it takes 3 s on a laptop; small boards import slowly
 _GRACE_SECONDS = 3.0

@@ -15,17 +15,17 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Protocol
 
-import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 
-from simulation.host import Host, HostSpec, log, unavailable
-from simulation.limits import Limits
-from simulation.parcel import Parcels, shared_folder
-from simulation.queue import Queue
+from .host import Host, HostSpec, log, unavailable
+from .limits import Limits
+from .parcel import Parcels, shared_folder
+from .queue import Queue
 
 NO_LIMITS = Limits()
 WINDOW = 2  # messages a worker has at a time: one at work, one waiting at its door
+THREADED = frozenset({"jax", "tensorflow"})  # start threads that a forked child would wait for
 BULK = 8  # replies waited for at most, where many are welcome; with 50 few were left to compute
 
 
@@ -84,10 +84,10 @@ class InProcess:
 
 def _private(message: Message) -> Message:
     """Return a message whose content dict is its own: many messages share one content."""
-    return _message(message.content.copy(), message.metadata)
+    return message_of(message.content.copy(), message.metadata)
 
 
-def _message(content: RecordDict, metadata: Metadata) -> Message:
+def message_of(content: RecordDict, metadata: Metadata) -> Message:
     """Return a message with all of another one's metadata, as Flower's own transports make it."""
     return Message(content=content, metadata=metadata)  # type: ignore[call-overload,no-any-return]
 
@@ -242,6 +242,7 @@ def _work(
     """Serve messages until the other end closes; runs in a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    multiprocessing.current_process().daemon = False  # its app may start processes: a DataLoader's
     for other in others:  # inherited by fork: open ends would hide the parent's closing
         other.close()
     limits.apply(index)
@@ -253,7 +254,7 @@ def _work(
             content = content if fresh is None else fresh
             if anew:
                 host.forget(metadata.dst_node_id)
-            message = _message(RecordDict(dict(content)), metadata)
+            message = message_of(RecordDict(dict(content)), metadata)
             reply, has_state = host.answer(message)
             answer = reply.error if reply.has_error() else reply.content
             replies.send((metadata.message_id, answer, has_state))
@@ -262,8 +263,10 @@ def _work(
 
 def _start_method() -> str:
     """Return "fork", which starts in milliseconds and shares loaded data, where it is safe."""
-    cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return "fork" if sys.platform == "linux" and not cuda else "spawn"
+    torch = sys.modules.get("torch")  # an app may do without
+    cuda = torch is not None and torch.cuda.is_initialized()
+    threaded = not THREADED.isdisjoint(sys.modules)
+    return "fork" if sys.platform == "linux" and not cuda and not threaded else "spawn"
 
 
 def make_pool(spec: HostSpec, workers: int, limits: Limits = NO_LIMITS) -> Pool:

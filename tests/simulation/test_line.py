@@ -59,10 +59,10 @@ def test_a_run_on_a_free_network_knows_what_it_takes_over_a_line(grid, course, w
     course(real)
     course(plain, [PLAIN] * (len(SIZES) if course is not one_by_one else 3 * len(SIZES)))
     found = free.comparison
-    assert (found.line_down_mbps, found.line_up_mbps) == (DOWN_MBPS, UP_MBPS)
-    assert found.line_seconds == pytest.approx(real.virtual_seconds, rel=1e-12)
-    assert found.line_seconds_float32 == pytest.approx(plain.virtual_seconds, rel=1e-12)
-    assert found.line_seconds_float32 > found.line_seconds > free.virtual_seconds
+    assert (found["line_down_mbps"], found["line_up_mbps"]) == (DOWN_MBPS, UP_MBPS)
+    assert found["line_seconds"] == pytest.approx(real.virtual_seconds, rel=1e-12)
+    assert found["line_seconds_float32"] == pytest.approx(plain.virtual_seconds, rel=1e-12)
+    assert found["line_seconds_float32"] > found["line_seconds"] > free.virtual_seconds
 
 
 @pytest.mark.parametrize("course", [rounds, pulled_rounds, one_by_one])
@@ -71,8 +71,8 @@ def test_a_network_with_limits_of_its_own_is_the_line(grid, course):
     g.follow(PLAIN)
     course(g)
     found = g.comparison
-    assert (found.line_down_mbps, found.line_up_mbps) == (3.0, 1.0)
-    assert found.line_seconds == pytest.approx(g.virtual_seconds, rel=1e-12)
+    assert (found["line_down_mbps"], found["line_up_mbps"]) == (3.0, 1.0)
+    assert found["line_seconds"] == pytest.approx(g.virtual_seconds, rel=1e-12)
 
 
 def test_waits_and_classes_are_the_nodes_own(grid):
@@ -84,7 +84,7 @@ def test_waits_and_classes_are_the_nodes_own(grid):
     free.follow(PLAIN)
     for g in (free, real):
         one_by_one(g)
-    assert free.comparison.line_seconds == pytest.approx(real.virtual_seconds, rel=1e-12)
+    assert free.comparison["line_seconds"] == pytest.approx(real.virtual_seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_waits_and_classes_are_the_nodes_own(grid):
 def test_nothing_is_said_where_chance_decides_who_answers(grid, network):
     g = grid(1, Ideal(**FREE, **network))
     g.follow(PLAIN)
-    assert g.comparison is None
+    assert not g.comparison
 
 
 def test_nothing_is_said_where_an_answer_would_come_too_late(grid):
@@ -104,7 +104,7 @@ def test_nothing_is_said_where_an_answer_would_come_too_late(grid):
         g = grid(1, Ideal(**FREE))
         g.follow(PLAIN)
         rounds(g, timeout=timeout)
-        assert (g.comparison is not None) is known
+        assert bool(g.comparison) is known
 
 
 def test_nothing_is_said_of_rounds_that_do_not_wait_for_all(grid):
@@ -113,17 +113,17 @@ def test_nothing_is_said_of_rounds_that_do_not_wait_for_all(grid):
     ids = g.push_messages(messages(g))
     assert len(g.pull_messages(ids)) < NODES
     g.pull_messages(g.push_messages(messages(g)[:2]))
-    assert g.comparison is None
+    assert not g.comparison
 
 
 def test_nothing_is_said_after_a_pull_that_brought_nothing(grid):
     g = grid(1, Ideal(seconds_per_step=1.0))
     g.follow(PLAIN)
     assert g.pull_before(g.push_messages(messages(g)), 0.5) == []
-    assert g.comparison is None
+    assert not g.comparison
 
 
 def test_who_does_not_ask_pays_nothing(grid):
     g = grid(1)
     rounds(g)
-    assert g.comparison is None
+    assert not g.comparison

@@ -1,18 +1,28 @@
 """The run on the server."""
 
-from types import SimpleNamespace
-
 from flwr.app import ArrayRecord
 
+from compression.flower.grids import GridWrapper
 from conf.load import compose_config, to_config
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
 from strategy.app import Run
 from strategy.nodes import OrderedGrid
 from strategy.records import Records
 
 
+class Tended(GridWrapper):
+    """Counts how often it is tended."""
+
+    calls = 0
+
+    def tend(self):
+        self.calls += 1
+
+
 def test_workers_are_tended_while_the_model_is_measured():
-    calls = []
-    grid = OrderedGrid(SimpleNamespace(tend=lambda: calls.append(1), virtual_seconds=0.0))
-    run = Run(to_config(compose_config([])), grid, Records(""))
+    grid = Tended(LocalGrid(make_pool(HostSpec("client.app:app", 1, 1, {}), 1), 1))
+    run = Run(to_config(compose_config([])), OrderedGrid(grid), Records(""))
     run.round_done(0, ArrayRecord(run.model.state_dict()))
-    assert len(calls) > 1
+    assert grid.calls > 1

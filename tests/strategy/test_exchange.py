@@ -7,11 +7,11 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.constants import DEFAULT_TTL
 from flwr.clientapp import ClientApp
 
+from compression.flower import grids as polling
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
-from strategy import nodes as polling
 from strategy.exchange import Exchange
 from strategy.nodes import OrderedGrid
 

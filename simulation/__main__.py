@@ -1,0 +1,24 @@
+"""`python -m simulation PATH`: any Flower app on the local engine. `--help` says the options.
+
+The app's modules are imported in this very process, and may have any name: `client`, `strategy`,
+`compression`, `task`, even `simulation`. So this package goes on under another name (`alias/`), and
+nothing else of ours is imported at all.
+"""
+
+import os
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when the app imports it
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    # To ask whether there is a GPU must not set CUDA up, which no forked process could use then.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if not sys.flags.safe_path:
+        del sys.path[0]  # where one stands, which Flower's own processes do not look into
+    sys.path.append(str(Path(__file__).parent / "alias"))
+    del sys.modules["simulation"]
+    sys.exit(import_module("edgewire_engine.guest.main").main(began))

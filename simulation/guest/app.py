@@ -1,0 +1,116 @@
+"""A Flower app as it lies in a folder: what its pyproject.toml says, and its two components."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+import tomli
+from flwr.app import UserConfig
+from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, validate_config
+
+from ..errors import UsageError
+from ..host import load_object
+from .modules import enter
+
+T = TypeVar("T")
+PAIRS = re.compile(r"\S+?=(?:'[^']*'|\"[^\"]*\"|\S+)")  # what Flower's own parser sees
+
+
+@dataclass(frozen=True)
+class App:
+    """An app's folder, its name (`publisher/name`), references to its two components, its run.
+
+    `run_config`: `[tool.flwr.app.config]`, flat, with what was given in place of its values.
+    """
+
+    folder: Path
+    name: str
+    version: str
+    server_app: str
+    client_app: str
+    run_config: UserConfig
+
+    def load(self, reference: str, kind: type[T]) -> T:
+        """Import a component. Raises `UsageError`, caused by whatever the app's code raised."""
+        enter(self.folder)
+        try:
+            found = load_object(reference)
+        except (Exception, SystemExit) as error:
+            reason = one_line(f"{type(error).__name__}: {error}")
+            raise UsageError(f"cannot load {reference} of {self.folder}: {reason}") from error
+        if not isinstance(found, kind):
+            raise UsageError(
+                f"{reference} of {self.folder} is no {kind.__name__}, but {type(found).__name__}"
+            )
+        return found
+
+
+def read_app(path: Path, overrides: list[str]) -> App:
+    """Read an app's pyproject.toml; `overrides` are what `flwr run --run-config` takes.
+
+    Raises `UsageError`, one line, for whatever is no Flower app, and for keys that it has not.
+    """
+    folder, file = path.expanduser().resolve(), path / "pyproject.toml"
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {path}")
+    if not file.is_file():
+        raise UsageError(f"{path} is no Flower app: there is no pyproject.toml in it")
+    try:
+        config = tomllib.loads(file.read_text(encoding="utf-8"))
+        _, problems, _ = validate_config(config, check_module=False)
+    except (ValueError, AttributeError, TypeError) as error:  # Flower's checks expect some types
+        problems = [str(error)]
+    if problems:
+        raise UsageError(f"{file}: {'; '.join(p.strip().splitlines()[0] for p in problems)}")
+    app: dict[str, Any] = config["tool"]["flwr"]["app"]
+    components = app["components"]
+    if "serverapp" not in components or "clientapp" not in components:
+        raise UsageError(f"{file}: an AgentApp runs on a SuperLink alone, not here")
+    return App(
+        folder,
+        f"{app['publisher']}/{config['project']['name']}",
+        str(config["project"]["version"]),
+        components["serverapp"],
+        components["clientapp"],
+        _run_config(flatten_dict(app.get("config")), overrides, file),
+    )
+
+
+def _run_config(defaults: UserConfig, overrides: list[str], file: Path) -> UserConfig:
+    """Return an app's own values, with those given in their place."""
+    given = _parsed(overrides)
+    for key in given.keys() - defaults.keys():
+        near = get_close_matches(key, defaults, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"--run-config: there is no {key} in [tool.flwr.app.config] of {file}{hint}"
+        )
+    return fuse_dicts(defaults, given)
+
+
+def _parsed(overrides: list[str]) -> UserConfig:
+    """Return what the words say, as Flower reads them; what it would pass over is refused."""
+    for word in overrides:
+        left = PAIRS.sub("", word).strip()
+        if left and not word.endswith(".toml"):
+            raise UsageError(f"--run-config: cannot read {left!r}: give KEY=VALUE KEY=VALUE")
+    try:
+        return cast(UserConfig, parse_config_args(overrides))
+    except OSError as error:
+        raise UsageError(f"--run-config: {error.filename}: {error.strerror}") from error
+    except click.ClickException as error:
+        reason = one_line(str(error.__cause__))
+        raise UsageError(f"--run-config: {reason}; text needs quotes: name='\"text\"'") from error
+    except (ValueError, tomli.TOMLDecodeError) as error:
+        raise UsageError(f"--run-config: {one_line(str(error))}") from error
+
+
+def one_line(text: str) -> str:
+    """Return a text without its line breaks."""
+    return " ".join(text.split())

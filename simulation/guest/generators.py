@@ -1,0 +1,33 @@
+"""Global random generators, which apps use as they come: the same for any number of workers."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+
+@contextmanager
+def seeded(*entropy: int) -> Iterator[None]:
+    """Seed Python's, NumPy's and torch's (where it is imported) global generators for a while.
+
+    They go on afterwards as if nothing had been drawn. `entropy`: numbers of at least 0.
+    """
+    torch = sys.modules.get("torch")
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what apps draw from
+    cpu = torch and torch.get_rng_state()
+    first, second, third = np.random.SeedSequence(entropy).generate_state(3).tolist()
+    random.seed(first)
+    np.random.seed(second)  # noqa: NPY002
+    if torch:
+        torch.manual_seed(third)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        if torch:
+            torch.set_rng_state(cpu)

@@ -1,0 +1,257 @@
+"""The grid that somebody else's ServerApp is given: the local one, as strict as Flower's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from copy import copy, deepcopy
+from dataclasses import dataclass
+from itertools import groupby
+from logging import ERROR
+from typing import NamedTuple
+
+from flwr.app import Error, Message, RecordDict
+from flwr.app.message.message import make_message
+from flwr.app.message_type import MessageType
+from flwr.app.metadata import Metadata
+from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore import log
+from flwr.supercore.run import Run
+
+from ..clock import NEVER
+from ..grid import SERVER, LocalGrid
+from ..replies import size_of
+
+GATHERING = 0.02  # seconds in which other threads may send something before the clock goes on
+
+
+@dataclass
+class Counts:
+    """What the ServerApp sent and got. Bytes are the lengths of all arrays' data in it."""
+
+    sent: int = 0
+    answered: int = 0
+    failed: int = 0
+    down_bytes: int = 0
+    up_bytes: int = 0
+
+
+class Open(NamedTuple):
+    """A message that the ServerApp has no reply to; `expires`: virtual seconds."""
+
+    message: Message
+    expires: float
+
+
+class GuestGrid(Grid):
+    """A `LocalGrid` for apps that were written for Flower's own grids, and use all they promise.
+
+    A message's content is copied when it is sent. A message is valid for its `ttl`, in virtual
+    seconds; after it an error stands for the reply. Any thread may call; several that wait, as in
+    Flower's old API, wait at the same virtual time. A pull goes on to the next arrival, so who
+    polls in a loop gets on.
+    """
+
+    def __init__(self, grid: LocalGrid, run: Run) -> None:
+        self.counts = Counts()
+        self._grid, self._run = grid, run
+        self._open: dict[str, Open] = {}
+        self._there: dict[str, Message] = {}  # replies that nobody has fetched
+        self._turn = threading.Condition()
+        self._threads = set[int]()  # that have sent or pulled
+        self._calls: dict[object, tuple[Collection[str], float]] = {}  # who waits, and until when
+        self._pushes = 0
+        self._driven = False  # a thread moves the clock; the others wait for it
+
+    @property
+    def virtual_seconds(self) -> float:
+        """The virtual clock, seconds since the run began."""
+        return self._grid.virtual_seconds
+
+    def set_run(self, run: Run) -> None:
+        """There is but one run."""
+
+    @property
+    def run(self) -> Run:
+        """The run: its id, the app, its overrides."""
+        return copy(self._run)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message (Flower's old way; `Message(...)` is the new one)."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the nodes that are there, in the order of their partitions."""
+        with self._turn:
+            return list(self._grid.get_node_ids())
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """Return the nodes that are there, in the order of their partitions."""
+        with self._turn:
+            return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages; return their ids. One to a node that is not there is left out, and logged.
+
+        Raises ValueError for a message that is a reply, or not valid for any time.
+        """
+        with self._turn:
+            return self._push(self._checked(messages))
+
+    def _checked(self, messages: Iterable[Message]) -> list[Message]:
+        """Return the messages that can be sent."""
+        messages = list(messages)
+        for message in messages:
+            if message.metadata.reply_to_message_id or message.metadata.ttl <= 0:
+                raise ValueError(f"Invalid message: {message}")
+        self._threads.add(threading.get_ident())
+        nodes = set(self._grid.get_node_ids())
+        for node in {message.metadata.dst_node_id for message in messages} - nodes:
+            log(ERROR, "Invalid destination node ID for Message: %s", node)
+        return [message for message in messages if message.metadata.dst_node_id in nodes]
+
+    def _copies(self, messages: list[Message]) -> list[Message]:
+        """Return copies to be sent, counted: those of messages that share a content share one."""
+        contents: dict[int, tuple[RecordDict, int]] = {}
+        for message in messages:
+            if id(message.content) not in contents:
+                content = deepcopy(message.content)
+                contents[id(message.content)] = content, size_of(content)
+        self.counts.sent += len(messages)
+        self.counts.down_bytes += sum(contents[id(m.content)][1] for m in messages)
+        return [make_message(copy(m.metadata), contents[id(m.content)][0]) for m in messages]
+
+    def _push(self, messages: list[Message]) -> list[str]:
+        now, copies = self._grid.now, self._copies(messages)
+        for ttl, group in groupby(copies, key=lambda message: message.metadata.ttl):
+            alike = list(group)
+            self._grid.push_messages(alike, ttl)
+            self._open |= {m.metadata.message_id: Open(m, now + ttl) for m in alike}
+        self._pushes += 1
+        return _named_alike(messages, copies)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Go on to the next arrival among these messages; return the replies there by then.
+
+        An id that is not known, or not any more, gets an error.
+        """
+        with self._turn:
+            ids = dict.fromkeys(message_ids)
+            self._threads.add(threading.get_ident())
+            unknown = [_unknown(i, self._run.run_id) for i in ids if i not in self._open]
+            return unknown + self._next([i for i in ids if i in self._open], NEVER)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages; return the replies that are there after `timeout` virtual seconds."""
+        timeout = NEVER if timeout is None else timeout
+        with self._turn:
+            checked = self._checked(messages)
+            if len(self._threads) == 1 and len({m.metadata.ttl for m in checked}) == 1:
+                return self._round(checked, timeout)
+            waiting = dict.fromkeys(self._push(checked))
+            deadline, replies = self._grid.now + timeout, list[Message]()
+            while waiting and (new := self._next(waiting, deadline)):
+                replies += new
+                for reply in new:
+                    del waiting[reply.metadata.reply_to_message_id]
+            return replies
+
+    def _round(self, messages: list[Message], timeout: float) -> list[Message]:
+        """Send and receive in one go, where nobody else waits for anything."""
+        copies, ttl = self._copies(messages), messages[0].metadata.ttl
+        replies = self._grid.send_and_receive(copies, timeout=min(timeout, ttl))
+        there = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        if ttl <= timeout:
+            there = {m.metadata.message_id: _expired(m) for m in copies} | there
+        _named_alike(messages, copies)
+        return [self._counted(reply) for reply in there.values()]
+
+    def _next(self, ids: Collection[str], deadline: float) -> list[Message]:
+        """Wait for the next replies to these messages; none if there is none by the deadline."""
+        call = object()
+        self._calls[call] = ids, deadline
+        try:
+            while not (found := [self._take(i) for i in ids if i in self._there]):
+                if self._grid.now >= deadline or not any(i in self._open for i in ids):
+                    break
+                if self._driven:
+                    self._turn.wait()
+                elif not self._go_on():
+                    break
+            return found
+        finally:
+            del self._calls[call]
+
+    def _go_on(self) -> bool:
+        """Move the clock to the next thing that anybody waits for; False: there is none."""
+        self._driven = True
+        try:
+            self._gather()
+            waited = {
+                i: self._open[i] for ids, _ in self._calls.values() for i in ids if i in self._open
+            }
+            until = min(entry.expires for entry in waited.values())
+            until = min(until, *(deadline for _, deadline in self._calls.values()))
+            for reply in self._grid.pull_before(waited, until):
+                self._there[reply.metadata.reply_to_message_id] = reply
+            for i, (message, expires) in waited.items():
+                if i not in self._there and expires <= self._grid.now:
+                    self._there[i] = _expired(message)
+            return until < NEVER or any(i in self._there for i in waited)
+        finally:
+            self._driven = False
+            self._turn.notify_all()
+
+    def _gather(self) -> None:
+        """Let other threads send what they are about to: it is all sent at this virtual moment."""
+        seen = -1
+        while len(self._threads) > 1 and seen != self._pushes:
+            seen = self._pushes
+            self._turn.wait(GATHERING)
+
+    def _take(self, message_id: str) -> Message:
+        """Hand a reply over, and forget its message."""
+        del self._open[message_id]
+        return self._counted(self._there.pop(message_id))
+
+    def _counted(self, reply: Message) -> Message:
+        """Count a reply that is handed over, and give it an id."""
+        reply.metadata.__dict__["_message_id"] = f"to-{reply.metadata.reply_to_message_id}"
+        if reply.has_error():
+            self.counts.failed += 1
+        else:
+            self.counts.answered += 1
+            self.counts.up_bytes += size_of(reply.content)
+        return reply
+
+
+def _named_alike(messages: list[Message], copies: list[Message]) -> list[str]:
+    """Give messages the ids of their copies; return these."""
+    ids = [copied.metadata.message_id for copied in copies]
+    for message, own in zip(messages, ids, strict=True):
+        message.metadata.__dict__["_message_id"] = own
+    return ids
+
+
+def _expired(message: Message) -> Message:
+    """Return what stands for a reply that did not come in the message's life."""
+    reason = f"no reply within the message's time to live, {message.metadata.ttl:g} s"
+    return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, reason), reply_to=message)
+
+
+def _unknown(message_id: str, run_id: int) -> Message:
+    """Return what stands for the reply to a message that nobody knows."""
+    metadata = Metadata(run_id, "", SERVER, SERVER, message_id, "", 0.0, 0.0, MessageType.QUERY)
+    error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "no such message, or its reply was fetched")
+    return make_message(metadata, error=error)

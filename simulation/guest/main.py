@@ -1,0 +1,97 @@
+"""The command `python -m simulation`: its words, the run, what is said at its end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from logging import DEBUG
+from pathlib import Path
+from typing import NoReturn
+
+from flwr.supercore.logger import update_console_handler
+
+from ..errors import EngineError, UsageError
+from .app import App, read_app
+from .network import network_named
+from .run import Outcome, run_app
+
+STOPPED = 130  # exit code after Ctrl-C
+
+
+class Parser(argparse.ArgumentParser):
+    """Says a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UsageError`."""
+        raise UsageError(f"{message}; --help lists the options")
+
+
+def words() -> argparse.Namespace:
+    """Return what the command line says. Raises `UsageError`."""
+    parser = Parser(
+        prog="python -m simulation",
+        description="Run any Flower app, unchanged, on the local engine: without Ray, on a virtual "
+        "clock, every byte counted.",
+    )
+    option = parser.add_argument
+    option("path", type=Path, help="the app's folder, with its pyproject.toml")
+    option("--nodes", type=int, default=10, metavar="N", help="simulated devices (10)")
+    option("--workers", type=int, default=0, metavar="N", help="processes; 0: one a core (0)")
+    option(
+        "-c",
+        "--run-config",
+        action="append",
+        default=[],
+        metavar="WORDS",
+        help="as `flwr run` takes it: 'lr=0.1 num-server-rounds=3', or a TOML file",
+    )
+    option("--network", metavar="NAME", default="ideal", help="of conf/network/, as lte (ideal)")
+    option("--seed", type=int, default=0, metavar="N", help="of all that is drawn at random (0)")
+    option("--verbose", action="store_true", help="tracebacks, Flower's debug lines")
+    given = parser.parse_args()
+    for name, least in (("nodes", 1), ("workers", 0), ("seed", 0)):
+        if (number := getattr(given, name)) < least:
+            raise UsageError(f"--{name} must be at least {least}, not {number}")
+    return given
+
+
+def main(began: float) -> int:
+    """Run what the command line says; return an exit code. `began`: of `time.monotonic`.
+
+    2: a mistake in the words or in the app's folder; 1: its ServerApp raised; 130: Ctrl-C.
+    """
+    verbose = "--verbose" in sys.argv
+    if verbose:
+        update_console_handler(level=DEBUG)
+    try:
+        given = words()
+        network = network_named(given.network)
+        app = read_app(given.path, given.run_config)
+        outcome = run_app(
+            app, nodes=given.nodes, workers=given.workers, network=network, seed=given.seed
+        )
+    except EngineError as error:
+        if verbose:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return STOPPED
+    print(summary(app, given, outcome, time.monotonic() - began))
+    return 0
+
+
+def summary(app: App, given: argparse.Namespace, outcome: Outcome, seconds: float) -> str:
+    """Return what is said at the end: a line each of who, when, what and how long."""
+    counts = outcome.counts
+    lines = {
+        "app": f"{app.name} {app.version}, {given.nodes} nodes, seed {given.seed}",
+        "virtual": f"{outcome.virtual_seconds:.2f} s, network {given.network}",
+        "messages": f"{counts.sent} sent, {counts.answered} answered, {counts.failed} failed",
+        "bytes": f"{counts.down_bytes:,} down, {counts.up_bytes:,} up",
+        "real": f"{seconds:.1f} s",
+    }
+    return "\n".join(f"{name:<10} {value}" for name, value in lines.items())

@@ -1,0 +1,71 @@
+"""One run of somebody else's app on the local engine."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from logging import ERROR
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore import log
+from flwr.supercore.run import Run
+
+from ..clock import Network
+from ..errors import EngineError
+from ..grid import LocalGrid
+from ..job import Job
+from ..local import run_local
+from .app import App, one_line
+from .generators import seeded
+from .grid import Counts, GuestGrid
+from .node import GuestNode
+
+
+class Outcome(NamedTuple):
+    """What a run took: virtual seconds, and what was sent."""
+
+    virtual_seconds: float
+    counts: Counts
+
+
+def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) -> Outcome:
+    """Run an app to its end, in this process and its workers; `workers` as `run_local`.
+
+    Its modules are imported here. Raises `UsageError` for an app that cannot be loaded,
+    `EngineError` if its ServerApp raises: what it was is logged in full, as by Flower.
+    """
+    with seeded(seed):
+        server_app = app.load(app.server_app, ServerApp)
+        app.load(app.client_app, ClientApp)  # mistakes show now, and forked workers share it
+    grids = list[GuestGrid]()
+
+    def serve(grid: Grid, context: Context) -> None:
+        run = Run.create_empty(context.run_id)
+        run.fab_id, run.fab_version = app.name, app.version
+        run.override_config = dict(app.run_config)
+        grids.append(GuestGrid(cast(LocalGrid, grid), run))
+        try:
+            with seeded(seed):
+                server_app(grids[0], context)
+        except Exception as error:
+            log(ERROR, traceback.format_exc())
+            reason = one_line(f"{type(error).__name__}: {error}")
+            raise EngineError(f"the ServerApp raised {reason}") from error
+
+    job = Job(
+        app.folder,
+        app.run_config,
+        nodes,
+        Path.cwd(),
+        seed,
+        network,
+        serve,
+        GuestNode(app, seed),
+    )
+    sys.stdout.flush()  # before it is forked
+    run_local(job, workers=workers)
+    return Outcome(grids[0].virtual_seconds, grids[0].counts)

@@ -1,0 +1,43 @@
+"""The replies to a round's messages, while they come; what a message weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flwr.app import ArrayRecord, Message, RecordDict
+
+
+class Replies(Sequence[Message]):
+    """The replies to a round's messages: a list that fills while it is gone through."""
+
+    def __init__(self, stream: Iterator[Message]) -> None:
+        self._stream = stream
+        self._here: list[Message] = []
+
+    def __iter__(self) -> Iterator[Message]:
+        position = 0
+        while position < len(self._here) or self._next():
+            yield self._here[position]
+            position += 1
+
+    def __len__(self) -> int:
+        while self._next():
+            pass
+        return len(self._here)
+
+    def __getitem__(self, index: Any) -> Any:
+        len(self)
+        return self._here[index]
+
+    def _next(self) -> bool:
+        reply = next(self._stream, None)
+        if reply is not None:
+            self._here.append(reply)
+        return reply is not None
+
+
+def size_of(content: RecordDict) -> int:
+    """Return the bytes of all arrays in a message's content."""
+    arrays = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return sum(len(array.data) for record in arrays for array in record.values())

@@ -1,0 +1,32 @@
+"""Grids of Flower's kind, as much of them as is asked: nothing but real time."""
+
+from types import SimpleNamespace
+
+STAMPS = {9: "10:00:00.1", 3: "10:00:00.2", 7: "10:00:00.3", 5: "10:00:01.0"}
+
+
+class Fleet:
+    """Nodes that come one after the other, listed as a set."""
+
+    def __init__(self, listings):
+        self._listings = listings
+        self._asked = 0
+
+    def get_node_ids(self):
+        self._asked = min(self._asked + 1, len(self._listings))
+        return set(self._listings[self._asked - 1])
+
+    def get_nodes(self):
+        return [SimpleNamespace(node_id=n, registered_at=STAMPS[n]) for n in (3, 5, 7, 9)]
+
+
+class Remote:
+    """Replies are there from poll number `ready` on."""
+
+    def __init__(self, ready):
+        self.ready = ready
+        self.polls = []
+
+    def pull_messages(self, message_ids):
+        self.polls.append(message_ids)
+        return iter(["reply"] if len(self.polls) >= self.ready else [])

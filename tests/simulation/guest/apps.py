@@ -1,0 +1,62 @@
+"""Flower apps in folders, and the command that runs them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+APPS = ROOT / "tests" / "apps"
+
+PYPROJECT = """
+[project]
+name = "{name}"
+version = "1.2.3"
+
+[tool.flwr.app]
+publisher = "somebody"
+
+[tool.flwr.app.components]
+serverapp = "{server}"
+clientapp = "{client}"
+
+[tool.flwr.app.config]
+{config}
+"""
+
+
+def write(folder, files, server="server:app", client="client:app", config=""):
+    """Write an app; return its folder."""
+    project = PYPROJECT.format(name=folder.name, server=server, client=client, config=config)
+    for name, text in {"pyproject.toml": project, **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def start(app, *words, cwd=ROOT):
+    """Start the command, from another folder if need be."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "simulation", str(app), *words],
+        cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def simulate(app, *words, cwd=ROOT):
+    """Run an app; return what it printed."""
+    process = start(app, *words, cwd=cwd)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out
+
+
+def summary(printed):
+    """Return the numbers of the summary, by what they are of."""
+    found = re.search(
+        r"virtual +(?P<virtual>[\d.]+) s, .*\n"
+        r"messages +(?P<sent>\d+) sent, (?P<answered>\d+) answered, (?P<failed>\d+) failed\n"
+        r"bytes +(?P<down>[\d,]+) down, (?P<up>[\d,]+) up\n"
+        r"real +(?P<real>[\d.]+) s\n$",
+        printed,
+    )
+    return {key: float(value.replace(",", "")) for key, value in found.groupdict().items()}

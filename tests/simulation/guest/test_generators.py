@@ -1,0 +1,34 @@
+"""Global generators are seeded for a while, and then go on as if nothing had been."""
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from simulation.guest.generators import seeded
+
+
+def draws():
+    return random.random(), np.random.random(), torch.rand(1).item()  # noqa: NPY002
+
+
+def test_the_same_numbers_draw_the_same_and_others_others():
+    found = []
+    for entropy in ((0, 1), (0, 1), (1, 1), (0, 2), (0,)):
+        with seeded(*entropy):
+            found.append(draws())
+    assert found[0] == found[1]
+    for one, other in pairwise(found[1:]):
+        assert all(a != b for a, b in zip(one, other, strict=True))
+
+
+def test_what_is_drawn_afterwards_is_what_it_would_have_been():
+    with seeded(3):
+        draws()
+        expected = draws()
+    with seeded(3):
+        draws()
+        with seeded(4):
+            draws()
+        assert draws() == expected
