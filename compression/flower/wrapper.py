@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..codec import Codec
-from ..registry import make_codec
+from ..make import make_codec
 from ..stages import PayloadError, is_finite
 from .arrays import (
     layout_of,
