@@ -21,8 +21,10 @@ from compression.flower import (
 from compression.flower.traffic import flower_bytes
 from compression.flower.uplink import Uplink
 from compression.stages import DIVERGED, is_finite
+from conf import Config
 from strategy.answer import MOST, number, open_answer
 from strategy.exchange import Exchange
+from strategy.limits import expect_trained
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
 from strategy.server import FLOWER, HOPELESS, STEP, EvaluateFn, ParameterServer
@@ -54,6 +56,8 @@ class SparseAveraging(ParameterServer):
     server's model is then the metric `drift`. `uplink`: the nodes' codec, which decoding does not
     need to know.
     """
+
+    no_steps = "give strategy/optimizer="
 
     def __init__(
         self,
@@ -91,6 +95,11 @@ class SparseAveraging(ParameterServer):
         self._measured = ("loss", "drift") if mask_received else ("loss",)
         self._downlink, self._seed = downlink, seed
         self._asked: list[int] = []
+
+    def check_config(self, config: Config) -> None:
+        """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""
+        expect_trained(config.nodes, self.fraction_train, self.min_train_nodes)
+        super().check_config(config)
 
     def summary(self) -> None:
         """Log what the strategy does."""
