@@ -32,7 +32,7 @@ from report.summary import read_result, summary_table
 from simulation.errors import EngineError
 from simulation.job import Job
 from strategy.schedule import Schedule
-from strategy.scheme import scheme_for
+from strategy.scheme import scheme_for, scheme_of
 
 ROOT = Path(__file__).parents[1]
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # one job after the other
@@ -125,6 +125,7 @@ def prepare(config: Config) -> None:
     """Load what the run needs once, here: mistakes show now, and forked workers share it."""
     check_target("engine", config.engine)
     codec_of(config)
+    scheme_of(config)  # before data are read: what they decide of it comes below
     data = data_of(config)
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))

@@ -10,23 +10,19 @@ has told the processor to flush them to zero.
 """
 
 import math
-from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .clocks import Weights, first_to_ring, horizon
+from .sampling import BLOCK, STEPS, TINY, bits16, keep, rank, sample
 from .stages import Indices, Vector
-from .workspace import Scalar, workspace
+from .workspace import workspace
 
-Weights = NDArray[np.float32] | NDArray[np.float64]
 Bits = NDArray[np.int32]  # of float32; without their signs, magnitudes
 
-BLOCK = 1 << 17  # entries worked on at a time; with half of it calls cost 8 % more
-TINY = 1 << 11  # a sample of so few is not worth it
-DENSE = 1 << 16  # nor of so many, if a quarter is wanted
-SAMPLE = 1 << 16
+DENSE = 1 << 16  # a sample of so few is not worth it, if a quarter is wanted
 MOST = 0x7FFFFFFF  # of a magnitude; and all bits but the sign
-STEPS = 1 << 16  # what 16 random bits can be
 
 
 def largest(values: Vector, k: int) -> Indices:
@@ -45,7 +41,7 @@ def largest(values: Vector, k: int) -> Indices:
     if len(found) < k:  # the sample misled, as it does less than once in 700 times
         low = 0
         found, magnitudes = _collect(bits, low, n)
-    return found[_keep(magnitudes, k, _kth(magnitudes, k, low, high))]
+    return found[keep(magnitudes, k, _kth(magnitudes, k, low, high))]
 
 
 def _largest_of_few(bits: Bits, k: int) -> Indices:
@@ -56,7 +52,7 @@ def _largest_of_few(bits: Bits, k: int) -> Indices:
         return np.array([magnitudes.argmax()], dtype=np.uint32)
     tied = n <= TINY or _tied(magnitudes)
     least = (np.sort(magnitudes) if tied else np.partition(magnitudes, n - k))[n - k]
-    return _keep(magnitudes, k, int(least)).nonzero()[0].astype(np.uint32)
+    return keep(magnitudes, k, int(least)).nonzero()[0].astype(np.uint32)
 
 
 def above(values: Vector, threshold: float, inclusive: bool = False) -> Indices:
@@ -95,7 +91,7 @@ def uniform(n: int, k: int, generator: np.random.Generator) -> Indices:
         done = 0
         for start in range(0, n, BLOCK):
             size = min(BLOCK, n - start)
-            at = np.less(_bits16(size, generator), odds, out=mask[:size]).nonzero()[0]
+            at = np.less(bits16(size, generator), odds, out=mask[:size]).nonzero()[0]
             np.add(at, start, out=found[done : done + len(at)], casting="unsafe")
             done += len(at)
     return np.delete(found[:done], generator.choice(done, done - k, replace=False, shuffle=False))
@@ -119,10 +115,10 @@ def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indice
         return chosen
     for attempt in range(3):
         left = k - len(chosen)
-        horizon = _horizon(weights, left) if attempt < 2 else math.inf
-        rung = _first(weights, left, horizon, generator)
+        until = horizon(weights, left) if attempt < 2 else math.inf
+        rung = first_to_ring(weights, left, until, generator)
         chosen = np.sort(np.concatenate([chosen, rung]))
-        if len(rung) == left or horizon == math.inf:
+        if len(rung) == left or until == math.inf:
             break
         # Too few rang before the horizon. What is left of the other clocks is exponential again,
         # with the same rates and independent of what rang: new ones have the same law.
@@ -177,11 +173,11 @@ def _bracket(bits: Bits, k: int) -> tuple[int, int]:
 
     They are a sample's, 3 sigma to both sides of where the k-th largest of n would be in it.
     """
-    sample = _sample(bits) & MOST
-    sample.sort()
-    size, share = len(sample), k / len(bits)
-    below, beyond = size - _rank(size, share), size - _rank(size, share, -1)
-    return int(sample[below]) if below > 0 else 0, int(sample[beyond]) if beyond < size else MOST
+    found = sample(bits) & MOST
+    found.sort()
+    size, share = len(found), k / len(bits)
+    below, beyond = size - rank(size, share), size - rank(size, share, -1)
+    return int(found[below]) if below > 0 else 0, int(found[beyond]) if beyond < size else MOST
 
 
 def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
@@ -206,96 +202,5 @@ def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
 
 def _tied(magnitudes: Bits) -> bool:
     """Whether one value dominates (n,) magnitudes: ``sort`` is fast then, ``partition`` is not."""
-    sample = np.sort(_sample(magnitudes, 256))
-    return bool((sample[16:] == sample[:-16]).any())
-
-
-def _keep(keys: Bits | NDArray[np.int64], k: int, least: int) -> NDArray[np.bool]:
-    """Return (m,) bool: the k largest of (m,) keys, ``least`` being the k-th; of ties the first."""
-    mask: NDArray[np.bool] = np.greater_equal(keys, least)
-    surplus = np.count_nonzero(mask) - k
-    if surplus:
-        mask[(keys == least).nonzero()[0][-surplus:]] = False
-    return mask
-
-
-def _rank(size: int, share: float, side: int = 1) -> int:
-    """Return how many of a sample are a share of the whole, 3 sigma more or (``side`` -1) less."""
-    return math.floor(size * share + side * (3 * math.sqrt(size * share * (1 - share)) + 3))
-
-
-def _sample(values: NDArray[Scalar], size: int = 0) -> NDArray[Scalar]:
-    """Return (size,) of (n,) values, one at random from each of so many parts: no period fits."""
-    n = len(values)
-    size = size or min(int(n ** (2 / 3)), SAMPLE)  # more would cost more than it saves
-    return values.take(_places(n, size), mode="clip")
-
-
-@lru_cache(maxsize=64)
-def _places(n: int, size: int) -> NDArray[np.intp]:
-    return (_offsets()[:size] * (n / size)).astype(np.intp)
-
-
-@cache
-def _offsets() -> NDArray[np.float64]:
-    return np.arange(SAMPLE) + np.random.default_rng(0).random(SAMPLE)
-
-
-def _bits16(size: int, generator: np.random.Generator) -> NDArray[np.uint16]:
-    """Return (size,) uint16, all values equally likely; 64 bits at a time, twice as fast."""
-    return generator.integers(0, 1 << 64, -(-size // 4), dtype=np.uint64).view(np.uint16)[:size]
-
-
-def _horizon(weights: Weights, k: int) -> float:
-    """Return a time by which k of the clocks have rung, nearly always, and few others.
-
-    From a sample as in ``_bracket``: where sum(1 - exp(-t * w)) is the rank, by Newton's steps,
-    which from below never overshoot. Infinity if the sample has too few.
-    """
-    if len(weights) <= TINY:
-        return math.inf
-    sample = _sample(weights).astype(np.float64)
-    rank = _rank(len(sample), k / len(weights))
-    if np.count_nonzero(sample) <= rank:
-        return math.inf
-    unit = sample.max()
-    sample /= unit
-    time = step = rank / sample.sum()
-    while step > 1e-3 * time:
-        silent = np.exp(-time * sample)
-        step = (rank - len(sample) + silent.sum()) / (silent * sample).sum()  # not @: BLAS threads
-        time += step
-    return float(time / unit)
-
-
-def _first(weights: Weights, k: int, horizon: float, generator: np.random.Generator) -> Indices:
-    """Return (m,) uint32: the first k clocks to ring before the horizon, or fewer.
-
-    Only where U < horizon * w can that be. 16 bits of U rule out nearly all others; 53 bits more
-    are drawn for the rest.
-    """
-    n = len(weights)
-    scale = horizon * STEPS * (1 + 1e-6)  # a product rounded down must not rule out any
-    real = np.float32 if weights.dtype == np.float32 and 1e-30 < scale < 1e30 else np.float64
-    limits = workspace("selection.limits", BLOCK, real)
-    mask = workspace("selection.mask", BLOCK, np.bool)
-    found = workspace("selection.found", n, np.uint32)
-    clocks = workspace("selection.clocks", n, np.float64)
-    done = 0
-    for start in range(0, n, BLOCK):
-        size = min(BLOCK, n - start)
-        here, drawn = weights[start : start + size], _bits16(size, generator)
-        np.multiply(here, scale, out=limits[:size], dtype=real)
-        at = np.less_equal(drawn, limits[:size], out=mask[:size]).nonzero()[0]
-        chances = (drawn[at] + generator.random(len(at))) / STEPS
-        rates = here[at].astype(np.float64)
-        times = np.log1p(-np.minimum(chances, 1 - 2**-53)) / -rates
-        ringing = (times < horizon) & (rates > 0)
-        stop = done + int(np.count_nonzero(ringing))
-        np.add(at[ringing], start, out=found[done:stop], casting="unsafe")
-        clocks[done:stop] = times[ringing]
-        done = stop
-    if done <= k:
-        return found[:done].copy()
-    keys = ~clocks[:done].view(np.int64)  # floats >= 0 are ordered as these integers are
-    return found[:done][_keep(keys, k, int(np.partition(keys, done - k)[done - k]))]
+    found = np.sort(sample(magnitudes, 256))
+    return bool((found[16:] == found[:-16]).any())

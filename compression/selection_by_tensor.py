@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .selection import MOST, TINY, Bits, bits_of, check, largest
+from .sampling import TINY
+from .selection import MOST, Bits, bits_of, check, largest
 from .stages import Indices, Segments, Vector
 
 

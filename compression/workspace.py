@@ -31,7 +31,7 @@ def workspace(
     may be needed. Of buffers of more than LIMIT bytes in all, those not asked for longest are given
     up, and one larger than that is never kept; a view that somebody still holds stays good.
     """
-    kept: dict[str, NDArray[np.uint8]] = _kept.__dict__.setdefault("buffers", {})
+    kept = buffers()
     nbytes = size * np.dtype(dtype).itemsize
     buffer = kept.pop(name, None)
     if buffer is None or buffer.nbytes < nbytes:
@@ -42,6 +42,12 @@ def workspace(
             del kept[next(iter(kept))]
     kept[name] = buffer  # as the last: the one most recently asked for
     return buffer[:nbytes].view(dtype)
+
+
+def buffers() -> dict[str, NDArray[np.uint8]]:
+    """Return this thread's buffers by name, the one not asked for longest first."""
+    kept: dict[str, NDArray[np.uint8]] = _kept.__dict__.setdefault("buffers", {})
+    return kept
 
 
 def release() -> None:

@@ -1,10 +1,14 @@
-"""Checks that types alone cannot make: bounds, and keys that belong to a `_target_`'s signature."""
+"""Checks that types alone cannot make: bounds, and keys that belong to a `_target_`'s signature.
+
+What a strategy asks of its options, and of the rest, stands with it (`strategy.scheme`).
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from types import NoneType, UnionType
@@ -12,11 +16,8 @@ from typing import Any, Union, get_args, get_origin
 
 from hydra.utils import get_object
 
-from conf.schema import FOREVER, WAITING, Config, ConfigError
+from conf.schema import FOREVER, Config, ConfigError
 
-# What each rule's proof asks for: this many times as many nodes as malicious ones, and 3 more
-# (Blanchard et al. 2017, proposition 4.2; El Mhamdi et al. 2018, section 4).
-TOLERATED = {"Krum": 2, "MultiKrum": 2, "Bulyan": 4}
 PRIMITIVES = (bool, int, float, str, NoneType)
 
 
@@ -25,142 +26,44 @@ def check(config: Config) -> None:
 
     The engine is for who starts a run to check: inside of one it does not matter any more.
     """
-    _check_bounds(config, "")
+    _check_fields(config, "")
     for group in ("strategy", "partition", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
-    _check_sampling(config)
-    _check_update(config)
-    _check_cut(config)
-    _check_records(config)
-    _check_malicious(config)
-    if config.dataset.holdout >= 1:
-        raise ConfigError(f"dataset.holdout must be below 1, not {config.dataset.holdout}")
-    _check_network(config)
-
-
-def _check_network(config: Config) -> None:
-    network = config.network
-    if network.classes:
-        total = sum(c.share for c in network.classes.values())
-        if abs(total - 1) > 1e-6:
-            raise ConfigError(f"the shares of network.classes must add up to 1, not {total:g}")
-    if network.waiting not in WAITING:
+    shares = [each.share for each in config.network.classes.values()]
+    if shares and abs(sum(shares) - 1) > 1e-6:
+        raise ConfigError(f"the shares of network.classes must add up to 1, not {sum(shares):g}")
+    if config.network.loss and config.timeout >= FOREVER:
         raise ConfigError(
-            f"network.waiting must be one of {', '.join(WAITING)}, not {network.waiting}"
-        )
-    if network.loss and config.timeout >= FOREVER:
-        raise ConfigError(
-            f"network.loss={network.loss:g} needs a timeout=, the virtual seconds after "
+            f"network.loss={config.network.loss:g} needs a timeout=, the virtual seconds after "
             "which nobody waits for a lost answer any more"
         )
-    ours = str(config.strategy["_target_"]).startswith("strategy.")
-    if (network.crash or network.join_seconds) and not ours:
-        raise ConfigError(
-            "network.crash and network.join_seconds need a strategy that stands them: "
-            "strategy=asynchronous or sparse_averaging"
-        )
 
 
-def _check_sampling(config: Config) -> None:
-    """Refuse numbers that Flower's strategies would take without a word, or wait on for ever."""
-    for key, value in config.strategy.items():
-        if key.startswith("num_") and not (key == "num_nodes_to_select") <= value <= config.nodes:
-            low = int(key == "num_nodes_to_select")
-            raise ConfigError(f"strategy.{key} must be from {low} to {config.nodes}, not {value}")
-        if key.startswith("fraction_") and not 0 <= value <= 1:
-            raise ConfigError(f"strategy.{key} must be between 0 and 1, not {value:g}")
-        if key == "proximal_mu" and value < 0:
-            raise ConfigError(f"strategy.{key} must be at least 0, not {value:g}")
-        if key.startswith("min_") and key.endswith("_nodes") and not 0 <= value <= config.nodes:
-            raise ConfigError(
-                f"strategy.{key} must be between 0 and nodes={config.nodes}, not {value}"
-            )
-    if _drawn(config) < 1:
-        raise ConfigError(
-            f"not one of nodes={config.nodes} would train: give a larger strategy.fraction_train"
-        )
-
-
-def _check_update(config: Config) -> None:
-    """Refuse what a node that sends the gradient of one mini-batch would not heed."""
-    if config.strategy.get("update") != "gradient":
-        return
-    for key, alone in (("local_steps", None), ("local_epochs", 1)):
-        if getattr(config, key) != alone:
-            raise ConfigError(
-                f"{key} goes with strategy.update=delta; with strategy.update=gradient a node "
-                "sends the gradient of one mini-batch"
-            )
-    unheeded = config.optimizer.get("weight_decay") or config.optimizer.get("nesterov")
-    if unheeded or not str(config.optimizer["_target_"]).endswith(".SGD"):
-        instead = "give strategy/optimizer=" if "optimizer" in config.strategy else "drop it"
-        raise ConfigError(
-            "optimizer= is for steps at the nodes, and with strategy.update=gradient they take "
-            f"none: {instead}, or give strategy.update=delta"
-        )
-
-
-def _check_cut(config: Config) -> None:
-    """Refuse what a cut model's nodes would not heed, or wait on for ever."""
-    if "segment_every" not in config.strategy:
-        return
-    if config.local_steps is not None or config.local_epochs != 1:
-        raise ConfigError(
-            "a cut model's nodes step with each mini-batch: drop local_steps= and local_epochs="
-        )
-    if config.network.crash and config.timeout >= FOREVER:
-        raise ConfigError(
-            f"network.crash={config.network.crash:g} needs a timeout= here, the virtual seconds "
-            "after which another node takes a segment over"
-        )
-
-
-def _check_records(config: Config) -> None:
-    """Refuse records between which an evaluation would fall out."""
-    every = config.strategy.get("record_every", 1)
-    if isinstance(every, int) and every > 0 and config.eval_every % every:
-        raise ConfigError(
-            f"eval_every={config.eval_every} must be a multiple of strategy.record_every={every}"
-        )
-
-
-def _drawn(config: Config) -> int:
-    """Return how many nodes train in a round, as Flower's FedAvg counts them: none at 0."""
-    share = float(config.strategy.get("fraction_train", 1))
-    least = int(config.strategy.get("min_train_nodes", 0))
-    return max(int(config.nodes * share), least) if share else 0
-
-
-def _check_malicious(config: Config) -> None:
-    """Refuse more malicious nodes than a strategy stands: its answer would mean nothing."""
-    name = str(config.strategy["_target_"]).rpartition(".")[2]
-    times, malicious = TOLERATED.get(name, 0), config.strategy.get("num_malicious_nodes", 0)
-    drawn, needed = _drawn(config), times * malicious + 3
-    if times and malicious and drawn < needed:
-        raise ConfigError(
-            f"strategy.num_malicious_nodes={malicious} needs {needed} nodes a round with {name}, "
-            f"there are {drawn}"
-        )
-
-
-def _check_bounds(node: Any, prefix: str) -> None:
+def _check_fields(node: Any, prefix: str) -> None:
+    """Compare a dataclass's values, and those of dataclasses in it, with their fields' bounds."""
     for entry in fields(node):
         value, key = getattr(node, entry.name), prefix + entry.name
         if is_dataclass(value):
-            _check_bounds(value, key + ".")
+            _check_fields(value, key + ".")
         elif isinstance(value, Mapping):
             for name, item in value.items():
                 if is_dataclass(item):
-                    _check_bounds(item, f"{key}.{name}.")
-        elif value is not None and not isinstance(value, str):
-            low, bound = entry.metadata.get("at_least"), entry.metadata.get("above")
-            if low is not None and not low <= value < float("inf"):  # also refuses NaN
-                raise ConfigError(f"{key} must be a number of at least {low:g}, not {value:g}")
-            below = entry.metadata.get("below")
-            if below is not None and value >= below:
-                raise ConfigError(f"{key} must be below {below:g}, not {value:g}")
-            if bound is not None and not bound < value < float("inf"):
-                raise ConfigError(f"{key} must be a number above {bound:g}, not {value:g}")
+                    _check_fields(item, f"{key}.{name}.")
+        elif value is not None:
+            _check_bounds(key, value, entry.metadata)
+
+
+def _check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
+    """Compare a value with what `at_least`, `above` and `one_of` in the schema declare."""
+    low, below, bound = (bounds.get(name) for name in ("at_least", "below", "above"))
+    if "one_of" in bounds and value not in bounds["one_of"]:
+        raise ConfigError(f"{key} must be one of {', '.join(bounds['one_of'])}, not {value}")
+    if low is not None and not low <= value < float("inf"):  # also refuses NaN
+        raise ConfigError(f"{key} must be a number of at least {low:g}, not {value:g}")
+    if below is not None and value >= below:
+        raise ConfigError(f"{key} must be below {below:g}, not {value:g}")
+    if bound is not None and not bound < value < float("inf"):
+        raise ConfigError(f"{key} must be a number above {bound:g}, not {value:g}")
 
 
 def check_target(group: str, node: Any) -> None:
@@ -194,13 +97,25 @@ def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
     """
     found = dict[str, inspect.Parameter]()
     for each in inspect.getmro(target)[:-1] if inspect.isclass(target) else (target,):
-        here = inspect.signature(each).parameters
+        here = _signature(each).parameters
         found = {**here, **found}
         if not _takes_any(here):
             break
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     named = {name: p for name, p in found.items() if p.kind not in kinds}
-    return named, _takes_any(inspect.signature(target).parameters)
+    return named, _takes_any(_signature(target).parameters)
+
+
+def _signature(target: Any) -> inspect.Signature:
+    """Return what a target takes, its annotations as types.
+
+    As they are written, if one names what only a type checker knows; and of a target that does not
+    tell what it takes, that it takes anything.
+    """
+    for resolved in (True, False):
+        with suppress(Exception):  # whatever the evaluation of an annotation raises
+            return inspect.signature(target, eval_str=resolved)
+    return inspect.signature(lambda *args, **options: None)
 
 
 def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
@@ -209,26 +124,20 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 def _check_type(key: str, value: Any, annotation: Any) -> None:
     """Compare a plain value with the primitives in its parameter's annotation, if it has any."""
-    annotation = _resolve(annotation)
     union = get_origin(annotation) in (Union, UnionType)
-    allowed = [t for t in (get_args(annotation) if union else (annotation,)) if t in PRIMITIVES]
-    if not allowed or not isinstance(value, PRIMITIVES):
+    kinds = get_args(annotation) if union else (annotation,)
+    allowed = [t for t in kinds if t in PRIMITIVES]
+    others = [t for t in kinds if t not in PRIMITIVES]
+    if not allowed or not isinstance(value, PRIMITIVES) or not all(map(_is_class, others)):
         return
     if type(value) in allowed or (float in allowed and type(value) is int):
         return
-    if value is None and any(t not in PRIMITIVES for t in get_args(annotation)):
+    if value is None and others:
         return
-    kinds = " or ".join("null" if t is NoneType else t.__name__ for t in allowed)
-    raise ConfigError(f"{key} must be {kinds}, not {value!r}")
+    names = " or ".join("null" if t is NoneType else t.__name__ for t in allowed)
+    raise ConfigError(f"{key} must be {names}, not {value!r}")
 
 
-def _resolve(annotation: Any) -> Any:
-    """Turn a string annotation ('float | None') into types; leave what it cannot resolve."""
-    if not isinstance(annotation, str):
-        return annotation
-    try:
-        return eval(
-            annotation, {"Union": Union}, {t.__name__: t for t in PRIMITIVES}
-        )  # our own code
-    except Exception:
-        return None
+def _is_class(kind: Any) -> bool:
+    """Whether values of this kind are objects of a class, and no plain ones as of a `Literal`."""
+    return kind is not Any and isinstance(get_origin(kind) or kind, type)

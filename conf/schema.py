@@ -29,6 +29,11 @@ def at_least(minimum: float, default: Any) -> Any:
     return field(default=default, metadata={"at_least": minimum})
 
 
+def from_to_below(minimum: float, bound: float, default: Any) -> Any:
+    """Declare a field as `at_least` does, and a bound that values must not reach."""
+    return field(default=default, metadata={"at_least": minimum, "below": bound})
+
+
 def above(bound: float, default: Any) -> Any:
     """Declare a field of a default and a bound that values must exceed."""
     return field(default=default, metadata={"above": bound})
@@ -48,7 +53,7 @@ class DatasetConfig:
     download: bool = False
     size: int | None = at_least(1, None)
     classes: list[str] | None = None
-    holdout: float = at_least(0, 0.0)
+    holdout: float = from_to_below(0, 1, 0.0)
     per_image: bool = False
 
 
@@ -93,10 +98,10 @@ class NetworkConfig:
     server_mbps: float | None = above(0, None)
     latency_ms: float = at_least(0, 0.0)
     seconds_per_step: float = at_least(0, 0.0)
-    loss: float = field(default=0.0, metadata={"at_least": 0, "below": 1})
-    waiting: str = "none"
+    loss: float = from_to_below(0, 1, 0.0)
+    waiting: str = field(default="none", metadata={"one_of": WAITING})
     waiting_seconds: float = at_least(0, 1.0)
-    crash: float = field(default=0.0, metadata={"at_least": 0, "below": 1})
+    crash: float = from_to_below(0, 1, 0.0)
     rejoin_seconds: float | None = above(0, None)
     join_seconds: float = at_least(0, 0.0)
     classes: dict[str, DeviceClass] = field(default_factory=dict)
@@ -156,7 +161,7 @@ class Config:
     local_steps: int | None = at_least(1, None)
     batch_size: int = at_least(1, II("model.batch_size"))
     lr: float = above(0, II("model.lr"))
-    seed: int = field(default=0, metadata={"at_least": 0, "below": 1 << 32})
+    seed: int = from_to_below(0, 1 << 32, 0)
     timeout: float = above(0, FOREVER)
     eval_every: int = at_least(1, 1)
     device: str = "cpu"

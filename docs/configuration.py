@@ -130,6 +130,8 @@ def _default(field: Field[Any]) -> str:
 
 
 def _allowed(kind: Any, field: Field[Any]) -> str:
+    if "one_of" in field.metadata:
+        return ", ".join(f"`{choice}`" for choice in field.metadata["one_of"])
     said = _kind(kind)
     for key, words in (("at_least", "at least"), ("above", "above"), ("below", "below")):
         if key in field.metadata:

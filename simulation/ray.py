@@ -108,7 +108,7 @@ def run_ray(
             reason = reason if server.poll() is not None else _one_line(error.message)
             raise EngineError(f"{reason} (log: {log})") from error
     if status.sub_status != "completed":
-        cause = _cause(status, log.read_text(encoding="utf-8", errors="replace"))
+        cause = cause_of(status, log.read_text(encoding="utf-8", errors="replace"))
         raise EngineError(f"{cause} (log: {log})")
     if log_file is None:
         log.unlink()
@@ -216,8 +216,8 @@ _EMPTY_WORDS = {
 }
 
 
-def _cause(status: RunStatus, log: str) -> str:
-    """The line that says why the run failed: the ServerApp's exception, or the log's first."""
+def cause_of(status: RunStatus, log: str) -> str:
+    """Return why the run failed, one line: the ServerApp's exception, or the log's first."""
     if status.sub_status == "stopped":
         return "the run was stopped"
     details = _one_line(status.details.removeprefix(_PREFIX))

@@ -11,6 +11,8 @@ from flwr.serverapp.strategy import Result
 
 from compression import Codec
 from compression.flower import flat_record, to_arrays
+from conf import Config
+from strategy.limits import expect_trained
 from strategy.nodes import OrderedGrid
 from strategy.rounds import AveragingState, Rounds
 from strategy.server import FLOWER, EvaluateFn, ParameterServer
@@ -44,6 +46,7 @@ class SparseAveraging(ParameterServer):
 
     State = AveragingState
     state: AveragingState
+    no_steps = "give strategy/optimizer="
 
     def __init__(
         self,
@@ -80,6 +83,11 @@ class SparseAveraging(ParameterServer):
         self.verify_every = verify_every
         self.mask_received = mask_received
         self.downlink, self.seed = downlink, seed
+
+    def check_config(self, config: Config) -> None:
+        """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""
+        expect_trained(config.nodes, self.fraction_train, self.min_train_nodes)
+        super().check_config(config)
 
     def summary(self) -> None:
         """Log what the strategy does."""

@@ -15,6 +15,7 @@ from compression.flower import Link, Sheltered, Traffic, flat_record, layout_of,
 from compression.flower.traffic import flower_bytes
 from conf import Config, ConfigError
 from conf.build import codec_of, downlink_of, gradients_of, strategy_of
+from strategy.limits import expect_limits
 from strategy.segments import Segmented
 from task.datasets import Data
 from task.errors import TaskError
@@ -46,6 +47,13 @@ class Scheme(Protocol):
         """Run all rounds, as Flower's `Strategy.start`; arrays for `evaluate_fn` are flat."""
 
 
+class Checked(Scheme, Protocol):
+    """A scheme of ours: it says itself what it does not go with."""
+
+    def check_config(self, config: Config) -> None:
+        """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""
+
+
 def scheme_for(config: Config, data: Data) -> Scheme:
     """Return the configured scheme for a learning problem: one that cuts the model has cut it.
 
@@ -71,7 +79,7 @@ def scheme_for(config: Config, data: Data) -> Scheme:
 
 
 def scheme_of(config: Config) -> Scheme:
-    """Return the configured scheme. Raises `ConfigError` for options that it does not take.
+    """Return the configured scheme. Raises `ConfigError` for what it does not take, or go with.
 
     A strategy of ours is named with `_partial_`: it does its own compression, and gets what it
     needs for that here. Any other is one of Flower's.
@@ -79,8 +87,10 @@ def scheme_of(config: Config) -> Scheme:
     made = strategy_of(config)
     downlink = downlink_of(config)
     if isinstance(made, Strategy):
+        expect_limits(made, config)
         return Federated(made, downlink, config.seed)
-    scheme: Scheme = made(uplink=codec_of(config), downlink=downlink, seed=config.seed)
+    scheme: Checked = made(uplink=codec_of(config), downlink=downlink, seed=config.seed)
+    scheme.check_config(config)
     return scheme
 
 

@@ -10,7 +10,8 @@ from flwr.serverapp.strategy import Result
 
 from compression import Codec
 from compression.flower import flat_record, to_vector
-from conf import Config
+from conf import Config, ConfigError
+from conf.schema import FOREVER
 from strategy.dispatch import Dispatch, SegmentedState
 from strategy.flow import SCHEDULES, Backpropagation, Flow, FlowState, Synthetic
 from strategy.nodes import OrderedGrid
@@ -96,6 +97,19 @@ class Segmented(ParameterServer):
         self.conditioned, self.hidden = conditioned, hidden if synthetic else 0
         self.segment_every, self.record_every = segment_every, record_every
         self.plan: Plan | None = None
+
+    def check_config(self, config: Config) -> None:
+        """Raise `ConfigError` for what the nodes would not heed, or wait on for ever."""
+        self._expect_recorded(config.eval_every)
+        if config.local_steps is not None or config.local_epochs != 1:
+            raise ConfigError(
+                "a cut model's nodes step with each mini-batch: drop local_steps= and local_epochs="
+            )
+        if config.network.crash and config.timeout >= FOREVER:
+            raise ConfigError(
+                f"network.crash={config.network.crash:g} needs a timeout= here, the virtual "
+                "seconds after which another node takes a segment over"
+            )
 
     def summary(self) -> None:
         """Log what the strategy does."""

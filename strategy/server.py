@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from compression.flower import Traffic
+from conf import Config, ConfigError
 from strategy.state import from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
@@ -47,6 +48,8 @@ class ParameterServer(Strategy):
     sends_models = True  # both ways; else what they are of
     State: ClassVar[type[ServerState]]
     state: ServerState
+    record_every = 1  # units from one evaluation to the next
+    no_steps = "drop it"  # what to do about an optimizer= of nodes that take no steps
 
     def __init__(self, update: str, server_lr: float) -> None:
         if update not in UPDATES:
@@ -90,6 +93,38 @@ class ParameterServer(Strategy):
         """Say that a turn is over: all that has come is in the state."""
         if self.after_turn is not None:
             self.after_turn()
+
+    def check_config(self, config: Config) -> None:
+        """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""
+        self._expect_recorded(config.eval_every)
+        if self.update == "gradient":
+            self._expect_no_steps(config)
+
+    def _expect_recorded(self, eval_every: int) -> None:
+        """Refuse records between which an evaluation would fall out."""
+        if eval_every % self.record_every:
+            raise ConfigError(
+                f"eval_every={eval_every} must be a multiple of "
+                f"strategy.record_every={self.record_every}"
+            )
+
+    def _expect_no_steps(self, config: Config) -> None:
+        """Refuse what a node that sends the gradient of one mini-batch would not heed."""
+        for key, value, alone in (
+            ("local_steps", config.local_steps, None),
+            ("local_epochs", config.local_epochs, 1),
+        ):
+            if value != alone:
+                raise ConfigError(
+                    f"{key} goes with strategy.update=delta; with strategy.update=gradient a node "
+                    "sends the gradient of one mini-batch"
+                )
+        unheeded = config.optimizer.get("weight_decay") or config.optimizer.get("nesterov")
+        if unheeded or not str(config.optimizer["_target_"]).endswith(".SGD"):
+            raise ConfigError(
+                "optimizer= is for steps at the nodes, and with strategy.update=gradient they take "
+                f"none: {self.no_steps}, or give strategy.update=delta"
+            )
 
     def rate(self, lr: float) -> float:
         """Return the rate of an update when the run's is `lr`."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..codec import Codec
+from ..make import make_codec
 from ..payload import decode_update
-from ..registry import make_codec
 from ..statistics import changes
 from .arrays import Vector, payload_record
 from .form import Form, Model, converted, form_of_models

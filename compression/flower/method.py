@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..codec import Codec
-from ..registry import make_codec, names
+from ..make import make_codec
+from ..registry import names
 
 STAGES = ("sparsifier", "quantizer", "coder")
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ..codec import Codec
 from ..layout import Layout
+from ..make import make_codec
 from ..own import Own
 from ..payload import MAX_SIZE, decode_update
-from ..registry import make_codec
 from ..stages import Buffer, Memory, PayloadError, Vector
 
 EXACT = make_codec()

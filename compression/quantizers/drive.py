@@ -80,10 +80,10 @@ class Drive(Quantizer):
             rotated, spare = transform(batch.work, batch.spare)
             bits[batch.bits] = np.packbits(rotated < 0, bitorder="little")
             totals = np.abs(rotated, out=spare).sum(axis=1)
-            scales[batch.chunks] = self._scales(largest, squares, totals, rotated.shape[1])
+            scales[batch.chunks] = self.scales_of(largest, squares, totals, rotated.shape[1])
         return cast(Sequence[Array], (seed, scales, bits))
 
-    def _scales(self, largest: Vector, squares: Vector, totals: Vector, size: int) -> Bounds:
+    def scales_of(self, largest: Vector, squares: Vector, totals: Vector, size: int) -> Bounds:
         """Return (c,) scales from max |x|, and |x|² and |y|₁ of x over max |x|."""
         scales: Bounds = largest.astype(np.float64)
         if self.scale == "least":

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from compression import selection, workspace
+from compression.clocks import first_to_ring
 from compression.selection import above, largest, uniform, weighted
 from tests.compression.vectors import N, expect, heavy
 
@@ -67,7 +68,7 @@ def set_probability(weights, members):
 def test_weighted_law_of_small_sets(monkeypatch, weights, horizon):
     draw, k, times = np.random.default_rng(3), 3, 1000
     scaled = horizon * k / sum(weights)  # too early for most: several rounds
-    monkeypatch.setattr(selection, "_horizon", lambda weights, k: scaled)
+    monkeypatch.setattr(selection, "horizon", lambda weights, k: scaled)
     given_weights = np.array(weights, dtype=np.float32)
     counts = dict.fromkeys(itertools.combinations(range(len(weights)), k), 0)
     for _ in range(times):
@@ -112,7 +113,7 @@ def test_clocks_before_a_horizon(share, dtype):
     draw, n = np.random.default_rng(7), N
     weights = (1 + np.arange(n) % 3).astype(dtype)
     chances = -np.expm1(-share * weights.astype(np.float64))
-    found = np.concatenate([selection._first(weights, n, share, draw) for _ in range(3)])
+    found = np.concatenate([first_to_ring(weights, n, share, draw) for _ in range(3)])
     for weight in (1, 2, 3):
         expected = 3 * chances[weights == weight].sum()
         count = np.count_nonzero(weights[found] == weight)
@@ -161,8 +162,8 @@ def drawn(seed):
 def test_a_seed_decides_and_nothing_else():
     state = np.random.get_state()[1].copy()  # noqa: NPY002
     first = drawn(1)
-    for name in workspace._kept.buffers:
-        workspace._kept.buffers[name].fill(0xA7)
+    for buffer in workspace.buffers().values():
+        buffer.fill(0xA7)
     for one, other, third in zip(first, drawn(1), drawn(2), strict=True):
         np.testing.assert_array_equal(one, other)
         assert not np.array_equal(one, third)
@@ -182,7 +183,7 @@ def test_results_are_not_scratch_and_arguments_are_left_alone(n):
         lambda: weighted(weights, n // 3, draw),
     ):
         found = select()
-        for buffer in workspace._kept.buffers.values():
+        for buffer in workspace.buffers().values():
             assert not np.shares_memory(found, buffer)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from compression import selection
+from compression.sampling import rank
 from compression.selection import above, largest, uniform, weighted
 from tests.compression.vectors import N, expect, heavy
 
@@ -80,14 +81,21 @@ def test_largest_of_hard_vectors():
                 expect(largest(part, k), np.sort(of_part[:k]), name)
 
 
+def misleading(low, high, share, size=10_000):
+    """Return how a sample is drawn that takes these for what the k-th largest is between."""
+    at = size - rank(size, share, -1)
+    assert 0 < size - rank(size, share) < at < size
+    found = np.repeat(np.array([low, high], np.int32), (at, size - at))
+    return lambda bits: found
+
+
 @pytest.mark.parametrize("name", ["heavy tails", "few levels", "all equal"])
 def test_a_sample_that_misleads_costs_time_only(monkeypatch, name):
     (values, order), k = hard_vectors()[name], 3000
     expected, kth = np.sort(order[:k]), int(np.abs(values[order[k - 1]]).view(np.int32))
     for below, beyond in itertools.product([-(2**22), -1, 0, 1, 2**22, 2**31], repeat=2):
         low, high = max(kth - below, 0), min(kth + beyond, selection.MOST)
-        bracket = (low, max(low, high))
-        monkeypatch.setattr(selection, "_bracket", lambda *_, bracket=bracket: bracket)
+        monkeypatch.setattr(selection, "sample", misleading(low, max(low, high), k / len(values)))
         expect(largest(values, k), expected)
 
 

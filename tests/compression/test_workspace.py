@@ -43,9 +43,9 @@ def test_workspace_is_bounded(no_buffers, monkeypatch):
     a[:], b[:] = 1, 2
     assert np.shares_memory(a, workspace.workspace("a", 400, np.uint8))  # b is the oldest now
     workspace.workspace("c", 300, np.uint8)
-    assert list(workspace._kept.buffers) == ["a", "c"]
+    assert list(workspace.buffers()) == ["a", "c"]
     assert (b == 2).all()
     huge = workspace.workspace("d", 1001, np.uint8)
     assert huge.shape == (1001,)
-    assert list(workspace._kept.buffers) == ["a", "c"]
+    assert list(workspace.buffers()) == ["a", "c"]
     assert np.shares_memory(a, workspace.workspace("a", 400, np.uint8))

@@ -83,8 +83,7 @@ def test_every_model_and_data_set_has_a_choice():
         (["network.loss=0.1"], "network.loss=0.1 needs a timeout="),
         (["network=mixed", "network.classes.fast.share=0.9"], "add up to 1"),
         (["network=mixed", "network.classes.slow.speed=0"], "network.classes.slow.speed"),
-        (["strategy.fraction_train=2"], "strategy.fraction_train must be between 0 and 1"),
-        (["strategy.min_available_nodes=11"], "strategy.min_available_nodes"),
+        (["network.waiting=long"], "network.waiting must be one of none, uniform, exponential"),
         (["strategy.fraction_train=x"], "strategy.fraction_train must be float"),
         (["+strategy.bata=1"], "strategy.bata is not an option"),
         (["optimizer.momentum=x"], "optimizer.momentum must be float"),
@@ -240,6 +239,72 @@ def test_a_strategy_that_hands_options_on_gets_them(own, name):
 def test_the_types_of_options_that_are_handed_on_are_checked(own, option, part):
     with pytest.raises(ConfigError, match=part):
         check_target("strategy", own("Further", **option))
+
+
+ANNOTATED = """
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, Optional
+
+if TYPE_CHECKING:
+    from somewhere import Thing
+
+Number = Optional[float]
+
+class Plain:
+    def __init__(
+        self,
+        rate: float | None = None,
+        alias: Number = None,
+        kind: Literal["a", "b"] | None = None,
+        any: Any | None = None,
+        call: Callable[[int], str] | None = None,
+        whole: int = 0,
+    ) -> None: ...
+
+class Unknown:
+    def __init__(self, thing: Thing | None = None, rate: float = 0.1) -> None: ...
+"""
+
+
+@pytest.fixture
+def annotated(tmp_path, monkeypatch):
+    (tmp_path / "own_annotated.py").write_text(ANNOTATED)
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda name, **options: {"_target_": f"own_annotated.{name}", **options}
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ({"rate": 1}, None),
+        ({"rate": None}, None),
+        ({"rate": "x"}, "strategy.rate must be float or null, not 'x'"),
+        ({"alias": "x"}, "strategy.alias must be float or null, not 'x'"),
+        ({"kind": "a"}, None),
+        ({"any": 3}, None),
+        ({"call": 3}, "strategy.call must be null, not 3"),
+        ({"whole": 0.5}, "strategy.whole must be int, not 0.5"),
+    ],
+)
+def test_annotations_that_are_written_as_text_are_read_where_they_stand(annotated, option, line):
+    if line is None:
+        check_target("strategy", annotated("Plain", **option))
+    else:
+        with pytest.raises(ConfigError) as caught:
+            check_target("strategy", annotated("Plain", **option))
+        assert str(caught.value) == line
+
+
+def test_what_only_a_type_checker_knows_is_not_checked_but_names_are(annotated):
+    check_target("strategy", annotated("Unknown", thing=3, rate="x"))
+    with pytest.raises(ConfigError, match=r"strategy\.thin is not an option .* strategy\.thing\?"):
+        check_target("strategy", annotated("Unknown", thin=3))
+
+
+def test_a_target_that_does_not_say_what_it_takes_may_take_anything():
+    check_target("strategy", {"_target_": "builtins.dict", "rate": "x"})
 
 
 def test_what_nobody_takes_is_named(own):

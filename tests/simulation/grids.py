@@ -1,7 +1,9 @@
 """Nodes that say what they were asked, messages to all of them, and what came back."""
 
+import gc
 import os
 import signal
+import tracemalloc
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -60,3 +62,18 @@ def seen(replies):
 
 def sources(replies):
     return [r.metadata.src_node_id for r in replies]
+
+
+def growth(work, times=60):
+    """Return how many bytes stay behind each time, once nothing is new any more."""
+    after = []
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            for _ in range(times):
+                work()
+            gc.collect()
+            after.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    return (after[1] - after[0]) / times

@@ -1,7 +1,9 @@
 """The in-process Grid: same answers for any number of workers; nothing a node does ends the run."""
 
+import gc
 import signal
 import time
+import weakref
 
 import pytest
 
@@ -75,49 +77,34 @@ def test_nodes_do_not_see_what_others_do_to_a_shared_content(grid, workers):
     assert [r.content["metrics"]["seen"] for r in replies] == [0] * NODES
 
 
-def test_workers_go_on_while_the_server_only_sends(grid):
+def test_workers_go_on_while_the_server_only_sends(grid, queue):
     server = grid(2, nodes=500)
     for message in messages(server, "evaluate", size=10):
         server.push_messages([message])  # and never asks for a reply
-        if len(server._pool._replies) > 2 * WINDOW:
+        if len(queue.answers) > 2 * WINDOW:
             return
         time.sleep(0.01)
     pytest.fail("each worker waits for its first replies to be taken")
 
 
-def test_workers_go_on_while_the_server_measures(grid):
+def test_workers_go_on_while_the_server_measures(grid, queue):
     server = grid(2, nodes=100)
     ids = server.push_messages(messages(server, "evaluate", size=10))
     for _ in range(1000):
         server.tend()
-        if len(server._pool._replies) == len(ids):
+        if len(queue.answers) == len(ids):
             break
         time.sleep(0.01)
-    assert len(server._pool._replies) == len(ids)
+    assert len(queue.answers) == len(ids)
     assert len(server.pull_messages(ids)) == len(ids)
 
 
-def taken_by(server):
-    """Return the list of the ids that the workers are given from now on."""
-    taken, take = [], server._pool._queue.take
-
-    def watched(worker):
-        message = take(worker)
-        if message is not None:
-            taken.append(message.metadata.message_id)
-        return message
-
-    server._pool._queue.take = watched
-    return taken
-
-
-def test_what_is_due_first_is_computed_first(grid):
+def test_what_is_due_first_is_computed_first(grid, queue):
     """All wait for different times: replies come in bulk, yet in the order of arrival."""
     network = Ideal(waiting="uniform", waiting_seconds=1.0)
     arrivals = []
     for workers in (1, 2):
         server = grid(workers, nodes=150, network=network)
-        taken = taken_by(server) if workers == 2 else []
         ids, arrived = server.push_messages(messages(server, "evaluate", size=10)), []
         arrivals.append([])
         while ids:
@@ -128,16 +115,15 @@ def test_what_is_due_first_is_computed_first(grid):
                 arrived.append(reply.metadata.reply_to_message_id)
                 ids.remove(arrived[-1])
     assert arrivals[0] == arrivals[1]
-    at_once = taken[: workers * WINDOW]  # before all were there to choose from
-    assert taken[len(at_once) :] == [i for i in arrived if i not in at_once]
+    at_once = queue.taken[: workers * WINDOW]  # before all were there to choose from
+    assert queue.taken[len(at_once) :] == [i for i in arrived if i not in at_once]
 
 
-def test_a_round_is_computed_in_its_own_order_whatever_arrives_first(grid):
+def test_a_round_is_computed_in_its_own_order_whatever_arrives_first(grid, queue):
     """Who iterates works on the first replies while the nodes work on the last ones."""
     server = grid(2, nodes=150, network=Ideal(waiting="uniform", waiting_seconds=1.0))
-    taken = taken_by(server)
     replies = server.send_and_receive(messages(server, "evaluate", size=10))
-    assert taken == [reply.metadata.reply_to_message_id for reply in replies]
+    assert queue.taken == [reply.metadata.reply_to_message_id for reply in replies]
 
 
 def test_messages_of_one_sending_may_depend_on_each_other(grid):
@@ -155,18 +141,27 @@ def test_messages_of_one_sending_may_depend_on_each_other(grid):
     assert len(expected) > NODES
 
 
-def test_nobody_waits_for_what_was_not_sent(grid):
-    with pytest.raises(RuntimeError, match="nothing to wait for"):
-        next(grid(2)._pool.get())
+def test_nobody_waits_for_what_was_not_sent():
+    pool = make_pool(HostSpec(app, NODES, 1, {}), 2)
+    try:
+        with pytest.raises(RuntimeError, match="nothing to wait for"):
+            next(pool.get())
+    finally:
+        pool.close()
 
 
-def test_nodes_without_state_cost_nothing():
-    pool = make_pool(HostSpec(app, 100_000, 1, {}), 1)
-    g = LocalGrid(pool, 100_000)
-    assert len(g.send_and_receive(messages(g, "evaluate")[:50])) == 50
-    assert pool._host._contexts == {}
-    assert len(g.send_and_receive(messages(g, "train")[:50])) == 50
-    assert len(pool._host._contexts) == 50
+def test_nodes_without_state_cost_nothing(grid):
+    contexts = weakref.WeakValueDictionary()
+
+    def watched(message, context):
+        contexts[len(contexts)] = context
+        return app(message, context)
+
+    g = grid(1, nodes=100_000, client=watched)
+    for kind, kept in (("evaluate", 0), ("train", 50)):
+        assert len(g.send_and_receive(messages(g, kind)[:50])) == 50
+        gc.collect()
+        assert len(contexts) == kept
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -4,7 +4,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from simulation.clock import Ideal, VirtualClock
-from tests.simulation.grids import NODES, messages, seen, sources
+from tests.simulation.grids import NODES, app, growth, messages, seen, sources
 
 
 def test_pull_goes_on_to_the_next_arrival(grid):
@@ -110,7 +110,7 @@ def test_any_number_of_workers_loses_the_same_answers(grid, workers):
     assert one[-1] == 46.0
 
 
-def test_lost_replies_are_waited_for_and_forgotten(grid):
+def test_lost_replies_are_waited_for(grid):
     g = grid(1, Ideal(seconds_per_step=1.0, loss=1 - 1e-9))
     ids = g.push_messages(messages(g))
     assert g.pull_messages(ids) == []
@@ -122,9 +122,24 @@ def test_lost_replies_are_waited_for_and_forgotten(grid):
     assert g.virtual_seconds == 14.0
     assert list(g.send_and_receive(messages(g))) == []
     assert g.virtual_seconds == 14.0
-    assert [g._sent, g._early, g._arrivals, g._queues] == [{}, {}, {}, {}]
-    g.push_messages([])
-    assert g._bounds == []
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.5, 1 - 1e-9])
+@pytest.mark.parametrize("timeout", [5.0, None])
+def test_replies_are_forgotten_lost_or_late_or_taken(grid, timeout, loss):
+    g = grid(1, Ideal(seconds_per_step=1.0, loss=loss))
+    assert growth(lambda: list(g.send_and_receive(messages(g, size=10), timeout=timeout))) < 99
+
+
+def test_replies_that_were_fetched_are_forgotten(grid):
+    g = grid(1, Ideal(seconds_per_step=1.0, loss=0.5), seed=1)
+
+    def fetch():
+        ids = g.push_messages(messages(g, size=10))
+        while g.pull_messages(ids):
+            pass
+
+    assert growth(fetch) < 99
 
 
 def test_without_a_time_out_a_round_ends_with_its_last_arrival(grid):
@@ -154,42 +169,67 @@ def test_a_round_takes_as_long_as_its_slowest_link(grid):
     assert g.virtual_seconds == pytest.approx(0.1 + 0.1 + 1.0 + 0.1)
 
 
+class Watched(VirtualClock):
+    """Counts the answers that were waited for."""
+
+    answers = 0
+
+    def answer(self, task, steps, up):
+        self.answers += 1
+        return super().answer(task, steps, up)
+
+
 def asked_by_the_clock(g, count):
-    """Keep a message with every node; return who answers when, and how many were computed early."""
-    flight, trace, early = [], [], []
+    """Keep a message with every node; return who answers when, in the order of arrival."""
+    flight, trace = [], []
     for message in messages(g, size=10):
         flight += g.push_messages([message])
     while len(trace) < count:
         replies = g.pull_messages(flight)
-        early.append(len(g._arrivals))
         for reply in replies:
             flight.remove(reply.metadata.reply_to_message_id)
             node = reply.metadata.src_node_id
             trace.append((g.virtual_seconds, node, reply.content["metrics"]["calls"]))
             flight += g.push_messages(messages(g, size=10)[node - 1 : node])
-    return trace, early
+    return trace
+
+
+def watching():
+    """Return a list of the nodes that have answered in this process, and the app that fills it."""
+    computed = []
+
+    def client(message, context):
+        computed.append(message.metadata.dst_node_id)
+        return app(message, context)
+
+    return computed, client
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_only_answers_that_could_be_the_next_are_waited_for(grid, workers):
     network = Ideal(waiting="uniform", waiting_seconds=1.0)
-    trace, early = asked_by_the_clock(grid(workers, network), 50)
-    clock = VirtualClock(network)
+    clock = Watched(network)
+    trace = asked_by_the_clock(grid(workers, clock=clock), 50)
+    assert trace == in_turn(VirtualClock(network), 50)
+    assert clock.answers == 50  # not one was waited for before its time
+
+
+def in_turn(clock, count):
+    """Return what `asked_by_the_clock` does, of nodes that take no steps."""
     due = [(clock.arrival(node, 0.0, 0, 0, 0), node, 1) for node in range(1, NODES + 1)]
     expected = []
-    for _ in range(50):
+    for _ in range(count):
         due.sort()
         when, node, call = due.pop(0)
         expected.append((when, node, call))
         due.append((clock.arrival(node, when, 0, 0, 0), node, call + 1))
-    assert trace == expected
-    assert max(early) == 0  # nothing was waited for before its time
+    return expected
 
 
 @pytest.mark.parametrize("limits", [{"up_mbps": 1e-4}, {"server_mbps": 1e-4}])
 def test_where_bytes_decide_what_could_come_earlier_is_waited_for(grid, limits):
     network = Ideal(waiting="exponential", waiting_seconds=1.0, seconds_per_step=0.5, **limits)
-    traces = [asked_by_the_clock(grid(workers, network), 40)[0] for workers in (1, 2, 3)]
+    traces = [asked_by_the_clock(grid(workers, network), 40) for workers in (1, 2, 3)]
     assert traces[0] == traces[1] == traces[2]
     assert [when for when, *_ in traces[0]] == sorted(when for when, *_ in traces[0])
 
@@ -229,16 +269,9 @@ def promising(g, steps):
     return sent
 
 
-def test_what_a_message_promises_need_not_be_computed_before_what_comes_first(grid, monkeypatch):
-    g = grid(1, Ideal(seconds_per_step=1.0))
-    computed = []
-    answer = g._pool._host.answer
-
-    def watched(message):
-        computed.append(message.metadata.dst_node_id)
-        return answer(message)
-
-    monkeypatch.setattr(g._pool._host, "answer", watched)
+def test_what_a_message_promises_need_not_be_computed_before_what_comes_first(grid):
+    computed, client = watching()
+    g = grid(1, Ideal(seconds_per_step=1.0), client=client)
     ids = g.push_messages(promising(g, {1: 1.0, 5: 5.0}))
     assert sources(g.pull_messages(ids)) == [1]
     assert computed == [1]  # the other cannot be there before 5

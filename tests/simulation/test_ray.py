@@ -11,7 +11,7 @@ import pytest
 from flwr.proto.run_pb2 import RunStatus
 
 from simulation.errors import EngineError, UsageError
-from simulation.ray import _cause, run_ray
+from simulation.ray import cause_of, run_ray
 
 PYPROJECT = """
 [project]
@@ -233,4 +233,4 @@ def test_the_cause_is_one_line(details: str, log: str, cause: str) -> None:
     if details:
         details = f"Simulation failed with exception: {details}"
     status = RunStatus(status="finished", sub_status="failed", details=details)
-    assert _cause(status, log) == cause
+    assert cause_of(status, log) == cause

@@ -96,7 +96,7 @@ def test_sent_and_kept_is_given_whatever_is_lost(name, downlink, applied):
 def test_sent_and_kept_is_given_however_late(name, applied):
     trainer = Trainer(steps=lambda node, number: 1 + (3 * node + number) % 4, **CODECS[name])
     federation = Federation(trainer, SLOW)
-    strategy = federation.run(ROUNDS, quorum=0.5, seed=1)
+    federation.run(ROUNDS, quorum=0.5, seed=1)
     total, seen = applied
     assert ROUNDS * NODES - len(seen) > 10
     assert {node for node, _ in seen} == set(range(1, NODES + 1))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from task.optimizers import SGD, Adam, Momentum
 from compression.flower.replica import MODEL, VERSION, Replica
+from task.optimizers import SGD, Adam, Momentum
 
 SIZE, TRAINED = 30, 22
 RULES = [SGD(), Momentum(0.5), Momentum(0.5, lazy=True), Adam(), Adam(lazy=True)]

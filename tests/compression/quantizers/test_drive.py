@@ -218,7 +218,7 @@ def test_a_rotation_that_leaves_one_direction():
 
 def test_scales_are_finite():
     most, over = np.full(1, MOST, dtype=np.float32), np.full(1, 8.000001, dtype=np.float32)
-    assert Drive()._scales(most, over, np.full(1, 8, dtype=np.float32), 8).tolist() == [MOST]
+    assert Drive().scales_of(most, over, np.full(1, 8, dtype=np.float32), 8).tolist() == [MOST]
 
 
 @both_scales

@@ -1,0 +1,67 @@
+"""A codec from names and options, as a configuration gives them."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from .codec import Codec
+from .registry import get, options_of
+from .stages import Coder, Method, Quantizer, Sparsifier
+
+
+def make_codec(
+    sparsifier: str = "dense",
+    quantizer: str = "float32",
+    coder: str = "entropy",
+    *,
+    feedback: bool | None = None,
+    exact: Sequence[str] | None = None,
+    **options: Any,
+) -> Codec:
+    """Build a codec from names and options; an option that is None counts as not given.
+
+    ``feedback``: error feedback (`Codec`); if not given, on for quantizers that need it.
+    ``exact``: patterns of names of tensors that travel as float32, exactly ("head.*").
+
+    Raises ValueError, one line, for an unknown method, an option that none of the three has, or
+    a value that is of the wrong type or out of range.
+    """
+    chosen = {"sparsifier": sparsifier, "quantizer": quantizer, "coder": coder}
+    classes = {stage: get(stage, name) for stage, name in chosen.items()}
+    given = {option: value for option, value in options.items() if value is not None}
+    known = {option for cls in classes.values() for option in options_of(cls)}
+    for option in given:
+        if option not in known:
+            have = ", ".join(sorted(known)) or "none"
+            raise ValueError(
+                f"option {option} does not go with sparsifier {sparsifier}, quantizer {quantizer} "
+                f"and coder {coder}; their options: {have}"
+            )
+    made = [_make(cls, given) for cls in classes.values()]
+    writing = cast(Quantizer, made[1])
+    feedback = writing.feedback if feedback is None else feedback
+    names = _patterns(exact)
+    return Codec(cast(Sparsifier, made[0]), writing, cast(Coder, made[2]), feedback, names)
+
+
+def _patterns(exact: Sequence[str] | None) -> tuple[str, ...]:
+    given = () if exact is None else exact
+    if isinstance(given, str) or not all(isinstance(each, str) for each in given):
+        raise ValueError(f"option exact must be a list of patterns of names, not {exact!r}")
+    return tuple(given)
+
+
+def _make(cls: type[Method], given: dict[str, Any]) -> Method:
+    mine: dict[str, Any] = {}
+    for option, kind in options_of(cls).items():
+        if option in given:
+            mine[option] = _checked(cls.name, option, given[option], kind)
+    return cls(**mine)
+
+
+def _checked(name: str, option: str, value: Any, kind: type) -> Any:
+    accepted = {float: (int, float), int: (int,)}.get(kind, (kind,))
+    if isinstance(value, accepted) and not (isinstance(value, bool) and kind is not bool):
+        return kind(value)
+    if type(value) is not kind:
+        raise ValueError(f"option {option} of {name} must be {kind.__name__}, not {value!r}")
+    return value

@@ -1,0 +1,79 @@
+"""Limits of what Flower's strategies take without a word, and then wait on for ever, or ignore."""
+
+from __future__ import annotations
+
+from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, Strategy
+
+from conf import Config, ConfigError
+
+# What each rule's proof asks for: this many times as many nodes as malicious ones, and 3 more
+# (Blanchard et al. 2017, proposition 4.2; El Mhamdi et al. 2018, section 4).
+KRUM, BULYAN, MORE = 2, 4, 3
+
+
+def expect_limits(strategy: Strategy, config: Config) -> None:
+    """Raise `ConfigError`, one line, for what does not go with one of Flower's strategies."""
+    if config.network.crash or config.network.join_seconds:
+        raise ConfigError(
+            "network.crash and network.join_seconds need a strategy that stands them: "
+            "strategy=asynchronous or sparse_averaging"
+        )
+    if isinstance(strategy, FedAvg):
+        _expect_sampled(strategy, config.nodes)
+    if isinstance(strategy, FedProx) and strategy.proximal_mu < 0:
+        raise ConfigError(f"strategy.proximal_mu must be at least 0, not {strategy.proximal_mu:g}")
+    if isinstance(strategy, MultiKrum):  # Krum is one, too
+        _expect_count("num_nodes_to_select", strategy.num_nodes_to_select, 1, config.nodes)
+        _expect_tolerated(strategy, strategy.num_malicious_nodes, KRUM, config.nodes)
+    if isinstance(strategy, Bulyan):
+        _expect_tolerated(strategy, strategy.num_malicious_nodes, BULYAN, config.nodes)
+
+
+def expect_trained(nodes: int, share: float, least: int) -> int:
+    """Return how many of `nodes` train in a round, as FedAvg counts them: none at a share of 0.
+
+    Raises `ConfigError` if these are none, or for numbers that cannot be.
+    """
+    _expect_share("fraction_train", share)
+    _expect_least("min_train_nodes", least, nodes)
+    drawn = max(int(nodes * share), least) if share else 0
+    if drawn < 1:
+        raise ConfigError(
+            f"not one of nodes={nodes} would train: give a larger strategy.fraction_train"
+        )
+    return drawn
+
+
+def _expect_sampled(strategy: FedAvg, nodes: int) -> None:
+    """Refuse shares that are none, and numbers of nodes that there will never be."""
+    expect_trained(nodes, strategy.fraction_train, strategy.min_train_nodes)
+    _expect_share("fraction_evaluate", strategy.fraction_evaluate)
+    _expect_least("min_evaluate_nodes", strategy.min_evaluate_nodes, nodes)
+    _expect_least("min_available_nodes", strategy.min_available_nodes, nodes)
+
+
+def _expect_tolerated(strategy: FedAvg, malicious: int, times: int, nodes: int) -> None:
+    """Refuse more malicious nodes than a strategy stands: its answer would mean nothing."""
+    _expect_count("num_malicious_nodes", malicious, 0, nodes)
+    drawn = expect_trained(nodes, strategy.fraction_train, strategy.min_train_nodes)
+    needed = times * malicious + MORE
+    if malicious and drawn < needed:
+        raise ConfigError(
+            f"strategy.num_malicious_nodes={malicious} needs {needed} nodes a round with "
+            f"{type(strategy).__name__}, there are {drawn}"
+        )
+
+
+def _expect_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"strategy.{name} must be between 0 and 1, not {value:g}")
+
+
+def _expect_least(name: str, value: int, nodes: int) -> None:
+    if not 0 <= value <= nodes:
+        raise ConfigError(f"strategy.{name} must be between 0 and nodes={nodes}, not {value}")
+
+
+def _expect_count(name: str, value: int, low: int, nodes: int) -> None:
+    if not low <= value <= nodes:
+        raise ConfigError(f"strategy.{name} must be from {low} to {nodes}, not {value}")

@@ -1,0 +1,98 @@
+"""Who imports whom, read from the sources: an import within a function counts like any other.
+
+Methods, models and data sets, which register themselves and are found by their folder, are looked
+up by name; no source names them, and so no edge here does.
+"""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# What each package may know of the others (CONTRIBUTING.md, "The house").
+KNOWS = {
+    "compression": set(),
+    "task": set(),
+    "simulation": set(),
+    "report": set(),
+    "conf": {"compression", "task"},
+    "client": {"compression", "conf", "task"},
+    "strategy": {"compression", "conf", "task"},
+    "command": {"compression", "conf", "report", "simulation", "strategy", "task"},
+}
+
+
+def imports(package: Path) -> dict[str, set[str]]:
+    """Return what each module of a package imports, with dots, as it is called in full."""
+    modules = {dotted(file, package.parent): file for file in package.rglob("*.py")}
+    return {
+        name: {found for node in ast.walk(ast.parse(file.read_text()))
+               for found in named(node, name, file.name == "__init__.py", modules)}
+        for name, file in modules.items()
+    }  # fmt: skip
+
+
+def dotted(file: Path, top: Path) -> str:
+    return ".".join(file.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
+
+
+def named(node: ast.AST, module: str, is_package: bool, modules: dict) -> Iterator[str]:
+    """Yield the modules that a statement imports; those of a package, where it names them."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = module.split(".")[: None if is_package else -1]
+        above = above[: len(above) - node.level + 1] if node.level else []
+        origin = ".".join([*above, *([node.module] if node.module else [])])
+        for alias in node.names:
+            inner = f"{origin}.{alias.name}"
+            yield inner if inner in modules else origin
+
+
+def circle(graph: dict[str, set[str]]) -> list[str] | None:
+    """Return modules that import each other, the first one again as the last."""
+    try:
+        TopologicalSorter({name: found & graph.keys() for name, found in graph.items()}).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return None
+
+
+def test_modules_of_compression_import_each_other_in_one_direction():
+    graph = imports(ROOT / "compression")
+    assert graph["compression.quantizers.qsgd"] >= {
+        "compression.registry", "compression.quantizers.buckets"
+    }  # fmt: skip
+    assert circle(graph) is None
+
+
+@pytest.mark.parametrize("late", ["def f():\n    ", "", "if TYPE_CHECKING:\n    "])
+def test_a_circle_is_found_wherever_it_is_closed(late, tmp_path):
+    (tmp_path / "p" / "q").mkdir(parents=True)
+    for name, text in {
+        "__init__": "from .a import x",
+        "a": "from p.q import b\nfrom math import inf",
+        "q/__init__": "",
+        "q/b": "from . import c",
+        "q/c": f"{late}from ..a import x",
+    }.items():
+        (tmp_path / "p" / f"{name}.py").write_text(text)
+    graph = imports(tmp_path / "p")
+    assert graph["p"] == {"p.a"}
+    assert set(circle(graph)) == {"p.a", "p.q.b", "p.q.c"}
+    (tmp_path / "p" / "q" / "c.py").write_text("")
+    assert circle(imports(tmp_path / "p")) is None
+
+
+@pytest.mark.parametrize("package", KNOWS)
+def test_a_package_knows_those_it_may_know(package):
+    known = {name.partition(".")[0] for found in imports(ROOT / package).values() for name in found}
+    assert known & {*KNOWS, "benchmarks", "docs", "run", "tests"} <= {package, *KNOWS[package]}
+
+
+def test_every_package_has_its_rule():
+    found = {file.parent.name for file in ROOT.glob("*/__init__.py")}
+    assert found - {"benchmarks", "docs"} == set(KNOWS)
