@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.app.typing import ConfigRecordValues
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest
 
 from ..stages import Buffer, Memory, PayloadError
 from .arrays import FlatArray, Vector, filled
 
+if TYPE_CHECKING:
+    from flwr.app.typing import ConfigRecordValues  # Flower 1.27 has it elsewhere
+
 NOTE = "compression-note"  # the ConfigRecord of a message about what was applied, and what travels
 MEMORY, NUMBERS = "compression-memory", "compression-numbers"  # records in the state
 HEALS = "will be sent whole next time"  # ends an error that the server answers by doing so
-Note = dict[str, ConfigRecordValues]
+Note: TypeAlias = "dict[str, ConfigRecordValues]"
 _REPLICA, _LAST = "replica", "last-payload"  # entries of MEMORY beside the codec's own arrays
 
 
