@@ -11,7 +11,6 @@ from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
-from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from ..codec import Codec
 from ..layout import Layout
@@ -20,6 +19,8 @@ from ..stages import PayloadError
 from ..statistics import exact_tensors
 from .arrays import Vector, records
 from .form import Form
+
+KEY_CLIPPING_NORM = "clipping_norm"  # Flower's own; the module that has it differs by its version
 
 
 def clip_of(content: RecordDict) -> float | None:
