@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -24,6 +25,7 @@ from .arrays import (
 from .dialogue import Dialogue, Key
 from .differences import Differences
 from .form import Form, Model, form_of_models, form_of_payload, form_of_updates, moved
+from .grids import GridWrapper
 from .ledger import Parcel
 from .method import chosen
 from .notes import NOTE, ToNode
@@ -45,7 +47,7 @@ class Sent(NamedTuple):
     plain_bytes: int
 
 
-class Link(Grid):
+class Link(GridWrapper):
     """Wraps a Grid, so that models and updates travel over it as payloads, and are counted.
 
     A strategy is started with it in place of the Grid, and neither knows of payloads: what the
@@ -84,7 +86,7 @@ class Link(Grid):
             raise TypeError(f"Link wraps a Grid of Flower's (flwr.serverapp.Grid), not {grid!r}")
         if not isinstance(exact, list | tuple) or not all(isinstance(e, str) for e in exact):
             raise TypeError(f"exact must be a list of patterns of names, not {exact!r}")
-        self._grid = grid
+        super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self._differences = Differences(None if downlink is None else chosen(downlink), seed)
         self._dialogue = Dialogue(self._differences, self.traffic, layout, plain_bytes)
@@ -98,19 +100,21 @@ class Link(Grid):
 
     # Flower's Grid
 
-    def push_messages(self, messages: Iterable[Message], **options: Any) -> list[str]:
+    def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> list[str]:
         """Send messages; return their ids."""
         self._dialogue.receipts.applied(self._dialogue.receipts.pending)
         outgoing, sent = self._outgoing(list(messages))
-        ids = list(self._grid.push_messages(outgoing, **options))
-        self._sent |= {
-            i: each for i, each in zip(ids, sent, strict=True) if i is not None and each is not None
-        }
+        ids = list(super().push_messages(outgoing, ttl))
+        self._sent |= {i: each for i, each in zip(ids, sent, strict=True) if i and each is not None}
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Fetch replies."""
-        return [self._incoming(reply) for reply in self._grid.pull_messages(message_ids)]
+        return [self._incoming(reply) for reply in super().pull_messages(message_ids)]
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """Wait for the next replies; see `TimedGrid`."""
+        return [self._incoming(reply) for reply in super().pull_before(message_ids, deadline)]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -123,7 +127,7 @@ class Link(Grid):
         if train:
             self._round += 1
             self._course.begin_round(asked=len(sent))
-        found = self._grid.send_and_receive(outgoing, timeout=timeout)
+        found = super().send_and_receive(outgoing, timeout=timeout)
         ids = [message.metadata.message_id for message in outgoing]  # set by who has sent them
         self._sent |= {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
         replies = self._alike([self._incoming(reply) for reply in found])
@@ -134,29 +138,6 @@ class Link(Grid):
             used = sum(not reply.has_error() for reply in replies)
             self._course.end_round(self._round, used, len(replies))
         return replies
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that are there."""
-        return self._grid.get_node_ids()
-
-    def set_run(self, *arguments: Any, **options: Any) -> None:
-        """Set the run."""
-        self._grid.set_run(*arguments, **options)
-
-    @property
-    def run(self) -> Any:
-        """The run."""
-        return self._grid.run
-
-    def create_message(self, *arguments: Any, **options: Any) -> Message:
-        """Create a message (Flower's old way)."""
-        return self._grid.create_message(*arguments, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what else this grid can do."""
-        if name == "_grid":  # not made yet
-            raise AttributeError(name)
-        return getattr(self._grid, name)
 
     def end(self) -> None:
         """Raise `PayloadError` if nodes were asked to train, and not one update was ever used."""
