@@ -24,12 +24,12 @@ from .arrays import (
 )
 from .dialogue import Dialogue, Key
 from .differences import Differences
-from .form import Form, Model, form_of_models, form_of_payload, form_of_updates, moved
+from .form import Form, Model, converted, form_of_models, form_of_payload, form_of_updates, moved
 from .grids import GridWrapper
 from .ledger import Parcel
 from .method import chosen
 from .notes import NOTE, ToNode
-from .replies import alike, warn_of_no_names, weight_of
+from .replies import alike, below_zero, warn_of_no_names, weight_of
 from .traffic import Course, Traffic, flower_bytes
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
@@ -96,7 +96,7 @@ class Link(GridWrapper):
         self._sent: dict[str, Sent] = {}  # by the message's id
         self._newest: Vector | None = None  # the model that was sent last for training
         self._round = 0
-        self._warned = False
+        self._warned = self._led_below = False
 
     # Flower's Grid
 
@@ -188,7 +188,12 @@ class Link(GridWrapper):
         found = self._model(content)
         if found is None:
             return None
-        plain = self._dialogue.plain_bytes
+        plain, form = self._dialogue.plain_bytes, found[0]
+        if not self._led_below and below_zero(
+            form, converted(found[1], form_of_models(form), form).vector
+        ):
+            self._led_below = True
+            log.warning(BELOW)
         if self._layout is None:
             plain = flower_bytes(records(content, ArrayRecord)[0][1])
         return *found, plain
@@ -273,6 +278,8 @@ class Link(GridWrapper):
             vector = update.dense() if whole else update.model_from(start.vector)
         if not is_finite(vector):
             raise PayloadError("the update leads to values beyond float32")
+        if below_zero(form.layout, vector):
+            raise PayloadError("its update holds a running variance below 0")
         model = Model(vector, update.own)
         flat = self._layout is not None
         reply.content[name] = flat_record(vector) if flat else form.arrays(model)

@@ -10,10 +10,12 @@ from typing import cast
 
 from flwr.app import Message, MetricRecord, RecordDict
 
+from ..layout import Layout
 from ..payload import describe
 from ..registry import get
 from ..stages import PayloadError, Quantizer
-from .arrays import records
+from ..statistics import variances
+from .arrays import Vector, records
 
 log = getLogger("edgewire")
 
@@ -79,3 +81,18 @@ def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: byt
             'Link(grid, exact=["3", "4"]) with their numbers'
         )
     return lost
+
+
+def below_zero(layout: Layout, vector: Vector) -> bool:
+    """Return whether one of BatchNorm's running variances is below zero."""
+    return any((vector[start:stop] < 0).any() for start, stop in variances(layout))
+
+
+def warn_of_variances(layout: Layout, vector: Vector) -> bool:
+    """Warn of a model that a strategy has made, if so; return whether it was warned of."""
+    if below := below_zero(layout, vector):
+        log.warning(
+            "the strategy has led one of BatchNorm's running variances below 0, and the model to "
+            "NaN: it steps statistics as weights. Sheltered(strategy) keeps them out of its sight"
+        )
+    return below

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from logging import getLogger
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +21,7 @@ from .arrays import FlatArray, Vector, filled
 MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state
 _LAST = "last-payload"  # an entry of MEMORY beside the codec's own arrays
 Arrays = dict[str, NDArray[Any]]
+log = getLogger("edgewire")
 
 
 def checksum(vector: Vector) -> bytes:
@@ -54,6 +57,12 @@ def keep(state: RecordDict, record: str, arrays: Mapping[str, NDArray[Any]]) -> 
     state[record] = filled(ArrayRecord(), flat)
 
 
+@lru_cache(maxsize=16)
+def fingerprint(layout: Layout) -> bytes:
+    """Return 8 bytes that name tensors: their names and shapes."""
+    return xxh3_64_digest(repr((layout.names, layout.shapes)).encode())
+
+
 class NodeState:
     """A node's memory of what it did not send, and its last answer until that is known as applied.
 
@@ -66,13 +75,24 @@ class NodeState:
         last = self.memory.pop(_LAST, None)
         self.last: Buffer | None = None if last is None else last.data
         numbers = cast(ConfigRecord, state.get(NUMBERS, ConfigRecord()))
-        self.sequence = cast(int, numbers.get("sequence", 0))  # of the last answer
+        self.sequence = cast(int, numbers.get("sequence", 0))  # of the last reply
+        self._tensors = numbers.get("tensors")  # that the memory is of
 
     def save(self) -> None:
         """Put everything into the node's state."""
         last = {} if self.last is None else {_LAST: np.frombuffer(self.last, dtype=np.uint8)}
         keep(self._state, MEMORY, {**self.memory, **last})
-        self._state[NUMBERS] = filled(ConfigRecord(), {"sequence": self.sequence})
+        numbers = {"sequence": self.sequence, "tensors": self._tensors}
+        self._state[NUMBERS] = filled(ConfigRecord(), numbers)
+
+    def _expect(self, layout: Layout) -> None:
+        """Drop what is kept of other tensors than these: there is nothing to add it to."""
+        tensors = fingerprint(layout)
+        if self.memory and self._tensors != tensors:
+            log.warning("the model has other tensors now: what this node kept unsent is dropped")
+            self.memory.clear()
+            self.last = None
+        self._tensors = tensors
 
     def encoded(
         self,
@@ -94,6 +114,7 @@ class NodeState:
         is lost, and a payload never builds on one that the server does not have. A node that lost
         its state goes on counting where the server is. Errors as `Codec.encode`.
         """
+        self._expect(layout)
         arrived = applied == self.sequence
         if not arrived and self.last is not None:
             codec.put_back(self.last, layout, self.memory)
