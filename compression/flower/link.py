@@ -29,7 +29,7 @@ from .grids import GridWrapper
 from .ledger import Parcel
 from .method import chosen
 from .notes import NOTE, ToNode
-from .replies import alike, below_zero, warn_of_no_names, weight_of
+from .replies import alike, below_zero, warn_of_no_names, warn_of_variances, weight_of
 from .traffic import Course, Traffic, flower_bytes
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
@@ -189,11 +189,9 @@ class Link(GridWrapper):
         if found is None:
             return None
         plain, form = self._dialogue.plain_bytes, found[0]
-        if not self._led_below and below_zero(
-            form, converted(found[1], form_of_models(form), form).vector
-        ):
-            self._led_below = True
-            log.warning(BELOW)
+        if not self._led_below:
+            vector = converted(found[1], form_of_models(form), form).vector
+            self._led_below = warn_of_variances(form.layout, vector)
         if self._layout is None:
             plain = flower_bytes(records(content, ArrayRecord)[0][1])
         return *found, plain

@@ -4,6 +4,7 @@ The nodes, and the messages under way, outlive the server, as on a SuperLink.
 """
 
 import multiprocessing
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -80,13 +81,11 @@ def server(connection, words, state, until):
             raise Stopped
 
     scheme.after_turn = after_turn
-    try:
+    with suppress(Stopped):
         scheme.start(
             OrderedGrid(RemoteGrid(connection)), ArrayRecord(arrays), config.rounds, config.timeout,
             ConfigRecord({"lr": config.lr}), evaluate_fn=record,
         )  # fmt: skip
-    except Stopped:
-        pass
     connection.send(("end", (records, scheme.save())))
 
 
