@@ -82,13 +82,13 @@ class Segments:
         return stage
 
 
-_hosts: dict[tuple[int, str | None], Segments] = {}
+hosts: dict[tuple[int, str | None], Segments] = {}
 
 
 def segments_for(config: Config, folder: str | None) -> Segments:
     """Return what this process holds of a configuration's model (kept: it is expensive)."""
     key = (id(config), folder)  # `load_config` returns the same object for the same text
-    if key not in _hosts:
-        _hosts.clear()
-        _hosts[key] = Segments(config, folder)
-    return _hosts[key]
+    if key not in hosts:
+        hosts.clear()
+        hosts[key] = Segments(config, folder)
+    return hosts[key]

@@ -94,7 +94,7 @@ class Trainer:
         anchor = flat.parameters.clone() if orders.proximal_mu else None
         total, steps = torch.zeros((), device=self.device), 0
         with self._layers_draws(node, orders.number):
-            for x, y in self._batches(images, labels, generator):
+            for x, y in self.batches(images, labels, generator):
                 flat.zero_grad()
                 loss = self.loss(flat.module(x), y)
                 loss.backward()
@@ -150,7 +150,7 @@ class Trainer:
         """
         return OwnStream(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
 
-    def _batches(
+    def batches(
         self, images: Tensor, labels: Tensor, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield shuffled mini-batches: whole epochs, or exactly `local_steps` of them."""

@@ -22,16 +22,16 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, package: str) -> None:
         self._kind = kind
         self._package = package
-        self._members: dict[str, T] = {}
+        self.members: dict[str, T] = {}
         self._discovered = False
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator that adds a member as `name`."""
 
         def add(member: T) -> T:
-            if name in self._members:
+            if name in self.members:
                 raise RuntimeError(f"two {self._kind}s are named {name}")
-            self._members[name] = member
+            self.members[name] = member
             return member
 
         return add
@@ -39,16 +39,16 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """All names, sorted."""
         self._discover()
-        return sorted(self._members)
+        return sorted(self.members)
 
     def get(self, name: str) -> T:
         """The member called `name`; TaskError lists the names when there is none."""
         self._discover()
-        if name not in self._members:
+        if name not in self.members:
             raise TaskError(
                 f"no {self._kind} named {name}: choose one of {', '.join(self.names())}"
             )
-        return self._members[name]
+        return self.members[name]
 
     def _discover(self) -> None:
         if not self._discovered:

@@ -59,7 +59,10 @@ class Follower:
         Raises `PayloadError` if the node cannot follow: it lacks the version, or has another model.
         """
         if note.rates is not None or MODEL in arrays:
-            assert self._layout is not None
+            if self._layout is None:
+                raise PayloadError(
+                    "the server's steps come, and this node knows no layout for them"
+                )
             model = Model(self._by_steps(arrays, note, state))
             return Followed(form_of_updates(self._layout), model)
         update = self._decode(next(iter(arrays.values())).data)

@@ -38,15 +38,15 @@ def drawn(trainer, node, numbers):
 def drawn_in_turn(trainer, calls):
     """As `drawn`, for (node, number) in any order."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.samples, "_prepared", Recent(0))  # nothing kept: made by place
-        patch.setattr(trainer.samples, "_prepared_samples", lambda indices: indices)
-        patch.setattr(trainer.samples, "_orders", {})
+        patch.setattr(trainer.samples, "prepared", Recent(0))  # nothing kept: made by place
+        patch.setattr(trainer.samples, "samples_at", lambda indices: indices)
+        patch.setattr(trainer.samples, "orders", {})
         return [tuple(trainer.samples.batch(Node(node, NODES), n).tolist()) for node, n in calls]
 
 
 def epoch_of(trainer, node):
     """Return how many batches an epoch has, and the node's samples."""
-    samples = trainer.samples._part(Node(node, NODES), held_back=False).tolist()
+    samples = trainer.samples.part_of(Node(node, NODES), held_back=False).tolist()
     return len(samples) // trainer.config.batch_size, samples
 
 
@@ -81,7 +81,7 @@ def test_batches_do_not_depend_on_what_was_asked_before(plain, calls):
 @pytest.mark.parametrize("words", [[], ["dataset.per_image=true", "dataset.holdout=0.25"]])
 def test_batches_do_not_depend_on_what_is_kept(words):
     trainer, forgetful = make(*words), make(*words)
-    forgetful.samples._prepared = Recent(60_000)  # the first node's samples fit, no other's
+    forgetful.samples.prepared = Recent(60_000)  # the first node's samples fit, no other's
     for node in range(3):
         for number in (0, 1, 14, 13, 40):
             mine = trainer.samples.batch(Node(node, NODES), number)
@@ -89,8 +89,8 @@ def test_batches_do_not_depend_on_what_is_kept(words):
                 mine, forgetful.samples.batch(Node(node, NODES), number), strict=True
             ):
                 assert torch.equal(kept, made)
-    assert [order.prepared for order in trainer.samples._orders.values()] == [True] * 3
-    assert [order.prepared for order in forgetful.samples._orders.values()] == [True, False, False]
+    assert [order.prepared for order in trainer.samples.orders.values()] == [True] * 3
+    assert [order.prepared for order in forgetful.samples.orders.values()] == [True, False, False]
 
 
 def test_seeds_have_batches_of_their_own(plain, other):
@@ -112,7 +112,7 @@ def test_a_node_with_less_than_a_batch_uses_all_it_has():
 
 def test_held_back_samples_are_not_drawn():
     trainer = make("dataset.holdout=0.25")
-    held = set(trainer.samples._part(Node(0, NODES), held_back=True).tolist())
+    held = set(trainer.samples.part_of(Node(0, NODES), held_back=True).tolist())
     assert held
     assert not held & set().union(*drawn(trainer, 0, range(40)))
 

@@ -56,7 +56,7 @@ def models(monkeypatch):
         "recurrent": lambda channels, size, classes: Recurrent(size, classes),
     }
     for name, make in made.items():
-        monkeypatch.setitem(MODELS._members, name, make)
+        monkeypatch.setitem(MODELS.members, name, make)
 
 
 def words(model, *more):
@@ -136,11 +136,11 @@ def test_a_devices_own_generator_is_set_and_put_back(monkeypatch):
     """Here without such a device: two generators stand for those of two."""
     kind = SimpleNamespace(default_generators=(torch.Generator(), torch.Generator()))
     monkeypatch.setattr(torch, "get_device_module", lambda device: kind)
-    draws._generators.cache_clear()
+    draws.generators_of.cache_clear()
     left, right = (torch.rand(1, generator=g.clone_state()) for g in kind.default_generators)
     with OwnStream(torch.device("cuda:1"), 7):
         own = torch.rand(1, generator=kind.default_generators[1])
         torch.testing.assert_close(torch.rand(1), own, rtol=0, atol=0)
-    draws._generators.cache_clear()
+    draws.generators_of.cache_clear()
     for generator, expected in zip(kind.default_generators, (left, right), strict=True):
         assert torch.rand(1, generator=generator) == expected

@@ -95,7 +95,7 @@ def test_epochs_and_steps_are_counted():
 
 def test_every_sample_is_seen_once_an_epoch(plain):
     x, y = plain.samples.of(Node(0, NODES), held_back=False)
-    seen = [b for b, _ in plain._batches(x, y, torch.Generator().manual_seed(1))]
+    seen = [b for b, _ in plain.batches(x, y, torch.Generator().manual_seed(1))]
     assert sorted(map(tuple, torch.cat(seen).flatten(1).tolist())) == sorted(
         map(tuple, x.flatten(1).tolist())
     )
@@ -143,7 +143,7 @@ def test_a_batch_of_one_is_no_trouble_for_batchnorm():
     node = next(n for n in range(NODES) if len(t.samples.partition.indices(n)) % 4 != 1)
     x, y = t.samples.of(Node(node, NODES), held_back=False)
     x, y = x[:9], y[:9]
-    sizes = [len(b) for _, b in t._batches(x, y, torch.Generator())]
+    sizes = [len(b) for _, b in t.batches(x, y, torch.Generator())]
     assert sizes == [4, 5]
 
 

@@ -142,6 +142,17 @@ def test_replies_that_were_fetched_are_forgotten(grid):
     assert growth(fetch) < 99
 
 
+def test_what_expires_before_a_busy_node_begins_with_it_is_forgotten(grid):
+    g = grid(1, Ideal(waiting="fixed", waiting_seconds=1e9), nodes=1)
+    g.push_messages(messages(g, size=10))
+
+    def expire():
+        ids = g.push_messages(messages(g, size=10), ttl=1.0)
+        assert g.pull_before(ids, g.virtual_seconds + 3.0) == []
+
+    assert growth(expire) < 99
+
+
 def test_without_a_time_out_a_round_ends_with_its_last_arrival(grid):
     g = grid(1, Ideal(seconds_per_step=1.0, loss=0.5), seed=1)
     arrived = sources(g.send_and_receive(messages(g)))

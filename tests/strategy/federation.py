@@ -1,5 +1,7 @@
 """Four nodes behind the real `Uplink`; gradients of eighths: sums of them are exact in float32."""
 
+from weakref import WeakValueDictionary
+
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -102,16 +104,20 @@ def app_of(trainer, *mods):
 
 
 class Federation:
-    """A run: its messages' contents, its models round by round, its nodes' states."""
+    """A run: its messages' contents, its models round by round, its nodes' states.
+
+    `answers`: those that anybody still keeps.
+    """
 
     def __init__(self, trainer, network=None, nodes=NODES, seed=0, reply=None):
         self.trainer, self.seen, self.models = trainer, {}, []
-        self.codec = trainer.uplink.codec
+        self.codec, self.answers = trainer.uplink.codec, WeakValueDictionary()
 
         def watch(message, context, call_next):
             key = node_of(context).index + 1, message.content["config"]["number"]
             self.seen[key] = set(message.content["arrays"])
             answer = call_next(message, context)
+            self.answers[key] = answer
             return reply(key, answer) if reply else answer
 
         self.pool = make_pool(HostSpec(app_of(trainer, watch), nodes, 1, {}), 1)

@@ -1,5 +1,6 @@
 """What nodes may do to the asynchronous server: crash, come back, join, be late, send rubbish."""
 
+import gc
 from collections import Counter
 from itertools import pairwise
 
@@ -65,7 +66,7 @@ def test_nodes_join_when_they_come():
     assert max(map(clock.joined, expected)) > 3
 
 
-def test_who_does_not_answer_in_time_is_sent_a_message_anew(caplog):
+def test_who_does_not_answer_in_time_is_sent_a_message_anew(caplog, lates):
     network = Ideal(waiting="fixed", waiting_seconds=1.0, loss=0.3)
     federation = Federation(Trainer(steps=at_once), network, seed=1)
     strategy = federation.push(60, timeout=2.5)
@@ -73,26 +74,26 @@ def test_who_does_not_answer_in_time_is_sent_a_message_anew(caplog):
     assert strategy.traffic.failures > 5
     assert "no answer in time" in caplog.text
     assert len(federation.seen) >= 60 + strategy.traffic.failures
-    assert len(strategy._late) <= NODES
+    assert len(lates[0]) <= NODES
 
 
 @pytest.mark.parametrize("speed", [0.01, 1e-5])
-def test_those_who_are_always_late_cost_nothing(speed):
+def test_those_who_are_always_late_cost_nothing(speed, lates):
     """What a slow node is sent while it is busy expires: it is neither computed nor kept."""
     classes = {"fast": DeviceClass(0.5, 1.0), "slow": DeviceClass(0.5, speed)}
     network = Ideal(waiting="fixed", waiting_seconds=1.0, classes=classes)
     federation = Federation(Trainer(steps=at_once), network, nodes=8, seed=2)
     strategy = federation.push(2_000, timeout=3.0, record_every=2_000)
-    slow = sum(federation.grid._clock.speed(node) < 1 for node in range(1, 9))
+    slow = sum(federation.clock.speed(node) < 1 for node in range(1, 9))
     assert 0 < slow < 8
     end = federation.grid.virtual_seconds
     assert strategy.traffic.failures > 100 * slow
     assert len(federation.seen) <= 2_000 + 8 + slow * (1 + end * speed)
-    grid = federation.grid
-    assert len(grid._early) + len(grid._arrivals) + len(grid._sent) + len(grid._bounds) <= 24
+    gc.collect()
+    assert len(federation.answers) <= 8
     busy = 1 / speed / 3  # messages that a node is sent while it is busy with one
-    strategy._late.clear()
-    assert len(strategy._late) <= slow * (2 * busy + 1)  # and before it answers the next one
+    lates[0].clear()
+    assert len(lates[0]) <= slow * (2 * busy + 1)  # and before it answers the next one
 
 
 def test_answers_that_come_too_late_are_not_applied_and_taken_back():
@@ -103,7 +104,8 @@ def test_answers_that_come_too_late_are_not_applied_and_taken_back():
     strategy = federation.push(40, timeout=3.0)
     assert strategy.traffic.failures > 5
     assert strategy.traffic.client_updates == 40
-    assert len(federation.grid._arrivals) <= NODES
+    gc.collect()
+    assert len(federation.answers) <= NODES
     for node in range(1, NODES + 1):
         answered = [number for n, number in federation.seen if n == node]
         assert answered == list(range(1, len(answered) + 1))
@@ -118,23 +120,37 @@ def test_a_time_out_shorter_than_any_answer_ends_the_run():
 def test_no_more_messages_than_asked_for_after_returns_and_time_outs():
     network = Ideal(waiting="uniform", waiting_seconds=1.0, crash=0.05, rejoin_seconds=6.0)
     federation, most = Federation(Trainer(steps=at_once), network, seed=1), Counter()
+    grid, flight = federation.grid, {}  # message -> its node, and until when it is waited for
+    push, pull = grid.push_messages, grid.pull_before
+
+    def counting(messages, ttl):
+        messages = list(messages)
+        ids = push(messages, ttl)
+        for message_id, message in zip(ids, messages, strict=True):
+            flight[message_id] = message.metadata.dst_node_id, grid.virtual_seconds + ttl
+        for node, count in waited_for(grid.virtual_seconds).items():
+            most[node] = max(most[node], count)
+        return ids
+
+    def waited_for(now):
+        return Counter(node for node, until in flight.values() if until > now)
+
+    def answering(ids, deadline):
+        replies = pull(ids, deadline)
+        for reply in replies:
+            del flight[reply.metadata.reply_to_message_id]
+        return replies
+
+    grid.push_messages, grid.pull_before = counting, answering
     strategy = Asynchronous(pushes=600, in_flight=2)
-    send = strategy._send
-
-    def counting(node):
-        send(node)
-        flight = Counter(sent.node for sent in strategy._flight.values())
-        most[node] = max(most[node], flight[node])
-
-    strategy._send = counting
-    strategy.start(federation.grid, initial(), timeout=6.0)
+    strategy.start(grid, initial(), timeout=6.0)
     assert strategy.traffic.failures > 50
     assert dict(most) == dict.fromkeys(range(1, NODES + 1), 2)
 
 
 def test_a_node_that_was_sent_a_message_anew_loses_its_memory_too():
     network = Ideal(waiting="uniform", waiting_seconds=4.0, crash=0.3, rejoin_seconds=2.0)
-    begun, answers = [], []
+    begun, answers, crashes = [], [], 0
 
     def reply(key, answer):
         begun.append(bool(federation.pool.contexts))
@@ -143,18 +159,20 @@ def test_a_node_that_was_sent_a_message_anew_loses_its_memory_too():
     federation = Federation(
         Trainer(steps=at_once, **CODECS["topk"]), network, nodes=1, seed=3, reply=reply
     )
-    clock = federation.grid._clock
-    answered = clock.answer
+    answered = federation.clock.answer
 
     def noting(task, steps, up):
-        answers.append((clock._crashes[1] - task.life, answered(task, steps, up)))
-        return answers[-1][1]
+        nonlocal crashes
+        answers.append((crashes - task.life, answered(task, steps, up)))
+        arrival = answers[-1][1]
+        crashes += task.crashes and arrival < NEVER
+        return arrival
 
-    clock.answer = noting
+    federation.clock.answer = noting
     federation.push(40, timeout=5.0)
     assert sum(arrival < NEVER for _, arrival in answers) >= 40
     assert {behind for behind, arrival in answers if arrival < NEVER} == {0}
-    assert begun.count(False) == clock._crashes[1] + 1
+    assert begun.count(False) == crashes + 1 > 3
 
 
 def test_a_node_that_was_away_is_greeted_again_and_its_answers_count():

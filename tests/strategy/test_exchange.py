@@ -1,6 +1,8 @@
 """A round ends with its quorum or its time; what comes later is of no round."""
 
+import gc
 from itertools import count
+from weakref import WeakValueDictionary
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -16,6 +18,7 @@ from strategy.exchange import Exchange
 from strategy.nodes import OrderedGrid
 
 NODES = 5
+answers_kept = WeakValueDictionary()  # by node and round: those that anybody still keeps
 SLOW = Ideal(seconds_per_step=1.0)  # node n answers after n seconds
 app = ClientApp()
 
@@ -28,7 +31,9 @@ def echo(message, context):
     if node in config.get("broken", []):
         raise RuntimeError("no power")
     metrics = {"round": config["round"], "num-steps": node}
-    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+    answer = Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+    answers_kept[node, config["round"]] = answer
+    return answer
 
 
 def exchange_over(network=SLOW, nodes=NODES, seed=0):
@@ -69,10 +74,12 @@ def test_answers_of_the_same_moment_are_all_there():
     assert grid.now == 1.0
 
 
-def expect_none_left(exchange, grid):
-    exchange._late.clear()
-    assert len(exchange._late) == 0
-    assert grid._grid._arrivals == {}  # all were fetched, and forgotten
+def expect_none_left(lates):
+    (late,) = lates
+    late.clear()
+    assert len(late) == 0
+    gc.collect()
+    assert not answers_kept  # all were fetched, and forgotten
 
 
 @pytest.mark.parametrize("quorum", [1, 3, NODES])
@@ -86,16 +93,17 @@ def test_the_time_is_up_in_every_round_anew(quorum):
     assert grid.now == before + 0.25
 
 
-def test_late_answers_belong_to_no_round():
-    exchange, grid = exchange_over()
+def test_late_answers_belong_to_no_round(lates):
+    exchange, _ = exchange_over()
     exchange(messages(1), 2, 1e9)  # 3, 4 and 5 are still at work
     for number in range(2, 6):
         answers = exchange(messages(number, nodes=[1, 4, 5]), 3, 1e9)
         assert rounds_of(answers) == {1: number, 4: number, 5: number}
-    expect_none_left(exchange, grid)
+    del answers
+    expect_none_left(lates)
 
 
-def test_a_node_that_is_late_in_every_round_never_gets_an_old_answer_in():
+def test_a_node_that_is_late_in_every_round_never_gets_an_old_answer_in(lates):
     exchange, grid = exchange_over()
     slow = []
     for number in range(1, 30):
@@ -106,7 +114,8 @@ def test_a_node_that_is_late_in_every_round_never_gets_an_old_answer_in():
     assert grid.now == pytest.approx(2 * 29)
     answers = exchange(messages(30, nodes=[5]), 1, 1e9)  # it works off all it was asked
     assert rounds_of(answers) == {5: 30}
-    expect_none_left(exchange, grid)
+    del answers
+    expect_none_left(lates)
 
 
 def test_errors_are_answers_but_no_part_of_a_quorum():
@@ -151,15 +160,17 @@ def test_an_answer_in_time_makes_good_what_was_missed():
 
 
 @pytest.mark.parametrize("quorum", [2, NODES])
-def test_lost_answers_are_not_asked_for_for_ever(quorum):
-    exchange, grid = exchange_over(Ideal(1e9, 1e9, 100.0, 0.001, loss=0.3), seed=2)
+def test_lost_answers_are_not_asked_for_for_ever(quorum, lates):
+    exchange, _ = exchange_over(Ideal(1e9, 1e9, 100.0, 0.001, loss=0.3), seed=2)
+    (late,) = lates
     lost, longest = 0, 0
     for number in range(1, 201):
         answers = exchange(messages(number), quorum, 2.0)
         assert set(rounds_of(answers).values()) <= {number}
         lost += NODES - len(answers)
-        longest = max(longest, len(exchange._late))
-        assert len(grid._grid._arrivals) <= len(exchange._late)
+        longest = max(longest, len(late))
+        del answers
+        assert len(answers_kept) <= len(late)
     assert lost > 200
     assert longest < 8 * NODES  # as many in a row as a node may well lose
 
@@ -205,15 +216,15 @@ def test_virtual_time_leaves_their_life_alone():
     assert [m.metadata.ttl for m in sent] == [DEFAULT_TTL] * NODES
 
 
-def test_real_time_is_up_too(naps):
+def test_real_time_is_up_too(naps, lates):
     remote = Remote(failed=[1])
     exchange = Exchange(OrderedGrid(remote))
     for number in range(1, 4):
         assert list(exchange(messages(number, nodes=[1, 2]), 1, 3.0)) == [1]
         assert sum(naps) == pytest.approx(3.0 * number)
-        assert len(exchange._late) == number
+        assert len(lates[0]) == number
     remote.failed = [2]  # all of its late answers come in at once
     assert list(exchange(messages(4, nodes=[1, 2]), 1, 3.0)) == [2]
-    exchange._late.clear()
-    assert len(exchange._late) == 1
+    lates[0].clear()
+    assert len(lates[0]) == 1
     assert len(remote.sent) == 1

@@ -47,7 +47,7 @@ def test_one_node_alone_may_have_many_mini_batches_a_message(tmp_path):
 
 def afresh(message, context):
     """Answer as Flower's own processes do: nothing is left of a message but the node's state."""
-    segment_module._hosts.clear()
+    segment_module.hosts.clear()
     context.state = pickle.loads(pickle.dumps(plain(context.state)))
     reply = client.app.app(message, context)
     context.state = plain(context.state)

@@ -238,12 +238,14 @@ def test_the_mean_applied_only_where_a_node_sent(drop):
     np.testing.assert_array_equal(federation.replica(1)[MODEL], federation.models[3])
 
 
-def test_a_node_that_knows_no_optimizer_says_so():
-    course, app = Course().go(1), Uplink("float32", layout=LAYOUT)
+@pytest.mark.parametrize("lacks", ["layout", "optimizer"])
+def test_a_node_that_knows_no_layout_or_no_optimizer_says_so(lacks):
+    course = Course().go(1)
+    app = Uplink("float32", layout=LAYOUT if lacks == "optimizer" else None)
     parcel = course.steps.parcel(None)
     told = written(ToNode(number=1, **parcel.note))
     message = Message(RecordDict({"arrays": parcel.arrays, NOTE: told}), 1, "train")
-    with pytest.raises(PayloadError, match="knows no optimizer"):
+    with pytest.raises(PayloadError, match=f"knows no {lacks}"):
         app(message, context_of(1), lambda *_: pytest.fail("the app was called"))
 
 
