@@ -1,5 +1,6 @@
 """What nodes may do to the asynchronous server: crash, come back, join, be late, send rubbish."""
 
+import gc
 from collections import Counter
 from itertools import pairwise
 
@@ -7,9 +8,12 @@ import numpy as np
 import pytest
 
 from compression import PayloadError, make_codec
+from compression.flower.grids import GridWrapper
 from conf.schema import DeviceClass
-from simulation.clock import NEVER, Ideal, VirtualClock
+from simulation.clock import NEVER, Ideal, Task, VirtualClock
 from strategy.asynchronous import Asynchronous
+from strategy.late import Late
+from strategy.nodes import OrderedGrid
 from strategy.staleness import Global
 from tests.strategy.event_loop import CODECS, WAITS, assert_same, at_once, event_loop
 from tests.strategy.federation import NODES, Federation, Trainer, initial
@@ -73,7 +77,13 @@ def test_who_does_not_answer_in_time_is_sent_a_message_anew(caplog):
     assert strategy.traffic.failures > 5
     assert "no answer in time" in caplog.text
     assert len(federation.seen) >= 60 + strategy.traffic.failures
-    assert len(strategy._late) <= NODES
+    assert len(strategy.state.late.messages) <= NODES
+
+
+def alive(kind):
+    """Return how many objects of a class there are, but for those that are there for good."""
+    gc.collect()
+    return sum(isinstance(each, kind) for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("speed", [0.01, 1e-5])
@@ -83,16 +93,16 @@ def test_those_who_are_always_late_cost_nothing(speed):
     network = Ideal(waiting="fixed", waiting_seconds=1.0, classes=classes)
     federation = Federation(Trainer(steps=at_once), network, nodes=8, seed=2)
     strategy = federation.push(2_000, timeout=3.0, record_every=2_000)
-    slow = sum(federation.grid._clock.speed(node) < 1 for node in range(1, 9))
+    slow = sum(federation.clock.speed(node) < 1 for node in range(1, 9))
     assert 0 < slow < 8
     end = federation.grid.virtual_seconds
     assert strategy.traffic.failures > 100 * slow
     assert len(federation.seen) <= 2_000 + 8 + slow * (1 + end * speed)
-    grid = federation.grid
-    assert len(grid._early) + len(grid._arrivals) + len(grid._sent) + len(grid._bounds) <= 24
+    assert alive(Task) <= 8  # of messages under way, at the clock and at the grid
     busy = 1 / speed / 3  # messages that a node is sent while it is busy with one
-    strategy._late.clear()
-    assert len(strategy._late) <= slow * (2 * busy + 1)  # and before it answers the next one
+    late = Late(OrderedGrid(federation.grid), strategy.state.late)
+    late.clear()
+    assert len(late) <= slow * (2 * busy + 1)  # and before it answers the next one
 
 
 def test_answers_that_come_too_late_are_not_applied_and_taken_back():
@@ -103,7 +113,7 @@ def test_answers_that_come_too_late_are_not_applied_and_taken_back():
     strategy = federation.push(40, timeout=3.0)
     assert strategy.traffic.failures > 5
     assert strategy.traffic.client_updates == 40
-    assert len(federation.grid._arrivals) <= NODES
+    assert alive(Task) <= NODES
     for node in range(1, NODES + 1):
         answered = [number for n, number in federation.seen if n == node]
         assert answered == list(range(1, len(answered) + 1))
@@ -119,22 +129,23 @@ def test_no_more_messages_than_asked_for_after_returns_and_time_outs():
     network = Ideal(waiting="uniform", waiting_seconds=1.0, crash=0.05, rejoin_seconds=6.0)
     federation, most = Federation(Trainer(steps=at_once), network, seed=1), Counter()
     strategy = Asynchronous(pushes=600, in_flight=2)
-    send = strategy._send
 
-    def counting(node):
-        send(node)
-        flight = Counter(sent.node for sent in strategy._flight.values())
-        most[node] = max(most[node], flight[node])
+    class Counting(GridWrapper):
+        def push_messages(self, messages, ttl=NEVER):
+            for message in messages:
+                node = message.metadata.dst_node_id
+                flight = [sent for sent in strategy.state.flight.values() if sent.node == node]
+                most[node] = max(most[node], len(flight) + 1)
+            return super().push_messages(messages, ttl)
 
-    strategy._send = counting
-    strategy.start(federation.grid, initial(), timeout=6.0)
+    strategy.start(Counting(federation.grid), initial(), timeout=6.0)
     assert strategy.traffic.failures > 50
     assert dict(most) == dict.fromkeys(range(1, NODES + 1), 2)
 
 
 def test_a_node_that_was_sent_a_message_anew_loses_its_memory_too():
     network = Ideal(waiting="uniform", waiting_seconds=4.0, crash=0.3, rejoin_seconds=2.0)
-    begun, answers = [], []
+    begun, answers, crashes = [], [], 0
 
     def reply(key, answer):
         begun.append(bool(federation.pool.contexts))
@@ -143,18 +154,20 @@ def test_a_node_that_was_sent_a_message_anew_loses_its_memory_too():
     federation = Federation(
         Trainer(steps=at_once, **CODECS["topk"]), network, nodes=1, seed=3, reply=reply
     )
-    clock = federation.grid._clock
-    answered = clock.answer
+    answered = federation.clock.answer
 
     def noting(task, steps, up):
-        answers.append((clock._crashes[1] - task.life, answered(task, steps, up)))
-        return answers[-1][1]
+        nonlocal crashes
+        arrival = answered(task, steps, up)
+        answers.append((crashes - task.life, arrival))
+        crashes += task.crashes and arrival < NEVER
+        return arrival
 
-    clock.answer = noting
+    federation.clock.answer = noting
     federation.push(40, timeout=5.0)
     assert sum(arrival < NEVER for _, arrival in answers) >= 40
     assert {behind for behind, arrival in answers if arrival < NEVER} == {0}
-    assert begun.count(False) == clock._crashes[1] + 1
+    assert begun.count(False) == crashes + 1
 
 
 def test_a_node_that_was_away_is_greeted_again_and_its_answers_count():

@@ -8,11 +8,12 @@ from flwr.app.constants import DEFAULT_TTL
 from flwr.clientapp import ClientApp
 
 from compression.flower import grids as polling
-from simulation.clock import Ideal, VirtualClock
+from simulation.clock import NEVER, Ideal, VirtualClock
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
-from strategy.exchange import Exchange
+from strategy.exchange import Exchange, ExchangeState
+from strategy.late import Late
 from strategy.nodes import OrderedGrid
 
 NODES = 5
@@ -31,10 +32,23 @@ def echo(message, context):
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
 
-def exchange_over(network=SLOW, nodes=NODES, seed=0):
+class Noting(OrderedGrid):
+    """Notes the ids of all that was sent."""
+
+    def __init__(self, grid):
+        super().__init__(grid)
+        self.ids = []
+
+    def push_messages(self, messages, ttl=NEVER):
+        new = list(super().push_messages(messages, ttl))
+        self.ids += new
+        return new
+
+
+def exchange_over(network=SLOW, nodes=NODES, seed=0, state=None):
     pool = make_pool(HostSpec(app, nodes, 1, {}), 1)
-    grid = OrderedGrid(LocalGrid(pool, nodes, VirtualClock(network, seed)))
-    return Exchange(grid), grid
+    grid = Noting(LocalGrid(pool, nodes, VirtualClock(network, seed)))
+    return Exchange(grid, state), grid
 
 
 def messages(number, nodes=range(1, NODES + 1), **config):
@@ -69,10 +83,11 @@ def test_answers_of_the_same_moment_are_all_there():
     assert grid.now == 1.0
 
 
-def expect_none_left(exchange, grid):
-    exchange._late.clear()
-    assert len(exchange._late) == 0
-    assert grid._grid._arrivals == {}  # all were fetched, and forgotten
+def expect_none_left(grid, state):
+    late = Late(grid, state.late)
+    late.clear()
+    assert len(late) == 0
+    assert grid.pull_before(grid.ids, NEVER) == []  # all were fetched
 
 
 @pytest.mark.parametrize("quorum", [1, 3, NODES])
@@ -87,16 +102,18 @@ def test_the_time_is_up_in_every_round_anew(quorum):
 
 
 def test_late_answers_belong_to_no_round():
-    exchange, grid = exchange_over()
+    state = ExchangeState()
+    exchange, grid = exchange_over(state=state)
     exchange(messages(1), 2, 1e9)  # 3, 4 and 5 are still at work
     for number in range(2, 6):
         answers = exchange(messages(number, nodes=[1, 4, 5]), 3, 1e9)
         assert rounds_of(answers) == {1: number, 4: number, 5: number}
-    expect_none_left(exchange, grid)
+    expect_none_left(grid, state)
 
 
 def test_a_node_that_is_late_in_every_round_never_gets_an_old_answer_in():
-    exchange, grid = exchange_over()
+    state = ExchangeState()
+    exchange, grid = exchange_over(state=state)
     slow = []
     for number in range(1, 30):
         answers = exchange(messages(number, nodes=[1, 2, 5]), 2, 1e9)
@@ -106,7 +123,7 @@ def test_a_node_that_is_late_in_every_round_never_gets_an_old_answer_in():
     assert grid.now == pytest.approx(2 * 29)
     answers = exchange(messages(30, nodes=[5]), 1, 1e9)  # it works off all it was asked
     assert rounds_of(answers) == {5: 30}
-    expect_none_left(exchange, grid)
+    expect_none_left(grid, state)
 
 
 def test_errors_are_answers_but_no_part_of_a_quorum():
@@ -152,14 +169,18 @@ def test_an_answer_in_time_makes_good_what_was_missed():
 
 @pytest.mark.parametrize("quorum", [2, NODES])
 def test_lost_answers_are_not_asked_for_for_ever(quorum):
-    exchange, grid = exchange_over(Ideal(1e9, 1e9, 100.0, 0.001, loss=0.3), seed=2)
+    state = ExchangeState()
+    network = Ideal(1e9, 1e9, 100.0, 0.001, loss=0.3)
+    exchange, grid = exchange_over(network, seed=2, state=state)
     lost, longest = 0, 0
     for number in range(1, 201):
         answers = exchange(messages(number), quorum, 2.0)
         assert set(rounds_of(answers).values()) <= {number}
         lost += NODES - len(answers)
-        longest = max(longest, len(exchange._late))
-        assert len(grid._grid._arrivals) <= len(exchange._late)
+        longest = max(longest, len(state.late.messages))
+    owed = set(state.late.messages)
+    left = {reply.metadata.reply_to_message_id for reply in grid.pull_before(grid.ids, grid.now)}
+    assert left <= owed  # what nobody will ask for was fetched, and forgotten
     assert lost > 200
     assert longest < 8 * NODES  # as many in a row as a node may well lose
 
@@ -206,14 +227,16 @@ def test_virtual_time_leaves_their_life_alone():
 
 
 def test_real_time_is_up_too(naps):
-    remote = Remote(failed=[1])
-    exchange = Exchange(OrderedGrid(remote))
+    remote, state = Remote(failed=[1]), ExchangeState()
+    grid = OrderedGrid(remote)
+    exchange = Exchange(grid, state)
     for number in range(1, 4):
         assert list(exchange(messages(number, nodes=[1, 2]), 1, 3.0)) == [1]
         assert sum(naps) == pytest.approx(3.0 * number)
-        assert len(exchange._late) == number
+        assert len(state.late.messages) == number
     remote.failed = [2]  # all of its late answers come in at once
     assert list(exchange(messages(4, nodes=[1, 2]), 1, 3.0)) == [2]
-    exchange._late.clear()
-    assert len(exchange._late) == 1
+    late = Late(grid, state.late)
+    late.clear()
+    assert len(late) == 1
     assert len(remote.sent) == 1

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.late import LEAST, Late
+from strategy.late import LEAST, Late, LateState
 
 NODES = 3
 
@@ -29,7 +29,8 @@ class Answers:
 @given(st.lists(st.tuples(st.sampled_from(["late", "comes", "in time"]), st.integers(1, NODES))))
 def test_only_what_may_still_come_is_kept(events):
     grid = Answers()
-    late, owed, sent = Late(grid), {node: [] for node in range(1, NODES + 1)}, 0
+    state, owed, sent = LateState(), {node: [] for node in range(1, NODES + 1)}, 0
+    late = Late(grid, state)
     for what, node in events:
         if what == "late":
             sent += 1
@@ -44,7 +45,7 @@ def test_only_what_may_still_come_is_kept(events):
             owed[node].clear()
             late.answered(node, sent)
     late.clear()
-    assert set(late._messages) == {str(number) for numbers in owed.values() for number in numbers}
+    assert set(state.messages) == {str(number) for numbers in owed.values() for number in numbers}
     assert not grid.there
 
 

@@ -7,9 +7,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 
 import client.app
-from client import segment as segment_module
+from client.segment import Segments
+from conf import load_config
 from tests.strategy.cut import AHEAD, PIPED, QUICK, ROOT, SPLIT, run, same
 
+NODES = 4
 CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.yaml"))
 
 
@@ -47,9 +49,8 @@ def test_one_node_alone_may_have_many_mini_batches_a_message(tmp_path):
 
 def afresh(message, context):
     """Answer as Flower's own processes do: nothing is left of a message but the node's state."""
-    segment_module._hosts.clear()
     context.state = pickle.loads(pickle.dumps(plain(context.state)))
-    reply = client.app.app(message, context)
+    reply = Segments(load_config(context.run_config, NODES), None).answer(message, context)
     context.state = plain(context.state)
     return reply
 
