@@ -34,15 +34,15 @@ class Cases(BasicSweeper):
         cases: Sequence[str] = (),
     ) -> None:
         super().__init__(max_batch_size, params)
-        self._case_words = cases
-        self._cases: list[list[Override]] = [[]]
+        self.words = cases
+        self.cases: list[list[Override]] = [[]]  # the words, read
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run all jobs. Raises `ConfigError` for cases that cannot be read."""
         assert self.hydra_context is not None  # Hydra calls setup() first
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        words = [split_case(case) for case in _as_list(self._case_words)] or [[]]
-        self._cases = [parser.parse_overrides(case) for case in words]
+        words = [split_case(case) for case in _as_list(self.words)] or [[]]
+        self.cases = [parser.parse_overrides(case) for case in words]
         return super().sweep(arguments)
 
     def split_arguments(  # type: ignore[override]  # a static method there: it knows no cases
@@ -51,7 +51,7 @@ class Cases(BasicSweeper):
         """Return the batches of jobs, a list of words each; `overrides` begins with the params."""
         params, line = overrides[: len(self.params)], overrides[len(self.params) :]
         jobs: list[list[str]] = []
-        for case in self._cases:
+        for case in self.cases:
             fixed = {word.key_or_group for word in case}
             free = [word for word in params if word.key_or_group not in fixed]
             # of several words with one key BasicSweeper keeps the last, at the first one's place

@@ -1,5 +1,7 @@
 """The mini-batches of single gradients: epochs of their own, from (seed, node, number) alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import client.samples
 from client.node import Node
-from client.samples import Recent
+from client.samples import Samples
 from client.trainer import Trainer
 from conf.build import model_of
 from conf.load import compose_config, to_config
+from task.datasets.data import Split
+from task.steps import prepare
 
 NODES = 8
 
@@ -30,6 +35,15 @@ def other():
     return make("seed=1")
 
 
+def numbered(trainer):
+    """Return a trainer's samples anew, labelled with their places in the training split."""
+    train = trainer.data.train
+    places = Split(train.images, torch.arange(len(train.labels)))
+    samples = Samples(trainer.config, replace(trainer.data, train=places))
+    samples.partition = trainer.samples.partition  # which goes by the labels that they had
+    return samples
+
+
 def drawn(trainer, node, numbers):
     """Return the samples' places in the training split, a tuple a batch."""
     return drawn_in_turn(trainer, [(node, number) for number in numbers])
@@ -37,16 +51,18 @@ def drawn(trainer, node, numbers):
 
 def drawn_in_turn(trainer, calls):
     """As `drawn`, for (node, number) in any order."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer.samples, "prepared", Recent(0))  # nothing kept: made by place
-        patch.setattr(trainer.samples, "samples_at", lambda indices: indices)
-        patch.setattr(trainer.samples, "orders", {})
-        return [tuple(trainer.samples.batch(Node(node, NODES), n).tolist()) for node, n in calls]
+    samples = numbered(trainer)
+    return [tuple(samples.batch(Node(node, NODES), n)[1].tolist()) for node, n in calls]
+
+
+def part_of(trainer, node, held_back=False):
+    """Return the places of all that a node trains on, or holds back."""
+    return numbered(trainer).of(Node(node, NODES), held_back=held_back)[1].tolist()
 
 
 def epoch_of(trainer, node):
     """Return how many batches an epoch has, and the node's samples."""
-    samples = trainer.samples.part_of(Node(node, NODES), held_back=False).tolist()
+    samples = part_of(trainer, node)
     return len(samples) // trainer.config.batch_size, samples
 
 
@@ -79,18 +95,26 @@ def test_batches_do_not_depend_on_what_was_asked_before(plain, calls):
 
 
 @pytest.mark.parametrize("words", [[], ["dataset.per_image=true", "dataset.holdout=0.25"]])
-def test_batches_do_not_depend_on_what_is_kept(words):
-    trainer, forgetful = make(*words), make(*words)
-    forgetful.samples.prepared = Recent(60_000)  # the first node's samples fit, no other's
-    for node in range(3):
-        for number in (0, 1, 14, 13, 40):
-            mine = trainer.samples.batch(Node(node, NODES), number)
-            for kept, made in zip(
-                mine, forgetful.samples.batch(Node(node, NODES), number), strict=True
-            ):
-                assert torch.equal(kept, made)
-    assert [order.prepared for order in trainer.samples.orders.values()] == [True] * 3
-    assert [order.prepared for order in forgetful.samples.orders.values()] == [True, False, False]
+def test_batches_do_not_depend_on_what_is_kept(words, monkeypatch):
+    prepared = []
+
+    def counting(images, *how):
+        prepared.append(len(images))
+        return prepare(images, *how)
+
+    def batches(trainer):
+        calls = [(Node(node, NODES), number) for node in range(3) for number in (0, 1, 14, 13, 40)]
+        made = [tensor for call in calls for tensor in trainer.samples.batch(*call)]
+        return made, [prepared.pop(0) for _ in prepared[:]]
+
+    monkeypatch.setattr(client.samples, "prepare", counting)
+    kept, at_once = batches(make(*words))
+    # the first node's samples fit, no other's
+    monkeypatch.setattr(client.samples, "PREPARED_BYTES", 60_000)
+    made, piece_by_piece = batches(make(*words))
+    assert all(map(torch.equal, kept, made))
+    assert len(at_once) == 3
+    assert piece_by_piece == [at_once[0], *[16] * 10]
 
 
 def test_seeds_have_batches_of_their_own(plain, other):
@@ -112,7 +136,7 @@ def test_a_node_with_less_than_a_batch_uses_all_it_has():
 
 def test_held_back_samples_are_not_drawn():
     trainer = make("dataset.holdout=0.25")
-    held = set(trainer.samples.part_of(Node(0, NODES), held_back=True).tolist())
+    held = set(part_of(trainer, 0, held_back=True))
     assert held
     assert not held & set().union(*drawn(trainer, 0, range(40)))
 

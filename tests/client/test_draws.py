@@ -15,7 +15,6 @@ from conf import run_config
 from conf.load import compose_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
-from task import draws
 from task.draws import OwnStream
 from task.models.parts import MODELS
 from task.orders import Orders
@@ -50,13 +49,12 @@ class Recurrent(nn.Module):
 
 @pytest.fixture(autouse=True)
 def models(monkeypatch):
-    MODELS.names()
     made = {
         "functional": lambda channels, size, classes: Functional(channels * size**2, classes),
         "recurrent": lambda channels, size, classes: Recurrent(size, classes),
     }
-    for name, make in made.items():
-        monkeypatch.setitem(MODELS.members, name, make)
+    get = MODELS.get
+    monkeypatch.setattr(MODELS, "get", lambda name: made.get(name) or get(name))
 
 
 def words(model, *more):
@@ -133,14 +131,13 @@ def test_what_else_draws_in_the_process_never_notices():
 
 
 def test_a_devices_own_generator_is_set_and_put_back(monkeypatch):
-    """Here without such a device: two generators stand for those of two."""
-    kind = SimpleNamespace(default_generators=(torch.Generator(), torch.Generator()))
+    """Here without such devices, of which there will never be so many: generators for two."""
+    generators = {62: torch.Generator(), 63: torch.Generator()}
+    kind = SimpleNamespace(default_generators=generators)
     monkeypatch.setattr(torch, "get_device_module", lambda device: kind)
-    draws.generators_of.cache_clear()
-    left, right = (torch.rand(1, generator=g.clone_state()) for g in kind.default_generators)
-    with OwnStream(torch.device("cuda:1"), 7):
-        own = torch.rand(1, generator=kind.default_generators[1])
+    before = {n: torch.rand(1, generator=g.clone_state()) for n, g in generators.items()}
+    with OwnStream(torch.device("cuda:63"), 7):
+        own = torch.rand(1, generator=generators[63])
         torch.testing.assert_close(torch.rand(1), own, rtol=0, atol=0)
-    draws.generators_of.cache_clear()
-    for generator, expected in zip(kind.default_generators, (left, right), strict=True):
-        assert torch.rand(1, generator=generator) == expected
+    for n, generator in generators.items():
+        assert torch.rand(1, generator=generator) == before[n]

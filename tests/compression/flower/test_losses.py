@@ -138,7 +138,7 @@ def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
     assert len(seen) == len(set(seen)) == link.traffic.client_updates > 60
     layout = layout_of(initial())
     for node in range(1, NODES + 1):
-        state = NodeState(pool._host._contexts[node].state)
+        state = NodeState(pool.contexts[node].state)
         kept = still_kept(codec, state, receipts, node, layout)
         scale = max(np.abs(given[node - 1]).max(), np.abs(kept).max(), 1)
         np.testing.assert_allclose(total[node - 1] + kept, given[node - 1], atol=2e-5 * scale)
@@ -163,7 +163,7 @@ def test_a_node_that_lost_its_state_is_heard_again():
     def forget(server_round, arrays):
         failures.append(link.traffic.failures)
         if server_round == 3:
-            pool._host._contexts.clear()
+            pool.contexts.clear()
 
     strategy.start(link, initial(), num_rounds=6, evaluate_fn=forget)
     # One round to notice that the replicas are gone, then all is as before.
@@ -185,7 +185,7 @@ def test_a_model_that_was_damaged_at_the_node_is_sent_again_whole():
         failures.append(link.traffic.failures)
         sizes.append(link.traffic.downlink_bytes)
         if server_round == 2:
-            state = pool._host._contexts[3].state
+            state = pool.contexts[3].state
             replica = kept(state, REPLICA)
             replica[MODEL] = replica[MODEL] + np.float32(1e-3)
             keep(state, REPLICA, replica)

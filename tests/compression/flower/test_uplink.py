@@ -66,7 +66,7 @@ def test_what_a_node_keeps_is_what_is_declared(options):
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=4)
     assert link.traffic.failures == 0
     payload = link.traffic.uplink_bytes / link.traffic.client_updates
-    for context in pool._host._contexts.values():
+    for context in pool.contexts.values():
         arrays = context.state[MEMORY].values()
         kept = sum(array.vector.nbytes for array in arrays)
         last = 2 * payload if codec.keeps else 0
