@@ -1,4 +1,4 @@
-"""An app learns the same here and in Flower's simulation (half a minute, most of it Ray's start)."""
+"""An app learns the same here and in Flower's simulation: half a minute, most of it Ray's start."""
 
 import numpy as np
 
