@@ -25,7 +25,7 @@ from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.build import codec_of, data_of, device_of, model_of, optimizer_of, partition_of
 from conf.check import check_target
-from conf.load import to_config
+from conf.load import network_config, to_config
 from report.progress import RunProgress
 from report.segments import show
 from report.summary import read_result, summary_table
@@ -64,7 +64,17 @@ def run(composed: DictConfig, folder: Path) -> None:
         prepare(config)
     (folder / "result.json").unlink(missing_ok=True)  # an earlier run's, in the same folder
     values = run_config(composed, output=str(folder))
-    task = Job(ROOT, values, config.nodes, folder, config.seed, config.network)
+    task = Job(
+        ROOT,
+        values,
+        config.nodes,
+        folder,
+        config.seed,
+        config.network,
+        ideal=network_config("ideal"),
+        device=config.device,
+        verbose=config.verbose,
+    )
     try:
         with RunProgress(folder, config.rounds, console) if alone() else nullcontext():
             instantiate(config.engine)(task)

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.check import check
-from conf.schema import Config, ConfigError
+from conf.schema import Config, ConfigError, NetworkConfig
 
 HERE = Path(__file__).parent
 
@@ -70,6 +70,12 @@ def _loaded(config: str) -> Config:
 @functools.lru_cache(maxsize=4)
 def _composed(overrides: str, nodes: int) -> Config:
     return to_config(compose_config([*shlex.split(overrides), f"nodes={nodes}"]))
+
+
+def network_config(name: str) -> NetworkConfig:
+    """Return what one of conf/network/*.yaml says that builds on no other."""
+    own = OmegaConf.load(HERE / "network" / f"{name}.yaml")
+    return cast(NetworkConfig, OmegaConf.to_object(OmegaConf.merge(NetworkConfig, own)))
 
 
 def compose_config(overrides: list[str]) -> DictConfig:

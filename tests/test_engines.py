@@ -61,7 +61,7 @@ def test_local_and_ray_give_the_same_weights(tmp_path):
 
 
 def test_the_asynchronous_server_on_ray(tmp_path):
-    words = ["algorithm=adacomp", "nodes=4", "strategy.pushes=16", "eval_every=8"]
+    words = ["algorithm=adacomp", "network=ideal", "nodes=4", "strategy.pushes=16", "eval_every=8"]
     run({tmp_path / "ray": "engine=ray"}, *words, "engine.actors=1")
     result = json.loads((tmp_path / "ray" / "result.json").read_text())
     assert result["client_updates"] == 16

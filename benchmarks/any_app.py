@@ -1,0 +1,68 @@
+"""Wall time of a whole run of somebody else's app, here and in Flower's simulation (Ray), in turns.
+
+    python -m benchmarks.any_app              # JSON on stdout, about two minutes
+    python -m benchmarks.any_app APP --nodes 10 --cycles 5 --run-config 'num-server-rounds=3'
+
+Both from the start of a Python process to its end, with as many workers as actors: what a person
+waits for. Flower's goes the way of `flwr run` with an environment that is there already: a
+SuperLink of its own, a bundle of the app, Ray. Without `flwr run`'s installing of dependencies,
+which takes minutes on top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+from benchmarks.timing import ROOT
+
+QUICKSTART = ROOT / "tests" / "apps" / "quickstart_pytorch"
+ON_RAY = """
+import sys
+from pathlib import Path
+from flwr.common.config import parse_config_args
+from simulation.ray import run_ray
+app, nodes, actors, words = sys.argv[1:]
+run_ray(Path(app), run_config=parse_config_args([words]), num_nodes=int(nodes), actors=int(actors))
+"""
+
+
+def seconds(command: list[str]) -> float:
+    """Return how long a command takes. Raises CalledProcessError if it fails."""
+    start = time.perf_counter()
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Run both in turns and print JSON; `ratio`: the median over the pairs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("app", type=Path, nargs="?", default=QUICKSTART)
+    parser.add_argument("--nodes", type=int, default=10)
+    parser.add_argument("--run-config", default="")
+    parser.add_argument("--cycles", type=int, default=3)
+    given = parser.parse_args()
+    app, nodes, processes = str(given.app.resolve()), str(given.nodes), str(os.cpu_count())
+    here = ["-m", "simulation", app, "--nodes", nodes, "--workers", processes]
+    commands = {
+        "local": [*here, "--run-config", given.run_config],
+        "ray": ["-c", ON_RAY, app, nodes, processes, given.run_config],
+    }
+    found: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(given.cycles):
+        for name, command in commands.items():
+            found[name].append(seconds([sys.executable, *command]))
+            print(f"{name}: {found[name][-1]:.1f} s", file=sys.stderr)
+    ratios = [ray / local for local, ray in zip(found["local"], found["ray"], strict=True)]
+    result = {f"{name}_seconds": round(median(times), 1) for name, times in found.items()}
+    print(json.dumps({**result, "ratio": round(median(ratios), 2)}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

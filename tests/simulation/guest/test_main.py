@@ -1,0 +1,349 @@
+"""The command, for real: apps of all kinds, and what is said of those that cannot be run."""
+
+import os
+import signal
+import sys
+
+import pytest
+import torch
+from flwr.app import ArrayRecord
+
+from compression.flower.traffic import flower_bytes
+from simulation.guest import main
+from simulation.guest.modules import HOME, OURS
+from tests.simulation.guest.apps import APPS, ROOT, simulate, start, summary, write
+
+SERVER = """
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+
+def ask(grid, kind, nodes=None):
+    content = RecordDict()
+    nodes = nodes or grid.get_node_ids()
+    return [Message(content, node, kind, group_id="1") for node in nodes]
+
+@app.main()
+def main(grid, context):
+"""
+
+CLIENT = """
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+app = ClientApp()
+"""
+
+
+def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path):
+    """And its numbers are what was sent: whole models, down for all messages, up for training."""
+    nodes, words = 4, "num-server-rounds=2 fraction-evaluate=1.0"
+    runs = {}
+    for workers in ("1", "2"):
+        output = tmp_path / f"{workers}.pt"
+        more = ["--nodes", str(nodes), "--workers", workers, "--network", "lte"]
+        app = APPS / "quickstart_pytorch"
+        runs[output] = start(app, *more, "-c", words, "-c", f'output="{output}"')
+    printed = [process.communicate(timeout=300)[0] for process in runs.values()]
+    models = [torch.load(output) for output in runs]
+    for name, tensor in models[0].items():
+        assert torch.equal(tensor, models[1][name])
+    assert printed[0].splitlines()[:-1] == printed[1].splitlines()[:-1]  # but for real seconds
+    found, size = summary(printed[0]), flower_bytes(ArrayRecord(models[0]))
+    assert found["sent"] == found["answered"] == 4 * nodes
+    assert (found["down"], found["up"]) == (4 * nodes * size, 2 * nodes * size)
+    link = 4 * 0.08 + 4 * 8 * size / 20e6 + 2 * 8 * size / 5e6  # latencies, down, up
+    assert found["virtual"] == pytest.approx(link, abs=0.005)
+
+
+NAMES = ["client", "strategy", "simulation", "task", "conf", "tests", "command"]
+WHO = "import client.who, compression, simulation.who, strategy.who, task"
+
+
+@pytest.mark.parametrize("place", ["checkout", "app", "elsewhere", "spawned"])
+def test_an_apps_modules_may_have_any_name(tmp_path, place):
+    """Ours too, as packages, as plain folders and as files; wherever one stands."""
+    seen = "[m.WHO for m in (client.who, compression, simulation.who, strategy.who, task)]"
+    client = f"""{CLIENT}
+@app.query()
+def who(message, context):
+    {WHO}
+    print(f"node {{context.node_config['partition-id']}} {{{seen}}}\\n", end="")
+    return Message(RecordDict({{"c": ConfigRecord({{"who": {seen}}})}}), reply_to=message)
+"""
+    server = f"""import sys
+{WHO}
+{SERVER}
+    print("server", {seen})
+    for reply in grid.send_and_receive(ask(grid, "query")):
+        print("reply", reply.content["c"]["who"])
+    ours = {{name.split(".")[0] for name in sys.modules}} & {{"report", "conf", "benchmarks"}}
+    print("ours", sorted(ours))
+"""
+    files = {
+        "client/__init__.py": "",
+        "client/app.py": client,
+        "client/who.py": "WHO = 1",
+        "compression.py": "WHO = 2",
+        "simulation/who.py": "WHO = 3",  # no __init__.py
+        "strategy/who.py": "WHO = 4",
+        "strategy/app.py": server,
+        "task.py": "WHO = 5",
+    }
+    if place == "app":  # a folder of that name would hide ours from `-m` itself
+        files["elsewhere/simulation_of_ours.py"] = ""
+    if place == "spawned":
+        files |= {"tensorflow.py": "", "task.py": "import tensorflow\nWHO = 5"}
+    app = write(tmp_path / "toy", files, "strategy.app:app", "client.app:app")
+    cwd = {"checkout": ROOT, "app": app / "client"}.get(place, tmp_path)
+    environment = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = str(ROOT)
+    try:
+        printed = simulate(app, "--nodes", "2", "--workers", "2", cwd=cwd)
+    finally:
+        os.environ["PYTHONPATH"] = environment
+    who = [1, 2, 3, 4, 5]
+    assert sorted(printed.splitlines()[:6]) == sorted(
+        [f"server {who}", *[f"reply {who}"] * 2, *[f"node {n} {who}" for n in (0, 1)], "ours []"]
+    )
+
+
+def test_the_list_of_our_own_names_is_complete():
+    there = {path.parent.name for path in HOME.glob("*/__init__.py")}
+    there |= {path.name for path in HOME.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert there - {name for name in there if name.startswith((".", "_"))} <= OURS
+
+
+OLD_SERVER = """
+import numpy as np
+from flwr.common import ndarrays_to_parameters
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg
+
+class Told(FedAvg):
+    def aggregate_fit(self, server_round, results, failures):
+        found = super().aggregate_fit(server_round, results, failures)
+        print("round", server_round, len(results), len(failures))
+        return found
+
+def server_fn(context):
+    strategy = Told(initial_parameters=ndarrays_to_parameters([np.zeros(500)]))
+    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=2))
+
+app = ServerApp(server_fn=server_fn)
+"""
+
+OLD_CLIENT = """
+from flwr.client import ClientApp, NumPyClient
+
+class Client(NumPyClient):
+    def __init__(self, partition):
+        self.partition = partition
+
+    def fit(self, parameters, config):
+        if self.partition == 3:
+            raise RuntimeError("no power")
+        return [parameters[0] + self.partition], 10, {}
+
+    def evaluate(self, parameters, config):
+        return float(parameters[0].sum()), 10, {}
+
+def client_fn(context):
+    return Client(context.node_config["partition-id"]).to_client()
+
+app = ClientApp(client_fn=client_fn)
+"""
+
+
+def test_apps_of_the_old_api(tmp_path):
+    app = write(tmp_path / "old", {"server.py": OLD_SERVER, "client.py": OLD_CLIENT})
+    process = start(app, "--nodes", "12", "--workers", "2", "--network", "lte")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert out.splitlines()[:2] == ["round 1 11 1", "round 2 11 1"]
+    assert "round 2: 5727.27" in err  # 500 numbers, twice the mean of all partitions but 3
+    found, size = summary(out), 500 * 8
+    assert (found["sent"], found["failed"]) == (48, 2)
+    assert found["up"] == pytest.approx(22 * size, rel=0.05)
+    assert found["virtual"] < 48 * 0.08  # not one after the other
+
+
+FEATURES = f"""
+import time
+{
+    SERVER.replace(
+        "@app.main()",
+        '''
+@app.lifespan()
+def life(context):
+    print("server begins", context.run_config["name"])
+    yield
+    print("server ends")
+
+@app.main()''',
+    )
+}
+    messages = ask(grid, "train") + ask(grid, "train") + ask(grid, "query.name")
+    ids, replies = list(grid.push_messages(messages)), []
+    while len(replies) < len(ids):  # as Flower's users write it
+        done = {{r.metadata.reply_to_message_id for r in replies}}
+        replies += grid.pull_messages(set(ids) - done)
+        time.sleep(0.01)
+    replies.sort(key=lambda reply: ids.index(reply.metadata.reply_to_message_id))
+    for reply in replies:
+        print(reply.metadata.src_node_id, reply.metadata.message_type, dict(reply.content["c"]))
+    (lost, fine) = grid.send_and_receive(ask(grid, "evaluate.die", [1, 2]))
+    print("lost", lost.has_error(), fine.has_error())
+    print("answered", [not r.has_error() for r in grid.send_and_receive(ask(grid, "train"))])
+"""
+
+FEATURED_CLIENT = f"""
+import os, random
+{CLIENT.replace("ClientApp()", "ClientApp(mods=[lambda m, c, go: go(m, c)])")}
+
+def marking(message, context, call_next):
+    reply = call_next(message, context)
+    reply.content["c"]["marked"] = True
+    return reply
+
+@app.lifespan()
+def life(context):
+    context.state["life"] = context.state.get("life", MetricRecord({{"n": 0}}))
+    context.state["life"]["n"] += 1
+    yield
+
+@app.train(mods=[marking])
+def train(message, context):
+    found = {{"lives": context.state["life"]["n"], "draw": random.random()}}
+    return Message(RecordDict({{"c": ConfigRecord(found)}}), reply_to=message)
+
+@app.query("name")
+def name(message, context):
+    found = {{"name": context.run_config["name"], "lives": context.state["life"]["n"]}}
+    return Message(RecordDict({{"c": ConfigRecord(found)}}), reply_to=message)
+
+@app.evaluate("die")
+def die(message, context):
+    if context.node_config["partition-id"] == 0 and context.run_config["die"]:
+        os._exit(3)
+    return Message(RecordDict(), reply_to=message)
+"""
+
+
+def test_lives_mods_actions_states_and_polling(tmp_path):
+    files = {"server.py": FEATURES, "client.py": FEATURED_CLIENT}
+    app = write(tmp_path / "toy", files, config='name = "toy"\ndie = true')
+    words = ["--nodes", "3", "--network", "waits"]
+    two = simulate(app, *words, "--workers", "2").splitlines()
+    one = simulate(app, *words, "--workers", "1", "-c", "die=false").splitlines()
+    assert one[:10] == two[:10]
+    assert (one[0], one[-6]) == ("server begins toy", "server ends")
+    order = [(number, node) for number in (1, 2) for node in (1, 2, 3)]
+    for line, (number, node) in zip(one[1:7], order, strict=True):
+        assert line.startswith(f"{node} train {{'lives': {number}, 'draw': 0.")
+        assert line.endswith("'marked': True}")
+    assert len({line.split("'draw': ")[1] for line in one[1:7]}) == 6
+    assert one[7:10] == [f"{n} query.name {{'name': 'toy', 'lives': 3}}" for n in (1, 2, 3)]
+    assert (one[10], two[10]) == ("lost False False", "lost True False")
+    assert two[11] == one[11] == "answered [True, True, True]"
+
+
+def test_edgewire_is_a_flower_app_too():
+    printed = simulate(
+        ".", "--nodes", "2", "--workers", "2", "-c", 'overrides="rounds=1 compression=f2i"'
+    )
+    found = summary(printed)
+    assert found["sent"] == found["answered"] == 2
+    assert 0 < 3 * found["up"] < found["down"]
+
+
+@pytest.fixture
+def cli(monkeypatch, capfd, at_home):
+    """Run the command's words in this process; return the exit code and its one line."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["simulation", *map(str, words)])
+        code = main.main(0.0)
+        return code, capfd.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "path"),
+        (["/nowhere"], "there is no folder /nowhere"),
+        (["docs"], "docs is no Flower app"),
+        (["--nodes", "0"], "--nodes must be at least 1, not 0"),
+        (["--nodes", "many"], "--nodes: invalid int value: 'many'"),
+        (["--workers", "-1"], "--workers must be at least 0"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--network", "wifi"], "there is no wifi; there are: adsl"),
+        (["--run-config", "rate=1"], "there is no rate in"),
+        (["--wrokers", "1"], "--wrokers 1"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(cli, words, part):
+    app = [] if len(words) < 2 else [APPS / "sklearn_float64"]
+    code, printed = cli(*app, *words)
+    assert code == 2
+    (line,) = printed.err.splitlines()
+    assert line.startswith("error: ")
+    assert part in line
+    assert not printed.out
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("import nothing_like_it", "ModuleNotFoundError: No module named 'nothing_like_it'"),
+        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("x = (", "SyntaxError: '(' was never closed"),
+        ("app = 3", "is no ServerApp, but int"),
+        ("ap = 3", "has no attribute 'app'"),
+    ],
+)
+@pytest.mark.parametrize("verbose", [False, True])
+def test_an_app_that_cannot_be_imported_is_named_with_the_reason(
+    cli, tmp_path, text, part, verbose
+):
+    files = {"broken_server.py": text, "broken_client.py": CLIENT}
+    app = write(tmp_path / "toy", files, "broken_server:app", "broken_client:app")
+    code, printed = cli(app, *["--verbose"] * verbose)
+    assert code == 2
+    *before, line = printed.err.splitlines()
+    assert line.startswith("error: ")
+    assert f"broken_server:app of {app}" in line
+    assert part in line
+    assert bool(before) == verbose
+    assert ("Traceback" in printed.err) == verbose
+
+
+def test_what_a_serverapp_raises_is_logged_in_full_and_ends_the_run(tmp_path):
+    server = (
+        SERVER + "    grid.send_and_receive(ask(grid, 'train'))\n    raise KeyError('accuracy')"
+    )
+    client = CLIENT + "\n@app.train()\ndef train(m, c):\n    raise RuntimeError('no power')\n"
+    app = write(tmp_path / "toy", {"server.py": server, "client.py": client})
+    process = start(app, "--nodes", "2", "--workers", "2")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert not out
+    assert err.splitlines()[-1] == "error: the ServerApp raised KeyError: 'accuracy'"
+    assert err.count("Traceback") == 3
+    assert err.count("RuntimeError: no power") == 2
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path, listening):
+    client = CLIENT + (
+        "\nimport time\n@app.train()\ndef train(m, c):\n"
+        "    print('at work', flush=True)\n    time.sleep(600)\n"
+    )
+    server = SERVER + "    grid.send_and_receive(ask(grid, 'train'))\n"
+    app = write(tmp_path / "toy", {"server.py": server, "client.py": client})
+    process = start(app, "--nodes", "1", "--workers", "1")
+    assert process.stdout.readline() == "at work\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "stopped\n")

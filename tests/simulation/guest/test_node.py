@@ -1,0 +1,145 @@
+"""A guest's node answers as its ClientApp does, and shares nothing with anybody."""
+
+import random
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from simulation.guest.app import read_app
+from simulation.guest.node import GuestNode
+from simulation.host import Host, HostSpec
+from tests.simulation.guest.apps import write
+
+CLIENT = """
+import random
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+kept = ConfigRecord({"x": 0})
+app = ClientApp()
+
+@app.query("draw")
+def draw(message, context):
+    return Message(RecordDict({"c": ConfigRecord({"x": random.random()})}), reply_to=message)
+
+@app.query("spoil")
+def spoil(message, context):
+    seen = message.content["c"]["x"]
+    message.content["c"]["x"] = 99
+    return Message(RecordDict({"c": ConfigRecord({"x": seen})}), reply_to=message)
+
+@app.query("keep")
+def keep(message, context):
+    context.state["c"] = context.state.get("c", ConfigRecord({"x": 0}))
+    context.state["c"]["x"] += 1
+    return Message(RecordDict({"c": context.state["c"]}), reply_to=message)
+
+@app.query("config")
+def config(message, context):
+    context.run_config["rate"] = 7
+    return Message(RecordDict(), reply_to=message)
+
+@app.query("nothing")
+def nothing(message, context):
+    return None
+
+@app.query("fail")
+def fail(message, context):
+    raise RuntimeError("no power")
+
+@app.query("rate")
+def rate(message, context):
+    return Message(RecordDict({"c": ConfigRecord(dict(context.run_config))}), reply_to=message)
+"""
+
+
+@pytest.fixture
+def host(tmp_path, at_home, monkeypatch):
+    for name in ("run_id", "node_id", "task_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)  # Flower's, without which it sends nothing
+    files = {"guest_node_client.py": CLIENT}
+    client = "guest_node_client:app"
+    app = read_app(write(tmp_path / "toy", files, client=client, config="rate = 1"), [])
+
+    def make(seed=0):
+        return Host(HostSpec(GuestNode(app, seed), 3, 1, app.run_config))
+
+    return make
+
+
+def ask(host, action, node=1, number=1, content=None):
+    """Return what a node answers to its so-and-so-many-th message."""
+    message = Message(content or RecordDict(), node, f"query.{action}")
+    message.metadata.__dict__["_message_id"] = f"{node}-{number}"
+    return host.answer(message)[0]
+
+
+def x(reply):
+    return reply.content["c"]["x"]
+
+
+def test_draws_depend_on_seed_node_and_number_alone(host):
+    first, second = host(), host()
+    drawn = [x(ask(first, "draw", node, number)) for node in (1, 2) for number in (1, 2)]
+    assert len(set(drawn)) == 4
+    again = [x(ask(second, "draw", node, number)) for number in (2, 1) for node in (2, 1)]
+    assert sorted(again) == sorted(drawn)
+    assert again[0] == drawn[3]
+    assert x(ask(host(seed=1), "draw")) not in drawn
+
+
+def test_the_servers_own_draws_go_on_as_if_no_node_were_in_this_process(host):
+    random.seed(3)
+    expected = [random.random(), random.random()]
+    random.seed(3)
+    found = [random.random()]
+    ask(host(), "draw")
+    assert [*found, random.random()] == expected
+
+
+def test_a_content_that_many_messages_share_is_each_nodes_own(host):
+    content, here = RecordDict({"c": ConfigRecord({"x": 1})}), host()
+    assert [x(ask(here, "spoil", node, content=content)) for node in (1, 2, 3)] == [1, 1, 1]
+    assert content["c"]["x"] == 1
+
+
+def test_an_answer_is_not_the_nodes_state(host):
+    here = host()
+    reply = ask(here, "keep")
+    reply.content["c"]["x"] = 50
+    assert x(ask(here, "keep", number=2)) == 2
+    assert x(reply) == 50
+    assert x(ask(here, "keep", node=2)) == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ("config", "`run_config` of a Context cannot be modified"),
+        ("nothing", "the ClientApp returned NoneType, not a Message"),
+        ("fail", "RuntimeError: no power"),
+        ("other", "No query function registered with name 'other'"),
+    ],
+)
+def test_what_cannot_be_is_an_error_and_is_logged_in_full(host, capfd, caplog, action, reason):
+    here = host()
+    reply = ask(here, action)
+    assert reason in reply.error.reason
+    assert "Traceback" in caplog.text
+    assert reason.split(": ")[-1] in caplog.text
+    assert ask(here, "rate", number=2).content["c"]["rate"] == 1
+    assert ask(here, "rate", node=2).content["c"]["rate"] == 1
+
+
+def test_a_context_says_who_and_how_many(host):
+    found = {}
+
+    def look(message, context: Context):
+        found[context.node_id] = context.node_config
+        return Message(RecordDict(), reply_to=message)
+
+    here = Host(HostSpec(look, 3, 1, {}))
+    for node in (1, 2, 3):
+        ask(here, "look", node)
+    assert found == {n: {"partition-id": n - 1, "num-partitions": 3} for n in (1, 2, 3)}
