@@ -6,7 +6,7 @@ export OMP_NUM_THREADS := 1
 # Where this is set, every process would compile torch and Flower anew, five seconds each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check fuzz bench clean
+.PHONY: run test check fuzz bench wheel clean
 
 run: $(VENV)/ready
 	$(PY) run.py $(ARGS)
@@ -30,15 +30,20 @@ bench: $(VENV)/ready
 	$(PY) -m benchmarks.engine
 	$(PY) -m benchmarks.steps
 
+# The library alone, for other people's apps: compression/README.md.
+wheel: $(VENV)/ready
+	PATH="$(VENV)/bin:$$PATH" uv build --quiet --wheel --out-dir dist compression
+	@ls dist/*.whl
+
 # uv makes the environment in under a minute; where it is not installed, the new environment gets its own.
 $(VENV)/ready: pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "python3 (3.11 to 3.13) is needed; or give make PYTHON=..." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
-		|| { echo "Python 3.11, 3.12 or 3.13 is needed, this is $$($(PYTHON) -V); give make PYTHON=python3.12, say" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "python3 (3.11 to 3.14) is needed; or give make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' \
+		|| { echo "Python 3.11 to 3.14 is needed, this is $$($(PYTHON) -V); give make PYTHON=python3.12, say" >&2; exit 1; }
 	@set -e; if command -v uv >/dev/null; then UV=uv; rm -rf $(VENV); uv venv --quiet --python $(PYTHON) $(VENV); \
 		else $(PYTHON) -m venv $(VENV); $(PY) -m pip install --quiet uv; UV=$(VENV)/bin/uv; fi; \
 		set -x; $$UV pip install --quiet --python $(PY) -e '.[dev]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) outputs multirun .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist outputs multirun .mypy_cache .ruff_cache .pytest_cache .hypothesis

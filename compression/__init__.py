@@ -3,25 +3,53 @@
 Each module here knows those before it alone: layout, stages, statistics; registry, which finds the
 methods; header, own, envelope, the parts of a payload; payload, which decodes; codec, which
 encodes; make, which builds a codec from names.
+
+Names are imported when they are first asked for. Where this folder goes by the name `compression`,
+the modules of Python 3.14's package of that name are found in it, too, and whoever wants one of
+those must get no other module with it: `shutil` does, as it is being imported itself.
 """
 
-from .codec import Codec
-from .layout import Layout
-from .make import make_codec
-from .payload import Description, Update, decode, decode_update, describe
-from .registry import names, option_fields
-from .stages import PayloadError
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Codec",
-    "Description",
-    "Layout",
-    "PayloadError",
-    "Update",
-    "decode",
-    "decode_update",
-    "describe",
-    "make_codec",
-    "names",
-    "option_fields",
-]
+_HOMES = {
+    "Codec": "codec",
+    "Description": "payload",
+    "Layout": "layout",
+    "PayloadError": "stages",
+    "Update": "payload",
+    "decode": "payload",
+    "decode_update": "payload",
+    "describe": "payload",
+    "make_codec": "make",
+    "names": "registry",
+    "option_fields": "registry",
+}
+__all__ = list(_HOMES)
+
+if __name__ in sys.stdlib_module_names:
+    __path__.append(os.path.join(os.path.dirname(os.__file__), __name__))
+
+if TYPE_CHECKING:
+    from .codec import Codec as Codec
+    from .layout import Layout as Layout
+    from .make import make_codec as make_codec
+    from .payload import Description as Description
+    from .payload import Update as Update
+    from .payload import decode as decode
+    from .payload import decode_update as decode_update
+    from .payload import describe as describe
+    from .registry import names as names
+    from .registry import option_fields as option_fields
+    from .stages import PayloadError as PayloadError
+else:
+
+    def __getattr__(name):
+        """Return what this package offers under a name, and keep it."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = value
+        return value

@@ -101,7 +101,7 @@ def _json(row: Row, indent: int | None = None) -> str:
 
 
 def _versions() -> dict[str, str]:
-    packages = ("edgewire", "flwr", "torch", "torchvision", "numpy", "hydra-core")
+    packages = ("edgewire-app", "flwr", "torch", "torchvision", "numpy", "hydra-core")
     found = {"python": platform.python_version()}
     for package in packages:
         try:

@@ -4,6 +4,10 @@ import sys
 
 import pytest
 
+from task.namesake import take_place
+
+take_place()  # pytest has imported what it needs before it finds ours
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import numpy as np
-from backports import zstd
 from pcodec import ChunkConfig, DeltaSpec, ModeSpec, PagingSpec
 from pcodec.wrapped import FileCompressor, FileDecompressor
 
 from ..registry import register
 from ..stages import Array, Coder, Kind, PayloadError, Spec
-from .zstd import Zstd, planes
+from .zstd import Zstd, planes, zstd
 
 # Tags, the first byte of a coded stream; Rice codes with b low bits have 32 + b.
 _ZSTD, _PCODEC, _BITMAP, _RICE = 0, 1, 2, 32

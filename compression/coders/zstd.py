@@ -1,13 +1,18 @@
 """Zstandard (RFC 8878)."""
 
+import sys
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import numpy as np
-from backports import zstd
 
 from ..registry import register
 from ..stages import Array, Buffer, Coder, Kind, PayloadError, Spec
+
+if sys.version_info >= (3, 14):
+    from compression import zstd as zstd  # the standard library's, whatever this folder is called
+else:
+    from backports import zstd as zstd
 
 _WINDOW_LOG_MAX = zstd.DecompressionParameter.window_log_max
 

@@ -7,10 +7,10 @@ import zlib
 
 import numpy as np
 import pytest
-from backports import zstd
 
 from compression import PayloadError, decode, describe, make_codec
 from compression import names as methods
+from compression.coders.zstd import zstd
 from compression.header import varint
 
 SIZE = 1000

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
+PAGES += [ROOT / name / "README.md" for name in ("benchmarks", "compression")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 LINE, CELL, NUMBERS = 100, 60, 5
 

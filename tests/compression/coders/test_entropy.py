@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from backports import zstd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compression.coders.zstd import zstd
 from compression.stages import Kind
 from tests.compression.coders.streams import (
     CODER,

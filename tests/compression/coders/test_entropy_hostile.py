@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from backports import zstd
 from pcodec import ChunkConfig, DeltaSpec, ModeSpec
 from pcodec.wrapped import FileCompressor
 
+from compression.coders.zstd import zstd
 from compression.stages import Kind, PayloadError, Spec
 from tests.compression.coders.streams import (
     BITMAP,

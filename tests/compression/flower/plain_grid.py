@@ -39,12 +39,14 @@ class PlainGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages):
-        ids = []
-        for message in messages:
-            ids.append(str(len(self.replies)))
-            context = self.contexts[message.metadata.dst_node_id]
-            self.replies[ids[-1]] = self.client_app(message, context)
-        return ids
+        return [self._answered(message) for message in messages]
+
+    def _answered(self, message):
+        name = str(len(self.replies))
+        message.metadata.__dict__["_message_id"] = name  # as Flower's own grids do
+        context = self.contexts[message.metadata.dst_node_id]
+        self.replies[name] = self.client_app(message, context)
+        return name
 
     def pull_messages(self, message_ids):
         return [self.replies[each] for each in message_ids]
