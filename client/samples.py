@@ -73,8 +73,8 @@ class Samples:
         self.whole = whole or folder is not None
         self.device = device_of(config)
         # who has one node to serve prepares each mini-batch anew, for 0.3 ms and no memory
-        self.prepared = Recent(0 if whole else PREPARED_BYTES)
-        self.orders: dict[int, Order] = {}  # of each node
+        self._prepared = Recent(0 if whole else PREPARED_BYTES)
+        self._orders: dict[int, Order] = {}  # of each node
 
     @functools.cached_property
     def partition(self) -> Any:
@@ -86,24 +86,24 @@ class Samples:
 
         Epochs have an order of their own, without the rest that fills no batch.
         """
-        order = self.orders.get(node.index)
-        total = len(self.part_of(node, held_back=False)) if order is None else len(order.samples)
+        order = self._orders.get(node.index)
+        total = len(self._part(node, held_back=False)) if order is None else len(order.samples)
         size = min(self.config.batch_size, total)
         epoch, position = divmod(number, total // size)
         if order is None or order.epoch != epoch:
-            self.orders[node.index] = order = self._shuffled(node, epoch)
+            self._orders[node.index] = order = self._shuffled(node, epoch)
         chosen = order.samples[position * size : (position + 1) * size]
         if not order.prepared:
-            return self.samples_at(chosen)
+            return self._prepared_samples(chosen)
         images, labels = self.of(node, held_back=False)
         return images.index_select(0, chosen), labels.index_select(0, chosen)
 
     def _shuffled(self, node: Node, epoch: int) -> Order:
         """Return an epoch's order: among the prepared samples if they, too, can be kept."""
-        part = self.part_of(node, held_back=False)
+        part = self._part(node, held_back=False)
         order = torch.randperm(len(part), generator=self.generator(node, epoch))
         size = 4 * len(part) * math.prod(self.data.train.images.shape[1:])
-        if self.prepared.get((node.index, False)) or self.prepared.has_room(size + part.nbytes):
+        if self._prepared.get((node.index, False)) or self._prepared.has_room(size + part.nbytes):
             return Order(epoch, order.to(self.device), prepared=True)
         return Order(epoch, part[order], prepared=False)
 
@@ -114,11 +114,14 @@ class Samples:
         are held back from training.
         """
         key = (node.index, held_back)
-        if (samples := self.prepared.get(key)) is None:
-            samples = self.prepared.put(key, self.samples_at(self.part_of(node, held_back)))
+        if (samples := self._prepared.get(key)) is None:
+            samples = self._prepared.put(key, self._prepare(node, held_back))
         return samples
 
-    def part_of(self, node: Node, held_back: bool) -> Tensor:
+    def _prepare(self, node: Node, held_back: bool) -> Batch:
+        return self._prepared_samples(self._part(node, held_back))
+
+    def _part(self, node: Node, held_back: bool) -> Tensor:
         """Return which samples the node trains on, or holds back, int64 (s,)."""
         indices = self._indices(node)
         kept = len(indices) - int(len(indices) * self.config.dataset.holdout)
@@ -127,8 +130,7 @@ class Samples:
             raise ValueError(f"node {node.index} has no samples; give fewer nodes or less holdout")
         return indices
 
-    def samples_at(self, indices: Tensor) -> Batch:
-        """Return samples of the training split, prepared, as `of` does."""
+    def _prepared_samples(self, indices: Tensor) -> Batch:
         split, data = self.data.train, self.data
         # index_select takes a tenth of the time of images[indices]
         images = split.images.index_select(0, indices)
