@@ -12,8 +12,8 @@ from client.node import Node, node_of
 from client.segment import segments_for
 from client.trainer import Metrics, Trainer, Vector, trainer_for
 from compression.flower import filled, flat_record, to_vector, update_record
+from compression.flower.notes import SECONDS, Orders
 from conf import load_config
-from task.orders import SECONDS, Orders
 
 app = ClientApp()
 

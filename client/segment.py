@@ -9,17 +9,18 @@ with. What an answer holds: `output`; `labels`, from the first node; `gradients`
 from __future__ import annotations
 
 import time
-from typing import Any, cast
+from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client.kept import Kept
 from client.samples import Samples
 from client.stage import Place, Stage
-from client.turn import Turn, Work
+from client.turn import Turn
 from compression import PayloadError
 from compression.flower import filled
 from compression.flower.arrays import payload_records
+from compression.flower.notes import SECONDS, STEPS, Work
 from compression.flower.tensors import NO_SEGMENT, unpack_copy
 from conf import Config
 from conf.build import codec_of, data_of, gradients_of
@@ -50,23 +51,22 @@ class Segments:
         arrays = cast(ArrayRecord, message.content.get("arrays", ArrayRecord()))
         kept = Kept(context.state)
         node = message.metadata.dst_node_id
-        stage = self._stage(config, arrays, kept, node)
-        work = Work(*(cast(Any, config[name]) for name in Work._fields))
+        work = Work.of(config)
+        stage = self._stage(work, arrays, kept, node)
         turn = Turn(self, stage, work, arrays, kept)
         try:
             turn.take()
         finally:  # what went well stays, whatever came after it
             kept.save(stage)
         sent = payload_records(turn.sent)
-        metrics = {**turn.metrics, "num-steps": float(cast(float, config["num-steps"]))}
-        metrics["seconds"] = time.perf_counter() - start
+        metrics = {**turn.metrics, STEPS: float(work.num_steps)}
+        metrics[SECONDS] = time.perf_counter() - start
         content = {"arrays": sent, "metrics": MetricRecord(metrics)}
         return Message(filled(RecordDict(), content), reply_to=message)
 
-    def _stage(self, config: ConfigRecord, arrays: ArrayRecord, kept: Kept, node: int) -> Stage:
+    def _stage(self, work: Work, arrays: ArrayRecord, kept: Kept, node: int) -> Stage:
         """Return the segment that a node holds, or is to hold from now on."""
-        place = Place(cast(int, config["segment"]), tuple(cast(list[int], config["cuts"])))
-        life = cast(int, config["life"])  # how often the server has handed the segment out
+        place, life = Place(work.segment, tuple(work.cuts)), work.life
         stage = self._stages.get(node)
         if "copy" in arrays:
             if stage is None or stage.place != place:

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from client.node import Node
 from client.samples import Samples
 from compression.flower import Uplink
+from compression.flower.notes import EXAMPLES, LOSS, STEPS, Orders
 from compression.layout import Layout
 from compression.statistics import trained_entries
 from conf import Config
@@ -29,7 +30,6 @@ from conf.build import (
 )
 from task.draws import OwnStream, stream_seed
 from task.flat import FlatModel
-from task.orders import EXAMPLES, LOSS, STEPS, Orders
 from task.process import settle
 from task.steps import batches, evaluate
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from client.kept import Kept
 from client.node import Node
 from client.stage import Stage
 from compression import PayloadError
+from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, Work
 from compression.flower.state import codec_seed
 from compression.flower.tensors import (
     GRADIENTS,
@@ -26,19 +27,6 @@ from compression.flower.tensors import (
 
 if TYPE_CHECKING:
     from client.segment import Segments
-
-
-class Work(NamedTuple):
-    """What a message asks for, as its ConfigRecord says it."""
-
-    phase: str  # train, forward, backward; "": nothing but a copy
-    batch: int  # the first of so many mini-batches
-    batches: int
-    micro: int  # which micro-batch
-    micros: int  # of so many
-    samples: int  # of each mini-batch or micro-batch; the first node knows itself
-    lr: list[float]  # of each mini-batch
-    copy: str  # what to send of the segment: "", weights, all
 
 
 class Turn:
@@ -87,9 +75,9 @@ class Turn:
             except PayloadError:
                 refused += 1
         if errors:
-            self.metrics["prediction-error"] = sum(errors) / len(errors)
+            self.metrics[ERROR] = sum(errors) / len(errors)
         if refused:
-            self.metrics["gradients-refused"] = refused
+            self.metrics[REFUSED] = refused
 
     def _lesson(self, first: int, payload: bytes, outputs: Any, labels: Any) -> list[float]:
         """Train the module on one message's mini-batches; return the errors."""
@@ -120,8 +108,8 @@ class Turn:
             if passed.loss is not None:
                 losses.append(passed.loss)
         if losses:
-            self.metrics["loss"] = sum(losses) / len(losses)
-        self.metrics["num-examples"] = done
+            self.metrics[LOSS] = sum(losses) / len(losses)
+        self.metrics[EXAMPLES] = done
         kept = None if labels is None or not sees else np.stack([t.cpu().numpy() for t in labels])
         if outputs:
             self._kept.put(work.batch, _stacked(outputs), kept)
@@ -139,11 +127,11 @@ class Turn:
         if work.micro == 0:
             stage.forget(work.batch)
             self._kept.forget(work.batch)
-        self.metrics["num-examples"] = len(x)
+        self.metrics[EXAMPLES] = len(x)
         if stage.place.ends:
             assert labels is not None
             passed = stage.loss(x, labels[0], key, first=work.micro == 0)
-            self.metrics["loss"] = passed.loss
+            self.metrics[LOSS] = passed.loss
             self._step_if_last()
             if passed.back is not None:
                 self._send("gradients", [passed.back.cpu().numpy()])
@@ -168,7 +156,7 @@ class Turn:
         (given,) = unpack(payload, 1, shape, what)
         key = f"{work.batch}.{work.micro}"
         back = stage.backward(key, self._tensor(given), self._again, first=work.micro == 0)
-        self.metrics["num-examples"] = work.samples
+        self.metrics[EXAMPLES] = work.samples
         self._step_if_last()
         if back is not None:
             self._send("gradients", [back.cpu().numpy()])

@@ -61,6 +61,7 @@ def get(stage: str, name: str) -> type[Method]:
     return methods[name]
 
 
+@cache
 def by_id(stage: str, number: int) -> type[Method]:
     """Return the class with this id; PayloadError if there is none."""
     for cls in _stage(stage).values():

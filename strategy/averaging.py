@@ -11,13 +11,13 @@ from flwr.serverapp.strategy import Result
 
 from compression import Codec
 from compression.flower import flat_record, to_arrays
+from compression.flower.notes import EXAMPLES, STEPS
 from conf import Config
 from strategy.limits import expect_trained
 from strategy.nodes import OrderedGrid
 from strategy.rounds import AveragingState, Rounds
 from strategy.server import FLOWER, EvaluateFn, ParameterServer
 from task.optimizers import SGD, ServerOptimizer
-from task.orders import EXAMPLES, STEPS
 
 WEIGHTS = (None, EXAMPLES, STEPS)  # metrics that every node reports
 PLAIN_SGD = SGD()

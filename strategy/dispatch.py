@@ -14,6 +14,7 @@ from compression import Layout, PayloadError
 from compression.flower import filled, to_vector
 from compression.flower.arrays import payload_records
 from compression.flower.dialogue import number
+from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, SECONDS, Work
 from compression.flower.tensors import NO_SEGMENT
 from strategy.activations import ActivationStore, StoreState
 from strategy.copies import Copies, CopiesState
@@ -167,23 +168,23 @@ class Dispatch:
             self._state.fresh[task.segment] = False
             self._state.handed[task.segment] += 1
             arrays["copy"] = self.copies.last(task.segment)
-        config = {
-            "segment": task.segment,
-            "cuts": list(plan.cuts),
-            "life": self._state.handed[task.segment],
-            "phase": task.phase,
-            "batch": task.batch,
-            "batches": task.batches,
-            "micro": task.micro,
-            "micros": self._micros,
-            "samples": self._store.samples(task),
-            "lr": self._rates(task),
-            "copy": sent.copy,
-            "num-steps": plan.steps(task, self._micros),
-        }
+        work = Work(
+            task.segment,
+            list(plan.cuts),
+            self._state.handed[task.segment],
+            task.phase,
+            task.batch,
+            task.batches,
+            task.micro,
+            self._micros,
+            self._store.samples(task),
+            self._rates(task),
+            sent.copy,
+            plan.steps(task, self._micros),
+        )
         content = filled(
             RecordDict(),
-            {"arrays": payload_records(arrays), "config": filled(ConfigRecord(), config)},
+            {"arrays": payload_records(arrays), "config": filled(ConfigRecord(), work.config())},
         )
         message = Message(content, node, MESSAGE, group_id=str(task.end))
         (sent.message_id,) = self._grid.push_messages([message], self._timeout)
@@ -285,17 +286,17 @@ class Dispatch:
         if metrics is None:
             raise PayloadError("an answer must hold a MetricRecord")
         if task.phase and task.segment == 0 and task.phase != "backward":
-            samples = number(metrics, "num-examples") / task.batches
+            samples = number(metrics, EXAMPLES) / task.batches
             if samples not in range(1, plan.batch_size + 1):
                 raise PayloadError(f"mini-batches of {samples:g} samples are none of this run's")
             self._store.put_samples(task, int(samples))
         samples = self._store.samples(task)
         kept = plan.check(task, samples, found)
-        self.links.worked(task.segment, metrics.get("seconds"), task.batches / self._micros)
-        if "loss" in metrics:
-            self._state.losses.append(number(metrics, "loss"))
-        if "prediction-error" in metrics:
-            self._state.errors.append(number(metrics, "prediction-error"))
+        self.links.worked(task.segment, metrics.get(SECONDS), task.batches / self._micros)
+        if LOSS in metrics:
+            self._state.losses.append(number(metrics, LOSS))
+        if ERROR in metrics:
+            self._state.errors.append(number(metrics, ERROR))
         if sent.copy:
             if "copy" not in found:
                 raise PayloadError("the answer holds no copy of its segment")
@@ -303,7 +304,7 @@ class Dispatch:
         traffic.uplink_bytes_float32 += plain_bytes(found, plan.plain(task, samples))
         for name in kept:
             self._store.put(task, name, found[name])
-        if metrics.get("gradients-refused"):
+        if metrics.get(REFUSED):
             self._blame(task.segment + 1, "gradients that the segment before could not use")
 
     # faults

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from compression import PayloadError, Update, decode_update
 from compression.flower.dialogue import Dialogue, DialogueState, number
-from compression.flower.differences import Differences, DifferencesState
 from compression.flower.form import Model, form_of_updates
 from compression.flower.ledger import Parcel
-from compression.flower.notes import ToNode
+from compression.flower.notes import EXAMPLES, LOSS, Orders, ToNode
 from compression.flower.replica import MODEL, Replica
-from compression.flower.steps import Steps
 from compression.flower.traffic import flower_bytes
+from compression.flower.ways import Differences, DifferencesState, Steps
 from compression.payload import quiet
 from compression.stages import Indices, Vector, is_finite
 from strategy.late import Late, LateState
@@ -30,7 +29,6 @@ from strategy.server import HOPELESS, STEP, ServerState
 from strategy.staleness import Counted, Seen
 from strategy.statistics import MixState, StatisticsMix
 from task.optimizers import SGD
-from task.orders import EXAMPLES, LOSS, Orders
 
 if TYPE_CHECKING:
     from strategy.asynchronous import Asynchronous

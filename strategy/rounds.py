@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 
 from compression import PayloadError, decode_update
 from compression.flower.dialogue import Dialogue, DialogueState, number
-from compression.flower.notes import ToNode
+from compression.flower.notes import DRIFT, EXAMPLES, LOSS, Orders, ToNode
 from compression.flower.replica import Replica
-from compression.flower.steps import Steps
 from compression.flower.traffic import flower_bytes
+from compression.flower.ways import Steps
 from compression.stages import DIVERGED, is_finite
 from strategy.exchange import Exchange, ExchangeState
 from strategy.mean import SparseMean
 from strategy.nodes import OrderedGrid
 from strategy.server import HOPELESS, STEP, ServerState
 from strategy.statistics import StatisticsMix
-from task.orders import DRIFT, EXAMPLES, LOSS, Orders
 
 if TYPE_CHECKING:
     from strategy.averaging import SparseAveraging

@@ -13,9 +13,8 @@ from ..layout import Layout
 from ..payload import Update
 from ..stages import PayloadError
 from .arrays import filled, payload_of, records
-from .ledger import Ledger, LedgerState, Parcel, Way
-from .notes import MOST, NOTE, ToNode, ToServer, read, written
-from .receipts import Receipts, ReceiptsState
+from .ledger import Ledger, LedgerState, Parcel, Receipts, ReceiptsState, Way
+from .notes import EXAMPLES, MOST, NOTE, ToNode, ToServer, read, written
 from .traffic import Traffic, reason_of
 
 Key = tuple[int, int | None, int]  # a content's id, the node's version, its last applied answer
@@ -125,7 +124,7 @@ class Dialogue:
         self.traffic.uplink_bytes_float32 += self.plain_bytes
         if note.whole:
             raise PayloadError("the answer holds a model; an update is asked for")
-        if not 0 < number(metrics[1], "num-examples") < 2 * MOST:
+        if not 0 < number(metrics[1], EXAMPLES) < 2 * MOST:
             raise PayloadError("its number of samples must be above 0, below 2^63")
         for name in measured:
             number(metrics[1], name)

@@ -23,14 +23,22 @@ from .arrays import (
     with_content,
 )
 from .dialogue import Dialogue, Key
-from .differences import Differences
 from .form import Form, Model, converted, form_of_models, form_of_payload, form_of_updates, moved
 from .grids import GridWrapper
 from .ledger import Parcel
 from .method import chosen
-from .notes import NOTE, ToNode
-from .replies import alike, below_zero, warn_of_no_names, warn_of_variances, weight_of
-from .traffic import Course, Traffic, flower_bytes
+from .notes import EXAMPLES, NOTE, ToNode
+from .traffic import (
+    Course,
+    Traffic,
+    alike,
+    below_zero,
+    flower_bytes,
+    warn_of_no_names,
+    warn_of_variances,
+    weight_of,
+)
+from .ways import Differences
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
 MOST_SIZE = 4  # times the model: what a reply with other tensors may hold
@@ -77,7 +85,7 @@ class Link(GridWrapper):
         exact: Sequence[str] = (),
         seed: int = 0,
         patience: int = 1,
-        weighted_by_key: str = "num-examples",
+        weighted_by_key: str = EXAMPLES,
         layout: Layout | None = None,
         plain_bytes: int = 0,
         traffic: Traffic | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -13,6 +13,15 @@ from .arrays import filled
 
 NOTE = "edgewire"  # the name of the ConfigRecord that holds a note
 HEALS = "will be sent whole next time"  # ends an error that the server answers by doing so
+# Metrics of an answer. Beside these, `task.steps.Evaluation` has those of an evaluation.
+LOSS = "loss"  # mean over the samples; read by servers, and by codecs that steer by it
+EXAMPLES = "num-examples"  # samples that the update was made from; read by servers
+STEPS = "num-steps"  # local steps it took; read by servers, and by the virtual clock
+SECONDS = "seconds"  # real ones that the node has worked; read by servers
+DRIFT = "drift"  # distance of the node's own model from the server's (CE-SGD's line 7)
+ERROR = "prediction-error"  # of a synthetic gradient; read by the server of a cut model
+REFUSED = "gradients-refused"  # how many a segment could not learn from; read by that server
+
 MOST = 1 << 62  # beyond all numbers that are counted
 N = TypeVar("N", "ToNode", "ToServer")
 
@@ -55,6 +64,64 @@ class ToServer:
     version: int | None = None
     whole: int | None = None
     named: int | None = None
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Read by the node's ClientApp from a message's `config`.
+
+    `lr`: the learning rate; `number`: of the update, from 1: the round, or how many messages this
+    node was sent: a node's draws come from it; `proximal_mu`: the pull towards the model received.
+    """
+
+    lr: float
+    number: int
+    proximal_mu: float = 0.0
+
+    def config(self) -> dict[str, float | int]:
+        """Return the message's keys and values."""
+        proximal = {"proximal-mu": self.proximal_mu} if self.proximal_mu else {}
+        return {"lr": self.lr, "number": self.number, **proximal}
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Orders:
+        """Read what our servers have written, or Flower's strategies (`server-round`)."""
+        number = config["number"] if "number" in config else config["server-round"]
+        mu = cast(float, config.get("proximal-mu", 0.0))
+        return cls(cast(float, config["lr"]), cast(int, number), mu)
+
+
+class Work(NamedTuple):
+    """What a message asks of a segment of a cut model; read by the node's ClientApp from `config`.
+
+    `segment`, of the model cut at the layers `cuts`, handed out for the `life`-th time. `phase`:
+    train, forward, backward, or "" for nothing but a copy. `batch`: the first of `batches`
+    mini-batches, or `micro` of its `micros` micro-batches, each of `samples` samples (the first
+    node knows itself), each with its `lr`. `copy`: what to send of the segment: "", weights, all.
+    `num-steps`: what it costs, in steps of the whole model; for the virtual clock.
+    """
+
+    segment: int
+    cuts: list[int]
+    life: int
+    phase: str
+    batch: int
+    batches: int
+    micro: int
+    micros: int
+    samples: int
+    lr: list[float]
+    copy: str
+    num_steps: float
+
+    def config(self) -> dict[str, Any]:
+        """Return the message's keys and values."""
+        return {key.replace("_", "-"): value for key, value in self._asdict().items()}
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Work:
+        """Read what the server has written."""
+        return cls(*(config[key.replace("_", "-")] for key in cls._fields))
 
 
 def written(note: ToNode | ToServer) -> ConfigRecord:

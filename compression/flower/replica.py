@@ -1,17 +1,21 @@
-"""One copy of the model that is being trained: at the server, and at each node that follows it."""
+"""A copy of the model that follows the server's, and how a node brings its own up to date."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from ..layout import Layout
-from ..stages import Indices, Vector
+from ..payload import Update, decode_update
+from ..stages import Indices, PayloadError, Vector
 from ..statistics import trained_entries
-from .arrays import layout_of, to_vector
+from .arrays import Decoder, layout_of, to_vector
+from .form import Form, Model, converted, form_of_payload, form_of_updates
+from .notes import HEALS, ToNode
+from .state import Arrays, NodeState, checksum, keep, kept
 
 MODEL, VERSION = "model", "version"
 
@@ -92,3 +96,180 @@ class Replica:
         self._optimizer.step(self._parameters, self.arrays, at, values[:cut], lr, number)
         if cut < len(values):
             self.model[rest] = values[cut:]
+
+
+REPLICA = "edgewire-replica"  # the record in a node's state that holds its copy of the model
+MASKED = "edgewire-masked"  # what that would be with the steps taken only where the node sent
+LACKS = f"the model is sent relative to a version that this node does not have; it {HEALS}"
+OTHER = f"this node's model is not the server's version of it; it {HEALS}"
+
+
+class Followed(NamedTuple):
+    """The server's model, to be read only, and the form in which its changes travel.
+
+    `came`: how it came, if whole: what is no float32 is in its own type there, to the last bit.
+    """
+
+    form: Form
+    model: Model
+    came: tuple[Form, Model] | None = None
+
+    def arrays(self) -> ArrayRecord:
+        """Return the model as named arrays in their own types."""
+        form, model = self.came or (self.form, self.model)
+        return form.arrays(model)
+
+
+class Follower:
+    """Gives every node of a process the model that the server means.
+
+    Nodes whose replicas are equal share the arrays: whoever gets to a version first makes it for
+    all. `optimizer`: of the server's steps, for nodes that follow by them; these know the `layout`.
+    """
+
+    def __init__(self, layout: Layout | None = None, optimizer: Optimizer | None = None) -> None:
+        self._layout, self._optimizer = layout, optimizer
+        self._decode = Decoder(layout)
+        self._made: tuple[bytes, Vector] | None = None  # a version's checksum and model
+        self._snapshot: tuple[bytes, Replica] | None = None
+
+    def model(self, arrays: ArrayRecord, note: ToNode, state: RecordDict) -> Followed:
+        """Return the server's model.
+
+        Raises `PayloadError` if the node cannot follow: it lacks the version, or has another model.
+        """
+        if note.rates is not None or MODEL in arrays:
+            if self._layout is None:
+                raise PayloadError(
+                    "the server's steps come, and this node knows no layout for them"
+                )
+            model = Model(self._by_steps(arrays, note, state))
+            return Followed(form_of_updates(self._layout), model)
+        update = self._decode(next(iter(arrays.values())).data)
+        sent = form_of_payload(update)
+        form = form_of_updates(sent.whole, tuple(note.exact or ()))
+        if note.base is None:
+            came = Model(update.dense(), update.own)
+            model = converted(came, sent, form)
+            if note.version is not None:
+                model = Model(self._kept_version(model.vector, note, state), model.own)
+            return Followed(form, model, (sent, came))
+        if sent.beside != form.beside:
+            raise PayloadError("the model's changes come in another form than is expected")
+        return Followed(form, Model(self._changed(update, note, state), update.own))
+
+    # by differences
+
+    def _changed(self, update: Update, note: ToNode, state: RecordDict) -> Vector:
+        here = kept(state, REPLICA)
+        if (
+            MODEL not in here
+            or int(here[VERSION][0]) != note.base
+            or len(here[MODEL]) != update.layout.size
+        ):
+            raise PayloadError(LACKS)
+        if self._made is not None and self._made[0] == note.checksum:
+            return self._kept_version(self._made[1], note, state)
+        return self._kept_version(update.model_from(here[MODEL]), note, state)
+
+    def _kept_version(self, vector: Vector, note: ToNode, state: RecordDict) -> Vector:
+        """Keep a version, one array for all nodes of this process that have it."""
+        if self._made is None or self._made[0] != note.checksum:
+            if note.checksum is None or checksum(vector) != note.checksum:
+                state.pop(REPLICA, None)
+                raise PayloadError(OTHER)
+            self._made = note.checksum, vector
+        keep(state, REPLICA, {MODEL: self._made[1], VERSION: np.array([note.version])})
+        return self._made[1]
+
+    # by steps
+
+    def _by_steps(self, arrays: ArrayRecord, note: ToNode, state: RecordDict) -> Vector:
+        if note.version is None:
+            return self._decode(arrays[MODEL].data).dense()
+        if note.base is None:
+            replica = self._start(arrays, note)
+            keep(state, REPLICA, replica.arrays)
+        else:
+            replica = self._replica(state)
+            self._catch_up(replica, arrays, note)
+        if note.checksum is not None and checksum(replica.model) != note.checksum:
+            del state[REPLICA]
+            raise PayloadError(OTHER)
+        return replica.model
+
+    def _start(self, arrays: ArrayRecord, note: ToNode) -> Replica:
+        """Return the replica that a snapshot holds: one for all nodes that get the same one."""
+        payload = arrays[MODEL].data
+        if self._snapshot is None or self._snapshot[0] is not payload:
+            model = decode_update(payload, self._layout)
+            trained = trained_entries(model.layout)
+            made: Arrays = {VERSION: np.array([note.version], dtype=np.int64)}
+            made[MODEL] = model.dense().copy()
+            for name in self._rule.names:
+                layout = Layout((name,), ((trained,),), ("float32",))
+                made[name] = decode_update(arrays[name].data, layout).dense().copy()
+            self._snapshot = payload, Replica(self._rule, trained, made)
+        replica = self._snapshot[1]
+        if replica.version != note.version:  # others have gone on: this node has its own
+            self._snapshot = None
+            return self._start(arrays, note)
+        return replica
+
+    @property
+    def _rule(self) -> Optimizer:
+        if self._optimizer is None:
+            raise PayloadError("the server's steps come, and this node knows no optimizer for them")
+        return self._optimizer
+
+    def _replica(self, state: RecordDict, record: str = REPLICA) -> Replica:
+        """Return a replica in a node's state."""
+        arrays = kept(state, record)
+        if not arrays:
+            raise PayloadError(LACKS)
+        assert self._layout is not None
+        there = state[record]
+        if any(there[n].__dict__.get("vector") is not a for n, a in arrays.items()):
+            keep(state, record, arrays)  # it came from another process, as a copy
+        return Replica(self._rule, trained_entries(self._layout), arrays)
+
+    def _catch_up(
+        self,
+        replica: Replica,
+        arrays: ArrayRecord,
+        note: ToNode,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Apply the updates that the replica lacks; it may have some of them already.
+
+        `mask`, (trained entries,): apply to these parameters alone.
+        """
+        base, rates = note.base or 0, note.rates or []
+        if not base <= replica.version <= base + len(rates):
+            raise PayloadError(LACKS)
+        for version in range(replica.version + 1, base + len(rates) + 1):
+            update = self._decode(arrays[str(version)].data)
+            indices, values = update.indices, update.values
+            if mask is not None:
+                indices = np.arange(len(values), dtype=np.uint32) if indices is None else indices
+                every = np.ones(replica.model.size, dtype=np.bool_)
+                every[: len(mask)] = mask
+                indices, values = indices[every[indices]], values[every[indices]]
+            replica.apply(indices, values, rates[version - base - 1])
+
+    def masked(
+        self, followed: Vector, arrays: ArrayRecord, note: ToNode, state: RecordDict
+    ) -> tuple[Vector, float]:
+        """Return the model as line 7 of CE-SGD's Algorithm 2 has it, and its distance from x.
+
+        The server's mean is multiplied by this node's own selection vector V, that of its last
+        update, before the step. So the copies of the model drift apart.
+        """
+        if note.base is None:
+            own = {name: array.copy() for name, array in kept(state, REPLICA).items()}
+            replica = Replica(self._rule, self._replica(state).trained, own)
+        else:
+            replica = self._replica(state, MASKED)
+            self._catch_up(replica, arrays, note, NodeState(state).memory["sent"])
+        keep(state, MASKED, replica.arrays)
+        return replica.model, float(np.linalg.norm(replica.model - followed))

@@ -24,12 +24,11 @@ from .arrays import (
     to_vector,
     with_content,
 )
-from .follower import Follower
 from .form import Form, Model, converted, form_of_models, form_of_updates, moved
 from .method import chosen
-from .notes import NOTE, ToNode, ToServer, read, written
+from .notes import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, written
 from .privacy import clip_of, expect_clip_kept, within_clip
-from .replica import Optimizer
+from .replica import Follower, Optimizer
 from .state import NodeState, codec_seed
 
 log = getLogger("edgewire")
@@ -171,10 +170,10 @@ class Uplink:
 
     def _measure(self, content: RecordDict, seconds: float, drift: float) -> None:
         for _, metrics in records(content, MetricRecord):
-            if "seconds" in metrics:
-                metrics["seconds"] = seconds
+            if SECONDS in metrics:
+                metrics[SECONDS] = seconds
             if self._masked:
-                metrics["drift"] = drift
+                metrics[DRIFT] = drift
 
     def _warn(self, message: Message) -> None:
         """Say once that nothing is compressed: the server has no other end."""
@@ -208,5 +207,5 @@ def _key_of_model(content: RecordDict, name: str) -> str | None:
 
 
 def _loss(content: RecordDict) -> float | None:
-    loss = next((m["loss"] for _, m in records(content, MetricRecord) if "loss" in m), None)
+    loss = next((m[LOSS] for _, m in records(content, MetricRecord) if LOSS in m), None)
     return float(loss) if isinstance(loss, int | float) else None

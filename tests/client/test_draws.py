@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from client.node import Node
 from client.trainer import Trainer
+from compression.flower.notes import Orders
 from conf import run_config
 from conf.load import compose_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
 from task.draws import OwnStream
 from task.models.parts import MODELS
-from task.orders import Orders
 
 NODES = 4
 

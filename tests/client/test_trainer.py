@@ -8,11 +8,11 @@ from torch import nn
 from client.node import Node, node_of
 from client.samples import Recent
 from client.trainer import Trainer, trainer_for
+from compression.flower.notes import Orders
 from conf import ConfigError
 from conf.build import model_of
 from conf.load import compose_config, to_config
 from task.datasets import load_data
-from task.orders import Orders
 
 NODES = 8
 

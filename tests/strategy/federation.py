@@ -10,7 +10,8 @@ from client import trainer as real
 from client.node import node_of
 from compression import Layout, make_codec
 from compression.flower import to_vector, update_record
-from compression.flower.follower import REPLICA
+from compression.flower.notes import Orders
+from compression.flower.replica import REPLICA
 from compression.flower.state import NodeState, kept
 from conf.build import server_optimizer_of
 from conf.schema import CompressionConfig, Config
@@ -20,7 +21,6 @@ from simulation.host import HostSpec
 from simulation.workers import make_pool
 from strategy.asynchronous import Asynchronous
 from strategy.averaging import SparseAveraging
-from task.orders import Orders
 
 NODES = 4
 LAYOUT = Layout(

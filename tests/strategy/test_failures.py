@@ -8,8 +8,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 
 from compression import PayloadError
 from compression.flower import layout_of, payload_record
-from compression.flower.follower import REPLICA
-from compression.flower.replica import MODEL
+from compression.flower.replica import MODEL, REPLICA
 from compression.flower.state import checksum
 from tests.strategy.federation import (
     ADAM,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compression import make_codec
 from compression.flower import Link, Sheltered, Uplink
-from compression.flower.mixing import mean, median
+from compression.flower.sheltered import mean, median
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool

@@ -13,7 +13,7 @@ from compression.flower.arrays import STYPE
 from compression.flower.ledger import Ledger
 from compression.flower.replica import MODEL, VERSION, Replica
 from compression.flower.state import checksum
-from compression.flower.steps import Steps
+from compression.flower.ways import Steps
 from task.optimizers import SGD, Adam, Momentum
 
 LAYOUT = Layout(("weight", "bias", "running_mean"), ((20, 20), (4,), (6,)), ("float32",) * 3)
