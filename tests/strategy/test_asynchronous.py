@@ -94,6 +94,28 @@ def test_a_memory_does_not_go_with_several_messages_at_a_time():
         Federation(Trainer(**CODECS["topk"]), WAITS).push(4, in_flight=2)
 
 
+def test_a_downlink_brings_what_has_changed_and_its_errors_do_not_add_up():
+    whole, changes = (Federation(Trainer(steps=at_once), WAITS) for _ in range(2))
+    plain = whole.push(60)
+    strategy = changes.push(60, downlink=make_codec(quantizer="int8"))
+    assert strategy.traffic.failures == 0
+    first_time = NODES * plain.traffic.downlink_bytes / (60 + NODES - 1)
+    assert first_time < strategy.traffic.downlink_bytes < 0.6 * plain.traffic.downlink_bytes
+    behind = [
+        min(np.abs(model - server).max() for server in changes.models)
+        for model in changes.trainer.models.values()
+    ]
+    assert 0 < max(behind) < 0.03  # a step of int8, of what a few gradients have changed
+
+
+def test_a_downlink_that_loses_nothing_changes_nothing():
+    one, other = (Federation(Trainer(steps=at_once), WAITS) for _ in range(2))
+    one.push(30)
+    other.push(30, downlink=make_codec())
+    for left, right in zip(one.models, other.models, strict=True):
+        assert left.tobytes() == right.tobytes()
+
+
 def test_one_node_alone_is_plain_sgd():
     federation = Federation(Trainer(), nodes=1)
     federation.push(6, staleness=PerParameter())
@@ -137,7 +159,7 @@ WRONG = [
     ({"proximal_mu": -1.0, "update": "delta"}, "proximal_mu, a number"),
     ({"buffer": 5, "pushes": 4}, "buffer=5 is never full"),
     ({"staleness": 3}, "staleness is chosen by"),
-    ({"downlink": make_codec()}, "downlink=full"),
+    ({"downlink": make_codec(quantizer="int8"), "in_flight": 2}, "in_flight above 1 goes with"),
 ]
 
 

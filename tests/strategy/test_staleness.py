@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy import staleness
-from strategy.staleness import SHARE, STEP, Global, Ignored, PerParameter, Polynomial
+from strategy.staleness import SHARE, STEP, Counted, Global, Ignored, PerParameter, Polynomial
 
 N = 256
 SETS = st.sets(st.integers(0, 5) | st.integers(0, N - 1)).map(
@@ -31,7 +31,7 @@ def test_the_staleness_of_a_parameter_is_what_a_full_history_counts(events):
 
 def follow(events):
     policy, history = PerParameter(), []
-    policy.start(N)
+    policy.start(N, Counted())
     sent = {node: (len(history), policy.seen()) for node in range(4)}
     for node, indices in events:
         when, seen = sent[node]
@@ -47,7 +47,7 @@ def follow(events):
 
 def test_nodes_that_get_the_same_model_share_what_is_remembered():
     policy = PerParameter()
-    policy.start(N)
+    policy.start(N, Counted())
     first = policy.seen()
     assert policy.seen() is first
     policy.applied(np.array([3], dtype=np.uint32))
@@ -61,7 +61,7 @@ def test_the_counts_are_copied_in_proportion_to_what_is_sent(share):
     """Many steps share a copy if they are small: sending costs what receiving costs."""
     size, pushes = 100_000, 400
     policy, random = PerParameter(), np.random.default_rng(0)
-    policy.start(size)
+    policy.start(size, Counted())
     copies = []
     for _ in range(pushes):
         chosen = np.flatnonzero(random.random(size) < share).astype(np.uint32)
@@ -84,7 +84,7 @@ def test_the_counts_are_copied_in_proportion_to_what_is_sent(share):
     ],
 )
 def test_one_factor_for_the_whole_update(policy, factors):
-    policy.start(N)
+    policy.start(N, Counted())
     found = [policy.factor(staleness, policy.seen(), None) for staleness in (0, 1, 2, 4)]
     assert found == [np.float32(factor) for factor in factors]
     assert all(type(factor) is np.float32 for factor in found)

@@ -48,8 +48,8 @@ def dialogue(version=5):
 
 
 def asked(talk, *nodes, **note):
-    made = talk.messages(nodes, "train.step", {"lr": 0.1}, ToNode(number=2, workers=3, **note))
-    return [message for message, _ in made]
+    note = ToNode(number=2, workers=3, **note)
+    return [message for message, _ in talk.messages(nodes, "train.step", {"lr": 0.1}, note)]
 
 
 def update():
