@@ -25,7 +25,7 @@ def test_the_example_runs(tmp_path):
     assert [name for name, _ in files] == ["client_app.py", "server_app.py"]
     for name, code in files:
         (tmp_path / name).write_text(code)
-    shutil.copytree(ROOT / "compression", tmp_path / "compression")  # as the page says
+    shutil.copytree(ROOT / "compression", tmp_path / "edgewire")  # as the page says
     shutil.copytree(ROOT / "simulation", tmp_path / "simulation")  # in place of Flower's runtimes
     done = subprocess.run(
         [sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True, timeout=120
