@@ -23,10 +23,11 @@ PRIMITIVES = (bool, int, float, str, NoneType)
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first value that is out of bounds or of the wrong type.
 
-    The engine is for who starts a run to check: inside of one it does not matter any more.
+    The engine is for who starts a run to check: inside of one it does not matter any more. The
+    partition is for who makes it: a node with images of its own need not import partitioners.
     """
     _check_bounds(config, "")
-    for group in ("strategy", "partition", "optimizer", "schedule"):
+    for group in ("strategy", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
     _check_sampling(config)
     _check_update(config)
