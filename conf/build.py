@@ -15,11 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from compression import Codec, make_codec
+from conf.check import check_target
 from conf.schema import CompressionConfig, Config, ConfigError
 from task.datasets import Data, load_data, load_folder
 from task.models import build_model
 from task.optimizers import SGD, ServerOptimizer
 from task.partition import Partition
+from task.process import uncompiled
 
 
 def codec_of(config: Config) -> Codec:
@@ -97,12 +99,14 @@ def model_of(config: Config, data: Data) -> nn.Module:
 
 def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:
     """Return the nodes' optimiser. Raises `ConfigError` for values that it does not take."""
-    optimizer: Optimizer = build("optimizer", config.optimizer)(parameters, lr=config.lr)
+    with uncompiled():
+        optimizer: Optimizer = build("optimizer", config.optimizer)(parameters, lr=config.lr)
     return optimizer
 
 
 def partition_of(config: Config, data: Data) -> Partition:
-    """Return the spread of the training split over the nodes."""
+    """Return the spread of the training split over the nodes. Raises `ConfigError`."""
+    check_target("partition", config.partition)
     partitioner = build("partition", config.partition)
     return Partition(partitioner, data.train.labels, config.nodes, config.seed)
 

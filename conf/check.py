@@ -24,10 +24,11 @@ PRIMITIVES = (bool, int, float, str, NoneType)
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first value that is out of bounds or of the wrong type.
 
-    The engine is for who starts a run to check: inside of one it does not matter any more.
+    The engine is for who starts a run to check: inside of one it does not matter any more. The
+    partition is for who makes it: a node with images of its own need not import partitioners.
     """
     _check_fields(config, "")
-    for group in ("strategy", "partition", "optimizer", "schedule"):
+    for group in ("strategy", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
     shares = [each.share for each in config.network.classes.values()]
     if shares and abs(sum(shares) - 1) > 1e-6:

@@ -9,6 +9,18 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from conf import ConfigError
 from conf.build import build
+from task.process import uncompiled
+
+
+class _Rate(torch.optim.SGD):
+    """A learning rate for a scheduler to change, of steps that others take."""
+
+    def __init__(self, lr: float) -> None:
+        with uncompiled():
+            super().__init__([torch.zeros(1)], lr=lr)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Nothing: torch's own would import its compiler."""
 
 
 class Schedule:
@@ -16,7 +28,7 @@ class Schedule:
 
     def __init__(self, node: Any, lr: float) -> None:
         self._options = node
-        self._optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+        self._optimizer = _Rate(lr)
         self._scheduler = build("schedule", node)(self._optimizer)
         self._optimizer.step()  # a scheduler wants to come after an optimiser's first step
 

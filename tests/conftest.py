@@ -1,6 +1,8 @@
 import gc
 import signal
 import sys
+import uuid
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +68,25 @@ def command(cli, tmp_path):
         return *cli(*sorted(words, key=lambda word: word == "-m")), folder
 
     return call
+
+
+@pytest.fixture
+def left_over(monkeypatch):
+    """Tell the command lines of processes that this test started and that still run."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("EDGEWIRE_TEST", mark)
+
+    def find():
+        commands = []
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if mark.encode() in environ.read_bytes():
+                    commands.append(environ.with_name("cmdline").read_text())
+            except OSError:
+                continue
+        return commands
+
+    return find
 
 
 @pytest.fixture

@@ -103,19 +103,10 @@ def test_every_sample_is_seen_once_an_epoch(plain):
 
 def test_state_of_one_node_does_not_reach_the_next():
     """Momentum and BatchNorm statistics start anew with every message."""
-    t = trainer("optimizer.momentum=0.9", "model=resnet18", "local_steps=2")
+    t = trainer("optimizer.momentum=0.9", "model=four_layers", "local_steps=2")
     start = start_of(t)
     first = result(t, 0, start=start)[0]
     result(t, 1, start=start)
-    np.testing.assert_array_equal(result(t, 0, start=start)[0], first)
-
-
-def test_dropout_draws_from_the_nodes_own_stream():
-    t = trainer("model=alexnet", "dataset.size=16", "local_steps=1")
-    start = start_of(t)
-    first = result(t, 0, start=start)[0]
-    torch.manual_seed(123)
-    torch.rand(7)
     np.testing.assert_array_equal(result(t, 0, start=start)[0], first)
 
 
@@ -139,7 +130,7 @@ def test_held_back_samples_are_not_trained_on():
 
 def test_a_batch_of_one_is_no_trouble_for_batchnorm():
     """Its variance is undefined on 1 x 1 features: such a remainder joins the batch before."""
-    t = trainer("model=vgg11", "batch_size=4")
+    t = trainer("model=four_layers", "batch_size=4")
     node = next(n for n in range(NODES) if len(t.samples.partition.indices(n)) % 4 != 1)
     x, y = t.samples.of(Node(node, NODES), held_back=False)
     x, y = x[:9], y[:9]

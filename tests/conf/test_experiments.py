@@ -8,6 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from conf.build import codec_of, downlink_of
+from conf.check import check_target
 from conf.load import HERE, to_config
 from conf.sweeper import split_case
 
@@ -31,6 +32,7 @@ def test_every_case_is_accepted(name):
         # every value once or more, if there are as many cases
         free = [f"{k}={v[number % len(v)]}" for k, v in params.items() if k not in given]
         config = to_config(compose("config", [f"experiment={name}", *words, *free]))
+        check_target("partition", config.partition)
         assert codec_of(config)
         downlink_of(config)
 

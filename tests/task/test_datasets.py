@@ -11,6 +11,7 @@ import torch
 import torchvision.datasets as published
 from omegaconf import OmegaConf
 
+import task.datasets.digits as digits_module
 import task.datasets.mnist as mnist_module
 from task.datasets import data_names, load_data
 from task.errors import TaskError
@@ -87,6 +88,21 @@ def test_every_data_set_has_its_yaml_and_the_other_way_round():
             "name": path.stem, "root": None, "download": False, "size": None, "holdout": 0.0,
             "per_image": False,
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("file", [digits_module.FILE, "moved/elsewhere"])
+def test_digits_are_those_of_scikit_learn(monkeypatch, file):
+    from sklearn.datasets import load_digits
+
+    monkeypatch.setattr(digits_module, "FILE", file)
+    data, bunch = load_data("digits"), load_digits()
+    found = [
+        (image.tolist(), label.item())
+        for split in (data.train, data.test)
+        for image, label in zip(split.images, split.labels, strict=True)
+    ]
+    images = (bunch.images * (255 / 16)).round().tolist()
+    assert sorted(found) == sorted(([i], t) for i, t in zip(images, bunch.target, strict=True))
 
 
 def test_digits():

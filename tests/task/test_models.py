@@ -72,12 +72,12 @@ def test_published_parameter_counts(name, size, parameters):
     assert count(build_model(name, channels=1, size=size, classes=10)) == parameters
 
 
-# The two VGGs for large images hold 128 million parameters: one case does.
+# VGGs for large images hold 128 million parameters: one case does.
 SIZES = [
     (name, channels, size)
     for name in sorted(set(model_names()) - {"alexnet", "wideresnet"})
     for channels, size in ((1, 28), (2, 15), (1, 65))
-    if (name, size) != ("vgg16", 65)
+    if (name, size) not in [("vgg16", 65), ("vgg16_plain", 65)]
 ]
 
 
@@ -105,13 +105,15 @@ def test_images_too_small_are_refused_and_the_smallest_go_through(name):
 def test_large_images_get_torchvisions_own_network(name):
     from torchvision import models
 
-    module = build_model(name, channels=3, size=64, classes=10)
-    plain = {
+    make = {
         "resnet18": models.resnet18,
         "googlenet": lambda **k: models.googlenet(aux_logits=False, init_weights=False, **k),
         "mobilenet": models.mobilenet_v2,
         "vgg11": models.vgg11_bn,
-    }[name](weights=None, num_classes=10)
+    }[name]
+    with torch.device("meta"):  # no numbers: drawing 128 million of them takes seconds
+        module = build_model(name, channels=3, size=64, classes=10)
+        plain = make(weights=None, num_classes=10)
     assert str(module) == str(plain)
 
 

@@ -108,14 +108,16 @@ def test_iid_shares_differ_by_one_at_most():
 
 def test_same_in_another_process():
     script = (
-        "import torch, hashlib, flwr_datasets.partitioner as f\n"
+        "import sys, torch\n"
         "from task.partition import Partition, Sampled\n"
+        "import flwr_datasets.partitioner as f\n"
         "labels = torch.arange(500) % 10\n"
         "d = f.DirichletPartitioner(9, 'label', 0.5, min_partition_size=1, seed=5)\n"
         "for made in (d, Sampled(20)):\n"
         "    p = Partition(made, labels, 9, 5)\n"
         "    for node in (8, 0, 3):\n"
         "        print(*p.indices(node).tolist())\n"
+        "print({'matplotlib', 'seaborn', 'sklearn', 'torchvision'} & sys.modules.keys())\n"
     )
     run = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, check=True, capture_output=True, text=True
@@ -127,7 +129,17 @@ def test_same_in_another_process():
         partition = Partition(made, labels, 9, 5)
         for node in (8, 0, 3):
             assert next(lines) == " ".join(map(str, partition.indices(node).tolist()))
+    assert next(lines) == "set()"  # nothing slow was imported that partitions have no use for
     assert run.stderr == ""
+
+
+def test_flowers_plots_are_there_for_who_wants_them():
+    """They load when they are first asked for, and under their own name."""
+    from flwr_datasets import visualization
+
+    plot = visualization.plot_label_distributions
+    assert plot.__module__ == "flwr_datasets.visualization.label_distribution"
+    assert sys.modules["flwr_datasets.visualization"] is visualization
 
 
 @pytest.mark.parametrize("kind", [*MAKERS, "sampled"])
