@@ -15,7 +15,6 @@ from client.node import Node
 from client.stage import Stage
 from compression import PayloadError
 from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, Work
-from compression.flower.state import codec_seed
 from compression.flower.tensors import (
     GRADIENTS,
     pack,
@@ -24,6 +23,7 @@ from compression.flower.tensors import (
     unpack,
     unpack_labels,
 )
+from compression.flower.uplink import codec_seed
 
 if TYPE_CHECKING:
     from client.segment import Segments

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from logging import getLogger
-from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -107,9 +106,7 @@ class Asynchronous(ParameterServer):
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
         config = train_config or ConfigRecord({"lr": 0.1})
         timeout = timeout if timeout < FOREVER else math.inf
-        pushes = Pushes(
-            self, grid, initial_arrays, self.state, timeout, lambda: cast(float, config["lr"])
-        )
+        pushes = Pushes(self, grid, initial_arrays, self.state, timeout, config)
         arrays, result = flat_record(pushes.model), Result()
 
         def record(done: int) -> None:

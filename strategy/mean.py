@@ -1,4 +1,4 @@
-"""The mean of many sparse updates, at the cost of the entries received."""
+"""Means of many updates: sparse ones, and BatchNorm's running statistics, which are values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from compression import Layout, PayloadError, Update
 from compression.payload import quiet
 from compression.stages import Indices, Vector
+from compression.statistics import trained_entries, variances
 
 _SORTED = 32  # a set below 1 / 32 of all entries is sorted; a larger one is marked and collected
 
@@ -75,3 +77,89 @@ class SparseMean:
             union = np.flatnonzero(self._mark).astype(np.uint32)
             self._mark.fill(False)
         return None if len(union) == len(self._sum) else union
+
+
+Shares = NDArray[np.float32] | np.float32 | float
+
+
+@dataclass
+class MixState:
+    """A mix under way: what was reported, by shares (s,), their weight, and its bounds (s,)."""
+
+    sum: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    shares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    weight: float = 0.0
+    low: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    high: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    def begin(self, size: int) -> None:
+        """Begin a mix of `size` entries."""
+        self.sum, self.shares, self.weight = np.zeros(size), np.zeros(size), 0.0
+        self.low = np.full(size, np.inf, dtype=np.float32)
+        self.high = np.full(size, -np.inf, dtype=np.float32)
+
+
+class StatisticsMix:
+    """A convex mix of what is there and what nodes report, each with its share.
+
+    x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in 0..1: never beyond
+    the smallest and the largest of x and the reports, whatever optimiser steps the parameters. (A
+    stale difference added, or one times a momentum, can lead a variance below 0, and the model to
+    NaN.) The statistics are the last entries of a model.
+    """
+
+    def __init__(self, layout: Layout, state: MixState | None = None) -> None:
+        self.trained = trained_entries(layout)
+        self.size = layout.size - self.trained
+        self._places = np.arange(self.trained, layout.size, dtype=np.uint32)
+        self._variances = variances(layout)
+        self._state = MixState() if state is None else state
+        if not self._state.weight:
+            self._state.begin(self.size)
+
+    def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
+        """Return an update's trained part, indices (None: all) and values, and its statistics.
+
+        Raises `PayloadError` if some of these are missing, or a variance is below 0.
+        """
+        indices, values = update.indices, update.values
+        if not self.size:
+            return indices, values, values[:0]
+        statistics = update.entries(self.trained, self.trained + self.size)
+        for start, stop in self._variances:
+            if (update.entries(start, stop) < 0).any():
+                raise PayloadError("its update holds a running variance below 0")
+        cut = len(values) - self.size
+        return None if indices is None else indices[:cut], values[:cut], statistics
+
+    def add(self, statistics: Vector, share: Shares = 1.0, weight: float = 1.0) -> None:
+        """Add what a node reports, (s,), by its share, one or (s,), and its weight in the mean."""
+        if not self.size:
+            return
+        part = np.minimum(np.asarray(share, dtype=np.float64), 1.0) * weight
+        state = self._state
+        state.sum += part * statistics
+        state.shares += part
+        state.weight += weight
+        np.minimum(state.low, statistics, out=state.low)
+        np.maximum(state.high, statistics, out=state.high)
+
+    def joined(
+        self, indices: Indices | None, values: Vector, there: Vector
+    ) -> tuple[Indices | None, Vector]:
+        """Return a step's trained part with the new statistics at its end; begin anew.
+
+        `there`: the model of which they are the last entries.
+        """
+        if not self.size:
+            return indices, values
+        now = there[self.trained :]
+        state = self._state
+        mixed = ((state.weight - state.shares) * now + state.sum) / state.weight
+        low, high = np.minimum(state.low, now), np.maximum(state.high, now)
+        statistics = np.clip(mixed.astype(np.float32), low, high)  # but for rounding it is there
+        state.begin(self.size)
+        if indices is None and len(values) != self.trained:
+            raise ValueError(f"{len(values)} values for {self.trained} parameters")
+        places = None if indices is None else np.concatenate([indices, self._places])
+        return places, np.concatenate([values, statistics])

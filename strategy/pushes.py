@@ -9,25 +9,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from compression import PayloadError, Update, decode_update
-from compression.flower.dialogue import Dialogue, DialogueState, number
+from compression.flower.dialogue import Dialogue, DialogueState, Parcel, number
 from compression.flower.form import Model, form_of_updates
-from compression.flower.ledger import Parcel
 from compression.flower.notes import EXAMPLES, LOSS, Orders, ToNode
 from compression.flower.replica import MODEL, Replica
 from compression.flower.traffic import flower_bytes
 from compression.flower.ways import Differences, DifferencesState, Steps
 from compression.payload import quiet
 from compression.stages import Indices, Vector, is_finite
-from strategy.late import Late, LateState
-from strategy.mean import MeanState, SparseMean
+from strategy.exchange import Late, LateState
+from strategy.mean import MeanState, MixState, SparseMean, StatisticsMix
 from strategy.nodes import OrderedGrid
 from strategy.server import HOPELESS, STEP, ServerState
 from strategy.staleness import Counted, Seen
-from strategy.statistics import MixState, StatisticsMix
 from task.optimizers import SGD
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ class PushesState(ServerState):
 class Pushes:
     """What `Asynchronous` does answer by answer; all that it has come to is in `state`.
 
-    `lr` returns the run's rate, which may change.
+    `config` holds the run's rate, "lr", which may change.
     """
 
     def __init__(
@@ -85,10 +83,10 @@ class Pushes:
         initial_arrays: ArrayRecord,
         state: PushesState,
         timeout: float,
-        lr: Callable[[], float],
+        config: ConfigRecord,
     ) -> None:
         self._strategy, self._grid, self._state = strategy, grid, state
-        self._timeout, self._lr = timeout, lr
+        self._timeout, self._config = timeout, config
         if state.replica and grid.virtual_seconds is None:  # real moments are of another process
             self._shift(grid.now - state.now)
         self._replica, self.layout = Replica.of(SGD(), initial_arrays, state.replica)
@@ -112,6 +110,10 @@ class Pushes:
         self._state.looked += by
 
     @property
+    def _lr(self) -> float:
+        return cast(float, self._config["lr"])
+
+    @property
     def model(self) -> Vector:
         """The newest model, float32 (n,): the next turn changes it."""
         return self._replica.model
@@ -131,7 +133,8 @@ class Pushes:
             return False
         for reply in replies:
             sent = state.flight.pop(reply.metadata.reply_to_message_id)
-            self._late.answered(sent.node, sent.number)
+            if state.late.messages:  # else there is nobody to whom it matters
+                self._late.answered(sent.node, sent.number)
             state.done += 1
             self._receive(sent, reply)
             last = state.done == strategy.pushes
@@ -192,7 +195,7 @@ class Pushes:
         if self._downlink:
             self._offer(self._downlink)
         note = ToNode(count, workers=strategy.buffer)
-        orders = Orders(self._lr(), count, strategy.proximal_mu)
+        orders = Orders(self._lr, count, strategy.proximal_mu)
         ((message, parcel),) = self._dialogue.messages([node], STEP, orders.config(), note)
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self._replica.version, self._staleness.seen()
@@ -230,7 +233,7 @@ class Pushes:
         """Take the step. Raises `PayloadError` if it would leave float32: the model stays."""
         state, strategy = self._state, self._strategy
         stale = self._replica.version - sent.version
-        rate = strategy.rate(self._lr())
+        rate = self._lr if strategy.rate is None else strategy.rate
         indices, values, statistics = self._statistics.cut(update)
         if sent.model is not None:
             indices, values = None, self._towards(sent.model, indices, values)

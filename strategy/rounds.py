@@ -21,10 +21,9 @@ from compression.flower.traffic import flower_bytes
 from compression.flower.ways import Steps
 from compression.stages import DIVERGED, is_finite
 from strategy.exchange import Exchange, ExchangeState
-from strategy.mean import SparseMean
+from strategy.mean import SparseMean, StatisticsMix
 from strategy.nodes import OrderedGrid
 from strategy.server import HOPELESS, STEP, ServerState
-from strategy.statistics import StatisticsMix
 
 if TYPE_CHECKING:
     from strategy.averaging import SparseAveraging
@@ -131,7 +130,7 @@ class Rounds:
             raise PayloadError(f"no update could be used in {HOPELESS} rounds: {reason}")
         state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
-            self._step(self._strategy.rate(lr))
+            self._step(lr if self._strategy.rate is None else self._strategy.rate)
             self._dialogue.receipts.applied(used)
             state.traffic.client_updates += len(used)
 

@@ -57,6 +57,7 @@ class ParameterServer(Strategy):
         if not 0 < server_lr < math.inf:
             raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
         self.update, self.server_lr = update, server_lr
+        self.rate = None if update == "gradient" else server_lr  # of updates; None: the run's lr
         self.state = self.State()
         self.evaluate_metrics: MetricRecord | None = None
         self.after_turn: Callable[[], None] | None = None
@@ -125,10 +126,6 @@ class ParameterServer(Strategy):
                 "optimizer= is for steps at the nodes, and with strategy.update=gradient they take "
                 f"none: {self.no_steps}, or give strategy.update=delta"
             )
-
-    def rate(self, lr: float) -> float:
-        """Return the rate of an update when the run's is `lr`."""
-        return lr if self.update == "gradient" else self.server_lr
 
     def _evaluate(
         self,

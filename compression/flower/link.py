@@ -22,10 +22,9 @@ from .arrays import (
     to_vector,
     with_content,
 )
-from .dialogue import Dialogue, Key
+from .dialogue import Dialogue, Key, Parcel
 from .form import Form, Model, converted, form_of_models, form_of_payload, form_of_updates, moved
 from .grids import GridWrapper
-from .ledger import Parcel
 from .method import chosen
 from .notes import EXAMPLES, NOTE, ToNode
 from .traffic import (

@@ -29,11 +29,6 @@ def checksum(vector: Vector) -> bytes:
     return xxh3_64_digest(np.ascontiguousarray(vector, dtype="<f4").data)
 
 
-def codec_seed(seed: int, node: int, number: int) -> int:
-    """Mix run seed, node (its partition) and update number into one, for codecs that draw."""
-    return (seed << 96) | (node << 32) | number
-
-
 def own_array(array: Array) -> NDArray[Any]:
     """Return an array that may be written to."""
     if isinstance(array, FlatArray) and array.vector.flags.writeable:

@@ -29,7 +29,7 @@ from .method import chosen
 from .notes import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, written
 from .privacy import clip_of, expect_clip_kept, within_clip
 from .replica import Follower, Optimizer
-from .state import NodeState, codec_seed
+from .state import NodeState
 
 log = getLogger("edgewire")
 
@@ -191,6 +191,11 @@ def _key_of_parcel(content: RecordDict, note: ToNode) -> str | None:
         return found[0]
     kept = records(content, ArrayRecord) if note.rates is not None else []
     return kept[0][0] if kept else None
+
+
+def codec_seed(seed: int, node: int, number: int) -> int:
+    """Mix run seed, node (its partition) and update number into one, for codecs that draw."""
+    return (seed << 96) | (node << 32) | number
 
 
 def _key_of_model(content: RecordDict, name: str) -> str | None:

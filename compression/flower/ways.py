@@ -12,8 +12,8 @@ from ..make import make_codec
 from ..payload import decode_update
 from ..statistics import changes
 from .arrays import Vector, payload_record, payload_records
+from .dialogue import Parcel
 from .form import Form, Model, converted, form_of_models
-from .ledger import Parcel
 from .replica import MODEL, VERSION, Replica
 from .state import checksum
 

@@ -9,10 +9,10 @@ import numpy as np
 from ..layout import Layout
 from ..options import expect_at_least, expect_between, expect_one_of, expect_share
 from ..registry import register
+from ..scope import SCOPES, count
 from ..selection import largest, uniform
 from ..stages import Selection, Sparsifier, Step, Vector, fallen, remembered
 from ..workspace import workspace
-from .scope import SCOPES, count
 
 OPERATORS = ("union", "map", "gradient", "proportional", "largest")
 

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from ..layout import Layout
 from ..options import expect_at_least, expect_below_one, expect_between, expect_one_of
 from ..registry import register
-from ..selection_by_tensor import largest_of_each
+from ..scope import counts, largest_of_each
 from ..stages import Accumulating, Indices, Selection, Step, Vector, remembered
-from .scope import counts
 
 LAYERS = ("all", "conv")
 WARMUP = (0.75, 0.9375, 0.984375, 0.996)  # sparsities of the warm-up's four parts

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ..layout import Layout
 from ..options import expect_below_one, expect_between, expect_one_of
 from ..registry import register
+from ..scope import count
 from ..selection import above, largest, uniform, weighted
 from ..stages import (
     Indices,
@@ -20,7 +21,6 @@ from ..stages import (
     remembered,
 )
 from ..workspace import workspace
-from .scope import count
 
 RESIDUALS = ("momentum", "ema")
 

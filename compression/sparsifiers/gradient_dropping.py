@@ -8,9 +8,9 @@ import numpy as np
 
 from ..options import expect_below_one, expect_one_of
 from ..registry import register
+from ..scope import SCOPES, count, largest_in
 from ..selection import above, largest
 from ..stages import Accumulating, Indices, Step, Vector
-from .scope import SCOPES, count, largest_in
 
 THRESHOLDS = ("exact", "sampled")
 SAMPLE = 0.001  # the paper's share; at least LEAST entries

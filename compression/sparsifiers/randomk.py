@@ -8,8 +8,8 @@ import numpy as np
 from ..layout import Layout
 from ..options import expect_one_of, expect_share
 from ..registry import register
+from ..scope import SCOPES, random_in
 from ..stages import Accumulating, Indices, Selection, Step, Vector
-from .scope import SCOPES, random_in
 
 
 @register("sparsifier")

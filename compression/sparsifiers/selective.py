@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from ..options import expect_at_least, expect_one_of, expect_share
 from ..registry import register
+from ..scope import SCOPES, count, largest_in, random_in
 from ..selection import above, uniform
 from ..stages import Indices, Selection, Sparsifier, Step, Vector
-from .scope import SCOPES, count, largest_in, random_in
 
 PICKS = ("largest", "random")
 

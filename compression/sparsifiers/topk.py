@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from ..options import expect_one_of, expect_share
 from ..registry import register
+from ..scope import SCOPES, largest_in
 from ..stages import Accumulating, Indices, Step, Vector
-from .scope import SCOPES, largest_in
 
 
 @register("sparsifier")

@@ -1,6 +1,6 @@
 import pytest
 
-from strategy.late import Late
+from strategy.exchange import Late
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compression import Layout, PayloadError, Update
-from strategy.statistics import StatisticsMix
+from strategy.mean import StatisticsMix
 from tests.strategy.event_loop import POLICIES, WAITS, at_once
 from tests.strategy.federation import LAYOUT, MOMENTUM, NODES, TRAINED, Federation, Trainer, start
 

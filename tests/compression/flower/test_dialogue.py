@@ -10,8 +10,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from compression import Layout, PayloadError, make_codec
 from compression.flower import Traffic, payload_record
 from compression.flower.arrays import STYPE, payload_records
-from compression.flower.dialogue import Dialogue
-from compression.flower.ledger import Parcel
+from compression.flower.dialogue import Dialogue, Parcel
 from compression.flower.notes import NOTE, ToNode, ToServer, read, written
 
 LAYOUT = Layout(("weight", "bias"), ((8, 5), (5,)), ("float32",) * 2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compression import Layout, decode, decode_update, make_codec
 from compression.flower.arrays import STYPE
-from compression.flower.ledger import Ledger
+from compression.flower.dialogue import Ledger
 from compression.flower.replica import MODEL, VERSION, Replica
 from compression.flower.state import checksum
 from compression.flower.ways import Steps

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from compression.scope import count
 from compression.sparsifiers.dgc import WARMUP
-from compression.sparsifiers.scope import count
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compression.sparsifiers.scope import count
+from compression.scope import count
 from compression.stages import Rng, Step
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, update
 

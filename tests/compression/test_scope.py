@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compression.scope import largest_of_each
 from compression.selection import TINY
-from compression.selection_by_tensor import largest_of_each
 from tests.compression.test_selection import brute, vectors
 from tests.compression.vectors import expect
 
