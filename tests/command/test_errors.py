@@ -12,7 +12,6 @@ BAD = [
     (["algorithm=sgd", "strategy/staleness=global"], "belongs to strategy=asynchronous"),
     (["algorithm=sgd", "strategy.pushes=3"], "belongs to strategy=asynchronous"),
     (["algorithm=adacomp", "strategy.pushes=0"], "pushes must be at least 1"),
-    (["algorithm=adacomp", "downlink=f2i"], "downlink=full"),
     (["algorithm=adacomp", "strategy.in_flight=2", "compression=topk"], "keep no memory"),
     (["algorithm=adacomp", "optimizer=adam"], "they take none: drop it, or"),
     (["algorithm=adacomp", "strategy.staleness.a=1"], "belongs to strategy/staleness=polynomial"),
