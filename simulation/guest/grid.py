@@ -70,6 +70,27 @@ class GuestGrid(Grid):
         """The virtual clock, seconds since the run began."""
         return self._grid.virtual_seconds
 
+    now = virtual_seconds  # what deadlines are given in
+
+    @property
+    def next_change(self) -> float:
+        """The virtual second at which a node joins or comes back next; infinity: none will."""
+        return self._grid.next_change
+
+    def follow(self, plain_bytes: int) -> None:
+        """Compare what is sent from here on with models of `plain_bytes` in its place."""
+        self._grid.follow(plain_bytes)
+
+    @property
+    def comparison(self) -> dict[str, float | None]:
+        """As `LocalGrid.comparison`."""
+        return self._grid.comparison
+
+    def tend(self) -> None:
+        """Keep the workers at work while nobody pulls messages."""
+        with self._turn:
+            self._grid.tend()
+
     def set_run(self, run: Run) -> None:
         """There is but one run."""
 
@@ -99,13 +120,14 @@ class GuestGrid(Grid):
         with self._turn:
             return self._grid.get_nodes()
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+    def push_messages(self, messages: Iterable[Message], ttl: float = NEVER) -> list[str]:
         """Send messages; return their ids. One to a node that is not there is left out, and logged.
 
-        Raises ValueError for a message that is a reply, or not valid for any time.
+        `ttl`: no node begins with one after so many virtual seconds. Raises ValueError for a
+        message that is a reply, or not valid for any time.
         """
         with self._turn:
-            return self._push(self._checked(messages))
+            return self._push(self._checked(messages), ttl)
 
     def _checked(self, messages: Iterable[Message]) -> list[Message]:
         """Return the messages that can be sent."""
@@ -130,12 +152,12 @@ class GuestGrid(Grid):
         self.counts.down_bytes += sum(contents[id(m.content)][1] for m in messages)
         return [make_message(copy(m.metadata), contents[id(m.content)][0]) for m in messages]
 
-    def _push(self, messages: list[Message]) -> list[str]:
+    def _push(self, messages: list[Message], ttl: float = NEVER) -> list[str]:
         now, copies = self._grid.now, self._copies(messages)
-        for ttl, group in groupby(copies, key=lambda message: message.metadata.ttl):
+        for life, group in groupby(copies, key=lambda message: message.metadata.ttl):
             alike = list(group)
-            self._grid.push_messages(alike, ttl)
-            self._open |= {m.metadata.message_id: Open(m, now + ttl) for m in alike}
+            self._grid.push_messages(alike, min(ttl, life))
+            self._open |= {m.metadata.message_id: Open(m, now + life) for m in alike}
         self._pushes += 1
         return _named_alike(messages, copies)
 
@@ -144,11 +166,18 @@ class GuestGrid(Grid):
 
         An id that is not known, or not any more, gets an error.
         """
+        return self.pull_before(message_ids, NEVER)
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """As `pull_messages`, or go on to the deadline, a virtual second, if that is before."""
         with self._turn:
             ids = dict.fromkeys(message_ids)
             self._threads.add(threading.get_ident())
             unknown = [_unknown(i, self._run.run_id) for i in ids if i not in self._open]
-            return unknown + self._next([i for i in ids if i in self._open], NEVER)
+            known = [i for i in ids if i in self._open]
+            if not ids:  # nothing but the deadline is waited for
+                return self._grid.pull_before([], deadline)
+            return unknown + self._next(known, deadline)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

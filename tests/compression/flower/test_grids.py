@@ -10,6 +10,7 @@ from compression.flower import grids
 from compression.flower.grids import GridWrapper, PolledGrid, TimedGrid, timed
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
+from simulation.guest.grid import GuestGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
 from tests.compression.flower.fleet import Fleet, Remote
@@ -22,7 +23,7 @@ def local():
     return LocalGrid(make_pool(HostSpec("client.app:app", 3, 1, {}), 1), 3, VirtualClock())
 
 
-@pytest.mark.parametrize("kind", [LocalGrid, GridWrapper, PolledGrid])
+@pytest.mark.parametrize("kind", [LocalGrid, GuestGrid, GridWrapper, PolledGrid])
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_timed_grid_has_what_is_declared(kind, name):
     """Properties are properties, and methods take the same arguments, or more with defaults."""

@@ -130,6 +130,19 @@ def test_a_round_ends_with_its_time(guest):
     assert grid.send_and_receive([], timeout=3.0) == []
 
 
+def test_who_knows_of_deadlines_can_give_them(guest):
+    grid = guest(Ideal(**LINK, seconds_per_step=1.0, join_seconds=0.0))
+    ids = grid.push_messages(messages(grid, size=SIZE), ttl=1.5)
+    assert grid.pull_before(ids, 2.5) == []  # node 1 needs three seconds
+    assert grid.now == grid.virtual_seconds == 2.5
+    assert asked(grid.pull_before(ids, 9.0)) == ids[:1]
+    assert grid.pull_before([], 5.0) == []
+    assert grid.now == 5.0
+    late = grid.push_messages(messages(grid, size=SIZE), ttl=0.5)  # it takes a second to get there
+    assert grid.pull_before(late, 100.0) == []
+    assert grid.next_change == float("inf")
+
+
 def test_messages_that_cannot_be_sent(guest, caplog):
     grid = guest()
     content = messages(grid, size=SIZE)[0].content

@@ -254,6 +254,7 @@ def test_edgewire_is_a_flower_app_too():
     found = summary(printed)
     assert found["sent"] == found["answered"] == 2
     assert 0 < 3 * found["up"] < found["down"]
+    assert found["virtual"] > 0  # it reports its steps
 
 
 @pytest.fixture
