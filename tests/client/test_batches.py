@@ -11,13 +11,13 @@ from client.node import Node
 from client.samples import Recent
 from client.trainer import Trainer
 from conf.build import model_of
-from conf.load import compose_config, to_config
+from tests.runs import configured
 
 NODES = 8
 
 
 def make(*overrides):
-    return Trainer(to_config(compose_config([f"nodes={NODES}", "batch_size=16", *overrides])))
+    return Trainer(configured(f"nodes={NODES}", "batch_size=16", *overrides))
 
 
 @pytest.fixture(scope="module")
