@@ -9,19 +9,19 @@ from benchmarks import steps
 from benchmarks.timing import ROOT
 from compression.flower import to_vector
 from conf import load_config, run_config
-from conf.load import compose_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
 from strategy.app import Run
 from strategy.nodes import OrderedGrid
 from strategy.records import Records
+from tests.runs import composed, configured
 
 ROUNDS = 12  # more than two epochs
 
 
 def trained(words: list[str]) -> np.ndarray:
     """Return the model that the application ends with, float32 (n,)."""
-    composed, models = compose_config(words), []
+    made, models = composed(*words), []
 
     class Last(Run):
         def round_done(self, server_round, arrays):
@@ -29,18 +29,16 @@ def trained(words: list[str]) -> np.ndarray:
             return super().round_done(server_round, arrays)
 
     def server_app(grid: Grid, context: Context) -> None:
-        Last(
-            load_config(context.run_config, composed.nodes), OrderedGrid(grid), Records("")
-        ).start()
+        Last(load_config(context.run_config, made.nodes), OrderedGrid(grid), Records("")).start()
 
-    run_local(Job(ROOT, run_config(composed), 4, ROOT, server_app=server_app), workers=1)
+    run_local(Job(ROOT, run_config(made), 4, ROOT, server_app=server_app), workers=1)
     return models[0]
 
 
 @pytest.mark.parametrize("algorithm", steps.ALGORITHMS)
 def test_both_make_the_same_model(algorithm: str) -> None:
     words = steps.settings("mlp", algorithm, rounds=ROUNDS)
-    loop, losses = steps.Bare(to_config(compose_config(words))), []
+    loop, losses = steps.Bare(configured(*words)), []
     for _ in range(ROUNDS):
         loop.step()
         losses.append(loop.loss)

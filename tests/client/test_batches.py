@@ -14,15 +14,15 @@ from client.node import Node
 from client.samples import Samples
 from client.trainer import Trainer
 from conf.build import model_of
-from conf.load import compose_config, to_config
 from task.datasets.data import Split
 from task.steps import prepare
+from tests.runs import configured
 
 NODES = 8
 
 
 def make(*overrides):
-    return Trainer(to_config(compose_config([f"nodes={NODES}", "batch_size=16", *overrides])))
+    return Trainer(configured(f"nodes={NODES}", "batch_size=16", *overrides))
 
 
 @pytest.fixture(scope="module")

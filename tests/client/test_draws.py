@@ -13,11 +13,12 @@ from client.node import Node
 from client.trainer import Trainer
 from compression.flower.notes import Orders
 from conf import run_config
-from conf.load import compose_config, to_config
+from conf.load import to_config
 from simulation.job import Job
 from simulation.local import run_local
 from task.draws import OwnStream
 from task.models.parts import MODELS
+from tests.runs import composed, configured
 
 NODES = 4
 
@@ -62,7 +63,7 @@ def words(model, *more):
 
 
 def trainer(*more):
-    return Trainer(to_config(compose_config(words(*more))))
+    return Trainer(configured(*words(*more)))
 
 
 def asked(t, node, number):
@@ -101,13 +102,13 @@ def test_weights_are_the_same_at_every_run_and_for_any_number_of_workers(
 ):
     asynchronous = ["strategy.pushes=12", "local_steps=null"]
     more = ["rounds=2"] if algorithm == "fedavg" else asynchronous
-    composed = compose_config(words(model, f"algorithm={algorithm}", "eval_every=2", *more))
-    config = to_config(composed)
+    made = composed(*words(model, f"algorithm={algorithm}", "eval_every=2", *more))
+    config = to_config(made)
     weights, losses = [], []
     for workers in (1, 2):
         torch.manual_seed(workers)
         folder = tmp_path / str(workers)
-        values = run_config(composed, output=str(folder))
+        values = run_config(made, output=str(folder))
         job = Job(tmp_path, values, config.nodes, folder, config.seed, config.network)
         run_local(job, workers=workers)
         weights.append((folder / "model.safetensors").read_bytes())

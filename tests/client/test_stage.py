@@ -15,14 +15,10 @@ from client.samples import Samples
 from client.stage import Place, Stage
 from compression import PayloadError
 from conf.build import data_of, model_of, optimizer_of
-from conf.load import compose_config, to_config
 from task.flat import FlatModel
+from tests.runs import configured
 
 SPLIT = ("algorithm=split_backprop", "batch_size=64")  # a power of two: means are exact
-
-
-def config_of(*words):
-    return to_config(compose_config(list(words)))
 
 
 def dropping(*_):
@@ -106,7 +102,7 @@ def same(one, other):
 @pytest.mark.parametrize("cuts", [(), (1,), (2,), (1, 3), (1, 2, 3)])
 @pytest.mark.parametrize("name", ["four_layers", "four_layers_plain"])
 def test_true_gradients_handed_in_are_backpropagation_bit_for_bit(name, cuts):
-    config = config_of(*SPLIT, f"model={name}")
+    config = configured(*SPLIT, f"model={name}")
     data = data_of(config)
     flat = FlatModel(model_of(config, data))
     optimizer = optimizer_of(config, [flat.parameters])
@@ -123,7 +119,7 @@ def test_true_gradients_handed_in_are_backpropagation_bit_for_bit(name, cuts):
 @pytest.mark.parametrize("cuts", [(1,), (2,), (1, 2)])
 def test_dropout_batchnorm_and_counters_do_what_they_do_in_the_uncut_model(model, cuts):
     make = model(dropping)
-    config = config_of(*SPLIT)
+    config = configured(*SPLIT)
     whole, cut = stages_of(config, (), make), stages_of(config, cuts, make)
     for number, (x, y) in enumerate(batches_of(config, 5)):
         whole[0].train(whole[0].segment.to_wire(x), y, number, config.lr)
@@ -152,7 +148,7 @@ class Perfect(nn.Module):
 
 @pytest.mark.parametrize("name", ["four_layers", "eight_layers"])
 def test_a_perfect_module_in_sequence_is_backpropagation_bit_for_bit(name):
-    config = config_of("algorithm=synthetic_gradients", "batch_size=64", f"model={name}")
+    config = configured("algorithm=synthetic_gradients", "batch_size=64", f"model={name}")
     cuts = (1, 2, 3) if name == "four_layers" else (2, 5)
     whole, cut = stages_of(config, ()), stages_of(config, cuts)
     for stage in cut[:-1]:
@@ -167,7 +163,7 @@ def test_a_perfect_module_in_sequence_is_backpropagation_bit_for_bit(name):
 
 
 def test_micro_batches_add_up_to_the_mini_batch():
-    config = config_of(*SPLIT, "model=four_layers_plain")
+    config = configured(*SPLIT, "model=four_layers_plain")
     whole, cut = stages_of(config, (1, 2)), stages_of(config, (1, 2))
     for number, (x, y) in enumerate(batches_of(config, 3)):
         backpropagate(whole, x, y, number, config.lr)
@@ -178,7 +174,7 @@ def test_micro_batches_add_up_to_the_mini_batch():
 
 def test_a_process_that_has_not_seen_forward_goes_back_all_the_same():
     """Statistics are not counted twice, dropout falls on the same units."""
-    config = config_of(*SPLIT)
+    config = configured(*SPLIT)
     whole, cut = stages_of(config, (1, 3)), stages_of(config, (1, 3))
     for number, (x, y) in enumerate(batches_of(config, 3)):
         backpropagate(whole, x, y, number, config.lr)
@@ -196,7 +192,7 @@ def test_a_process_that_has_not_seen_forward_goes_back_all_the_same():
 
 
 def test_a_stage_goes_on_from_its_copy_as_if_nothing_had_been():
-    config = config_of("algorithm=synthetic_gradients", "batch_size=64")
+    config = configured("algorithm=synthetic_gradients", "batch_size=64")
     data = data_of(config)
     one = stages_of(config, (1,))[0]
     given = batches_of(config, 6)
@@ -218,7 +214,7 @@ def test_a_stage_goes_on_from_its_copy_as_if_nothing_had_been():
 
 
 def test_a_module_learns_what_it_is_to_predict():
-    config = config_of("algorithm=synthetic_gradients", "batch_size=64")
+    config = configured("algorithm=synthetic_gradients", "batch_size=64")
     stage = stages_of(config, (1,))[0]
     (x, y), *_ = batches_of(config, 1)
     h = stage.train(stage.segment.to_wire(x), y, 0, 1e-3).output
@@ -230,7 +226,7 @@ def test_a_module_learns_what_it_is_to_predict():
 
 @pytest.mark.parametrize("spoiled", ["input", "weights", "module"])
 def test_what_is_not_finite_is_refused_and_the_segment_stays(spoiled):
-    config = config_of("algorithm=synthetic_gradients", "batch_size=64")
+    config = configured("algorithm=synthetic_gradients", "batch_size=64")
     stage = stages_of(config, (1, 2))[1]
     torch.manual_seed(0)
     x, y = torch.randn(64, 128), torch.randint(10, (64,))
@@ -255,7 +251,7 @@ def test_what_is_not_finite_is_refused_and_the_segment_stays(spoiled):
 
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
 def test_a_first_layer_that_is_frozen_stays_as_it_is(algorithm):
-    config = config_of(f"algorithm={algorithm}")
+    config = configured(f"algorithm={algorithm}")
     stage = Stage(config, data_of(config), Place(0, (1,)))
     for parameter in stage.segment.parameters():
         parameter.requires_grad_(False)

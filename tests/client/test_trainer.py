@@ -11,14 +11,14 @@ from client.trainer import Trainer, trainer_for
 from compression.flower.notes import Orders
 from conf import ConfigError
 from conf.build import model_of
-from conf.load import compose_config, to_config
 from task.datasets import load_data
+from tests.runs import configured
 
 NODES = 8
 
 
 def trainer(*overrides):
-    return Trainer(to_config(compose_config([f"nodes={NODES}", *overrides])))
+    return Trainer(configured(f"nodes={NODES}", *overrides))
 
 
 def start_of(t):
@@ -148,13 +148,13 @@ def test_a_devices_own_folder(tmp_path):
             pixels = rng.integers(0, 99, (8, 8, 3), np.uint8) + np.uint8(150 * label)
             Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
     overrides = ["dataset=imagefolder", "dataset.size=8", "dataset.classes=[ant,cat,dog]"]
-    t = trainer_for(to_config(compose_config([*overrides, "local_epochs=20"])), str(tmp_path))
+    t = trainer_for(configured(*overrides, "local_epochs=20"), str(tmp_path))
     assert set(t.data.train.labels.tolist()) == {1, 2}  # as all devices count them
     vector, metrics = t.train(Node(0, 1, str(tmp_path)), start_of(t), Orders(0.05, 1))
     assert metrics["num-examples"] == 12
     assert t.evaluate(Node(0, 1, str(tmp_path)), vector)["accuracy"] == 1.0
     with pytest.raises(ConfigError, match="imagefolder"):
-        trainer_for(to_config(compose_config([])), str(tmp_path))
+        trainer_for(configured(), str(tmp_path))
 
 
 def test_recent_samples_stay_within_their_bytes():

@@ -1,4 +1,8 @@
-"""A mistake in the configuration is one line that says what to do."""
+"""A mistake in the configuration is one line that says what to do.
+
+These are of every kind that says so in its own way. What `conf.check` refuses needs no command to
+be seen refused: `tests/conf` has the rest of it.
+"""
 
 from pathlib import Path
 
@@ -13,27 +17,19 @@ BAD = [
     (["algorithm=sgd", "strategy.pushes=3"], "belongs to strategy=asynchronous"),
     (["algorithm=adacomp", "strategy.pushes=0"], "pushes must be at least 1"),
     (["algorithm=adacomp", "strategy.in_flight=2", "compression=topk"], "keep no memory"),
-    (["algorithm=adacomp", "optimizer=adam"], "they take none: drop it, or"),
     (["algorithm=adacomp", "strategy.staleness.a=1"], "belongs to strategy/staleness=polynomial"),
-    (["algorithm=adacomp", "strategy.record_every=7"], "multiple of strategy.record_every=7"),
     (["algorithm=fedbuff", "strategy.pushes=5"], "buffer=10 is never full with pushes=5"),
     (["algorithm=fedasync", "strategy.server_lr=2"], "a server_lr of at most 1"),
     (["network.classes={fast:{share:1}}"], "'+network.classes={NAME:"),
     (["network.classes.fast.share=1"], "'+network.classes={NAME:"),
     (["+network.classes.fast.share=1"], "'+network.classes={NAME:"),
-    (["network.waiting_seconds=inf"], "waiting_seconds must be a number of at least 0, not inf"),
     (["network.waiting=long"], "network.waiting must be one of none, uniform"),
-    (["network.crash=0.1"], "strategy=asynchronous"),
     (["nodes"], "nodes"),
     (["dataset.root=~/x"], "~/x"),
     (["dataset=mnist", "dataset.root='~/nowhere'"], f"{Path.home()}/nowhere"),
     (["hydra.run.dir=/dev/null/x"], "/dev/null"),
-    (["seed=99999999999999999999"], "seed must be below"),
-    (["strategy=krum", "strategy.num_malicious_nodes=-2"], "num_malicious_nodes"),
-    (["strategy=multikrum", "strategy.num_nodes_to_select=0"], "num_nodes_to_select"),
     (["nodes=-1"], "nodes must be a number of at least 1, not -1"),
     (["nodes=1.5"], "nodes"),
-    (["rounds=0"], "rounds must be a number of at least 1"),
     (["nodes=100000"], "more than the 143"),
     (["compression.quantizer=int9"], "int9"),
     (["compression=f2i", "compression.level=99"], "level"),
@@ -48,8 +44,6 @@ BAD = [
     (["strategy=fedtrimmedavg", "strategy.beta=2"], "beta"),
     (["partition=dirichlet", "partition.alpha=-1"], "lpha"),
     (["partition=dirichlet", "partition.alpha=0.01", "nodes=300"], "larger partition.alpha"),
-    (["strategy=bulyan", "strategy.num_malicious_nodes=5"], "needs 23 nodes a round"),
-    (["strategy=krum", "strategy.num_malicious_nodes=4"], "needs 11 nodes a round"),
     (["engine=ray", "engine.gpus_per_client=-1"], "engine.gpus_per_client"),
     (["engine=ray", "engine.gpus_per_client=64"], "engine.gpus_per_client=64"),
     (["engine=ray", "network=lte"], "cannot honour network.up_mbps=5, network.down_mbps=20"),
@@ -63,9 +57,6 @@ BAD = [
     (["device=meta"], "device=meta"),
     (["dataset.classes=[a,b]"], "dataset.classes"),
     (["nodes=abc"], "'abc' of type 'str' could not be converted to Integer"),
-    (["strategy=fedadam", "strategy.eta=nan"], "strategy.eta must be a finite number"),
-    (["strategy.fraction_train=0"], "strategy.fraction_train"),
-    (["strategy=fedprox", "strategy.proximal_mu=-1"], "strategy.proximal_mu"),
     (["partition=pathological", "partition.num_classes_per_partition=99"], "num_classes"),
 ]
 

@@ -17,32 +17,40 @@ from conf.build import (
 )
 from conf.check import check_target
 from conf.load import compose_config, to_config
-from conf.schema import Config
 from strategy.schedule import Schedule
 from strategy.scheme import scheme_of
 from task.datasets import data_names
 from task.models import build_model, model_names
+from tests.runs import composed
+from tests.runs import configured as config
 
 CONF = Path(__file__).parents[2] / "conf"
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir() and p.name[0] not in "_")
-CHOICES = [
-    (group, path.stem)
+CHOICES_OF = {
+    group: sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     for group in GROUPS
     if group not in ("hydra", "experiment")
-    for path in sorted((CONF / group).glob("*.yaml"))
-]
+}
+CHOICES = [(group, choice) for group, choices in CHOICES_OF.items() for choice in choices]
+# Choices that go with any of the others': those of one number are composed together.
+FREE = ("compression", "dataset", "model", "network", "optimizer", "partition", "schedule")
 
 
-def config(*overrides: str) -> Config:
-    return to_config(compose_config(list(overrides)))
+def chosen(group, choice):
+    """Return the words for a choice and for those that are composed with it."""
+    number = CHOICES_OF[group].index(choice)
+    others = [g for g in FREE if g != group] if group in FREE else []
+    words = [f"{g}={CHOICES_OF[g][number % len(CHOICES_OF[g])]}" for g in others]
+    return sorted([*words, f"{group}={choice}"])
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_composes_and_says_what_it_is(group, choice):
-    extra = {"imagefolder": ["dataset.root=/nowhere"]}.get(choice, [])
+    words = chosen(group, choice)
+    words += ["dataset.root=/nowhere"] if "dataset=imagefolder" in words else []
     if choice in ("asynchronous", "synthetic_gradients", "split_backprop"):
-        extra = ["downlink=full"]
-    made = config(f"{group}={choice}", *extra)
+        words += ["downlink=full"]
+    made = config(*words)
     lines = (CONF / group / f"{choice}.yaml").read_text().splitlines()
     assert any(line.startswith("# ") and "@package" not in line for line in lines[:2])
     if group == "strategy":
@@ -87,6 +95,21 @@ def test_every_model_and_data_set_has_a_choice():
         (["strategy.fraction_train=x"], "strategy.fraction_train must be float"),
         (["+strategy.bata=1"], "strategy.bata is not an option"),
         (["optimizer.momentum=x"], "optimizer.momentum must be float"),
+        (["algorithm=adacomp", "optimizer=adam"], "they take none: drop it, or"),
+        (["algorithm=adacomp", "strategy.record_every=7"], "multiple of strategy.record_every=7"),
+        (
+            ["network.waiting_seconds=inf"],
+            "waiting_seconds must be a number of at least 0, not inf",
+        ),
+        (["network.crash=0.1"], "strategy=asynchronous"),
+        (["seed=99999999999999999999"], "seed must be below"),
+        (["strategy=krum", "strategy.num_malicious_nodes=-2"], "num_malicious_nodes"),
+        (["strategy=multikrum", "strategy.num_nodes_to_select=0"], "num_nodes_to_select"),
+        (["strategy=bulyan", "strategy.num_malicious_nodes=5"], "needs 23 nodes a round"),
+        (["strategy=krum", "strategy.num_malicious_nodes=4"], "needs 11 nodes a round"),
+        (["strategy=fedadam", "strategy.eta=nan"], "strategy.eta must be a finite number"),
+        (["strategy.fraction_train=0"], "strategy.fraction_train"),
+        (["strategy=fedprox", "strategy.proximal_mu=-1"], "strategy.proximal_mu"),
     ],
 )
 def test_values_that_cannot_be_are_named(overrides, part):
@@ -112,12 +135,26 @@ def test_losses_are_for_runs_that_do_not_wait_for_ever():
 )
 def test_keys_and_types_are_refused_by_hydra(override):
     with pytest.raises(HydraException):
-        config(override)
+        compose_config([override])
 
 
 def test_the_engines_options_are_checked_by_who_starts_it():
     with pytest.raises(ConfigError, match=r"engine.workers must be int, not 'x'"):
         check_target("engine", config("engine.workers=x").engine)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy/optimizer=momentum", "algorithm=esgd", "strategy.optimizer.momentum=0.5"],
+        ["network=mixed", "network.classes.fast.share=0.9", "compression@gradients=topk"],
+        ["+network.classes={own:{share:1,speed:2}}", "dataset.classes=[a,b]", "timeout=1e3"],
+        ["schedule=cosine", "+optimizer.amsgrad=true", "rounds=7", "dataset.size=null"],
+    ],
+)
+def test_what_other_tests_compose_is_what_hydra_does(words):
+    assert composed(*words) == compose_config(words)
+    assert run_config(composed(*words)) == run_config(compose_config(words))
 
 
 def test_unknown_methods_and_options_of_compression_are_named():
@@ -166,10 +203,10 @@ def test_a_preset_sends_down_what_it_always_has():
 
 
 def test_the_configuration_survives_flowers_run_config():
-    composed = compose_config(["algorithm=fedavg_f2i", "network=mixed", "partition=dirichlet"])
-    values = run_config(composed, output="/x")
+    plain = composed("algorithm=fedavg_f2i", "network=mixed", "partition=dirichlet")
+    values = run_config(plain, output="/x")
     assert all(isinstance(v, str) for v in values.values())
-    assert load_config(values, nodes=99) == to_config(composed)
+    assert load_config(values, nodes=99) == to_config(plain)
     assert load_config(values, 99) is load_config(
         dict(values), 99
     )  # cached: it is asked per message
@@ -181,11 +218,11 @@ def test_plain_flwr_run_composes_the_overrides_for_the_nodes_there_are():
 
 
 def test_what_is_made_of_rounds_is_made_of_pushes_where_those_are_counted():
-    composed = compose_config(["algorithm=adacomp", "strategy.pushes=700", "schedule=cosine"])
-    for config in (to_config(composed), load_config(run_config(composed), nodes=200)):
-        assert config.rounds == config.schedule["T_max"] == 700
-    assert composed.rounds == 10
-    alone = to_config(compose_config(["strategy=asynchronous", "rounds=3"]))
+    plain = composed("algorithm=adacomp", "strategy.pushes=700", "schedule=cosine")
+    for made in (to_config(plain), load_config(run_config(plain), nodes=200)):
+        assert made.rounds == made.schedule["T_max"] == 700
+    assert plain.rounds == 10
+    alone = config("strategy=asynchronous", "rounds=3")
     assert alone.rounds == alone.strategy["pushes"]
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from conf.load import compose_config, run_config, to_config
+from conf.load import run_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
+from tests.runs import composed
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("algorithm=synthetic_gradients", "rounds=8", "eval_every=4", "batch_size=64")
@@ -19,8 +20,8 @@ PIPED = (*SPLIT, "strategy.schedule=pipeline", "strategy.micro_batches=4")
 
 def run(folder, *words, workers=1, app="client.app:app"):
     """Return the result, the history without seconds, and the weights."""
-    composed = compose_config(list(words))
-    config, values = to_config(composed), run_config(composed, output=str(folder))
+    made = composed(*words)
+    config, values = to_config(made), run_config(made, output=str(folder))
     job = Job(ROOT, values, config.nodes, folder, config.seed, config.network, client_app=app)
     run_local(job, workers=workers)
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]

@@ -13,10 +13,11 @@ from client.node import Node
 from client.trainer import Trainer
 from conf import run_config
 from conf.build import data_of, model_of
-from conf.load import compose_config, to_config
+from conf.load import to_config
 from docs.configuration import preset
 from simulation.job import Job
 from simulation.local import run_local
+from tests.runs import composed, configured
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -61,9 +62,8 @@ def words(name):
 
 def run(folder, *overrides):
     """Run in this process; return the weights, the result and the training losses."""
-    composed = compose_config([*overrides])
-    config = to_config(composed)
-    values = run_config(composed, output=str(folder))
+    made = composed(*overrides)
+    config, values = to_config(made), run_config(made, output=str(folder))
     run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=1)
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     result = json.loads((folder / "result.json").read_text())
@@ -111,7 +111,7 @@ def test_sgd_is_what_plain_pytorch_does(optimizer, tmp_path):
     """Four workers' mean gradient and one torch optimiser, with the very same mini-batches."""
     overrides = ["algorithm=sgd", *SAME, f"strategy/optimizer={optimizer}", "lr=0.01"]
     weights, _, _ = run(tmp_path, *overrides)
-    config = to_config(compose_config(overrides))
+    config = configured(*overrides)
     trainer, data = Trainer(config), data_of(config)
     model = model_of(config, data)
     made = {

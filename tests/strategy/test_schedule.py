@@ -2,12 +2,12 @@
 
 import pytest
 
-from conf.load import compose_config, to_config
 from strategy.schedule import Schedule
+from tests.runs import configured
 
 
 def rates(*overrides, rounds=6, losses=None):
-    made = to_config(compose_config([f"rounds={rounds}", "lr=0.1", *overrides]))
+    made = configured(f"rounds={rounds}", "lr=0.1", *overrides)
     schedule, seen = Schedule(made.schedule, made.lr), []
     for i in range(rounds):
         seen.append(schedule.lr)
@@ -33,7 +33,7 @@ def test_cosine_ends_at_its_minimum():
 
 
 def test_several_rounds_at_once():
-    made = to_config(compose_config(["rounds=6", "lr=0.1", "schedule=cosine"]))
+    made = configured("rounds=6", "lr=0.1", "schedule=cosine")
     schedule = Schedule(made.schedule, made.lr)
     schedule.step(None, rounds=3)
     assert schedule.lr == pytest.approx(rates("schedule=cosine")[3])
@@ -41,7 +41,7 @@ def test_several_rounds_at_once():
 
 def test_plateau_looks_once_at_the_mean_loss_of_several_rounds():
     words = ["schedule=plateau", "schedule.patience=1", "schedule.factor=0.5"]
-    schedule = Schedule(to_config(compose_config(words)).schedule, 0.1)
+    schedule = Schedule(configured(*words).schedule, 0.1)
     for _ in range(2):
         schedule.step(5.0, rounds=50)
     assert schedule.lr == 0.1
