@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..codec import Codec
@@ -26,16 +26,16 @@ from .dialogue import Dialogue, Key, Parcel
 from .form import Form, Model, converted, form_of_models, form_of_payload, form_of_updates, moved
 from .grids import GridWrapper
 from .method import chosen
-from .notes import EXAMPLES, NOTE, ToNode
+from .notes import EXAMPLES, NOTE, ToNode, trains
 from .traffic import (
     Course,
     Traffic,
-    alike,
     below_zero,
+    expect_weight,
     flower_bytes,
+    unlike,
     warn_of_no_names,
     warn_of_variances,
-    weight_of,
 )
 from .ways import Differences
 
@@ -65,7 +65,8 @@ class Link(GridWrapper):
     `seed`: of a downlink that draws.
 
     A reply that is an error, does not decode, is for another model or has no usable weight comes to
-    the strategy as an error, is counted in `traffic.failures` and named in the log. After
+    the strategy as an error, is counted in `traffic.failures` and named in the log. So is one that
+    is not like most, unless the strategy takes replies that differ (`uneven`). After
     `patience` calls of `send_and_receive` in a row to train, in which there were replies and not
     one could be used, the call raises `PayloadError`.
 
@@ -85,6 +86,7 @@ class Link(GridWrapper):
         seed: int = 0,
         patience: int = 1,
         weighted_by_key: str = EXAMPLES,
+        uneven: bool = False,
         layout: Layout | None = None,
         plain_bytes: int = 0,
         traffic: Traffic | None = None,
@@ -99,7 +101,7 @@ class Link(GridWrapper):
         self._dialogue = Dialogue(self._differences, self.traffic, layout, plain_bytes)
         self._course = Course(self.traffic, patience)
         self._exact, self._layout = list(exact), layout
-        self._weighted_by_key = weighted_by_key
+        self._weighted_by_key, self._uneven = weighted_by_key, uneven
         self._sent: dict[str, Sent] = {}  # by the message's id
         self._newest: Vector | None = None  # the model that was sent last for training
         self._round = 0
@@ -111,17 +113,42 @@ class Link(GridWrapper):
         """Send messages; return their ids."""
         self._dialogue.receipts.applied(self._dialogue.receipts.pending)
         outgoing, sent = self._outgoing(list(messages))
+        self._round += any(each is not None and each.train for each in sent)
         ids = list(super().push_messages(outgoing, ttl))
-        self._sent |= {i: each for i, each in zip(ids, sent, strict=True) if i and each is not None}
+        self._remember(outgoing, sent)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Fetch replies."""
-        return [self._incoming(reply) for reply in super().pull_messages(message_ids)]
+        return self._pulled(super().pull_messages(message_ids))
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
         """Wait for the next replies; see `TimedGrid`."""
-        return [self._incoming(reply) for reply in super().pull_before(message_ids, deadline)]
+        return self._pulled(super().pull_before(message_ids, deadline))
+
+    def _pulled(self, found: Iterable[Message]) -> list[Message]:
+        """Return what has come with models in it, counted."""
+        found, asked = self._asked(found)
+        replies = [self._incoming(reply) for reply in found]
+        self.traffic.client_updates += sum(
+            sent is not None and sent.train and not reply.has_error()
+            for sent, reply in zip(asked, replies, strict=True)
+        )
+        return replies
+
+    def _asked(self, found: Iterable[Message]) -> tuple[list[Message], list[Sent | None]]:
+        """Return replies, and what is remembered of the messages that they answer."""
+        found = list(found)
+        return found, [self._sent.get(reply.metadata.reply_to_message_id) for reply in found]
+
+    def _remember(self, outgoing: list[Message], sent: list[Sent | None]) -> list[str]:
+        """Remember messages that were sent, by the ids they have got; return these.
+
+        A grid leaves out a message to a node that is gone, and may return no id for it.
+        """
+        ids = [message.metadata.message_id for message in outgoing]
+        self._sent |= {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
+        return ids
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -135,9 +162,9 @@ class Link(GridWrapper):
             self._round += 1
             self._course.begin_round(asked=len(sent))
         found = super().send_and_receive(outgoing, timeout=timeout)
-        ids = [message.metadata.message_id for message in outgoing]  # set by who has sent them
-        self._sent |= {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
-        replies = self._alike([self._incoming(reply) for reply in found])
+        ids = self._remember(outgoing, sent)
+        found, asked = self._asked(found)
+        replies = self._alike([self._incoming(reply) for reply in found], asked)
         missing = [self._sent.pop(i) for i in ids if i in self._sent]
         for each in missing:
             self._course.leave_out(each.number, each.node, "no reply")
@@ -155,7 +182,7 @@ class Link(GridWrapper):
     def _settle(self, messages: list[Message]) -> None:
         """Decide what became of the updates that were handed over."""
         receipts = self._dialogue.receipts
-        model = next((self._model(m.content) for m in messages if _trains(m)), None)
+        model = next((self._model(m.content) for m in messages if trains(m)), None)
         if model is None or not receipts.pending:
             return
         same = self._newest is not None and np.array_equal(model[1].vector, self._newest)
@@ -211,7 +238,7 @@ class Link(GridWrapper):
         cache: dict[Key, tuple[RecordDict, Parcel]],
     ) -> tuple[Message, Sent]:
         form, values, plain = model
-        content, node, train = message.content, message.metadata.dst_node_id, _trains(message)
+        content, node, train = message.content, message.metadata.dst_node_id, trains(message)
         self._differences.offer(values, form, named=self._layout is None)
         number = self._number(content)
         note = ToNode(number, workers=workers if train else None, exact=self._exact or None)
@@ -236,29 +263,28 @@ class Link(GridWrapper):
     def _incoming(self, reply: Message) -> Message:
         """Return a reply with a model in it; an error in place of one that cannot be used."""
         sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
-        if sent is None:  # there was no model in its message
-            return reply
+        if sent is None and (reply.has_error() or payload_of(reply.content) is None):
+            return reply  # there was no model in its message
+        if sent is None:
+            return self._refused(
+                reply, self._round, "its message was answered before, or never sent"
+            )
         try:
             note = self._dialogue.opened(reply)
             reply.content.pop(NOTE, None)
-            self._check_weight(reply.content)
-            if records(reply.content, ArrayRecord):
+            expect_weight(reply.content, self._weighted_by_key)
+            if sent.train and records(reply.content, ArrayRecord):
                 self._unpack(reply, note.sequence or 0, bool(note.whole), bool(note.named), sent)
-            elif sent.train:
-                raise PayloadError("a reply must hold one ArrayRecord")
         except PayloadError as error:
             return self._left_out(reply, sent.number, str(error))
         return reply
 
-    def _check_weight(self, content: RecordDict) -> None:
-        """Refuse a weight, where there is one, that would make a strategy give up the round."""
-        if any(self._weighted_by_key in metrics for _, metrics in records(content, MetricRecord)):
-            weight_of(content, self._weighted_by_key)
-
     def _left_out(self, reply: Message, number: int, reason: str) -> Message:
-        node = reply.metadata.src_node_id
-        self._course.leave_out(number, node, reason)
-        self._dialogue.receipts.forget(node)
+        self._dialogue.receipts.forget(reply.metadata.src_node_id)
+        return self._refused(reply, number, reason)
+
+    def _refused(self, reply: Message, number: int, reason: str) -> Message:
+        self._course.leave_out(number, reply.metadata.src_node_id, reason)
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
     def _unpack(self, reply: Message, sequence: int, whole: bool, named: bool, sent: Sent) -> None:
@@ -295,13 +321,19 @@ class Link(GridWrapper):
         """Warn once, of what goes up or down."""
         self._warned = warn_of_no_names(form.whole.names, [*self._exact, *exact], payload)
 
-    def _alike(self, replies: list[Message]) -> list[Message]:
-        """Make errors of replies that are not like most: a strategy would give up the round."""
-        good = [reply for reply in replies if not reply.has_error()]
-        others = {id(reply) for reply in alike(good)[1]} if good else set()
-        reason = "its records or metrics have other names or lengths than the other nodes'"
-        return [self._left_out(r, self._round, reason) if id(r) in others else r for r in replies]
+    def _alike(self, replies: list[Message], asked: list[Sent | None]) -> list[Message]:
+        """Make errors of replies that are not like most: a strategy would give up the round.
 
-
-def _trains(message: Message) -> bool:
-    return message.metadata.message_type.partition(".")[0] == "train"
+        Only replies to messages with the same tensors in them are compared.
+        """
+        groups: dict[tuple[bool, Layout], list[Message]] = {}
+        for reply, sent in zip(replies, asked, strict=True):
+            if sent is not None and not reply.has_error() and not self._uneven:
+                groups.setdefault((sent.train, sent.form.whole), []).append(reply)
+        others = dict[int, str]()
+        for (train, _), group in groups.items():
+            others |= unlike(group, train=train)
+        return [
+            self._left_out(reply, self._round, others[id(reply)]) if id(reply) in others else reply
+            for reply in replies
+        ]

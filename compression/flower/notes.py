@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar, cast
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from ..stages import PayloadError
 from .arrays import filled
@@ -122,6 +122,11 @@ class Work(NamedTuple):
     def of(cls, config: Mapping[str, Any]) -> Work:
         """Read what the server has written."""
         return cls(*(config[key.replace("_", "-")] for key in cls._fields))
+
+
+def trains(message: Message) -> bool:
+    """Return whether a message asks for training: what is answered is the model, or a change."""
+    return message.metadata.message_type.partition(".")[0] == "train"
 
 
 def written(note: ToNode | ToServer) -> ConfigRecord:

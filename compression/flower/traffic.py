@@ -120,19 +120,37 @@ def weight_of(content: RecordDict, key: str) -> float:
     metrics = records(content, MetricRecord)
     if len(metrics) != 1:
         raise PayloadError("a reply must hold one MetricRecord")
-    weight = metrics[0][1].get(key)
+    return _usable_weight(metrics[0][1].get(key), key)
+
+
+def _usable_weight(weight: object, key: str) -> float:
     if not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise PayloadError(f"{key} must be a positive number, not {weight!r}")
     return float(weight)
 
 
-def alike(replies: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """Return the replies whose records are those of most, and the others."""
-    kinds = [_kinds(reply.content) for reply in replies]
+def expect_weight(content: RecordDict, key: str) -> None:
+    """Raise `PayloadError` for a weight, if there is one, that a strategy cannot divide by."""
+    for _, metrics in records(content, MetricRecord):
+        if key in metrics:
+            _usable_weight(metrics[key], key)
+
+
+def unlike(replies: Sequence[Message], *, train: bool) -> dict[int, str]:
+    """Return which replies to messages alike are not like most, by `id`, and why.
+
+    Of replies to train those without arrays, if there are any with.
+    """
+    found, left = dict[int, str](), list(replies)
+    if train and any(records(reply.content, ArrayRecord) for reply in replies):
+        left = [reply for reply in replies if records(reply.content, ArrayRecord)]
+        found = {id(r): "a reply must hold one ArrayRecord" for r in replies if r not in left}
+    kinds = [_kinds(reply.content) for reply in left]
     usual = Counter(kinds).most_common(1)
-    pairs = list(zip(replies, kinds, strict=True))
-    same = [reply for reply, kind in pairs if kind == usual[0][0]]
-    return same, [reply for reply, kind in pairs if kind != usual[0][0]]
+    reason = "its records or metrics have other names or lengths than the other nodes'"
+    return found | {
+        id(r): reason for r, kind in zip(left, kinds, strict=True) if kind != usual[0][0]
+    }
 
 
 def _kinds(content: RecordDict) -> frozenset[tuple[str, str, int]]:

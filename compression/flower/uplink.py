@@ -16,6 +16,7 @@ from ..stages import PayloadError
 from ..statistics import changes
 from .arrays import (
     UPDATE,
+    filled,
     flat_record,
     layout_of,
     payload_of,
@@ -26,12 +27,13 @@ from .arrays import (
 )
 from .form import Form, Model, converted, form_of_models, form_of_updates, moved
 from .method import chosen
-from .notes import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, written
+from .notes import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, trains, written
 from .privacy import clip_of, expect_clip_kept, within_clip
-from .replica import Follower, Optimizer
-from .state import NodeState
+from .replica import MASKED, REPLICA, Follower, Optimizer
+from .state import MEMORY, NUMBERS, NodeState
 
 log = getLogger("edgewire")
+RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # of the link's, in a node's state
 
 
 class Change(NamedTuple):
@@ -50,8 +52,9 @@ class Uplink:
     `Uplink("topk", density=0.01, quantizer="int8")`. A method that loses nothing sends the model
     itself, to the last bit. Messages that carry no payload pass through untouched; the first that
     carries arrays is warned of. What the codec keeps unsent lives in `Context.state`; an answer
-    that the server did not apply, as its next message tells, is put back into it. Methods that
-    steer by the loss read `loss` from the answer's metrics.
+    that the server did not apply, as its next message tells, is put back into it. The app sees none
+    of that in its state. Methods that steer by the loss read `loss` from the answer's metrics. What
+    is answered to other messages than those to train travels as it is.
 
     With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, no copies);
     without, as named arrays in their own shapes and types. An app that computes an update itself
@@ -102,12 +105,13 @@ class Uplink:
             expect_clip_kept(self.codec, form)
         shown = followed.arrays() if self._layout is None else flat_record(start.vector)
         content = {k: shown if k == name else v for k, v in message.content.items() if k != NOTE}
-        reply = call_next(with_content(message, RecordDict(content)), context)
+        reply = _without_ours(with_content(message, RecordDict(content)), context, call_next)
         if reply.has_error():
             return reply
         answer = ToServer(version=note.version)
-        if (key := _key_of_model(reply.content, name)) is not None:
-            change = self._change(reply.content[key], form, start)  # type: ignore[arg-type]
+        key = _key_of_model(reply.content, name) if trains(message) else None
+        if key is not None:
+            change = self._change(reply.content[key], note, form, start)  # type: ignore[arg-type]
             payload, answer = self._encoded(change, note, clip, reply.content, context)
             reply.content[key] = payload_record(payload)
         record = written(answer)
@@ -116,7 +120,7 @@ class Uplink:
         self._measure(reply.content, time.perf_counter() - began, drift)
         return reply
 
-    def _change(self, record: ArrayRecord, form: Form, start: Model) -> Change:
+    def _change(self, record: ArrayRecord, note: ToNode, form: Form, start: Model) -> Change:
         """Return what is to be sent of a record that the app has returned."""
         if UPDATE in record:
             return Change(Model(to_vector(record)), form.layout)
@@ -127,9 +131,13 @@ class Uplink:
             other = (
                 theirs != form.whole if self.codec.exact else set(record) != set(form.whole.names)
             )
-            own, named = (form_of_updates(theirs), True) if other else (form, False)
+            exact = tuple(note.exact or ())
+            own, named = (form_of_updates(theirs, exact), True) if other else (form, False)
+            if self.codec.exact:  # a difference would be rounded, as would float64 in a vector
+                whole = form_of_models(own)
+                return Change(whole.model(record), whole.layout, True, named)
             model = own.model(record)
-        if self.codec.exact:  # a difference would be rounded
+        if self.codec.exact:
             whole = form_of_models(own)
             return Change(converted(model, own, whole), whole.layout, True, named)
         if named:
@@ -183,6 +191,16 @@ class Uplink:
                 "Uplink: the server's messages carry no payload, so nothing is compressed: start "
                 "its strategy with Link(grid), and put this mod before all others"
             )
+
+
+def _without_ours(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Call the app; what the link keeps in the node's state is out of its sight, and its reach."""
+    state = context.state
+    ours = {key: state.pop(key) for key in RECORDS if key in state}
+    try:
+        return call_next(message, context)
+    finally:
+        filled(context.state, ours)
 
 
 def _key_of_parcel(content: RecordDict, note: ToNode) -> str | None:

@@ -15,7 +15,7 @@ from .arrays import Vector, payload_record, payload_records
 from .dialogue import Parcel
 from .form import Form, Model, converted, form_of_models
 from .replica import MODEL, VERSION, Replica
-from .state import checksum
+from .state import checksum, fingerprint
 
 BUDGET = 512 << 20  # bytes of versions that the server keeps; beyond, nodes get the model whole
 RAW = make_codec(quantizer="float32", coder="raw")
@@ -23,12 +23,13 @@ RAW = make_codec(quantizer="float32", coder="raw")
 
 @dataclass
 class DifferencesState:
-    """Versions by number, those used last at the end; their checksums; how many there were, and
-    how many models were encoded.
+    """Versions by number, those used last at the end; their checksums, and those of their tensors'
+    names and shapes; how many there were, and how many models were encoded.
     """
 
     versions: dict[int, Vector] = field(default_factory=dict)
     checksums: dict[int, bytes] = field(default_factory=dict)
+    tensors: dict[int, bytes] = field(default_factory=dict)
     count: int = 0
     encoded: int = 0
 
@@ -55,7 +56,8 @@ class Differences:
         self._seed = seed
         self._state = DifferencesState() if state is None else state
         self._bytes = sum(vector.nbytes for vector in self._state.versions.values())
-        self._numbers = {name: version for version, name in self._state.checksums.items()}
+        tensors = self._state.tensors
+        self._numbers = {(name, tensors[v]): v for v, name in self._state.checksums.items()}
         self._offered: tuple[Model, Form, bool] | None = None
 
     def offer(self, model: Model, form: Form, *, named: bool) -> None:
@@ -68,8 +70,9 @@ class Differences:
 
     def knows(self, version: int) -> bool:
         """Return whether a version is still there, and of the model on offer."""
-        size = None if self._offered is None else self._offered[1].layout.size
-        return version in self._state.versions and len(self._state.versions[version]) == size
+        if self._offered is None:
+            return False
+        return self._state.tensors.get(version) == fingerprint(self._offered[1].layout)
 
     def parcel(self, base: int | None) -> Parcel:
         """Return the model on offer for nodes of version `base`."""
@@ -86,20 +89,20 @@ class Differences:
         payload = self._codec.encode(change, form.layout, seed=seed, names=named, own=own)
         received = decode_update(payload, form.whole).model_from(start)
         versions[base] = versions.pop(base)  # used last
-        return self._parcel(payload, Model(received, own), {"base": base})
+        return self._parcel(payload, Model(received, own), form, {"base": base})
 
     def _parcel_whole(self, model: Model, form: Form, named: bool) -> Parcel:
         whole, (vector, own) = form_of_models(form), model
         payload = self._whole.encode(vector, whole.layout, names=named, own=own)
         update = decode_update(payload, form.whole)
         received = converted(Model(update.dense(), own), whole, form)
-        return self._parcel(payload, received, {})
+        return self._parcel(payload, received, form, {})
 
-    def _parcel(self, payload: bytes, received: Model, note: dict[str, int]) -> Parcel:
+    def _parcel(self, payload: bytes, received: Model, form: Form, note: dict[str, int]) -> Parcel:
         if self._codec is None:
             return Parcel(payload_record(payload), note, len(payload), received)
         name = checksum(received.vector)
-        version = self._remember(name, received.vector)
+        version = self._remember(name, received.vector, fingerprint(form.layout))
         says = {**note, "version": version, "checksum": name}
         return Parcel(payload_record(payload), says, len(payload), received)
 
@@ -119,14 +122,15 @@ class Differences:
 
     def _drop(self, version: int) -> None:
         self._bytes -= self._state.versions.pop(version).nbytes
-        del self._numbers[self._state.checksums.pop(version)]
+        del self._numbers[self._state.checksums.pop(version), self._state.tensors.pop(version)]
 
-    def _remember(self, name: bytes, vector: Vector) -> int:
+    def _remember(self, name: bytes, vector: Vector, tensors: bytes) -> int:
         state = self._state
-        version = self._numbers.get(name)
+        version = self._numbers.get((name, tensors))
         if version is None:
             version = state.count = state.count + 1
-            state.checksums[version], self._numbers[name] = name, version
+            state.checksums[version], state.tensors[version] = name, tensors
+            self._numbers[name, tensors] = version
             self._bytes += vector.nbytes
         state.versions.pop(version, None)
         state.versions[version] = vector  # at the end

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -48,6 +49,19 @@ def simulate(app, *words, cwd=ROOT):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return out
+
+
+@contextmanager
+def at_home():
+    """Put back what an app that is imported in this process changes: where modules are found."""
+    path, finders, modules = sys.path[:], sys.meta_path[:], set(sys.modules)
+    try:
+        yield
+    finally:
+        sys.path[:], sys.meta_path[:] = path, finders
+        for name in sys.modules.keys() - modules:
+            if str(getattr(sys.modules[name], "__file__", "")).startswith("/tmp"):
+                del sys.modules[name]
 
 
 def summary(printed):

@@ -1,0 +1,47 @@
+"""Averages a model at first, then its body alone."""
+
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
+
+from bodyexample.task import HEAD
+
+
+class FedBody(FedAvg):
+    """FedAvg of whole models for so many rounds `together`, and of their bodies after that.
+
+    In the first round of bodies the server still sends a whole model, and is answered with bodies;
+    from then on it leaves out the head, too. What it returns is a whole model.
+    """
+
+    def __init__(self, together, **options):
+        super().__init__(**options)
+        self.together = together
+
+    def configure_train(self, server_round, arrays, config, grid):
+        """Say in which way to answer."""
+        config["together"] = server_round <= self.together
+        sent = arrays if server_round <= self.together + 1 else body_of(arrays)
+        return super().configure_train(server_round, sent, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        """Average what has come, and keep the head if it has not."""
+        mean, metrics = super().aggregate_train(server_round, replies)
+        return None if mean is None else self.whole(mean), metrics
+
+    def whole(self, mean):
+        """Return a mean with the head that was averaged last."""
+        if any(name.startswith(HEAD) for name in mean):
+            self.head = {name: mean[name] for name in mean if name.startswith(HEAD)}
+            return mean
+        return ArrayRecord({**mean, **self.head})
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        """Send what is to be tested."""
+        config["together"] = server_round <= self.together
+        sent = arrays if server_round <= self.together else body_of(arrays)
+        return super().configure_evaluate(server_round, sent, config, grid)
+
+
+def body_of(arrays):
+    """Return a model without its head."""
+    return ArrayRecord({name: arrays[name] for name in arrays if not name.startswith(HEAD)})

@@ -1,0 +1,57 @@
+"""Points that every other device names the other way round, and a net of a body and a head."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+FEATURES, HIDDEN, HEAD = 16, 64, "head."
+
+
+class Net(nn.Module):
+    """A body of two linear layers, and a head of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU()
+        )
+        self.head = nn.Linear(HIDDEN, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def points(count, seed, turned):
+    """Points below or above a plane: 0 or 1, and 1 or 0 if `turned`."""
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, FEATURES, generator=random)
+    y = (x[:, :8].sum(1) > 0).long()
+    return TensorDataset(x, 1 - y if turned else y)
+
+
+def load_data(partition, batch_size):
+    """A partition's own points: to train on, and to test on."""
+    train = points(160, 2 * partition, partition % 2)
+    test = points(80, 2 * partition + 1, partition % 2)
+    return DataLoader(train, batch_size, shuffle=True), test
+
+
+def train(net, loader, lr):
+    """Train for two epochs; return the mean loss."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    total = 0.0
+    for x, y in [*loader, *loader]:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total / (2 * len(loader))
+
+
+def test(net, data):
+    """Return the accuracy."""
+    x, y = data.tensors
+    with torch.no_grad():
+        return (net(x).argmax(1) == y).float().mean().item()

@@ -1,0 +1,95 @@
+"""Apps of Flower's kind with the link's two lines in them: they do as without, in fewer bytes."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.linked_apps import WAYS, linked
+from simulation.guest import main
+from tests.simulation.guest.apps import APPS, at_home, summary
+
+NODES = 4
+OUTPUTS = {
+    "advanced_pytorch": "best.pt",  # in the folder that is named
+    "custom_strategy": "model.pt",
+    "quickstart_pytorch": "model.pt",
+    "sklearn_float64": "model.npz",
+}
+ROUNDS = {"quickstart_pytorch": 8, "sklearn_float64": 20}  # where the others' own are enough
+# A few tens of test samples a node: the last rounds of one and the same plain run differ as much.
+NOISE = 0.04
+# Whole models go down first, and headers weigh in models of 20 to 80 kB and one of 5 kB.
+FEWER = {"up": {"int8": 3.0, "topk": 6.0}, "down": {"int8": 2.5, "topk": 2.5}}
+
+
+def run(app, output, monkeypatch, capfd):
+    """Run an app in this process; return what it printed, and its models and log."""
+    output.mkdir()
+    target = output if OUTPUTS[app.name] == "best.pt" else output / OUTPUTS[app.name]
+    words = [app, "--nodes", NODES, "--workers", 1, "-c", f'output="{target}"']
+    if app.name in ROUNDS:
+        words += ["-c", f"num-server-rounds={ROUNDS[app.name]}"]
+    monkeypatch.setattr(sys, "argv", ["simulation", *map(str, words)])
+    capfd.readouterr()
+    with at_home():
+        code = main.main(0.0)
+    printed = capfd.readouterr()
+    assert code == 0, printed.err
+    file = output / OUTPUTS[app.name]
+    model = dict(np.load(file)) if file.suffix == ".npz" else torch.load(file)
+    log = output / "log.json"
+    log = json.loads(log.read_text()) if log.exists() else []
+    log = [{key: value for key, value in entry.items() if key != "seconds"} for entry in log]
+    return printed.out, {name: np.asarray(value) for name, value in model.items()}, log
+
+
+def accuracy(printed):
+    return float(re.search(r"final accuracy ([\d.]+)", printed)[1])
+
+
+@pytest.fixture
+def plain(monkeypatch, capfd, tmp_path_factory, cache={}):  # noqa: B006
+    """Run an app as it is, once."""
+
+    def get(name):
+        if name not in cache:
+            folder = tmp_path_factory.mktemp("plain")
+            app = shutil.copytree(APPS / name, folder / name)
+            cache[name] = run(app, folder / "out", monkeypatch, capfd)
+        return cache[name]
+
+    return get
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_two_lines_change_nothing_but_the_bytes(name, way, plain, tmp_path, monkeypatch, capfd):
+    app = linked(APPS / name, tmp_path, WAYS[way])
+    expected, model, log = plain(name)
+    printed, found, found_log = run(app, tmp_path / "out", monkeypatch, capfd)
+    before, after = summary(expected), summary(printed)
+    assert after["failed"] == 0
+    assert after["sent"] == before["sent"]
+    assert model.keys() == found.keys()
+    assert [(a.dtype, a.shape) for a in model.values()] == [
+        (a.dtype, a.shape) for a in found.values()
+    ]
+    print("FIG", name, way, accuracy(printed), accuracy(expected), before["up"]/after["up"], before["down"]/after["down"], file=open("/tmp/h7fig","a"))
+    if way == "dense":
+        for tensor, value in model.items():
+            np.testing.assert_array_equal(value, found[tensor])
+        assert (printed.splitlines()[0], found_log) == (expected.splitlines()[0], log)
+    else:
+        assert abs(accuracy(printed) - accuracy(expected)) <= NOISE
+        assert before["up"] / after["up"] > FEWER["up"][way]
+        assert before["down"] / after["down"] > FEWER["down"][way]
+
+
+def test_our_own_examples_are_all_here():
+    assert sorted(OUTPUTS) == sorted(path.name for path in Path(APPS).iterdir())
