@@ -64,16 +64,16 @@ def linked(app: Path, folder: Path, lines: Lines, *, tell: bool = False) -> Path
     source = f"from {package.name}.{LIBRARY}.flower import"
     link = f"Link(grid{lines.link})"
     link = f"(link := {link})" if tell else link
-    _replace(server, "grid=grid", f"grid={link}")
-    _replace(server, "app = ServerApp()", f"{source} Link\n\napp = ServerApp()")
+    _put(server, "grid=grid", f"grid={link}")
+    _put(server, "app = ServerApp()", f"{source} Link\n\napp = ServerApp()")
     with_mod = f"{source} Uplink\n\napp = ClientApp(mods=[Uplink({lines.uplink})])"
-    _replace(client, "app = ClientApp()", with_mod)
+    _put(client, "app = ClientApp()", with_mod)
     if tell:
         server.write_text(server.read_text() + TELL)  # `main` is its last function
     return copy
 
 
-def _replace(file: Path, old: str, new: str) -> None:
+def _put(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     if text.count(old) != 1:
         raise ValueError(f"{file} must hold {old!r} once, not {text.count(old)} times")

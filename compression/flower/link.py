@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..codec import Codec
 from ..layout import Layout
-from ..stages import PayloadError, is_finite
+from ..stages import PayloadError
 from .arrays import (
-    Vector,
     flat_record,
     layout_of,
     payload_of,
@@ -23,35 +21,23 @@ from .arrays import (
     with_content,
 )
 from .dialogue import Dialogue, Key, Parcel
-from .form import Form, Model, converted, form_of_models, form_of_payload, form_of_updates, moved
+from .form import Form, Model, answered, converted, equal, form_of_models, form_of_updates
 from .grids import GridWrapper
 from .method import chosen
 from .notes import EXAMPLES, NOTE, ToNode, trains
 from .traffic import (
     Course,
     Traffic,
-    below_zero,
     expect_weight,
     flower_bytes,
-    unlike,
     warn_of_no_names,
     warn_of_variances,
 )
+from .underway import Sent, Underway, odd_ones, used
 from .ways import Differences
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
 MOST_SIZE = 4  # times the model: what a reply with other tensors may hold
-
-
-class Sent(NamedTuple):
-    """What the server remembers of a message under way."""
-
-    node: int
-    number: int
-    train: bool
-    form: Form
-    start: Model  # what the node's update starts from
-    plain_bytes: int
 
 
 class Link(GridWrapper):
@@ -102,8 +88,8 @@ class Link(GridWrapper):
         self._course = Course(self.traffic, patience)
         self._exact, self._layout = list(exact), layout
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
-        self._sent: dict[str, Sent] = {}  # by the message's id
-        self._newest: Vector | None = None  # the model that was sent last for training
+        self._underway = Underway()
+        self._sent_last: dict[int, Model] = {}  # by the node that was to train it
         self._round = 0
         self._warned = self._led_below = False
 
@@ -115,7 +101,7 @@ class Link(GridWrapper):
         outgoing, sent = self._outgoing(list(messages))
         self._round += any(each is not None and each.train for each in sent)
         ids = list(super().push_messages(outgoing, ttl))
-        self._remember(outgoing, sent)
+        self._underway.add(outgoing, sent)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -128,27 +114,11 @@ class Link(GridWrapper):
 
     def _pulled(self, found: Iterable[Message]) -> list[Message]:
         """Return what has come with models in it, counted."""
-        found, asked = self._asked(found)
-        replies = [self._incoming(reply) for reply in found]
-        self.traffic.client_updates += sum(
-            sent is not None and sent.train and not reply.has_error()
-            for sent, reply in zip(asked, replies, strict=True)
-        )
-        return replies
-
-    def _asked(self, found: Iterable[Message]) -> tuple[list[Message], list[Sent | None]]:
-        """Return replies, and what is remembered of the messages that they answer."""
         found = list(found)
-        return found, [self._sent.get(reply.metadata.reply_to_message_id) for reply in found]
-
-    def _remember(self, outgoing: list[Message], sent: list[Sent | None]) -> list[str]:
-        """Remember messages that were sent, by the ids they have got; return these.
-
-        A grid leaves out a message to a node that is gone, and may return no id for it.
-        """
-        ids = [message.metadata.message_id for message in outgoing]
-        self._sent |= {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
-        return ids
+        asked = [self._underway.asked(reply) for reply in found]
+        replies = [self._incoming(reply) for reply in found]
+        self.traffic.client_updates += used(replies, asked)
+        return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -161,16 +131,16 @@ class Link(GridWrapper):
         if train:
             self._round += 1
             self._course.begin_round(asked=len(sent))
-        found = super().send_and_receive(outgoing, timeout=timeout)
-        ids = self._remember(outgoing, sent)
-        found, asked = self._asked(found)
-        replies = self._alike([self._incoming(reply) for reply in found], asked)
-        missing = [self._sent.pop(i) for i in ids if i in self._sent]
-        for each in missing:
-            self._course.leave_out(each.number, each.node, "no reply")
+        found = list(super().send_and_receive(outgoing, timeout=timeout))
+        ids = self._underway.add(outgoing, sent)
+        asked = [self._underway.asked(reply) for reply in found]
+        replies = [self._incoming(reply) for reply in found]
+        if not self._uneven:
+            replies = self._alike(replies, asked)
+        for missing in filter(None, map(self._underway.take, ids)):
+            self._course.leave_out(missing.number, missing.node, "no reply")
         if train:
-            used = sum(not reply.has_error() for reply in replies)
-            self._course.end_round(self._round, used, len(replies))
+            self._course.end_round(self._round, used(replies, asked), len(replies))
         return replies
 
     def end(self) -> None:
@@ -180,13 +150,18 @@ class Link(GridWrapper):
     # down
 
     def _settle(self, messages: list[Message]) -> None:
-        """Decide what became of the updates that were handed over."""
+        """Decide what became of the updates that were handed over: by the models that come next."""
+        training = [message for message in messages if trains(message)]
         receipts = self._dialogue.receipts
-        model = next((self._model(m.content) for m in messages if trains(m)), None)
-        if model is None or not receipts.pending:
+        if not training:
             return
-        same = self._newest is not None and np.array_equal(model[1].vector, self._newest)
-        receipts.applied([] if same else receipts.pending)
+        if pending := receipts.pending:
+            contents = {id(message.content): message.content for message in training}
+            found = [self._model(content) for content in contents.values()]
+            sent = {id(model): model for model in self._sent_last.values()}
+            again = {i for i, old in sent.items() if any(f and equal(old, f[1]) for f in found)}
+            receipts.applied([n for n in pending if id(self._sent_last.get(n)) not in again])
+        self._sent_last.clear()
 
     def _model(self, content: RecordDict) -> tuple[Form, Model] | None:
         """Return a content's model, its first ArrayRecord, and how its changes travel."""
@@ -248,7 +223,7 @@ class Link(GridWrapper):
         if not self._warned:
             self._look_at_names(form, next(iter(parcel.arrays.values())).data)
         if train:
-            self._newest = values.vector
+            self._sent_last[node] = values
         sent = Sent(node, number, train, form, cast(Model, parcel.received), plain)
         return with_content(message, encoded), sent
 
@@ -262,7 +237,7 @@ class Link(GridWrapper):
 
     def _incoming(self, reply: Message) -> Message:
         """Return a reply with a model in it; an error in place of one that cannot be used."""
-        sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
+        sent = self._underway.take(reply.metadata.reply_to_message_id)
         if sent is None and (reply.has_error() or payload_of(reply.content) is None):
             return reply  # there was no model in its message
         if sent is None:
@@ -298,22 +273,9 @@ class Link(GridWrapper):
         node, layout = reply.metadata.src_node_id, None if named else sent.form.whole
         limit = MOST_SIZE * max(sent.form.whole.size, 1)
         update = self._dialogue.receipts.decode(node, payload, sequence, layout, limit)
-        form, start = sent.form, sent.start
-        if named:
-            form = form_of_payload(update)
-            start = start if whole else moved(start, sent.form, form)
-        form = form_of_models(form) if whole else form
-        if tuple(each.position for each in update.own) != form.beside:
-            raise PayloadError("the update holds other tensors in their own type than was asked")
-        with np.errstate(over="ignore"):
-            vector = update.dense() if whole else update.model_from(start.vector)
-        if not is_finite(vector):
-            raise PayloadError("the update leads to values beyond float32")
-        if below_zero(form.layout, vector):
-            raise PayloadError("its update holds a running variance below 0")
-        model = Model(vector, update.own)
+        form, model = answered(update, sent.form, sent.start, whole=whole, named=named)
         flat = self._layout is not None
-        reply.content[name] = flat_record(vector) if flat else form.arrays(model)
+        reply.content[name] = flat_record(model.vector) if flat else form.arrays(model)
         if not self._warned:
             self._look_at_names(form, payload, update.exact)
 
@@ -322,18 +284,6 @@ class Link(GridWrapper):
         self._warned = warn_of_no_names(form.whole.names, [*self._exact, *exact], payload)
 
     def _alike(self, replies: list[Message], asked: list[Sent | None]) -> list[Message]:
-        """Make errors of replies that are not like most: a strategy would give up the round.
-
-        Only replies to messages with the same tensors in them are compared.
-        """
-        groups: dict[tuple[bool, Layout], list[Message]] = {}
-        for reply, sent in zip(replies, asked, strict=True):
-            if sent is not None and not reply.has_error() and not self._uneven:
-                groups.setdefault((sent.train, sent.form.whole), []).append(reply)
-        others = dict[int, str]()
-        for (train, _), group in groups.items():
-            others |= unlike(group, train=train)
-        return [
-            self._left_out(reply, self._round, others[id(reply)]) if id(reply) in others else reply
-            for reply in replies
-        ]
+        """Make errors of replies that are not like most: a strategy would give up the round."""
+        odd, number = odd_ones(replies, asked), self._round
+        return [self._left_out(r, number, odd[id(r)]) if id(r) in odd else r for r in replies]

@@ -15,8 +15,8 @@ from ..layout import Layout
 from ..payload import describe
 from ..registry import get
 from ..stages import PayloadError, Quantizer
-from ..statistics import variances
 from .arrays import STYPE, Vector, records
+from .form import below_zero
 from .notes import HEALS
 
 log = getLogger("edgewire")
@@ -191,11 +191,6 @@ def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: byt
             'Link(grid, exact=["3", "4"]) with their numbers'
         )
     return lost
-
-
-def below_zero(layout: Layout, vector: Vector) -> bool:
-    """Return whether one of BatchNorm's running variances is below zero."""
-    return any((vector[start:stop] < 0).any() for start, stop in variances(layout))
 
 
 def warn_of_variances(layout: Layout, vector: Vector) -> bool:

@@ -80,7 +80,6 @@ def test_two_lines_change_nothing_but_the_bytes(name, way, plain, tmp_path, monk
     assert [(a.dtype, a.shape) for a in model.values()] == [
         (a.dtype, a.shape) for a in found.values()
     ]
-    print("FIG", name, way, accuracy(printed), accuracy(expected), before["up"]/after["up"], before["down"]/after["down"], file=open("/tmp/h7fig","a"))
     if way == "dense":
         for tensor, value in model.items():
             np.testing.assert_array_equal(value, found[tensor])
