@@ -21,7 +21,7 @@ BUFFERS = ("running_mean", VARIANCE, "num_batches_tracked")
 Run = tuple[int, int]  # from, to
 
 
-class Split(NamedTuple):
+class Separation(NamedTuple):
     """A vector cut in two: some tensors (the exact ones), and the rest (the trained ones)."""
 
     exact: tuple[int, ...]  # which tensors, in order
@@ -131,11 +131,11 @@ def trained_entries(layout: Layout) -> int:
 
 
 @lru_cache(maxsize=64)
-def split(layout: Layout, exact: tuple[int, ...]) -> Split:
+def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
     """Cut a layout at the tensors ``exact``, increasing numbers below len(layout)."""
     chosen = set(exact)
     trained = [t for t in range(len(layout)) if t not in chosen]
-    return Split(
+    return Separation(
         exact,
         layout.without(exact),
         runs(layout, trained),

@@ -43,7 +43,7 @@ UNUSABLE = 1  # the code of the error that stands for a reply that cannot be use
 MOST_SIZE = 4  # times the model: what a reply with other tensors may hold
 
 
-class Sent(NamedTuple):
+class Asked(NamedTuple):
     """What the server remembers of a message under way."""
 
     node: int
@@ -100,7 +100,7 @@ class Link(GridWrapper):
         self._course = Course(self.traffic, patience)
         self._exact, self._layout = list(exact), layout
         self._weighted_by_key = weighted_by_key
-        self._sent: dict[str, Sent] = {}  # by the message's id
+        self._sent: dict[str, Asked] = {}  # by the message's id
         self._newest: Vector | None = None  # the model that was sent last for training
         self._round = 0
         self._warned = self._led_below = False
@@ -172,12 +172,12 @@ class Link(GridWrapper):
         form = form_of_updates(layout_of(arrays), patterns)
         return form, form_of_models(form).model(arrays)
 
-    def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Sent | None]]:
+    def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Asked | None]]:
         """Return messages with payloads in place of models; nodes share one encoded copy."""
         cache: dict[Key, tuple[RecordDict, Parcel]] = {}
         models: dict[int, tuple[Form, Model, int] | None] = {}
         self._differences.tidy(self._dialogue.ledger.held)
-        made, sent = list[Message](), list[Sent | None]()
+        made, sent = list[Message](), list[Asked | None]()
         for message in messages:
             content = message.content
             if id(content) not in models:
@@ -209,7 +209,7 @@ class Link(GridWrapper):
         model: tuple[Form, Model, int],
         workers: int,
         cache: dict[Key, tuple[RecordDict, Parcel]],
-    ) -> tuple[Message, Sent]:
+    ) -> tuple[Message, Asked]:
         form, values, plain = model
         content, node, train = message.content, message.metadata.dst_node_id, _trains(message)
         self._differences.offer(values, form, named=self._layout is None)
@@ -222,7 +222,7 @@ class Link(GridWrapper):
             self._look_at_names(form, next(iter(parcel.arrays.values())).data)
         if train:
             self._newest = values.vector
-        sent = Sent(node, number, train, form, cast(Model, parcel.received), plain)
+        sent = Asked(node, number, train, form, cast(Model, parcel.received), plain)
         return with_content(message, encoded), sent
 
     def _number(self, content: RecordDict) -> int:
@@ -261,7 +261,7 @@ class Link(GridWrapper):
         self._dialogue.receipts.forget(node)
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
-    def _unpack(self, reply: Message, sequence: int, whole: bool, named: bool, sent: Sent) -> None:
+    def _unpack(self, reply: Message, sequence: int, whole: bool, named: bool, sent: Asked) -> None:
         """Put a model in place of the payload. Raises `PayloadError` if that cannot be."""
         found = payload_of(reply.content)
         if found is None:
