@@ -26,7 +26,7 @@ from .dialogue import Dialogue, Key, Parcel
 from .form import Form, Model, converted, form_of_models, form_of_payload, form_of_updates, moved
 from .grids import GridWrapper
 from .method import chosen
-from .notes import EXAMPLES, NOTE, ToNode
+from .notes import EXAMPLES, NOTE, ROUND, ToNode
 from .traffic import (
     Course,
     Traffic,
@@ -228,7 +228,7 @@ class Link(GridWrapper):
     def _number(self, content: RecordDict) -> int:
         """Return the round, as the strategy says, or as it is counted here."""
         config = next(iter(records(content, ConfigRecord)), ("", ConfigRecord()))[1]
-        said = config.get("server-round")
+        said = config.get(ROUND)
         return said if type(said) is int and said > 0 else self._round + 1
 
     # up

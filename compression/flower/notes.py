@@ -13,7 +13,8 @@ from .arrays import filled
 
 NOTE = "edgewire"  # the name of the ConfigRecord that holds a note
 HEALS = "will be sent whole next time"  # ends an error that the server answers by doing so
-# Metrics of an answer. Beside these, `task.steps.Evaluation` has those of an evaluation.
+ROUND = "server-round"  # what Flower's strategies call the number of a round
+# Metrics of a reply. Beside these, `task.steps.Evaluation` has those of an evaluation.
 LOSS = "loss"  # mean over the samples; read by servers, and by codecs that steer by it
 EXAMPLES = "num-examples"  # samples that the update was made from; read by servers
 STEPS = "num-steps"  # local steps it took; read by servers, and by the virtual clock
@@ -86,7 +87,7 @@ class Orders:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Orders:
         """Read what our servers have written, or Flower's strategies (`server-round`)."""
-        number = config["number"] if "number" in config else config["server-round"]
+        number = config["number"] if "number" in config else config[ROUND]
         mu = cast(float, config.get("proximal-mu", 0.0))
         return cls(cast(float, config["lr"]), cast(int, number), mu)
 
