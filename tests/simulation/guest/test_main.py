@@ -249,7 +249,7 @@ def test_lives_mods_actions_states_and_polling(tmp_path):
 
 def test_edgewire_is_a_flower_app_too():
     printed = simulate(
-        ".", "--nodes", "2", "--workers", "2", "-c", 'overrides="rounds=1 compression=f2i"'
+        ".", "--nodes", "2", "--workers", "1", "-c", 'overrides="rounds=1 compression=f2i"'
     )
     found = summary(printed)
     assert found["sent"] == found["answered"] == 2
