@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first: the last one to begin would keep one core waiting."""
-    longest = ("test_engines.py", "test_ray.py", "test_run.py")
+    longest = ("test_engines.py", "test_ray.py", "test_beside_ray.py", "test_run.py")
     items.sort(key=lambda item: item.path.name not in longest)
 
 
