@@ -159,7 +159,8 @@ def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]
 
     RecordDict's own `array_records` and its like build a checked dict at every access, 40 µs each.
     """
-    return [(name, record) for name, record in content.items() if isinstance(record, kind)]
+    inside = content.__dict__["_data"].items()
+    return [(name, record) for name, record in inside if isinstance(record, kind)]
 
 
 def with_content(
