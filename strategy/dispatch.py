@@ -183,8 +183,8 @@ class Dispatch:
             plan.steps(task, self._micros),
         )
         content = filled(
-            RecordDict(),
-            {"arrays": payload_records(arrays), "config": filled(ConfigRecord(), work.config())},
+            RecordDict,
+            {"arrays": payload_records(arrays), "config": filled(ConfigRecord, work.config())},
         )
         message = Message(content, node, SEGMENT_MESSAGE, group_id=str(task.end))
         (sent.message_id,) = self._grid.push_messages([message], self._timeout)

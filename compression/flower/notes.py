@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar, cast
 
 from flwr.app import ConfigRecord, RecordDict
@@ -27,8 +26,7 @@ MOST = 1 << 62  # beyond all numbers that are counted
 N = TypeVar("N", "ToNode", "ToServer")
 
 
-@dataclass(frozen=True)
-class ToNode:
+class ToNode(NamedTuple):
     """From the server, read by the node's `Uplink`; what is None or empty does not travel.
 
     `number`: of the update that is asked for, from 1: a round, or how many messages this node was
@@ -51,8 +49,7 @@ class ToNode:
     checksum: bytes | None = None
 
 
-@dataclass(frozen=True)
-class ToServer:
+class ToServer(NamedTuple):
     """From a node, read by the server's `Link`.
 
     `sequence`: the number of this answer, from 1, of a node that must know whether it is applied.
@@ -67,8 +64,7 @@ class ToServer:
     named: int | None = None
 
 
-@dataclass(frozen=True)
-class Orders:
+class Orders(NamedTuple):
     """Read by the node's ClientApp from a message's `config`.
 
     `lr`: the learning rate; `number`: of the update, from 1: the round, or how many messages this
@@ -127,7 +123,8 @@ class Work(NamedTuple):
 
 def written(note: ToNode | ToServer) -> ConfigRecord:
     """Return a note as a record."""
-    return filled(ConfigRecord(), {k: v for k, v in vars(note).items() if v is not None})
+    said = zip(note._fields, note, strict=True)
+    return filled(ConfigRecord, {key: value for key, value in said if value is not None})
 
 
 def read(content: RecordDict, kind: type[N]) -> N:
@@ -148,7 +145,10 @@ def read(content: RecordDict, kind: type[N]) -> N:
 
 
 TYPES: dict[type[ToNode] | type[ToServer], dict[str, str]] = {
-    kind: {field.name: str(field.type).removesuffix(" | None") for field in fields(kind)}
+    kind: {
+        key: str(getattr(said, "__forward_arg__", said)).removesuffix(" | None")
+        for key, said in kind.__annotations__.items()
+    }
     for kind in (ToNode, ToServer)
 }
 
