@@ -20,7 +20,7 @@ class _Late(ModuleType):
         if name.startswith("__") and name != "__all__":  # who only looks over all modules
             raise AttributeError(name)
         self.__class__ = ModuleType  # type: ignore[assignment]
-        self.__loader__.exec_module(self)  # type: ignore[union-attr]
+        self.__spec__.loader.exec_module(self)  # type: ignore[union-attr]
         return getattr(self, name)
 
 

@@ -5,10 +5,13 @@ import uuid
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from task.namesake import take_place
 
 take_place()  # pytest has imported what it needs before it finds ours
+settings.register_profile("unhurried", deadline=None)  # a machine that is busy fails no test
+settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
