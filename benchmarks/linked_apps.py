@@ -29,7 +29,6 @@ from benchmarks.timing import ROOT
 
 APPS = ROOT / "tests" / "apps"
 LIBRARY = "squeeze"  # any name will do
-ROUNDS = {"quickstart_pytorch": 6, "sklearn_float64": 12}  # where an app's own are few
 
 
 class Lines(NamedTuple):
@@ -45,11 +44,6 @@ WAYS = {
     "dense": Lines("", '"dense"'),
 }
 TELL = '    print("traffic", link.traffic.as_dict())\n'
-
-
-def words_of(name: str) -> str:
-    """Return the run's configuration of an app, as `--run-config` takes it."""
-    return f"num-server-rounds={ROUNDS[name]}" if name in ROUNDS else ""
 
 
 def linked(app: Path, folder: Path, lines: Lines, *, tell: bool = False) -> Path:
@@ -86,16 +80,16 @@ def _put(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
-def measured(app: Path, engine: str, nodes: int, folder: Path) -> dict[str, Any]:
+def measured(app: Path, engine: str, nodes: int, words: str, folder: Path) -> dict[str, Any]:
     """Run an app from the start of a process to its end; return what came out of it."""
     log, began = folder / "run.log", time.perf_counter()
     command = ["-m", "simulation", str(app), "--nodes", str(nodes), "--workers", "2"]
-    command += ["--run-config", words_of(app.name)]
+    command += ["--run-config", words]
     if engine == "ray":
         told = ON_RAY.replace(
             "actors=int(actors))", f"actors=int(actors), log_file=Path({str(log)!r}))"
         )
-        command = ["-c", told, str(app), str(nodes), "2", words_of(app.name)]
+        command = ["-c", told, str(app), str(nodes), "2", words]
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, check=True, capture_output=True, text=True
     )
@@ -113,17 +107,20 @@ def main() -> None:
     parser.add_argument("--apps", nargs="+", default=sorted(path.name for path in APPS.iterdir()))
     parser.add_argument("--engines", nargs="+", default=["local", "ray"], choices=["local", "ray"])
     parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--ways", nargs="+", default=["int8", "topk"], choices=list(WAYS))
     given = parser.parse_args()
+    words = f"num-server-rounds={given.rounds}"
     rows = []
     for name in given.apps:
         for engine in given.engines:
-            for way in ("plain", *WAYS):
+            for way in ("plain", *given.ways):
                 with tempfile.TemporaryDirectory() as folder:
                     app = APPS / name
                     if way != "plain":
                         app = linked(app, Path(folder), WAYS[way], tell=True)
                     row = {"app": name, "engine": engine, "way": way}
-                    rows.append(row | measured(app, engine, given.nodes, Path(folder)))
+                    rows.append(row | measured(app, engine, given.nodes, words, Path(folder)))
                 print(rows[-1], file=sys.stderr)
     print(json.dumps(rows, indent=2))
 

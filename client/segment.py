@@ -62,7 +62,7 @@ class Segments:
         metrics = {**turn.metrics, STEPS: float(work.num_steps)}
         metrics[SECONDS] = time.perf_counter() - start
         content = {"arrays": sent, "metrics": MetricRecord(metrics)}
-        return Message(filled(RecordDict(), content), reply_to=message)
+        return Message(filled(RecordDict, content), reply_to=message)
 
     def _stage(self, work: Work, arrays: ArrayRecord, kept: Kept, node: int) -> Stage:
         """Return the segment that a node holds, or is to hold from now on."""

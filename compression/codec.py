@@ -32,7 +32,7 @@ from .stages import (
     remembered,
     subtract_at,
 )
-from .statistics import Split, exact_tensors, expect_matches, split
+from .statistics import Separation, exact_tensors, expect_matches, separate
 
 _SMALL = 64  # streams of fewer bytes are left as they are: coding gains nothing
 _ERROR = "error"  # the memory of the generic error feedback, float32 (n,)
@@ -74,7 +74,7 @@ class Codec:
 
     def memory_bytes(self, layout: Layout) -> int:
         """Bytes that a node keeps between two updates."""
-        inner = self._split(layout)
+        inner = self._separation(layout)
         trained = layout if inner is None else inner.layout
         own = 4 * trained.size if self.feedback and self.sparsifier.kept is None else 0
         return own + self.sparsifier.memory_bytes(trained) + self.quantizer.memory_bytes(trained)
@@ -110,7 +110,7 @@ class Codec:
         _check_update(update, layout)
         raw = own_bytes(own) if own else None
         memory = {} if memory is None else memory
-        inner = self._split(layout)
+        inner = self._separation(layout)
         cut = layout if inner is None else inner.layout
         trained = update if inner is None else inner.gather(update)
         given = self._given(trained, memory)
@@ -155,7 +155,7 @@ class Codec:
         memory = {} if memory is None else memory
         if not is_finite(values):
             raise PayloadError("the vector to send holds NaN or infinity")
-        inner, own, exact = self._split(layout), layout, None
+        inner, own, exact = self._separation(layout), layout, None
         if inner is not None:
             own = inner.layout
             indices, values, exact = inner.narrow(indices, values)
@@ -176,17 +176,17 @@ class Codec:
         if self.sparsifier.kept is not None:
             self.sparsifier.put_back(indices, values, memory)
         else:
-            inner = self._split(layout)
+            inner = self._separation(layout)
             size = layout.size if inner is None else inner.layout.size
             add_at(remembered(memory, _ERROR, size, np.float32), indices, values)
 
-    def _split(self, layout: Layout) -> Split | None:
+    def _separation(self, layout: Layout) -> Separation | None:
         """Return where trained entries are and where exact ones, if there are such."""
         if self.exact and not self.exact_names:
             return None  # all are exact, and nothing is kept
         expect_matches(layout, self.exact_names)
         exact = exact_tensors(layout, self.exact_names)
-        return split(layout, exact) if exact else None
+        return separate(layout, exact) if exact else None
 
     def _given(self, update: Vector, memory: Memory) -> Vector:
         """Return the update with what the generic feedback has kept of earlier ones."""
@@ -199,7 +199,7 @@ class Codec:
     def _head(
         self,
         layout: Layout,
-        inner: Split | None,
+        inner: Separation | None,
         indices: Indices | None,
         names: bool,
         repeated: bool,

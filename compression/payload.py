@@ -20,7 +20,7 @@ from .stages import (
     Vector,
     is_finite,
 )
-from .statistics import exact_tensors, runs, split
+from .statistics import exact_tensors, runs, separate
 
 MAX_SIZE = 1 << 28  # entries decode() accepts when no layout says how many there are
 _U4, _F4 = np.dtype("<u4"), np.dtype("<f4")
@@ -129,7 +129,7 @@ def decode_update(
     selected, values = _trained(parsed, before)
     indices = selected
     if exact is not None:
-        cut = split(parsed.layout, parsed.exact)
+        cut = separate(parsed.layout, parsed.exact)
         if selected is None:
             values = cut.merge(values, exact)
         else:
@@ -154,7 +154,7 @@ def describe(payload: Buffer) -> Description:
     parsed = parse(payload, None, 1 << 62)
     selected = parsed.layout.size
     if parsed.selected is not None:
-        selected = parsed.selected + split(parsed.layout, parsed.exact).exact_size
+        selected = parsed.selected + separate(parsed.layout, parsed.exact).exact_size
     return Description(
         version=VERSION,
         sparsifier=parsed.sparsifier.name,
@@ -181,7 +181,7 @@ def _exact(parsed: Parsed) -> Vector | None:
     """Return the values of the exact tensors, (s,) float32, if there are any."""
     if not parsed.exact:
         return None
-    spec = exact_spec(split(parsed.layout, parsed.exact).exact_size)
+    spec = exact_spec(separate(parsed.layout, parsed.exact).exact_size)
     if not parsed.bodies:
         raise PayloadError("payload declares exact tensors and holds none")
     values = cast(Vector, unpack(parsed.coder, parsed.bodies[0], spec))
@@ -195,7 +195,7 @@ def _trained(parsed: Parsed, before: Indices | None) -> tuple[Indices | None, Ve
     if parsed.own:
         bodies = bodies[:-1]
     if parsed.exact:
-        layout, bodies = split(layout, parsed.exact).layout, bodies[1:]
+        layout, bodies = separate(layout, parsed.exact).layout, bodies[1:]
     if parsed.selected is not None and parsed.selected > layout.size:
         raise PayloadError(f"payload declares {parsed.selected} indices into {layout.size} entries")
     indices: Indices | None = None

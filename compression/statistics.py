@@ -18,16 +18,16 @@ from .stages import Indices, Vector
 # What torch's BatchNorm layers call their buffers.
 VARIANCE = "running_var"
 BUFFERS = ("running_mean", VARIANCE, "num_batches_tracked")
-Run = tuple[int, int]  # from, to
+Extent = tuple[int, int]  # from, to
 
 
-class Split(NamedTuple):
+class Separation(NamedTuple):
     """A vector cut in two: some tensors (the exact ones), and the rest (the trained ones)."""
 
     exact: tuple[int, ...]  # which tensors, in order
     layout: Layout  # of the trained tensors alone, end to end
-    trained_runs: tuple[Run, ...]  # of entries, in the whole vector
-    exact_runs: tuple[Run, ...]
+    trained_runs: tuple[Extent, ...]  # of entries, in the whole vector
+    exact_runs: tuple[Extent, ...]
     exact_size: int
 
     def gather(self, vector: Vector) -> Vector:
@@ -112,7 +112,7 @@ def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, .
 
 
 @lru_cache(maxsize=64)
-def variances(layout: Layout) -> tuple[Run, ...]:
+def variances(layout: Layout) -> tuple[Extent, ...]:
     """Return where running variances lie in the vector."""
     return runs(layout, [t for t, name in enumerate(layout.names) if name.endswith(VARIANCE)])
 
@@ -131,11 +131,11 @@ def trained_entries(layout: Layout) -> int:
 
 
 @lru_cache(maxsize=64)
-def split(layout: Layout, exact: tuple[int, ...]) -> Split:
+def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
     """Cut a layout at the tensors ``exact``, increasing numbers below len(layout)."""
     chosen = set(exact)
     trained = [t for t in range(len(layout)) if t not in chosen]
-    return Split(
+    return Separation(
         exact,
         layout.without(exact),
         runs(layout, trained),
@@ -144,10 +144,10 @@ def split(layout: Layout, exact: tuple[int, ...]) -> Split:
     )
 
 
-def runs(layout: Layout, tensors: Sequence[int]) -> tuple[Run, ...]:
+def runs(layout: Layout, tensors: Sequence[int]) -> tuple[Extent, ...]:
     """Return where these tensors, in increasing order, lie in the vector: neighbours as one run."""
     bounds = layout.offsets.tolist()
-    found: list[Run] = []
+    found: list[Extent] = []
     for tensor in tensors:
         start = bounds[tensor]
         if found and found[-1][1] == start:
@@ -156,7 +156,7 @@ def runs(layout: Layout, tensors: Sequence[int]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def _gather(vector: Vector, pieces: tuple[Run, ...]) -> Vector:
+def _gather(vector: Vector, pieces: tuple[Extent, ...]) -> Vector:
     if len(pieces) == 1:
         return vector[slice(*pieces[0])]
     return np.concatenate([vector[:0], *(vector[start:stop] for start, stop in pieces)])

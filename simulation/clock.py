@@ -70,7 +70,7 @@ class Ideal:
     classes: dict[str, DeviceClass] = field(default_factory=dict)
 
 
-class Task(NamedTuple):
+class Journey(NamedTuple):
     """A message on its way to a node: what the clock knows of it before it is answered."""
 
     node: int
@@ -114,7 +114,7 @@ class VirtualClock:
         self.now = 0.0
         self._free: dict[int, float] = {}
         self._busy: dict[int, float] = {}  # until when a node is busy at least, not yet computed
-        self._open: dict[int, deque[Task]] = {}  # node -> what it has not answered
+        self._open: dict[int, deque[Journey]] = {}  # node -> what it has not answered
         self._server = _ServerLink()
         self._answers = Counter[int]()  # node -> its answers so far, on a network that loses some
         self._generators: dict[int, np.random.Generator] = {}  # of waits and crashes
@@ -137,7 +137,7 @@ class VirtualClock:
 
     def send(
         self, node: int, sent: float, down: int, ttl: float = NEVER, steps: float = 0.0
-    ) -> Task:
+    ) -> Journey:
         """Return what becomes of a message of `down` bytes sent at `sent`: draws from (seed, node).
 
         `steps`: local steps that it will take at least; the better that is known, the fewer other
@@ -155,13 +155,13 @@ class VirtualClock:
         expires, life = sent + ttl, self._crashes[node] if self._crashes else 0
         begins = max(received, self._busy_until(node))
         if begins > expires:
-            return Task(node, sent, received, waiting, NEVER, expires, False, life, steps)
+            return Journey(node, sent, received, waiting, NEVER, expires, False, life, steps)
         earliest = begins + waiting + self._work(node, steps)
         if earliest > sent:
             self._busy[node] = min(earliest, expires)
         # the server's link is taken in the order of sending: nothing may be computed out of it
         earliest = -NEVER if net.server_mbps is not None else earliest + latency
-        task = Task(node, sent, received, waiting, earliest, expires, crashes, life, steps)
+        task = Journey(node, sent, received, waiting, earliest, expires, crashes, life, steps)
         self._open.setdefault(node, deque()).append(task)
         return task
 
@@ -181,7 +181,7 @@ class VirtualClock:
         """Return the seconds that a node takes for local steps."""
         return steps * self.network.seconds_per_step / self.speed(node)
 
-    def answer(self, task: Task, steps: float, up: int) -> float:
+    def answer(self, task: Journey, steps: float, up: int) -> float:
         """Return when the answer is at the server (`NEVER`: never).
 
         `up`: its bytes; `steps`: local steps that were computed. Where its message promised more,

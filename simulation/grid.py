@@ -15,7 +15,7 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from .clock import NEVER, Task, VirtualClock, steps_of
+from .clock import NEVER, Journey, VirtualClock, steps_of
 from .line import Line
 from .replies import Replies, size_of
 from .workers import Pool
@@ -40,7 +40,7 @@ class LocalGrid(Grid):
         self._clock = clock or VirtualClock()
         self._numbers = count(1)
         self._counts = Counter[int]()  # node -> messages it was sent
-        self._sent: dict[str, Task] = {}
+        self._sent: dict[str, Journey] = {}
         self._queues: dict[int, deque[str]] = {}  # node -> what it was sent and has not answered
         self._bounds: list[tuple[float, int, str]] = []  # a heap: before when none can arrive
         self._early: dict[str, Message] = {}  # computed, not yet dealt with

@@ -45,7 +45,7 @@ class Pushed(NamedTuple):
     timeout: float
 
 
-class Sent(NamedTuple):
+class Traced(NamedTuple):
     """A message that is not answered: its node, its bytes, when it was sent on each clock."""
 
     node: int
@@ -70,7 +70,7 @@ class Line:
         self._plain = plain_bytes
         self._known = not (network.loss or network.crash or network.join_seconds)
         self._calls: list[Pushed] = []  # since answers were taken last
-        self._sent: dict[str, Sent] = {}
+        self._sent: dict[str, Traced] = {}
         self._arrivals: dict[str, tuple[int, Times]] = {}
         self._last: dict[int, Times] = {}  # node -> when its last answer was there
         self._now: Times = (0.0, 0.0)  # when all answers that were taken are there
@@ -101,7 +101,7 @@ class Line:
         for messages, timeout in calls:
             for message_id, node, down in messages:
                 at = self._last.get(node, (0.0, 0.0)) if own else self._now
-                self._sent[message_id] = Sent(node, down, at, timeout)
+                self._sent[message_id] = Traced(node, down, at, timeout)
         self._idle = False
 
     def answer(self, message_id: str, steps: float, up: int) -> None:

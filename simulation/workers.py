@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from flwr.app import Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 
+from .channel import Channel, shared_folder
 from .host import Host, HostSpec, log, unavailable
 from .limits import Limits
-from .parcel import Parcels, shared_folder
 from .queue import Queue
 
 NO_LIMITS = Limits()
@@ -96,8 +96,8 @@ def message_of(content: RecordDict, metadata: Metadata) -> Message:
 class _Worker:
     process: Any
     connection: Connection
-    messages: Parcels
-    replies: Parcels
+    messages: Channel
+    replies: Channel
     inflight: dict[str, Message] = field(default_factory=dict)
     content: RecordDict | None = None  # what it was sent last
 
@@ -187,7 +187,7 @@ class Processes:
         process.start()
         there.close()
         self._ready.register(here, EVENT_READ, index)
-        incoming, outgoing = (Parcels(here, folder, name, WINDOW) for name in names)
+        incoming, outgoing = (Channel(here, folder, name, WINDOW) for name in names)
         return _Worker(process, here, incoming, outgoing)
 
     def _feed_all(self) -> None:
@@ -247,7 +247,7 @@ def _work(
         other.close()
     limits.apply(index)
     host, content = Host(spec), RecordDict()
-    messages, replies = (Parcels(connection, folder, name, WINDOW) for name in names)
+    messages, replies = (Channel(connection, folder, name, WINDOW) for name in names)
     with contextlib.suppress(EOFError, OSError):
         while True:
             fresh, metadata, anew = messages.receive()

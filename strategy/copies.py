@@ -20,6 +20,7 @@ from compression.flower.tensors import (
     unpack_copy,
 )
 from compression.stages import Vector
+from compression.statistics import Extent
 from strategy.flow import Task
 from task.layers import Part
 
@@ -163,10 +164,7 @@ class Copies:
         return state
 
 
-Run = tuple[int, int]
-
-
-def _places(parts: Sequence[Part], layout: Layout) -> list[list[tuple[Run, Run]]]:
+def _places(parts: Sequence[Part], layout: Layout) -> list[list[tuple[Extent, Extent]]]:
     """Return for each part where its tensors lie in the model's vector and in its own."""
     bounds = dict(zip(layout.names, pairwise(layout.offsets.tolist()), strict=True))
     found = []

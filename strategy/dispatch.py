@@ -28,12 +28,12 @@ from strategy.server import HOPELESS, ServerState
 if TYPE_CHECKING:
     from strategy.segments import Segmented
 
-MESSAGE = "train.segment"  # the type of these messages
+SEGMENT_MESSAGE = "train.segment"  # the type of these messages
 LOST = "lost"  # in place of a message's id: what it was to hold has been lost
 
 
 @dataclass
-class Sent:
+class UnderWay:
     """A task under way: its message, and what that holds for who may have to take over."""
 
     task: Task
@@ -50,7 +50,7 @@ class SegmentedState(ServerState):
     message, failures in a row. `holders`: its node; `losses` and `errors` since the last record.
     """
 
-    under_way: list[deque[Sent]] = field(default_factory=list)
+    under_way: list[deque[UnderWay]] = field(default_factory=list)
     handed: list[int] = field(default_factory=list)
     fresh: list[bool] = field(default_factory=list)
     hopeless: list[int] = field(default_factory=list)
@@ -147,17 +147,17 @@ class Dispatch:
 
     # sending
 
-    def _prepared(self, task: Task) -> Sent:
+    def _prepared(self, task: Task) -> UnderWay:
         """Take what a task needs out of the store; without arrays, if something was lost."""
         arrays = self._store.take(task)
         if arrays is None:  # no message goes out that could bring a copy
-            sent = Sent(task, {}, "", LOST)
+            sent = UnderWay(task, {}, "", LOST)
         else:
-            sent = Sent(task, arrays, self.copies.wanted(task))
+            sent = UnderWay(task, arrays, self.copies.wanted(task))
         self._sent[task.segment].append(sent)
         return sent
 
-    def _send(self, sent: Sent) -> None:
+    def _send(self, sent: UnderWay) -> None:
         """Send a task's message, unless its segment is with nobody now."""
         task, plan = sent.task, self._plan
         node = self._crew.node(task.segment)
@@ -183,10 +183,10 @@ class Dispatch:
             plan.steps(task, self._micros),
         )
         content = filled(
-            RecordDict(),
-            {"arrays": payload_records(arrays), "config": filled(ConfigRecord(), work.config())},
+            RecordDict,
+            {"arrays": payload_records(arrays), "config": filled(ConfigRecord, work.config())},
         )
-        message = Message(content, node, MESSAGE, group_id=str(task.end))
+        message = Message(content, node, SEGMENT_MESSAGE, group_id=str(task.end))
         (sent.message_id,) = self._grid.push_messages([message], self._timeout)
         sent.when = self._grid.now
         shapes = plan.plain(task, self._store.samples(task))
@@ -203,7 +203,7 @@ class Dispatch:
         owing = [i for i in range(len(self._sent)) if self.copies.owed(i, self._batches)]
         for segment in owing:
             task = Task(segment, "", self._batches, 0)
-            self._sent[segment].append(Sent(task, {}, "weights"))
+            self._sent[segment].append(UnderWay(task, {}, "weights"))
             self._send(self._sent[segment][-1])
         return bool(owing)
 
@@ -250,7 +250,7 @@ class Dispatch:
                 if sent.task.steps and sent.task.segment == self._sees_last:
                     self._store.done(sent.task)
 
-    def _take(self, sent: Sent) -> bool:
+    def _take(self, sent: UnderWay) -> bool:
         """Take an answer, or say why not; False: the task is to be done again."""
         task, answer = sent.task, sent.answer
         if answer is None:  # what it needed was lost before
@@ -278,7 +278,7 @@ class Dispatch:
             self._store.lose(task.batch)
         return True
 
-    def _open(self, sent: Sent, answer: Answer) -> None:
+    def _open(self, sent: UnderWay, answer: Answer) -> None:
         """Take what an answer holds. Raises `PayloadError` for what cannot be used."""
         task, plan = sent.task, self._plan
         found, metrics, traffic = answer.payloads, answer.metrics, self._state.traffic

@@ -24,7 +24,7 @@ from compression.stages import Indices, Vector, is_finite
 from strategy.exchange import Late, LateState
 from strategy.mean import MeanState, MixState, SparseMean, StatisticsMix
 from strategy.nodes import OrderedGrid
-from strategy.server import HOPELESS, STEP, ServerState
+from strategy.server import HOPELESS, STEP_MESSAGE, ServerState
 from strategy.staleness import Counted, Seen
 from task.optimizers import SGD
 
@@ -196,7 +196,7 @@ class Pushes:
             self._offer(self._downlink)
         note = ToNode(count, workers=strategy.buffer)
         orders = Orders(self._lr, count, strategy.proximal_mu)
-        ((message, parcel),) = self._dialogue.messages([node], STEP, orders.config(), note)
+        ((message, parcel),) = self._dialogue.messages([node], STEP_MESSAGE, orders.config(), note)
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self._replica.version, self._staleness.seen()
         model = self._received(parcel) if strategy.mix else None

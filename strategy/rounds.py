@@ -23,7 +23,7 @@ from compression.stages import DIVERGED, is_finite
 from strategy.exchange import Exchange, ExchangeState
 from strategy.mean import SparseMean, StatisticsMix
 from strategy.nodes import OrderedGrid
-from strategy.server import HOPELESS, STEP, ServerState
+from strategy.server import HOPELESS, STEP_MESSAGE, ServerState
 
 if TYPE_CHECKING:
     from strategy.averaging import SparseAveraging
@@ -91,7 +91,7 @@ class Rounds:
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self._steps.checksum() if verify and not number % verify else None
         note = ToNode(number, workers=min(needed, len(asked)), checksum=checksum)
-        made = self._dialogue.messages(asked, STEP, Orders(lr, number).config(), note)
+        made = self._dialogue.messages(asked, STEP_MESSAGE, Orders(lr, number).config(), note)
         return [message for message, _ in made]
 
     def _drawn(self, number: int) -> tuple[list[int], int]:

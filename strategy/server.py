@@ -17,7 +17,7 @@ from conf import Config, ConfigError
 from strategy.state import from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
-STEP = "train.step"  # the type of their messages
+STEP_MESSAGE = "train.step"  # the type of their messages
 HOPELESS = 20  # answers in a row of every node, not one of use: the run ends
 log = getLogger("edgewire")
 FLOWER = getLogger("flwr")  # what `flwr run --stream` shows: the course of a run

@@ -17,7 +17,7 @@ from compression.stages import Indices, Vector
 
 Counts = NDArray[np.uint32]
 SHARE = 32  # a copy costs about what going through n / 32 entries does
-STEP = 512  # and a step, however few its entries are, what so many do
+STEP_COST = 512  # and a step, however few its entries are, what so many do
 
 
 class Seen(NamedTuple):
@@ -150,7 +150,7 @@ class PerParameter(Staleness):
         state = self._state
         state.counts[slice(None) if indices is None else indices] += np.uint32(1)
         copy, log, steps = state.seen
-        state.logged += STEP + (0 if indices is None else len(indices))
+        state.logged += STEP_COST + (0 if indices is None else len(indices))
         if state.logged * SHARE > len(state.counts):
             self._copy()
         else:

@@ -95,7 +95,7 @@ def _made(kind: Any, plain: Any, arrays: dict[str, NDArray[Any]]) -> Any:
             return None
         (kind,) = (each for each in args if each is not NoneType)
         return _made(kind, plain, arrays)
-    if origin is np.ndarray:
+    if origin in (np.ndarray, NDArray):  # from NumPy 2.5 on the second is a type of its own
         return arrays[str(plain)]
     if kind is bytes:
         return arrays[str(plain)].tobytes()

@@ -4,15 +4,8 @@ Any partitioner of `flwr_datasets` that goes by labels or sizes does, and `Sampl
 """
 
 import copy
-import os
-import sys
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,32 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import task.imports  # noqa: F401  # before anybody imports flwr_datasets
 from task.errors import TaskError
-
-# Read when `datasets`, below flwr_datasets, is imported: no calls home, no bars on the screen.
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-
-
-class _Late(MetaPathFinder):
-    """Lets flwr_datasets' plotting load when it is first used.
-
-    The package imports it along with the partitioners: seaborn and scipy, 2 s a process.
-    """
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Find that one module, as Python would, but for its loader."""
-        if fullname != "flwr_datasets.visualization":
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
-        return spec
-
-
-sys.meta_path.insert(0, _Late())
 
 # Keys that keep the streams of this module apart from others with the same seed.
 _SHUFFLE, _DRAW = 1, 2

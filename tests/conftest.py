@@ -5,10 +5,13 @@ import uuid
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from task.namesake import take_place
 
 take_place()  # pytest has imported what it needs before it finds ours
+settings.register_profile("unhurried", deadline=None)  # a machine that is busy fails no test
+settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first: the last one to begin would keep one core waiting."""
-    longest = ("test_engines.py", "test_ray.py", "test_run.py")
+    longest = ("test_engines.py", "test_ray.py", "test_beside_ray.py", "test_run.py")
     items.sort(key=lambda item: item.path.name not in longest)
 
 

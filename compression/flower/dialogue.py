@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -207,8 +207,8 @@ class Dialogue:
 
         `orders`: what the ClientApp is told. Nodes alike share one content.
         """
-        config = filled(ConfigRecord(), orders)
-        content = filled(RecordDict(), {"arrays": None, "config": config})
+        config = filled(ConfigRecord, orders)
+        content = filled(RecordDict, {"arrays": None, "config": config})
         cache: dict[Key, tuple[RecordDict, Parcel]] = {}
         made = []
         for node in nodes:
@@ -231,9 +231,9 @@ class Dialogue:
         if key not in cache:
             parcel = next((p for k, (_, p) in cache.items() if k[:2] == key[:2]), None)
             parcel = parcel or self.ledger.way.parcel(base)
-            told = written(replace(note, applied=applied or None, **parcel.note))
+            told = written(note._replace(applied=applied or None, **parcel.note))
             shared = {k: parcel.arrays if k == name else v for k, v in content.items()}
-            cache[key] = filled(RecordDict(), {**shared, NOTE: told}), parcel
+            cache[key] = filled(RecordDict, {**shared, NOTE: told}), parcel
         made = cache[key]
         self.ledger.send(node, made[1])
         self.traffic.downlink_bytes += made[1].size

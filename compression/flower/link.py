@@ -24,7 +24,7 @@ from .dialogue import Dialogue, Key, Parcel
 from .form import Form, Model, answered, converted, equal, form_of_models, form_of_updates
 from .grids import GridWrapper
 from .method import chosen
-from .notes import EXAMPLES, NOTE, ToNode, trains
+from .notes import EXAMPLES, NOTE, ROUND, ToNode, trains
 from .traffic import (
     Course,
     Traffic,
@@ -33,7 +33,7 @@ from .traffic import (
     warn_of_no_names,
     warn_of_variances,
 )
-from .underway import Sent, Underway, odd_ones, used
+from .underway import Asked, Underway, odd_ones, used
 from .ways import Differences
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
@@ -174,12 +174,12 @@ class Link(GridWrapper):
         form = form_of_updates(layout_of(arrays), patterns)
         return form, form_of_models(form).model(arrays)
 
-    def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Sent | None]]:
+    def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Asked | None]]:
         """Return messages with payloads in place of models; nodes share one encoded copy."""
         cache: dict[Key, tuple[RecordDict, Parcel]] = {}
         models: dict[int, tuple[Form, Model, int] | None] = {}
         self._differences.tidy(self._dialogue.ledger.held)
-        made, sent = list[Message](), list[Sent | None]()
+        made, sent = list[Message](), list[Asked | None]()
         for message in messages:
             content = message.content
             if id(content) not in models:
@@ -211,7 +211,7 @@ class Link(GridWrapper):
         model: tuple[Form, Model, int],
         workers: int,
         cache: dict[Key, tuple[RecordDict, Parcel]],
-    ) -> tuple[Message, Sent]:
+    ) -> tuple[Message, Asked]:
         form, values, plain = model
         content, node, train = message.content, message.metadata.dst_node_id, trains(message)
         self._differences.offer(values, form, named=self._layout is None)
@@ -224,13 +224,13 @@ class Link(GridWrapper):
             self._look_at_names(form, next(iter(parcel.arrays.values())).data)
         if train:
             self._sent_last[node] = values
-        sent = Sent(node, number, train, form, cast(Model, parcel.received), plain)
+        sent = Asked(node, number, train, form, cast(Model, parcel.received), plain)
         return with_content(message, encoded), sent
 
     def _number(self, content: RecordDict) -> int:
         """Return the round, as the strategy says, or as it is counted here."""
         config = next(iter(records(content, ConfigRecord)), ("", ConfigRecord()))[1]
-        said = config.get("server-round")
+        said = config.get(ROUND)
         return said if type(said) is int and said > 0 else self._round + 1
 
     # up
@@ -262,7 +262,7 @@ class Link(GridWrapper):
         self._course.leave_out(number, reply.metadata.src_node_id, reason)
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
-    def _unpack(self, reply: Message, sequence: int, whole: bool, named: bool, sent: Sent) -> None:
+    def _unpack(self, reply: Message, sequence: int, whole: bool, named: bool, sent: Asked) -> None:
         """Put a model in place of the payload. Raises `PayloadError` if that cannot be."""
         found = payload_of(reply.content)
         if found is None:
@@ -283,7 +283,7 @@ class Link(GridWrapper):
         """Warn once, of what goes up or down."""
         self._warned = warn_of_no_names(form.whole.names, [*self._exact, *exact], payload)
 
-    def _alike(self, replies: list[Message], asked: list[Sent | None]) -> list[Message]:
+    def _alike(self, replies: list[Message], asked: list[Asked | None]) -> list[Message]:
         """Make errors of replies that are not like most: a strategy would give up the round."""
         odd, number = odd_ones(replies, asked), self._round
         return [self._left_out(r, number, odd[id(r)]) if id(r) in odd else r for r in replies]

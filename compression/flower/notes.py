@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeVar, cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -13,7 +12,8 @@ from .arrays import filled
 
 NOTE = "edgewire"  # the name of the ConfigRecord that holds a note
 HEALS = "will be sent whole next time"  # ends an error that the server answers by doing so
-# Metrics of an answer. Beside these, `task.steps.Evaluation` has those of an evaluation.
+ROUND = "server-round"  # what Flower's strategies call the number of a round
+# Metrics of a reply. Beside these, `task.steps.Evaluation` has those of an evaluation.
 LOSS = "loss"  # mean over the samples; read by servers, and by codecs that steer by it
 EXAMPLES = "num-examples"  # samples that the update was made from; read by servers
 STEPS = "num-steps"  # local steps it took; read by servers, and by the virtual clock
@@ -26,8 +26,7 @@ MOST = 1 << 62  # beyond all numbers that are counted
 N = TypeVar("N", "ToNode", "ToServer")
 
 
-@dataclass(frozen=True)
-class ToNode:
+class ToNode(NamedTuple):
     """From the server, read by the node's `Uplink`; what is None or empty does not travel.
 
     `number`: of the update that is asked for, from 1: a round, or how many messages this node was
@@ -50,8 +49,7 @@ class ToNode:
     checksum: bytes | None = None
 
 
-@dataclass(frozen=True)
-class ToServer:
+class ToServer(NamedTuple):
     """From a node, read by the server's `Link`.
 
     `sequence`: the number of this answer, from 1, of a node that must know whether it is applied.
@@ -66,8 +64,7 @@ class ToServer:
     named: int | None = None
 
 
-@dataclass(frozen=True)
-class Orders:
+class Orders(NamedTuple):
     """Read by the node's ClientApp from a message's `config`.
 
     `lr`: the learning rate; `number`: of the update, from 1: the round, or how many messages this
@@ -86,7 +83,7 @@ class Orders:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Orders:
         """Read what our servers have written, or Flower's strategies (`server-round`)."""
-        number = config["number"] if "number" in config else config["server-round"]
+        number = config["number"] if "number" in config else config[ROUND]
         mu = cast(float, config.get("proximal-mu", 0.0))
         return cls(cast(float, config["lr"]), cast(int, number), mu)
 
@@ -131,7 +128,8 @@ def trains(message: Message) -> bool:
 
 def written(note: ToNode | ToServer) -> ConfigRecord:
     """Return a note as a record."""
-    return filled(ConfigRecord(), {k: v for k, v in vars(note).items() if v is not None})
+    said = zip(note._fields, note, strict=True)
+    return filled(ConfigRecord, {key: value for key, value in said if value is not None})
 
 
 def read(content: RecordDict, kind: type[N]) -> N:
@@ -152,7 +150,10 @@ def read(content: RecordDict, kind: type[N]) -> N:
 
 
 TYPES: dict[type[ToNode] | type[ToServer], dict[str, str]] = {
-    kind: {field.name: str(field.type).removesuffix(" | None") for field in fields(kind)}
+    kind: {
+        key: str(getattr(said, "__forward_arg__", said)).removesuffix(" | None")
+        for key, said in kind.__annotations__.items()
+    }
     for kind in (ToNode, ToServer)
 }
 

@@ -27,7 +27,7 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from ..layout import Layout
-from ..statistics import exact_tensors, expect_matches, split
+from ..statistics import exact_tensors, expect_matches, separate
 from .arrays import FlatArray, flat_record, layout_of, records, to_vector, with_content
 from .form import form_of_updates
 from .notes import EXAMPLES
@@ -183,7 +183,7 @@ class Sheltered(Strategy):
         vector, exact = to_vector(arrays), exact_tensors(self._layout)
         if self._robust or not exact:
             return Cut(flat_record(vector), {})
-        parts = split(self._layout, exact)
+        parts = separate(self._layout, exact)
         statistics = FlatArray(parts.gather_exact(vector))
         return Cut(flat_record(parts.gather(vector)), {"statistics": statistics})
 
@@ -195,7 +195,7 @@ class Sheltered(Strategy):
             )
         if not rest:
             return seen
-        parts = split(self._layout, exact_tensors(self._layout))
+        parts = separate(self._layout, exact_tensors(self._layout))
         statistics = rest["statistics"].numpy()
         return flat_record(parts.merge(to_vector(seen), statistics))
 

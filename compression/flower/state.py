@@ -49,7 +49,7 @@ def kept(state: RecordDict, record: str) -> Arrays:
 def keep(state: RecordDict, record: str, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Put arrays into a node's state; they are shared, not copied."""
     flat = {name: FlatArray(np.asarray(array)) for name, array in arrays.items()}
-    state[record] = filled(ArrayRecord(), flat)
+    state[record] = filled(ArrayRecord, flat)
 
 
 @lru_cache(maxsize=16)
@@ -78,7 +78,7 @@ class NodeState:
         last = {} if self.last is None else {_LAST: np.frombuffer(self.last, dtype=np.uint8)}
         keep(self._state, MEMORY, {**self.memory, **last})
         numbers = {"sequence": self.sequence, "tensors": self._tensors}
-        self._state[NUMBERS] = filled(ConfigRecord(), numbers)
+        self._state[NUMBERS] = filled(ConfigRecord, numbers)
 
     def _expect(self, layout: Layout) -> None:
         """Drop what is kept of other tensors than these: there is nothing to add it to."""

@@ -142,9 +142,10 @@ def unlike(replies: Sequence[Message], *, train: bool) -> dict[int, str]:
     Of replies to train those without arrays, if there are any with.
     """
     found, left = dict[int, str](), list(replies)
-    if train and any(records(reply.content, ArrayRecord) for reply in replies):
-        left = [reply for reply in replies if records(reply.content, ArrayRecord)]
-        found = {id(r): "a reply must hold one ArrayRecord" for r in replies if r not in left}
+    with_arrays = [reply for reply in replies if records(reply.content, ArrayRecord)]
+    if train and with_arrays:
+        left, kept = with_arrays, set(map(id, with_arrays))
+        found = {id(r): "a reply must hold one ArrayRecord" for r in replies if id(r) not in kept}
     kinds = [_kinds(reply.content) for reply in left]
     usual = Counter(kinds).most_common(1)
     reason = "its records or metrics have other names or lengths than the other nodes'"

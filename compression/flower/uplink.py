@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from logging import getLogger
 from typing import Any, NamedTuple
 
@@ -87,12 +86,13 @@ class Uplink:
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Decode, call the app, encode what it changed."""
         began = time.perf_counter()
-        note = read(message.content, ToNode)
-        name = _key_of_parcel(message.content, note)
+        asked = message.content
+        note = read(asked, ToNode)
+        name = _key_of_parcel(asked, note)
         if name is None:
             self._warn(message)
             return call_next(message, context)
-        arrays = message.content[name]
+        arrays = asked[name]
         assert isinstance(arrays, ArrayRecord)
         followed = self._follower.model(arrays, note, context.state)
         form, start = followed.form, followed.model
@@ -100,24 +100,24 @@ class Uplink:
         if self._masked:
             vector, drift = self._follower.masked(start.vector, arrays, note, context.state)
             start = Model(vector)
-        clip = clip_of(message.content)
+        clip = clip_of(asked)
         if clip is not None:
             expect_clip_kept(self.codec, form)
         shown = followed.arrays() if self._layout is None else flat_record(start.vector)
-        content = {k: shown if k == name else v for k, v in message.content.items() if k != NOTE}
-        reply = _without_ours(with_content(message, RecordDict(content)), context, call_next)
+        content = {k: shown if k == name else v for k, v in asked.items() if k != NOTE}
+        reply = _unseen(with_content(message, filled(RecordDict, content)), context, call_next)
         if reply.has_error():
             return reply
-        answer = ToServer(version=note.version)
-        key = _key_of_model(reply.content, name) if trains(message) else None
+        said, answer = reply.content, ToServer(version=note.version)
+        key = _key_of_model(said, name) if trains(message) else None
         if key is not None:
-            change = self._change(reply.content[key], note, form, start)  # type: ignore[arg-type]
-            payload, answer = self._encoded(change, note, clip, reply.content, context)
-            reply.content[key] = payload_record(payload)
+            change = self._change(said[key], note, form, start)  # type: ignore[arg-type]
+            payload, answer = self._encoded(change, note, clip, said, context)
+            said[key] = payload_record(payload)
         record = written(answer)
         if record:
-            reply.content[NOTE] = record
-        self._measure(reply.content, time.perf_counter() - began, drift)
+            said[NOTE] = record
+        self._measure(said, time.perf_counter() - began, drift)
         return reply
 
     def _change(self, record: ArrayRecord, note: ToNode, form: Form, start: Model) -> Change:
@@ -174,7 +174,7 @@ class Uplink:
             named=named,
             own=own,
         )
-        return payload, replace(says, sequence=state.sequence)
+        return payload, says._replace(sequence=state.sequence)
 
     def _measure(self, content: RecordDict, seconds: float, drift: float) -> None:
         for _, metrics in records(content, MetricRecord):
@@ -193,14 +193,14 @@ class Uplink:
             )
 
 
-def _without_ours(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def _unseen(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Call the app; what the link keeps in the node's state is out of its sight, and its reach."""
-    state = context.state
+    state = context.state.__dict__["_data"]
     ours = {key: state.pop(key) for key in RECORDS if key in state}
     try:
         return call_next(message, context)
     finally:
-        filled(context.state, ours)
+        context.state.__dict__["_data"].update(ours)  # the app may have set another
 
 
 def _key_of_parcel(content: RecordDict, note: ToNode) -> str | None:

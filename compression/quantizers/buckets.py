@@ -36,7 +36,7 @@ def chunks(values: int, size: int) -> Iterator[tuple[slice, slice]]:
         yield slice(first, stop), slice(first // size, -(-stop // size))
 
 
-def workspace(values: int, size: int) -> Vector:
+def scratch(values: int, size: int) -> Vector:
     """Return an array as long as the largest of `chunks`."""
     return np.empty(min(max(BLOCK, 2 * size), values), dtype=np.float32)
 
@@ -44,7 +44,7 @@ def workspace(values: int, size: int) -> Vector:
 def magnitudes(values: Vector, size: int) -> Vector:
     """Return (b,) float32: max |x| of each bucket of (k,) values."""
     found = np.empty(-(-len(values) // size), dtype=np.float32)
-    work = workspace(len(values), size)
+    work = scratch(len(values), size)
     starts = np.arange(0, len(work), size)
     for here, buckets in chunks(len(values), size):
         sizes = np.abs(values[here], out=work[: here.stop - here.start])
@@ -57,7 +57,7 @@ def norms(values: Vector, size: int) -> Vector:
     """Return (b,) float32: the Euclidean norm of each bucket, float32's largest if beyond it."""
     largest = magnitudes(values, size)
     found = np.empty(len(largest))
-    work = workspace(len(values), size)
+    work = scratch(len(values), size)
     starts = np.arange(0, len(work), size)
     for here, buckets in chunks(len(values), size):
         scaled = divide(values[here], largest[buckets], size, work)

@@ -12,7 +12,7 @@ from .scaling import BLOCK
 NARROW = 64  # values: 8 bytes of one bit each, as much as two float32
 
 
-class Piece(NamedTuple):
+class Column(NamedTuple):
     """Up to BLOCK values: rows of equal length, each of one group."""
 
     here: slice  # in the vector
@@ -25,7 +25,7 @@ def count(parts: Parts, columns: bool) -> int:
     return sum(_groups(parts, columns))
 
 
-def pieces(parts: Parts, columns: bool) -> Iterator[Piece]:
+def pieces(parts: Parts, columns: bool) -> Iterator[Column]:
     """Cut the values of each tensor, group by group, into pieces that stay in cache."""
     first = 0
     for groups, (start, stop) in zip(
@@ -39,7 +39,7 @@ def pieces(parts: Parts, columns: bool) -> Iterator[Piece]:
             for left in range(start + group * width, start + (group + 1) * width, BLOCK):
                 # A group longer than BLOCK comes alone and in parts.
                 length = min(BLOCK, start + (group + 1) * width - left)
-                yield Piece(slice(left, left + rows * length), which, (rows, length))
+                yield Column(slice(left, left + rows * length), which, (rows, length))
         first += groups
 
 

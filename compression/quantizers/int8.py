@@ -26,7 +26,7 @@ from .scaling import (
     divide,
     magnitudes,
     multiply,
-    workspace,
+    scratch,
 )
 
 _F4 = np.dtype("<f4")
@@ -54,7 +54,7 @@ class Int8(Quantizer):
         """Divide, round half to even, cast: block by block, in cache."""
         scales = _scales(magnitudes(values, parts.segments))
         levels = np.empty(len(values), dtype=_I1)
-        work = workspace(parts.segments)
+        work = scratch(parts.segments)
         for block in blocks(parts.segments):
             scaled = divide(values, scales, block, work)
             np.rint(scaled, out=scaled)

@@ -22,7 +22,7 @@ class Matrix(NamedTuple):
     q: slice
 
 
-class Plan(NamedTuple):
+class Shares(NamedTuple):
     """Which tensors are sent as products, and which as they are."""
 
     matrices: list[Matrix]
@@ -30,7 +30,7 @@ class Plan(NamedTuple):
     sizes: tuple[int, int, int, int]  # entries: products, their P, their Q, the others
 
 
-def plan(parts: Parts, rank: int) -> Plan:
+def plan(parts: Parts, rank: int) -> Shares:
     """Give each tensor its place; rank, sizes and shapes decide, which both sides know."""
     matrices: list[Matrix] = []
     raw: list[slice] = []
@@ -46,7 +46,7 @@ def plan(parts: Parts, rank: int) -> Plan:
         else:
             raw.append(slice(start, stop))
             others += size
-    return Plan(matrices, raw, (len(matrices), p, q, others))
+    return Shares(matrices, raw, (len(matrices), p, q, others))
 
 
 def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:

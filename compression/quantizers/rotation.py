@@ -20,7 +20,7 @@ while len(_HADAMARD) < 128:  # the upper left corners are the smaller matrices
     _HADAMARD = np.kron(np.array([[1, 1], [1, -1]], dtype=np.float32), _HADAMARD)
 
 
-class Run(NamedTuple):
+class Stretch(NamedTuple):
     """Chunks of one size, one after another."""
 
     length: int  # values of each
@@ -39,17 +39,17 @@ class Batch(NamedTuple):
     spare: Vector
 
 
-def runs(segments: Segments) -> Iterator[Run]:
+def runs(segments: Segments) -> Iterator[Stretch]:
     """Cut each tensor into chunks of CHUNK values and one of what is left over."""
     for length, equal in groupby(np.diff(segments).tolist()):
         tensors = sum(1 for _ in equal)
         if 0 < length <= CHUNK:
-            yield Run(length, _padded(length), tensors)
+            yield Stretch(length, _padded(length), tensors)
         elif length:
             for _ in range(tensors):
-                yield Run(CHUNK, CHUNK, length // CHUNK)
+                yield Stretch(CHUNK, CHUNK, length // CHUNK)
                 if length % CHUNK:
-                    yield Run(length % CHUNK, _padded(length % CHUNK), 1)
+                    yield Stretch(length % CHUNK, _padded(length % CHUNK), 1)
 
 
 def batches(segments: Segments) -> Iterator[Batch]:

@@ -30,7 +30,7 @@ from .scaling import (
     divide,
     magnitudes,
     multiply,
-    workspace,
+    scratch,
 )
 
 _F4 = np.dtype("<f4")
@@ -65,7 +65,7 @@ class Ternary(Quantizer):
         """Divide, round by chance, cast: block by block, in cache; then pack."""
         scales = self._scales(values, parts.segments)
         levels = np.empty(len(values), dtype=np.int8)
-        work = workspace(parts.segments)
+        work = scratch(parts.segments)
         draws = np.empty_like(work)
         for block in blocks(parts.segments):
             scaled = divide(values, scales, block, work)
@@ -105,7 +105,7 @@ class Ternary(Quantizer):
         if not self.clip:
             return largest
         squares = np.zeros(len(largest))
-        work = workspace(segments)
+        work = scratch(segments)
         for block in blocks(segments):
             scaled = divide(values, largest, block, work)  # squares of x itself could overflow
             np.square(scaled, out=scaled)

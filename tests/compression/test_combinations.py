@@ -23,7 +23,7 @@ from compression import (
 from compression import names as methods
 from compression.payload import parts_of
 from compression.stages import Rng, Step
-from compression.statistics import exact_tensors, split
+from compression.statistics import exact_tensors, separate
 from tests.compression.quantizers.values import SPECIAL
 
 # Sparsifiers meet quantizers, and both sorts of selection meet every pair that a decoder can see.
@@ -48,7 +48,7 @@ def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:
     before = update.copy()
     payload = codec.encode(update, layout, seed=3)
     np.testing.assert_array_equal(update, before)
-    cut = split(layout, exact_tensors(layout))
+    cut = separate(layout, exact_tensors(layout))
     trained, exact = cut.gather(update), cut.gather_exact(update)
     with np.errstate(all="ignore"):
         indices, values, _ = codec.sparsifier.select(trained, Step(cut.layout, {}, Rng(3, 0)))

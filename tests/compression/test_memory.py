@@ -7,7 +7,7 @@ from compression import Layout, PayloadError, decode_update, make_codec
 from compression import names as methods
 from compression.registry import get
 from compression.stages import Rng, Step
-from compression.statistics import exact_tensors, split
+from compression.statistics import exact_tensors, separate
 
 KEEPING = [name for name in methods("sparsifier") if get("sparsifier", name)().kept is not None]
 # Options with which everything is sent at once.
@@ -65,7 +65,7 @@ def updates(layout, steps=6):
 
 def trained_of(layout):
     """Return the positions of what sparsifiers see."""
-    cut = split(layout, exact_tensors(layout))
+    cut = separate(layout, exact_tensors(layout))
     return cut.gather(np.arange(layout.size))
 
 
@@ -75,7 +75,7 @@ def given_by(codec, update, layout, memory, loss):
     trained = update[trained_of(layout)]
     if codec.sparsifier.kept is None:
         return copy.get("error", np.zeros_like(trained)) + trained
-    step = Step(split(layout, exact_tensors(layout)).layout, copy, Rng(0, 0), loss)
+    step = Step(separate(layout, exact_tensors(layout)).layout, copy, Rng(0, 0), loss)
     return codec.sparsifier.accumulate(trained, step)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from compression import Layout, PayloadError, decode_update, make_codec
 from compression import names as methods
 from compression.stages import Parts
-from compression.statistics import exact_tensors, split
+from compression.statistics import exact_tensors, separate
 
 SHAPES = {
     "0.running_mean": (6,),
@@ -71,7 +71,7 @@ def test_an_exact_codec_gives_back_what_it_was_given(layout, coder, share, seed)
 @pytest.mark.parametrize("count", [0, 1, 60])
 def test_it_is_what_a_sparsifier_that_selects_just_these_sends(quantizer, layout, count):
     """Of an update that is 0 elsewhere topk selects the entries that are not."""
-    cut = split(layout, exact_tensors(layout))
+    cut = separate(layout, exact_tensors(layout))
     trained = np.flatnonzero(~statistics(layout))
     draw = np.random.default_rng(count)
     indices = np.sort(draw.choice(trained, count, replace=False)).astype(np.uint32)
@@ -179,7 +179,7 @@ def cuts(draw):
 @given(cut=cuts(), data=st.data())
 def test_narrow_undoes_widen(cut, data):
     layout, exact = cut
-    parts = split(layout, exact)
+    parts = separate(layout, exact)
     count, trained = parts.exact_size, parts.layout.size
     places = st.integers(0, trained - 1) if trained else st.nothing()
     indices = np.array(sorted(data.draw(st.sets(places))), dtype=np.uint32)
@@ -196,7 +196,7 @@ def test_narrow_undoes_widen(cut, data):
 @given(cut=cuts(), data=st.data())
 def test_widen_undoes_narrow_but_for_statistics_that_were_absent(cut, data):
     layout, exact = cut
-    parts = split(layout, exact)
+    parts = separate(layout, exact)
     places = st.integers(0, layout.size - 1) if layout.size else st.nothing()
     indices = np.array(sorted(data.draw(st.sets(places))), dtype=np.uint32)
     values = np.arange(1, len(indices) + 1, dtype=np.float32)

@@ -8,7 +8,7 @@ import pytest
 from compression import Layout, PayloadError, decode, decode_update, make_codec
 from compression import names as methods
 from compression.header import varint
-from compression.statistics import exact_tensors, split
+from compression.statistics import exact_tensors, separate
 
 SHAPES = {
     "1.running_mean": (6,),
@@ -31,7 +31,7 @@ def update(seed=0):
 
 def test_statistics_are_known_by_their_names():
     assert exact_tensors(LAYOUT) == (0, 3, 4)
-    cut = split(LAYOUT, (0, 3, 4))
+    cut = separate(LAYOUT, (0, 3, 4))
     assert cut.layout.names == ("0.weight", "1.weight", "2.weight")
     np.testing.assert_array_equal(cut.gather_exact(np.arange(LAYOUT.size)), EXACT)
     every = np.arange(LAYOUT.size, dtype=np.float32)

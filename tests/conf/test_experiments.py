@@ -3,23 +3,14 @@
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from conf.build import codec_of, downlink_of
 from conf.check import check_target
-from conf.load import HERE, to_config
 from conf.sweeper import split_case
+from tests.runs import configured
 
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def hydra():
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(HERE), version_base="1.3"):  # once: 60 ms each time
-        yield
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
@@ -31,7 +22,7 @@ def test_every_case_is_accepted(name):
         given = {word.split("=")[0] for word in words}
         # every value once or more, if there are as many cases
         free = [f"{k}={v[number % len(v)]}" for k, v in params.items() if k not in given]
-        config = to_config(compose("config", [f"experiment={name}", *words, *free]))
+        config = configured(f"experiment={name}", *words, *free)
         check_target("partition", config.partition)
         assert codec_of(config)
         downlink_of(config)

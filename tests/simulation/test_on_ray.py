@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import HERE, compose_config, network_config, to_config
+from conf.load import HERE, network_config
 from conf.schema import DeviceClass, NetworkConfig
 from simulation.errors import UsageError
 from simulation.job import Job
 from simulation.on_ray import refuse
+from tests.runs import configured
 
 IDEAL = network_config("ideal")
 NAMES = sorted(path.stem for path in (HERE / "network").glob("*.yaml"))
@@ -48,7 +49,7 @@ def test_a_network_is_refused_by_each_key_that_makes_one(key):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_networks_but_the_ideal_one_are_refused(name):
-    network = to_config(compose_config([f"network={name}"])).network
+    network = configured(f"network={name}").network
     if name == "ideal":
         refuse(job(network), 0.0)
         return

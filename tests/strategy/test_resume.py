@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from compression.flower import to_vector
 from conf.build import data_of, model_of
-from conf.load import compose_config, run_config, to_config
+from conf.load import run_config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
@@ -21,6 +21,7 @@ from strategy.nodes import OrderedGrid
 from strategy.scheme import scheme_for
 from strategy.state import StateError, from_bytes, to_bytes
 from task.flat import FlatModel
+from tests.runs import composed, configured
 from tests.strategy.remote import RemoteGrid, serve
 
 SMALL = ["dataset=digits", "model=mlp", "batch_size=16"]
@@ -66,7 +67,7 @@ class Stopped(Exception):
 
 def server(connection, words, state, until):
     """Run a server on a grid at the pipe's other end; stop once `until` was recorded."""
-    config = to_config(compose_config(words))
+    config = configured(*words)
     data = data_of(config)
     scheme = scheme_for(config, data)
     if state is not None:
@@ -103,9 +104,9 @@ def in_a_process(grid, *arguments):
 
 
 def nodes(words):
-    composed = compose_config(words)
-    config = to_config(composed)
-    spec = HostSpec("client.app:app", config.nodes, 1, run_config(composed))
+    config = configured(*words)
+    scheme_for(config, data_of(config))  # what it has to import, the servers' processes share
+    spec = HostSpec("client.app:app", config.nodes, 1, run_config(composed(*words)))
     return LocalGrid(make_pool(spec, 1), config.nodes, VirtualClock(config.network, config.seed))
 
 
@@ -124,7 +125,7 @@ def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(name):
 def test_a_state_is_not_anothers():
     made = {}
     for words in (RUNS["averaging, steps down"], RUNS["asynchronous, counted"]):
-        config = to_config(compose_config([*SMALL, *words]))
+        config = configured(*SMALL, *words)
         made[words[0]] = scheme_for(config, data_of(config))
     esgd, adacomp = made.values()
     with pytest.raises(StateError, match="hold a PushesState, not a AveragingState"):

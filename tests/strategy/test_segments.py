@@ -1,5 +1,6 @@
 """A cut model's runs: the same everywhere, counted to the byte, compressed by any method."""
 
+import functools
 import math
 import pickle
 
@@ -13,6 +14,41 @@ from tests.strategy.cut import AHEAD, PIPED, QUICK, ROOT, SPLIT, run, same
 CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.yaml"))
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """Make the runs that several tests compare with, each of them once."""
+
+    @functools.cache
+    def call(*words):
+        return run(tmp_path_factory.mktemp("once"), *words)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """Make runs whose messages are looked at; return the result, and bytes and names by node."""
+
+    @functools.cache
+    def call(*words):
+        seen = {"up": [0] * 4, "down": [0] * 4}
+        held = {node: set() for node in range(4)}
+
+        def watching(message, context):
+            reply = client.app.app(message, context)
+            node = context.node_config["partition-id"]
+            held[node].update(message.content["arrays"])
+            for way, content in (("down", message.content), ("up", reply.content)):
+                for array in content["arrays"].values():
+                    seen[way][node] += len(array.data)
+            return reply
+
+        result, _, _ = run(tmp_path_factory.mktemp("watched"), *words, app=watching)
+        return result, seen, held
+
+    return call
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -23,25 +59,25 @@ CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.ya
         PIPED,
     ],
 )
-def test_results_do_not_depend_on_the_number_of_workers(tmp_path, words):
-    one = run(tmp_path / "1", *words)
-    other = run(tmp_path / "3", *words, workers=3)  # four nodes do not spread evenly over them
+def test_results_do_not_depend_on_the_number_of_workers(tmp_path, once, words):
+    one = once(*words)
+    other = run(tmp_path, *words, workers=3)  # four nodes do not spread evenly over them
     assert other[1] == one[1]
     same(other[2], one[2])
 
 
 @pytest.mark.parametrize("cuts", ["[1]", "[1,2,3]"])
-def test_backpropagation_over_cuts_is_that_of_the_whole_model(tmp_path, cuts):
-    whole = run(tmp_path / "whole", *SPLIT, "nodes=1")
-    cut = run(tmp_path / "cut", *SPLIT, f"strategy.cuts={cuts}")
+def test_backpropagation_over_cuts_is_that_of_the_whole_model(tmp_path, once, cuts):
+    whole = once(*SPLIT, "nodes=1")
+    cut = run(tmp_path, *SPLIT, f"strategy.cuts={cuts}")
     same(cut[2], whole[2])
     for mine, its in zip(cut[1], whole[1], strict=True):
         assert (mine["loss"], mine["accuracy"]) == (its["loss"], its["accuracy"])
 
 
-def test_one_node_alone_may_have_many_mini_batches_a_message(tmp_path):
-    one = run(tmp_path / "one", *SPLIT, "nodes=1")
-    many = run(tmp_path / "many", *SPLIT, "nodes=1", "strategy.batches_per_message=2")
+def test_one_node_alone_may_have_many_mini_batches_a_message(tmp_path, once):
+    one = once(*SPLIT, "nodes=1")
+    many = run(tmp_path, *SPLIT, "nodes=1", "strategy.batches_per_message=2")
     same(many[2], one[2])
 
 
@@ -68,32 +104,24 @@ def plain(state):
 @pytest.mark.parametrize(
     "words",
     [
-        QUICK,
-        SPLIT,
-        PIPED,
-        (*QUICK, "strategy.feedback=true", "compression=f2i", "compression.feedback=true"),
+        (*QUICK, "rounds=4"),
+        (*SPLIT, "rounds=4"),
+        (*PIPED, "rounds=2", "eval_every=2"),  # of 32 messages each
+        (
+            *(*QUICK, "rounds=4", "strategy.feedback=true"),
+            *("compression=f2i", "compression.feedback=true"),
+        ),
     ],
 )
 def test_a_process_for_each_message_comes_to_the_same(tmp_path, words):
-    words = (*words, "rounds=4")
     one, other = run(tmp_path / "one", *words), run(tmp_path / "each", *words, app=afresh)
     assert one[1] == other[1]
     same(one[2], other[2])
 
 
 @pytest.mark.parametrize("words", [QUICK, SPLIT, (*QUICK, "strategy.conditioned=false")])
-def test_every_byte_is_counted_for_its_link_and_its_kind(tmp_path, words):
-    seen = {"up": [0] * 4, "down": [0] * 4}
-
-    def watching(message, context):
-        reply = client.app.app(message, context)
-        node = context.node_config["partition-id"]
-        for way, content in (("down", message.content), ("up", reply.content)):
-            for array in content["arrays"].values():
-                seen[way][node] += len(array.data)
-        return reply
-
-    result, _, _ = run(tmp_path, *words, app=watching)
+def test_every_byte_is_counted_for_its_link_and_its_kind(watched, words):
+    result, seen, _ = watched(*words)
     assert result["uplink_bytes_by_segment"] == seen["up"]
     assert result["downlink_bytes_by_segment"] == seen["down"]
     assert result["uplink_bytes"] == sum(seen["up"])
@@ -105,23 +133,14 @@ def test_every_byte_is_counted_for_its_link_and_its_kind(tmp_path, words):
     assert 0.95 < result["downlink_bytes_float32"] / result["downlink_bytes"] < 1.5
 
 
-def test_who_sees_labels_and_images(tmp_path):
+def test_who_sees_labels_and_images(watched):
     """The images stay with the first node; unconditioned modules see no labels."""
-    held = {}
-
-    def watching(message, context):
-        held.setdefault(context.node_config["partition-id"], set()).update(
-            message.content["arrays"]
-        )
-        return client.app.app(message, context)
-
-    run(tmp_path / "with", *QUICK, app=watching)
+    _, _, held = watched(*QUICK)
     assert [("labels" in held[node], "input" in held[node]) for node in range(4)] == [
         (False, False),
         *[(True, True)] * 3,
     ]
-    held.clear()
-    run(tmp_path / "without", *QUICK, "strategy.conditioned=false", app=watching)
+    _, _, held = watched(*QUICK, "strategy.conditioned=false")
     assert ["labels" in held[node] for node in range(4)] == [False, False, False, True]
 
 

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from conf import ConfigError
-from conf.load import compose_config, to_config
 from strategy.scheme import scheme_of
+from tests.runs import configured
 from tests.strategy.federation import Federation, Trainer
 
 
@@ -40,7 +40,7 @@ def test_the_course_of_a_run_is_shown_where_flowers_own_is(way, unit, monkeypatc
 
 def scheme(*words):
     """Make the scheme of a configuration whose types and bounds are right."""
-    return scheme_of(to_config(compose_config(list(words))))
+    return scheme_of(configured(*words))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategy import staleness
-from strategy.staleness import SHARE, STEP, Counted, Global, Ignored, PerParameter, Polynomial
+from strategy.staleness import SHARE, STEP_COST, Counted, Global, Ignored, PerParameter, Polynomial
 
 N = 256
 SETS = st.sets(st.integers(0, 5) | st.integers(0, N - 1)).map(
@@ -25,7 +25,9 @@ def every(indices):
 def test_the_staleness_of_a_parameter_is_what_a_full_history_counts(events):
     """Four nodes: each event is a push of what one was sent before, and the next model to it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staleness, "STEP", 1)  # eight entries, or steps, make a copy: many of both
+        patch.setattr(
+            staleness, "STEP_COST", 1
+        )  # eight entries, or steps, make a copy: many of both
         follow(events)
 
 
@@ -70,8 +72,10 @@ def test_the_counts_are_copied_in_proportion_to_what_is_sent(share):
             copies.append(policy.seen().copy)
         log, steps = policy.seen().log, policy.seen().steps
         assert len(log) == steps  # nothing is kept that nobody needs
-        assert sum(STEP + (0 if i is None else len(i)) for i in log) * SHARE <= size
-    assert len(copies) <= 2 + pushes * SHARE * ((share * 1.2 if share < 1 else 0) + STEP / size)
+        assert sum(STEP_COST + (0 if i is None else len(i)) for i in log) * SHARE <= size
+    assert len(copies) <= 2 + pushes * SHARE * (
+        (share * 1.2 if share < 1 else 0) + STEP_COST / size
+    )
 
 
 @pytest.mark.parametrize(

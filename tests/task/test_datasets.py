@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torchvision.datasets as published
 from omegaconf import OmegaConf
 
 import task.datasets.digits as digits_module
@@ -17,6 +16,14 @@ from task.datasets import data_names, load_data
 from task.errors import TaskError
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
+
+
+@pytest.fixture(scope="module")
+def published():
+    """Torchvision's own readers; imported here, as that takes seconds and two workers collect."""
+    from torchvision import datasets
+
+    return datasets
 
 
 def idx(array):
@@ -46,7 +53,7 @@ def write_cifar(root, reader, monkeypatch):
     """Tiny files of the true form, and torchvision told their MD5 sums."""
     folder = root / reader.base_folder
     folder.mkdir(parents=True)
-    key = "labels" if reader is published.CIFAR10 else "fine_labels"
+    key = "labels" if reader.__name__ == "CIFAR10" else "fine_labels"
     random = np.random.default_rng(1)
 
     def store(name, value):
@@ -144,7 +151,7 @@ def test_mnist_files(tmp_path, name, folder, zipped, given):
     assert (data.classes, len(data.mean), len(data.std)) == (10, 1, 1)
 
 
-def test_plain_files_are_read_as_torchvision_reads_them(tmp_path):
+def test_plain_files_are_read_as_torchvision_reads_them(tmp_path, published):
     write_mnist(tmp_path / "MNIST" / "raw")
     expected = published.MNIST(tmp_path, train=True)
     data = load_data("mnist", root=str(tmp_path))
@@ -240,10 +247,9 @@ def test_wrong_labels_are_named(tmp_path, labels):
         load_data("mnist", root=str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("name", "reader"), [("cifar10", published.CIFAR10), ("cifar100", published.CIFAR100)]
-)
-def test_cifar_files(tmp_path, monkeypatch, name, reader):
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_files(tmp_path, monkeypatch, published, name):
+    reader = getattr(published, name.upper())
     batches = write_cifar(tmp_path, reader, monkeypatch)
     data = load_data(name, root=str(tmp_path))
     for split, listed in ((data.train, reader.train_list), (data.test, reader.test_list)):
@@ -256,7 +262,7 @@ def test_cifar_files(tmp_path, monkeypatch, name, reader):
     assert len(data.mean) == len(data.std) == 3
 
 
-def test_damaged_cifar_is_named(tmp_path, monkeypatch):
+def test_damaged_cifar_is_named(tmp_path, monkeypatch, published):
     write_cifar(tmp_path, published.CIFAR10, monkeypatch)
     with open(tmp_path / "cifar-10-batches-py" / "data_batch_2", "ab") as file:
         file.write(b"x")
@@ -274,7 +280,7 @@ def test_damaged_cifar_is_named(tmp_path, monkeypatch):
         RuntimeError("x\nno such host\n"),
     ],
 )
-def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch, name, failure):
+def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch, published, name, failure):
     def fail(*_, **__):
         raise failure
 
@@ -287,7 +293,7 @@ def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch, name, failure)
     one_line(error)
 
 
-def test_a_download_is_read_and_not_repeated(tmp_path, monkeypatch):
+def test_a_download_is_read_and_not_repeated(tmp_path, monkeypatch, published):
     def fetch(reader):
         write_mnist(Path(reader.raw_folder))
 

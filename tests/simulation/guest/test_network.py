@@ -4,16 +4,16 @@ from dataclasses import asdict
 
 import pytest
 
-from conf.load import compose_config, to_config
 from simulation.errors import UsageError
 from simulation.guest.network import FOLDER, network_named
+from tests.runs import configured
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_network_of_a_name(name):
-    expected = asdict(to_config(compose_config([f"network={name}"])).network)
+    expected = asdict(configured(f"network={name}").network)
     found = vars(network_named(name))
     found["classes"] = {key: share._asdict() for key, share in found["classes"].items()}
     if found["waiting"] == "none":  # nothing else is read

@@ -8,14 +8,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from compression.flower import FlatArray, flat_record
-from simulation.parcel import Parcels, shared_folder
+from simulation.channel import Channel, shared_folder
 
 
 @pytest.fixture
 def pair():
     with shared_folder() as folder:
         here, there = Pipe()
-        yield Parcels(here, Path(folder), "x", 2), Parcels(there, Path(folder), "x", 2)
+        yield Channel(here, Path(folder), "x", 2), Channel(there, Path(folder), "x", 2)
 
 
 def test_records_arrive_whole(pair):

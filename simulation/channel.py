@@ -68,7 +68,7 @@ class Shared:
         return self._map
 
 
-class Parcels:
+class Channel:
     """Sends and receives objects over a pipe and `slots` shared files, used in turn.
 
     A slot is written again only when its last content has been read: a sender may have at most
