@@ -21,7 +21,7 @@ OUTPUTS = {
     "quickstart_pytorch": "model.pt",
     "sklearn_float64": "model.npz",
 }
-ROUNDS = {"quickstart_pytorch": 6, "sklearn_float64": 12}  # where an app's own are few
+ROUNDS = {"quickstart_pytorch": 6, "sklearn_float64": 8}  # where an app's own are few
 # A few tens of test samples a node: the last rounds of one and the same plain run differ as much.
 NOISE = 0.04
 # Whole models go down first, and headers weigh in models of 20 to 80 kB and one of 5 kB.
@@ -30,7 +30,7 @@ FEWER = {"up": {"int8": 3.0, "topk": 6.0}, "down": {"int8": 2.5, "topk": 2.5}}
 
 def run(app, output, monkeypatch, capfd):
     """Run an app in this process; return what it printed, and its models and log."""
-    output.mkdir()
+    output.mkdir(exist_ok=True)
     target = output if OUTPUTS[app.name] == "best.pt" else output / OUTPUTS[app.name]
     words = [app, "--nodes", NODES, "--workers", 1, "-c", f'output="{target}"']
     if app.name in ROUNDS:
@@ -88,6 +88,18 @@ def test_two_lines_change_nothing_but_the_bytes(name, way, plain, tmp_path, monk
         assert abs(accuracy(printed) - accuracy(expected)) <= NOISE
         assert before["up"] / after["up"] > FEWER["up"][way]
         assert before["down"] / after["down"] > FEWER["down"][way]
+
+
+def test_a_run_goes_on_from_a_checkpoint_and_its_log(tmp_path, monkeypatch, capfd):
+    """The strategy's own files of named arrays; nodes begin with nothing, and get all of it."""
+    app = linked(APPS / "advanced_pytorch", tmp_path, WAYS["topk"])
+    _, best, log = run(app, tmp_path / "out", monkeypatch, capfd)
+    printed, better, longer = run(app, tmp_path / "out", monkeypatch, capfd)
+    assert longer[: len(log)] == log
+    assert [entry["round"] for entry in longer] == list(range(1, 2 * len(log) + 1))
+    assert longer[len(log)]["loss"] < log[0]["loss"] / 2  # it did not start anew
+    assert list(best) == list(better)
+    assert summary(printed)["failed"] == 0
 
 
 def test_our_own_examples_are_all_here():
