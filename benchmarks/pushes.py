@@ -6,10 +6,10 @@
 
 AdaComp's setting: 200 nodes, mini-batches of ten images of 1x28x28 (digits, enlarged: no download),
 the CNN of 211,690 parameters, c = 0.01. Ours runs the whole application: a message with the model
-to a node, its gradient, selection, payload, an answer, the staleness, the step. The bare loop
+to a node, its gradient, selection, payload, a reply, the staleness, the step. The bare loop
 computes the gradients of mini-batches of the same size and nothing else; two such loops at once
 are the limit for two workers. Contestants take turns (`benchmarks.timing`), in blocks of `BLOCK`
-pushes: many, since gradients are computed in bursts, when an answer could be the next to arrive.
+pushes: many, since gradients are computed in bursts, when a reply could be the next to arrive.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def _read(message: Message) -> tuple[Vector, Orders]:
 
 
 def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
-    """Return the answer; the mod puts the real seconds in, as it works on it too."""
+    """Return the reply; the mod puts the real seconds in, as it works on it too."""
     measured = filled(MetricRecord, {**metrics, SECONDS: 0.0})
     content = filled(RecordDict, {"arrays": arrays, "metrics": measured})
     return Message(content, reply_to=message)

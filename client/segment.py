@@ -2,7 +2,7 @@
 
 What a message holds (its ArrayRecord): `input`, the output of the segment before; `labels`;
 `gradients-T`, of what this node sent for the mini-batches from T on; `copy`, a segment to begin
-with. What an answer holds: `output`; `labels`, from the first node; `gradients`, of the input;
+with. What a reply holds: `output`; `labels`, from the first node; `gradients`, of the input;
 `copy`, if the server asks for one. Each is one payload.
 """
 

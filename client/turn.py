@@ -1,4 +1,4 @@
-"""One message's work on a segment: its input decoded, the steps taken, the answer's payloads."""
+"""One message's work on a segment: its input decoded, the steps taken, the reply's payloads."""
 
 from __future__ import annotations
 

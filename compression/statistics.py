@@ -117,6 +117,11 @@ def variances(layout: Layout) -> tuple[Extent, ...]:
     return runs(layout, [t for t, name in enumerate(layout.names) if name.endswith(VARIANCE)])
 
 
+def below_zero(layout: Layout, vector: Vector) -> bool:
+    """Return whether one of BatchNorm's running variances is below zero."""
+    return any((vector[start:stop] < 0).any() for start, stop in variances(layout))
+
+
 @lru_cache(maxsize=64)
 def trained_entries(layout: Layout) -> int:
     """Return how many entries come before the statistics, which must be a layout's last tensors.

@@ -36,7 +36,7 @@ def check(config: Config) -> None:
     if config.network.loss and config.timeout >= FOREVER:
         raise ConfigError(
             f"network.loss={config.network.loss:g} needs a timeout=, the virtual seconds after "
-            "which nobody waits for a lost answer any more"
+            "which nobody waits for a lost reply any more"
         )
 
 

@@ -84,11 +84,11 @@ class NetworkConfig:
 
     `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `server_mbps`: of the server's, each way;
     `latency_ms`: one way, milliseconds; `seconds_per_step`: one local step on the reference
-    device, seconds; `loss`: the share of answers that never arrive, drawn from (run seed, node,
-    how many answers that node has sent), which needs a `timeout=`.
+    device, seconds; `loss`: the share of replies that never arrive, drawn from (run seed, node,
+    how many replies that node has sent), which needs a `timeout=`.
     `waiting`: how long a device does other things before it answers: none, fixed, uniform (0 to
     2 T) or exponential, T = `waiting_seconds` in the mean, longer on slower devices. `crash`: the
-    probability that a device crashes after an answer; its state is lost, and it is gone for ever
+    probability that a device crashes after a reply; its state is lost, and it is gone for ever
     or for `rejoin_seconds`. `join_seconds`: devices join at moments from 0 to so many. Neither
     crashes nor late joins go with Flower's own strategies.
     """

@@ -1,4 +1,4 @@
-"""The virtual clock: when a message would arrive over a node's link, and its answer come back.
+"""The virtual clock: when a message would arrive over a node's link, and its reply come back.
 
     sent            received       done                arrived
       |-- latency ----|             |                     |
@@ -6,8 +6,8 @@
 
 Computing is local steps and a waiting time. Each node has a link of its own and does one thing at a
 time. The server's link, where it is a limit, takes one message after another, in the order in which
-they were sent. A lost answer takes its node as long as any other, and arrives never: at infinity.
-A node that crashes has sent its last answer, and its state is lost; messages to it are never
+they were sent. A lost reply takes its node as long as any other, and arrives never: at infinity.
+A node that crashes has sent its last reply, and its state is lost; messages to it are never
 answered, or when it has come back.
 """
 
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-NEVER = float("inf")  # when a lost answer arrives
+NEVER = float("inf")  # when a lost reply arrives
 _LOSS, _LIFE, _JOIN = 0x1055, 0x11FE, 0x301  # keep draws of (seed, node) apart from each other
 
 
@@ -77,7 +77,7 @@ class Journey(NamedTuple):
     sent: float  # virtual seconds
     received: float
     waiting: float  # seconds in which the node does nothing of use
-    earliest: float  # its answer is not at the server before; `NEVER`: nor ever, it will expire
+    earliest: float  # its reply is not at the server before; `NEVER`: nor ever, it will expire
     expires: float  # what the node has not begun by then is lost
     crashes: bool  # the node, once it has answered
     life: int  # how often the node has come back by then
@@ -116,7 +116,7 @@ class VirtualClock:
         self._busy: dict[int, float] = {}  # until when a node is busy at least, not yet computed
         self._open: dict[int, deque[Journey]] = {}  # node -> what it has not answered
         self._server = _ServerLink()
-        self._answers = Counter[int]()  # node -> its answers so far, on a network that loses some
+        self._answers = Counter[int]()  # node -> its replies so far, on a network that loses some
         self._generators: dict[int, np.random.Generator] = {}  # of waits and crashes
         self._gone: dict[int, float] = {}  # node -> when it crashed last
         self._crashes = Counter[int]()
@@ -141,7 +141,7 @@ class VirtualClock:
         """Return what becomes of a message of `down` bytes sent at `sent`: draws from (seed, node).
 
         `steps`: local steps that it will take at least; the better that is known, the fewer other
-        answers have to be computed before its own is sure to be the next. A node that has not begun
+        replies have to be computed before its own is sure to be the next. A node that has not begun
         with it after `ttl` seconds never will. To be called in the order of sending; `answer` in
         that order for each node, but for those that are never answered.
         """
@@ -182,7 +182,7 @@ class VirtualClock:
         return steps * self.network.seconds_per_step / self.speed(node)
 
     def answer(self, task: Journey, steps: float, up: int) -> float:
-        """Return when the answer is at the server (`NEVER`: never).
+        """Return when the reply is at the server (`NEVER`: never).
 
         `up`: its bytes; `steps`: local steps that were computed. Where its message promised more,
         those count: a node that fails took its time, too.
@@ -209,7 +209,7 @@ class VirtualClock:
         return NEVER if net.loss and self._loses(node) else arrived
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
-        """Return when the answer to a message sent at `sent` is there: `send` and `answer`."""
+        """Return when the reply to a message sent at `sent` is there: `send` and `answer`."""
         return self.answer(self.send(node, sent, down), steps, up)
 
     @property
@@ -240,7 +240,7 @@ class VirtualClock:
         return min((moment for moment in moments if moment > self.now), default=NEVER)
 
     def _life(self, node: int) -> tuple[float, bool]:
-        """Draw a waiting time, and whether the node crashes after its answer."""
+        """Draw a waiting time, and whether the node crashes after its reply."""
         net = self.network
         if node not in self._generators:
             self._generators[node] = np.random.default_rng([self.seed, node, _LIFE])
@@ -255,7 +255,7 @@ class VirtualClock:
         return waiting, second < net.crash
 
     def _loses(self, node: int) -> bool:
-        """Draw from (seed, node, its answers so far) whether a node's next answer is lost."""
+        """Draw from (seed, node, its replies so far) whether a node's next reply is lost."""
         self._answers[node] += 1
         random = np.random.default_rng([self.seed, node, self._answers[node], _LOSS])
         return bool(random.random() < self.network.loss)

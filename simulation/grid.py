@@ -29,7 +29,7 @@ class LocalGrid(Grid):
 
     Replies are the same, and in the same order, for any number of workers. Time-outs and
     `virtual_seconds` are on the virtual clock; a `pull_messages` goes on to the next arrival.
-    A node works on a message from when it is sent; it is waited for only when its answer could be
+    A node works on a message from when it is sent; it is waited for only when its reply could be
     the next to arrive. A reply that the network loses is never returned, and not kept.
     """
 
@@ -126,7 +126,7 @@ class LocalGrid(Grid):
         self, messages: Iterable[Message], ttl: float, timeout: float, in_turn: bool
     ) -> list[str]:
         self.settle()
-        if not self._sent:  # what bounds there are left are of answers that have come
+        if not self._sent:  # what bounds there are left are of replies that have come
             self._bounds.clear()
         messages, sizes = list(messages), dict[int, tuple[int, float]]()
         followed: list[tuple[str, int, int]] = []
@@ -217,9 +217,9 @@ class LocalGrid(Grid):
             len(replies)
 
     def _compute_until_sure(self, ids: Collection[str], deadline: float) -> None:
-        """Compute answers until none of the others to `ids` can be there before the next one.
+        """Compute replies until none of the others to `ids` can be there before the next one.
 
-        Answers that are not asked for are computed with them: on a limited server's link the order
+        Replies that are not asked for are computed with them: on a limited server's link the order
         decides, and when a node is free again depends on all it was sent.
         """
         first = min((self._arrivals[i][0] for i in ids if i in self._arrivals), default=NEVER)
@@ -238,7 +238,7 @@ class LocalGrid(Grid):
             return
         node = self._sent[message_id].node
         queue = self._queues[node]
-        # a node's answers in the order sent: its queue and its losses are the same for any pool
+        # a node's replies in the order sent: its queue and its losses are the same for any pool
         while message_id in self._sent:
             self._arrive(queue.popleft(), in_bulk)
         if not queue:
@@ -247,7 +247,7 @@ class LocalGrid(Grid):
     def _settle_crashes(self, node: int) -> None:
         """Compute what a node may crash after: what it is sent next may find its state lost."""
         if self._clock.steady or self._clock.network.server_mbps is not None:
-            return  # on a limited server's link answers are computed in the order of sending anyway
+            return  # on a limited server's link replies are computed in the order of sending anyway
         for message_id in tuple(self._queues.get(node, ())):
             if message_id in self._sent and self._sent[message_id].crashes:
                 self._compute(message_id)
@@ -268,7 +268,7 @@ class LocalGrid(Grid):
 
 
 def _reported(content: RecordDict, kind: type[ConfigRecord | MetricRecord]) -> float:
-    """Return the local steps that a message promises, or an answer reports."""
+    """Return the local steps that a message promises, or a reply reports."""
     found = (record for record in content.values() if isinstance(record, kind))
     values: Mapping[str, object] = next(found, {})
     return steps_of(values)

@@ -2,10 +2,10 @@
 
 Clocks of their own follow the messages of a run beside its own clock: each message with its real
 bytes, and with those of the model as plain Arrays. When a message is sent over such a line depends
-on the answers that the server had taken by then:
+on the replies that the server had taken by then:
 
 * sent while nothing else was under way, it waited for all of them, as a round does;
-* sent alone, while others were under way or to a node whose answer had just come, it waited for
+* sent alone, while others were under way or to a node whose reply had just come, it waited for
   its node's last one, as an asynchronous server does.
 
 Of any other course nobody can say what it would have been over another line; nor where crashes,
@@ -36,7 +36,7 @@ Times = tuple[float, float]  # of the real bytes, and of Flower's
 
 
 class Pushed(NamedTuple):
-    """A call that sent messages: their ids, nodes and bytes; an answer is too late after `timeout`.
+    """A call that sent messages: their ids, nodes and bytes; a reply is too late after `timeout`.
 
     In virtual seconds.
     """
@@ -69,17 +69,17 @@ class Line:
         self._clocks = tuple(VirtualClock(self._network, seed) for _ in range(2))
         self._plain = plain_bytes
         self._known = not (network.loss or network.crash or network.join_seconds)
-        self._calls: list[Pushed] = []  # since answers were taken last
+        self._calls: list[Pushed] = []  # since replies were taken last
         self._sent: dict[str, Traced] = {}
         self._arrivals: dict[str, tuple[int, Times]] = {}
-        self._last: dict[int, Times] = {}  # node -> when its last answer was there
-        self._now: Times = (0.0, 0.0)  # when all answers that were taken are there
-        self._idle = True  # nothing was under way after the last answers were taken
-        self._heard: set[int] = set()  # the nodes whose answers these were
+        self._last: dict[int, Times] = {}  # node -> when its last reply was there
+        self._now: Times = (0.0, 0.0)  # when all replies that were taken are there
+        self._idle = True  # nothing was under way after the last replies were taken
+        self._heard: set[int] = set()  # the nodes whose replies these were
 
     @property
     def comparison(self) -> Comparison | None:
-        """The seconds up to the last answer that was taken; None if they cannot be known."""
+        """The seconds up to the last reply that was taken; None if they cannot be known."""
         if not self._known:
             return None
         return Comparison(self._network.down_mbps, self._network.up_mbps, *self._now)
@@ -105,7 +105,7 @@ class Line:
         self._idle = False
 
     def answer(self, message_id: str, steps: float, up: int) -> None:
-        """Note an answer, in each node's order: its local steps and its bytes."""
+        """Note a reply, in each node's order: its local steps and its bytes."""
         if (sent := self._sent.pop(message_id, None)) is None:
             return
         (real, plain), (node, down, at, timeout) = self._clocks, sent
@@ -119,7 +119,7 @@ class Line:
             self.lose_track()
 
     def take(self, message_ids: Iterable[str]) -> None:
-        """Note that the server has taken answers."""
+        """Note that the server has taken replies."""
         if not self._known:
             return
         now = self._now

@@ -36,7 +36,7 @@ class Asynchronous(ParameterServer):
     node gets what has changed since the version that it was last known to have; what encoding
     loses stays in that difference.
 
-    The run ends after `pushes` answers, used or not. Every `record_every` the model is handed to
+    The run ends after `pushes` replies, used or not. Every `record_every` the model is handed to
     `evaluate_fn`. A node that does not answer within the time-out is sent a message anew.
     """
 
@@ -97,7 +97,7 @@ class Asynchronous(ParameterServer):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run until `pushes` answers are there; arguments and result as `Strategy.start`.
+        """Run until `pushes` replies are there; arguments and result as `Strategy.start`.
 
         `num_rounds` is not used. `timeout`: seconds for one message. `train_config["lr"]` is read
         anew for every message.

@@ -83,7 +83,7 @@ class Copies:
         return self._state.last[segment]
 
     def wanted(self, task: Task) -> str:
-        """Return what a task's answer is to hold of its segment: "", weights or all."""
+        """Return what a task's reply is to hold of its segment: "", weights or all."""
         if not task.steps:
             return ""
         newest = task.end if task.end == self._batches else task.end - task.end % self._record_every

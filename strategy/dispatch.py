@@ -20,7 +20,7 @@ from strategy.activations import ActivationStore, StoreState
 from strategy.copies import Copies, CopiesState
 from strategy.crew import Crew
 from strategy.flow import FlowState, Task
-from strategy.links import Answer, Links, opened, plain_bytes
+from strategy.links import Links, Opened, opened, plain_bytes
 from strategy.nodes import OrderedGrid
 from strategy.plan import Plan
 from strategy.server import HOPELESS, ServerState
@@ -41,7 +41,7 @@ class UnderWay:
     copy: str  # what is asked for of the segment
     message_id: str = ""
     when: float = 0.0  # a moment of the grid's `now`
-    answer: Answer | None = None
+    reply: Opened | None = None
 
 
 @dataclass
@@ -79,7 +79,7 @@ class SegmentedState(ServerState):
 
 
 class Dispatch:
-    """Sends tasks as the schedule gives them, takes answers, and sees to what goes wrong.
+    """Sends tasks as the schedule gives them, takes replies, and sees to what goes wrong.
 
     A task that fails for what it was given costs its mini-batch: those after it are skipped there.
     A node that is gone, or has lost its segment, costs its segment's steps since the last copy:
@@ -130,11 +130,11 @@ class Dispatch:
         return not self._flow.finished or any(self._sent) or self._fetch_owed()
 
     def turn(self) -> None:
-        """Send what may be sent, wait for answers, take them."""
+        """Send what may be sent, wait for replies, take them."""
         for task in self._flow.ready():
             self._send(self._prepared(task))
         self._wait()
-        self._take_answers()
+        self._take_replies()
         self._state.now = self._grid.now
 
     def means(self) -> dict[str, float] | None:
@@ -207,24 +207,24 @@ class Dispatch:
             self._send(self._sent[segment][-1])
         return bool(owing)
 
-    # answers
+    # replies
 
     def _wait(self) -> None:
-        """Wait for the next answers; give up those that take too long, look for missing nodes."""
+        """Wait for the next replies; give up those that take too long, look for missing nodes."""
         waiting = {
             sent.message_id: sent
             for row in self._sent
             for sent in row
-            if sent.answer is None and sent.message_id not in ("", LOST)
+            if sent.reply is None and sent.message_id not in ("", LOST)
         }
-        if any(row and (row[0].message_id == LOST or row[0].answer) for row in self._sent):
+        if any(row and (row[0].message_id == LOST or row[0].reply) for row in self._sent):
             return  # there is something to go on with
         oldest = min((sent.when for sent in waiting.values()), default=math.inf)
         deadline = min(oldest + self._timeout, self._crew.next_look)
         if not waiting and deadline == math.inf:
             raise PayloadError(f"{self._crew.missing()}: no node is left that could take over")
         for reply in self._grid.pull_before(waiting, deadline):
-            waiting[reply.metadata.reply_to_message_id].answer = opened(reply)
+            waiting[reply.metadata.reply_to_message_id].reply = opened(reply)
         self._give_up_late()
         for segment in self._crew.find():
             self._hand_out(segment, anew=True)
@@ -232,16 +232,16 @@ class Dispatch:
     def _give_up_late(self) -> None:
         for segment, row in enumerate(self._sent):
             head = row[0] if row else None
-            if head is None or head.answer or head.message_id in ("", LOST):
+            if head is None or head.reply or head.message_id in ("", LOST):
                 continue
             if head.when + self._timeout <= self._grid.now:
-                self._failed(segment, f"no answer in time (timeout={self._timeout:g})")
+                self._failed(segment, f"no reply in time (timeout={self._timeout:g})")
                 self._hand_out(segment, self._crew.replace(segment))
 
-    def _take_answers(self) -> None:
-        """Go through the answers, each segment's in the order of sending."""
+    def _take_replies(self) -> None:
+        """Go through the replies, each segment's in the order of sending."""
         for row in self._sent:
-            while row and (row[0].answer is not None or row[0].message_id == LOST):
+            while row and (row[0].reply is not None or row[0].message_id == LOST):
                 if not self._take(row[0]):
                     break
                 sent = row.popleft()
@@ -251,15 +251,15 @@ class Dispatch:
                     self._store.done(sent.task)
 
     def _take(self, sent: UnderWay) -> bool:
-        """Take an answer, or say why not; False: the task is to be done again."""
-        task, answer = sent.task, sent.answer
-        if answer is None:  # what it needed was lost before
+        """Take a reply, or say why not; False: the task is to be done again."""
+        task, reply = sent.task, sent.reply
+        if reply is None:  # what it needed was lost before
             self._store.lose(task.batch)
             return True
         try:
-            if answer.error is not None:
-                raise PayloadError(answer.error)
-            self._open(sent, answer)
+            if reply.error is not None:
+                raise PayloadError(reply.error)
+            self._open(sent, reply)
             self._state.hopeless[task.segment] = 0
             self._state.traffic.client_updates += task.steps and bool(task.phase)
         except PayloadError as error:
@@ -267,9 +267,9 @@ class Dispatch:
             self._failed(task.segment, reason)
             if sent.copy:
                 self.copies.failed(task.segment)
-            failed = answer.error is not None
+            failed = reply.error is not None
             lacks = failed and NO_SEGMENT in reason
-            gone = failed and answer.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             if lacks or gone:
                 if gone:
                     self._crew.replace(task.segment)
@@ -278,13 +278,13 @@ class Dispatch:
             self._store.lose(task.batch)
         return True
 
-    def _open(self, sent: UnderWay, answer: Answer) -> None:
-        """Take what an answer holds. Raises `PayloadError` for what cannot be used."""
+    def _open(self, sent: UnderWay, reply: Opened) -> None:
+        """Take what a reply holds. Raises `PayloadError` for what cannot be used."""
         task, plan = sent.task, self._plan
-        found, metrics, traffic = answer.payloads, answer.metrics, self._state.traffic
+        found, metrics, traffic = reply.payloads, reply.metrics, self._state.traffic
         self.links.came(task.segment, found, traffic)
         if metrics is None:
-            raise PayloadError("an answer must hold a MetricRecord")
+            raise PayloadError("a reply must hold a MetricRecord")
         if task.phase and task.segment == 0 and task.phase != "backward":
             samples = number(metrics, EXAMPLES) / task.batches
             if samples not in range(1, plan.batch_size + 1):
@@ -299,7 +299,7 @@ class Dispatch:
             self._state.errors.append(number(metrics, ERROR))
         if sent.copy:
             if "copy" not in found:
-                raise PayloadError("the answer holds no copy of its segment")
+                raise PayloadError("the reply holds no copy of its segment")
             self.copies.take(task, sent.copy, found["copy"])
         traffic.uplink_bytes_float32 += plain_bytes(found, plan.plain(task, samples))
         for name in kept:
@@ -326,5 +326,5 @@ class Dispatch:
         self._state.fresh[segment] |= anew
         for sent in self._sent[segment]:
             if sent.message_id != LOST:
-                sent.message_id, sent.answer = "", None
+                sent.message_id, sent.reply = "", None
                 self._send(sent)

@@ -26,9 +26,9 @@ class LateState:
 class Late:
     """Keeps these messages until they are answered after all, or will not be any more.
 
-    Their answers are of no use, but fetched, so that nobody keeps them: each time a quarter more
+    Their replies are of no use, but fetched, so that nobody keeps them: each time a quarter more
     are late than were left the last time. (A node's next message tells it what was not applied.) A
-    node answers in order: what it owes from before its last answer is lost.
+    node answers in order: what it owes from before its last reply is lost.
     """
 
     def __init__(self, grid: OrderedGrid, state: LateState | None = None) -> None:
@@ -65,7 +65,7 @@ LONGEST = 8  # rounds from one that a node has not answered to the next in which
 
 @dataclass
 class ExchangeState:
-    """`missed`: node -> rounds in a row without its answer; `again`: node -> the round in which it
+    """`missed`: node -> rounds in a row without its reply; `again`: node -> the round in which it
     may be asked again.
     """
 
@@ -76,7 +76,7 @@ class ExchangeState:
 
 
 class Exchange:
-    """Sends over a grid and collects; an answer that comes too late is taken and thrown away.
+    """Sends over a grid and collects; a reply that comes too late is taken and thrown away.
 
     Backup workers (Chen et al. 2016, "Revisiting distributed synchronous SGD"): with a quorum the
     slowest do not hold a round up. What they sent is not lost for methods with a memory: their
@@ -98,7 +98,7 @@ class Exchange:
         return {node for node, when in self._state.again.items() if when > self._state.round + 1}
 
     def __call__(self, messages: list[Message], quorum: int, timeout: float) -> dict[int, Message]:
-        """Return the answers by node: all, or those there once `quorum` of them are no errors.
+        """Return the replies by node: all, or those there once `quorum` of them are no errors.
 
         `timeout`: seconds, virtual ones on a local grid.
         """
@@ -106,22 +106,22 @@ class Exchange:
         deadline = grid.now + timeout
         ids = list(grid.push_messages(messages, timeout))  # none is handed out any later
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
-        answers, good = dict[int, Message](), 0
+        replies, good = dict[int, Message](), 0
         while waiting and good < quorum:
             arrived = grid.pull_before(ids, deadline)
             if not arrived:
                 break
             for message in arrived:
-                answers[waiting.pop(message.metadata.reply_to_message_id)] = message
+                replies[waiting.pop(message.metadata.reply_to_message_id)] = message
                 good += not message.has_error()
             ids = [i for i in ids if i in waiting]
         self._state.round += 1
         self.time_was_up = bool(waiting) and grid.now >= deadline
-        self._remember(waiting, set(answers))
-        return answers
+        self._remember(waiting, set(replies))
+        return replies
 
     def _remember(self, waiting: dict[str, int], answered: set[int]) -> None:
-        """Note who owes an answer, and who does no more."""
+        """Note who owes a reply, and who does no more."""
         for node in answered:
             self._late.answered(node, self._state.round)
             self._state.missed.pop(node, None)

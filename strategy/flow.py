@@ -47,7 +47,7 @@ class Flow(Protocol):
         """Yield what may be sent now; each of them counts as sent."""
 
     def answered(self, task: Task) -> None:
-        """Note an answer; a task that has failed counts, too."""
+        """Note a reply; a task that has failed counts, too."""
 
     @property
     def finished(self) -> bool:
@@ -108,7 +108,7 @@ class Synthetic:
                 return
 
     def answered(self, task: Task) -> None:
-        """Note an answer."""
+        """Note a reply."""
         self._done[task.segment] += 1
 
     def _may_send(self, segment: int, done: tuple[int, ...]) -> bool:
@@ -158,7 +158,7 @@ class Backpropagation:
                 yield self._task(segment, "forward", self._forward[segment] - 1)
 
     def answered(self, task: Task) -> None:
-        """Note an answer."""
+        """Note a reply."""
         ends = task.segment + 1 == self._segments
         if task.phase == "forward":
             self._passed[task.segment] += 1

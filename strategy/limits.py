@@ -53,7 +53,7 @@ def _expect_sampled(strategy: FedAvg, nodes: int) -> None:
 
 
 def _expect_tolerated(strategy: FedAvg, malicious: int, times: int, nodes: int) -> None:
-    """Refuse more malicious nodes than a strategy stands: its answer would mean nothing."""
+    """Refuse more malicious nodes than a strategy stands: its result would mean nothing."""
     _expect_count("num_malicious_nodes", malicious, 0, nodes)
     drawn = expect_trained(nodes, strategy.fraction_train, strategy.min_train_nodes)
     needed = times * malicious + MORE

@@ -22,8 +22,8 @@ Plain = Mapping[str, list[tuple[tuple[int, ...], str]]]  # name -> shapes and ty
 KINDS = {"input": "activations", "output": "activations", "labels": "labels", "copy": "copies"}
 
 
-class Answer(NamedTuple):
-    """What an answer holds: payloads by name, metrics; or why there is none, and Flower's code."""
+class Opened(NamedTuple):
+    """What a reply holds: payloads by name, metrics; or why there is none, and Flower's code."""
 
     payloads: dict[str, bytes]
     metrics: dict[str, float] | None
@@ -31,10 +31,10 @@ class Answer(NamedTuple):
     code: int = 0
 
 
-def opened(reply: Message) -> Answer:
+def opened(reply: Message) -> Opened:
     """Return what a reply holds."""
     if reply.has_error():
-        return Answer({}, None, reason_of(reply), reply.error.code)
+        return Opened({}, None, reason_of(reply), reply.error.code)
     payloads = {
         name: array.data
         for _, record in records(reply.content, ArrayRecord)
@@ -42,7 +42,7 @@ def opened(reply: Message) -> Answer:
         if array.stype == STYPE
     }
     metrics = next(iter(records(reply.content, MetricRecord)), None)
-    return Answer(payloads, None if metrics is None else cast(dict[str, float], dict(metrics[1])))
+    return Opened(payloads, None if metrics is None else cast(dict[str, float], dict(metrics[1])))
 
 
 @dataclass

@@ -79,7 +79,7 @@ class Plan:
         return {**found, "labels": [((samples,), "int64")] * many}
 
     def check(self, task: Task, samples: int, payloads: Mapping[str, bytes]) -> list[str]:
-        """Return the names of what an answer holds for other segments.
+        """Return the names of what a reply holds for other segments.
 
         Raises `PayloadError` for one that does not hold what its task leaves.
         """
@@ -94,13 +94,13 @@ class Plan:
             wanted["gradients"] = count * math.prod(part.input)
         for name, size in wanted.items():
             if name not in payloads:
-                raise PayloadError(f"the answer holds no {name}")
+                raise PayloadError(f"the reply holds no {name}")
             if (entries := describe(payloads[name]).n) != size:
                 raise PayloadError(f"its {name} have {entries} entries, {size} are expected")
         if task.segment or ends or task.phase == "backward":
             return list(wanted)
         if "labels" not in payloads:
-            raise PayloadError("the answer holds no labels")
+            raise PayloadError("the reply holds no labels")
         return [*wanted, "labels"]
 
     def described(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The pushes of an asynchronous server: each answer is applied, and its node sent the model."""
+"""The pushes of an asynchronous server: each reply is applied, and its node sent the model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PushesState(ServerState):
 
 
 class Pushes:
-    """What `Asynchronous` does answer by answer; all that it has come to is in `state`.
+    """What `Asynchronous` does reply by reply; all that it has come to is in `state`.
 
     `config` holds the run's rate, "lr", which may change.
     """
@@ -119,7 +119,7 @@ class Pushes:
         return self._replica.model
 
     def turn(self, record: Callable[[int], None]) -> bool:
-        """Take the next answers, each with a message sent anew; `record` is called when it is time.
+        """Take the next replies, each with a message sent anew; `record` is called when it is time.
 
         Return False if nothing can happen any more.
         """
@@ -156,7 +156,7 @@ class Pushes:
                 break
             del state.flight[message_id]
             self._late.add(message_id, sent.node, sent.number)
-            self._useless(sent.node, f"no answer in time (timeout={self._timeout:g})")
+            self._useless(sent.node, f"no reply in time (timeout={self._timeout:g})")
             if sent.node in grid.get_node_ids():
                 self._send(sent.node)
             else:
@@ -179,7 +179,7 @@ class Pushes:
             raise PayloadError(f"{self._state.hopeless} updates in a row were of no use: {reason}")
 
     def _deadline(self) -> float:
-        """Return when to look again, if no answer comes before."""
+        """Return when to look again, if no reply comes before."""
         oldest = next(iter(self._state.flight.values()), None)
         return min(self._state.looked, math.inf if oldest is None else oldest.when + self._timeout)
 
@@ -216,7 +216,7 @@ class Pushes:
         return decode_update(parcel.arrays[MODEL].data, self.layout).dense()
 
     def _receive(self, sent: Sent, reply: Message) -> None:
-        """Apply an answer, or say why not."""
+        """Apply a reply, or say why not."""
         try:
             update, metrics = self._dialogue.read(reply, [LOSS])
             self._apply(sent, update)

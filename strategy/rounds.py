@@ -81,8 +81,8 @@ class Rounds:
         if not asked:
             return False
         messages = self._messages(number, asked, needed, lr)
-        answers = self._exchange(messages, needed, timeout)
-        self._aggregate(number, asked, answers, lr)
+        replies = self._exchange(messages, needed, timeout)
+        self._aggregate(number, asked, replies, lr)
         self._state.round = number
         return True
 
@@ -95,7 +95,7 @@ class Rounds:
         return [message for message, _ in made]
 
     def _drawn(self, number: int) -> tuple[list[int], int]:
-        """Return which nodes are asked, in their own order, and how many answers will do.
+        """Return which nodes are asked, in their own order, and how many replies will do.
 
         They are drawn from (seed, round) alone; those that rest are left out unless all do.
         """
@@ -109,23 +109,23 @@ class Rounds:
         return [node for node in nodes if node not in resting] or nodes, needed
 
     def _aggregate(
-        self, number: int, asked: list[int], answers: Mapping[int, Message], lr: float
+        self, number: int, asked: list[int], replies: Mapping[int, Message], lr: float
     ) -> None:
-        """Decode the answers, average what can be used in the order of the nodes, take the step.
+        """Decode the replies, average what can be used in the order of the nodes, take the step.
 
-        Raises `PayloadError` when for `HOPELESS` rounds there were answers, and none was of use.
+        Raises `PayloadError` when for `HOPELESS` rounds there were replies, and none was of use.
         """
         state, reason = self._state, ""
         used: dict[int, MetricRecord] = {}
         for node in asked:
-            if node not in answers and not self._exchange.time_was_up:
+            if node not in replies and not self._exchange.time_was_up:
                 continue  # enough others were there before it
             try:
-                used[node] = self._add(node, answers.get(node))
+                used[node] = self._add(node, replies.get(node))
             except PayloadError as error:
                 reason = str(error)
                 self._strategy.fail(node, reason, f"round {number}: ")
-        state.hopeless = 0 if used or not answers else state.hopeless + 1
+        state.hopeless = 0 if used or not replies else state.hopeless + 1
         if state.hopeless == HOPELESS:
             raise PayloadError(f"no update could be used in {HOPELESS} rounds: {reason}")
         state.train_metrics = self._averaged(list(used.values())) if used else None
@@ -135,12 +135,12 @@ class Rounds:
             state.traffic.client_updates += len(used)
 
     def _add(self, node: int, reply: Message | None) -> MetricRecord:
-        """Decode a node's answer and add its update; return its metrics.
+        """Decode a node's reply and add its update; return its metrics.
 
         Raises `PayloadError` if it cannot be used; then nothing was added.
         """
         if reply is None:
-            raise PayloadError("no answer in time")
+            raise PayloadError("no reply in time")
         update, metrics = self._dialogue.read(reply, self._measured)
         weight = (
             number(metrics, self._strategy.weighted_by_key)

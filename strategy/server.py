@@ -18,7 +18,7 @@ from strategy.state import from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
 STEP_MESSAGE = "train.step"  # the type of their messages
-HOPELESS = 20  # answers in a row of every node, not one of use: the run ends
+HOPELESS = 20  # replies in a row of every node, not one of use: the run ends
 log = getLogger("edgewire")
 FLOWER = getLogger("flwr")  # what `flwr run --stream` shows: the course of a run
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -142,7 +142,7 @@ class ParameterServer(Strategy):
             FLOWER.info("[%s %d/%d] %s", self.unit, done, of, metrics)
 
     def fail(self, node: int, reason: str, when: str = "") -> None:
-        """Count an answer that was not used; name it, `when` first, if the reason is a new one."""
+        """Count a reply that was not used; name it, `when` first, if the reason is a new one."""
         self.traffic.failures += 1
         if self.state.reasons.get(node) != reason:  # once, not at every one of 100,000 messages
             self.state.reasons[node] = reason

@@ -97,7 +97,7 @@ class Pending(NamedTuple):
 
 @dataclass
 class ReceiptsState:
-    """By node: the number of its last applied answer, that answer's indices, what is pending."""
+    """By node: the number of its last applied reply, that reply's indices, what is pending."""
 
     applied: dict[int, int] = field(default_factory=dict)
     indices: dict[int, Indices] = field(default_factory=dict)
@@ -105,9 +105,9 @@ class ReceiptsState:
 
 
 class Receipts:
-    """The server's end of the sequence numbers that nodes with a memory put into their answers.
+    """The server's end of the sequence numbers that nodes with a memory put into their replies.
 
-    The next message to a node says which of its answers was applied last; a node puts back what
+    The next message to a node says which of its replies was applied last; a node puts back what
     was not. Remembered for each such node: that number, and the indices of its last applied update
     if its method may repeat them.
     """
@@ -116,7 +116,7 @@ class Receipts:
         self._state = ReceiptsState() if state is None else state
 
     def last_applied(self, node: int) -> int:
-        """Return the number of a node's last answer that is in the model; 0: none is."""
+        """Return the number of a node's last reply that is in the model; 0: none is."""
         return self._state.applied.get(node, 0)
 
     @property
@@ -161,7 +161,7 @@ class Receipts:
         self._state.pending.clear()
 
 
-Key = tuple[int, int | None, int]  # a content's id, the node's version, its last applied answer
+Key = tuple[int, int | None, int]  # a content's id, the node's version, its last applied reply
 
 
 class Received(NamedTuple):
@@ -180,7 +180,7 @@ class DialogueState:
 
 
 class Dialogue:
-    """Brings nodes to the newest model, tells them what was applied, and reads their answers.
+    """Brings nodes to the newest model, tells them what was applied, and reads their replies.
 
     `layout`: of the model, where all nodes have the same. `plain_bytes`: of the model as Flower
     sends it without compression.
@@ -244,7 +244,7 @@ class Dialogue:
         self.traffic.downlink_bytes_float32 += plain_bytes
 
     def opened(self, reply: Message) -> ToServer:
-        """Return what an answer says beside arrays. Raises `PayloadError` for an error reply."""
+        """Return what a reply says beside arrays. Raises `PayloadError` for an error reply."""
         node = reply.metadata.src_node_id
         if reply.has_error():
             self.ledger.lose(node)
@@ -254,7 +254,7 @@ class Dialogue:
         return note
 
     def read(self, reply: Message, measured: Iterable[str] = ()) -> Received:
-        """Return an answer's update; whether it is applied is for `receipts.applied` to say.
+        """Return a reply's update; whether it is applied is for `receipts.applied` to say.
 
         Its bytes are counted: they have crossed the link, used or not. `measured`: metrics that
         must be finite. Raises `PayloadError`, with the reason, for what cannot be used.
@@ -262,12 +262,12 @@ class Dialogue:
         note, content = self.opened(reply), reply.content
         found, metrics = payload_of(content), next(iter(records(content, MetricRecord)), None)
         if found is None or metrics is None:
-            raise PayloadError("an answer must hold a payload and a MetricRecord")
+            raise PayloadError("a reply must hold a payload and a MetricRecord")
         payload = found[1]
         self.traffic.uplink_bytes += len(payload)
         self.traffic.uplink_bytes_float32 += self.plain_bytes
         if note.whole:
-            raise PayloadError("the answer holds a model; an update is asked for")
+            raise PayloadError("the reply holds a model; an update is asked for")
         if not 0 < number(metrics[1], EXAMPLES) < 2 * MOST:
             raise PayloadError("its number of samples must be above 0, below 2^63")
         for name in measured:

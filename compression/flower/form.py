@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..layout import Layout
 from ..own import Own
 from ..payload import Update
-from ..stages import PayloadError, is_finite
-from ..statistics import is_statistic, matches, variances
+from ..stages import PayloadError
+from ..statistics import is_statistic, matches
 from .arrays import Vector
 
 
@@ -165,32 +165,3 @@ def moved(model: Model, form: Form, to: Form) -> Model:
         if (mine := ours.get(tensor)) is not None:
             vector[there[place] : there[place + 1]] = model.vector[bounds[mine] : bounds[mine + 1]]
     return Model(vector)
-
-
-def answered(
-    update: Update, form: Form, start: Model, *, whole: bool, named: bool
-) -> tuple[Form, Model]:
-    """Return the model that a node's payload leads to, and its form.
-
-    `form`, `start`: of the model that the node was sent. `whole`: the payload holds the model, not
-    what has changed in it; `named`: it says its tensors, which may be others than those of `form`.
-    Raises `PayloadError` for values that no strategy can use.
-    """
-    if named:
-        there = form_of_payload(update)
-        form, start = there, start if whole else moved(start, form, there)
-    form = form_of_models(form) if whole else form
-    if tuple(each.position for each in update.own) != form.beside:
-        raise PayloadError("the update holds other tensors in their own type than was asked")
-    with np.errstate(over="ignore"):
-        vector = update.dense() if whole else update.model_from(start.vector)
-    if not is_finite(vector):
-        raise PayloadError("the update leads to values beyond float32")
-    if below_zero(form.layout, vector):
-        raise PayloadError("its update holds a running variance below 0")
-    return form, Model(vector, update.own)
-
-
-def below_zero(layout: Layout, vector: Vector) -> bool:
-    """Return whether one of BatchNorm's running variances is below zero."""
-    return any((vector[start:stop] < 0).any() for start, stop in variances(layout))

@@ -21,19 +21,12 @@ from .arrays import (
     with_content,
 )
 from .dialogue import Dialogue, Key, Parcel
-from .form import Form, Model, answered, converted, equal, form_of_models, form_of_updates
+from .form import Form, Model, converted, equal, form_of_models, form_of_updates
 from .grids import GridWrapper
 from .method import chosen
 from .notes import EXAMPLES, NOTE, ROUND, ToNode, trains
-from .traffic import (
-    Course,
-    Traffic,
-    expect_weight,
-    flower_bytes,
-    warn_of_no_names,
-    warn_of_variances,
-)
-from .underway import Asked, Underway, odd_ones, used
+from .replies import Asked, Course, Underway, answered, expect_weight, odd_ones, used
+from .traffic import Traffic, flower_bytes, warn_of_no_names, warn_of_variances
 from .ways import Differences
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used

@@ -1,4 +1,4 @@
-"""What a message and its answer say beside arrays and metrics: declared here, and nowhere else."""
+"""What a message and its reply say beside arrays and metrics: declared here, and nowhere else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ToNode(NamedTuple):
     """From the server, read by the node's `Uplink`; what is None or empty does not travel.
 
     `number`: of the update that is asked for, from 1: a round, or how many messages this node was
-    sent; a codec's draws come from it. `applied`: the number of the node's last answer that is in
+    sent; a codec's draws come from it. `applied`: the number of the node's last reply that is in
     the model (0: none). `workers`: how many updates make the server's next step. `exact`: patterns
     of names of tensors that travel in their own type. `version`: of the model that the node has
     once it has read the message; it is to be kept. `base`: the version on which the payloads build;
@@ -52,7 +52,7 @@ class ToNode(NamedTuple):
 class ToServer(NamedTuple):
     """From a node, read by the server's `Link`.
 
-    `sequence`: the number of this answer, from 1, of a node that must know whether it is applied.
+    `sequence`: the number of this reply, from 1, of a node that must know whether it is applied.
     `version`: of the model that the node has now. `whole`: 1 if the payload is the model and not
     what has changed in it. `named`: 1 if the payload names its tensors: they are not those that
     the node was sent.

@@ -31,7 +31,7 @@ from ..statistics import exact_tensors, expect_matches, separate
 from .arrays import FlatArray, flat_record, layout_of, records, to_vector, with_content
 from .form import form_of_updates
 from .notes import EXAMPLES
-from .traffic import weight_of
+from .replies import weight_of
 
 
 def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:

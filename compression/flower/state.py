@@ -59,7 +59,7 @@ def fingerprint(layout: Layout) -> bytes:
 
 
 class NodeState:
-    """A node's memory of what it did not send, and its last answer until that is known as applied.
+    """A node's memory of what it did not send, and its last reply until that is known as applied.
 
     `save` writes everything back.
     """
@@ -102,9 +102,9 @@ class NodeState:
         named: bool = False,
         own: Sequence[Own] = (),
     ) -> bytes:
-        """Return the payload of the next answer, whose number is then `sequence`; all is saved.
+        """Return the payload of the next reply, whose number is then `sequence`; all is saved.
 
-        `applied`: number of this node's last answer that is in the server's model (0: none). If
+        `applied`: number of this node's last reply that is in the server's model (0: none). If
         that is not the last one sent, that one is put back into the memory first, so that nothing
         is lost, and a payload never builds on one that the server does not have. A node that lost
         its state goes on counting where the server is. Errors as `Codec.encode`.

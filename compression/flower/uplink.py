@@ -50,20 +50,20 @@ class Uplink:
     `method`: a codec, or the name of a sparsifier, quantizer or coder, `options` with it:
     `Uplink("topk", density=0.01, quantizer="int8")`. A method that loses nothing sends the model
     itself, to the last bit. Messages that carry no payload pass through untouched; the first that
-    carries arrays is warned of. What the codec keeps unsent lives in `Context.state`; an answer
+    carries arrays is warned of. What the codec keeps unsent lives in `Context.state`; a reply
     that the server did not apply, as its next message tells, is put back into it. The app sees none
-    of that in its state. Methods that steer by the loss read `loss` from the answer's metrics. What
+    of that in its state. Methods that steer by the loss read `loss` from the reply's metrics. What
     is answered to other messages than those to train travels as it is.
 
     With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, no copies);
     without, as named arrays in their own shapes and types. An app that computes an update itself
     (a gradient, what the server is to subtract) returns it as `update_record`. `optimizer`: of a
     server whose steps nodes follow; `masked`: CE-SGD's line 7 taken literally. `seconds` among the
-    answer's metrics will be those of the mod, too.
+    reply's metrics will be those of the mod, too.
 
     Raises `TypeError` and `ValueError` as `method.chosen`; in a message `PayloadError` for a
     payload that does not decode or is relative to a version that this node does not have, for an
-    update that holds NaN or infinity, for an answer with several models, and for a method that does
+    update that holds NaN or infinity, for a reply with several models, and for a method that does
     not keep the norm to which a mod of differential privacy has clipped. Flower turns these into
     error replies.
     """
@@ -108,13 +108,13 @@ class Uplink:
         reply = _unseen(with_content(message, filled(RecordDict, content)), context, call_next)
         if reply.has_error():
             return reply
-        said, answer = reply.content, ToServer(version=note.version)
+        said, says = reply.content, ToServer(version=note.version)
         key = _key_of_model(said, name) if trains(message) else None
         if key is not None:
             change = self._change(said[key], note, form, start)  # type: ignore[arg-type]
-            payload, answer = self._encoded(change, note, clip, said, context)
+            payload, says = self._encoded(change, note, clip, said, context)
             said[key] = payload_record(payload)
-        record = written(answer)
+        record = written(says)
         if record:
             said[NOTE] = record
         self._measure(said, time.perf_counter() - began, drift)
@@ -224,7 +224,7 @@ def _key_of_model(content: RecordDict, name: str) -> str | None:
     keys = [key for key, _ in records(content, ArrayRecord)]
     if len(keys) > 1 and name not in keys:
         raise PayloadError(
-            f"the answer holds {len(keys)} ArrayRecords, none of them {name!r}, the model"
+            f"the reply holds {len(keys)} ArrayRecords, none of them {name!r}, the model"
         )
     return name if name in keys else next(iter(keys), None)
 

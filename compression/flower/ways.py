@@ -145,7 +145,7 @@ class Steps:
 
     A node gets those that it lacks, with the rates they were applied at. It gets a snapshot, the
     model and the optimiser's memory, if it has no replica yet, answered with an error, or lacks so
-    many that a snapshot is smaller. A node whose answer was lost may be ahead of what is known of
+    many that a snapshot is smaller. A node whose reply was lost may be ahead of what is known of
     it: it leaves out what it has. `follow` False: every message carries the model, nodes keep none.
     """
 

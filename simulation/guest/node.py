@@ -20,7 +20,7 @@ from .generators import seeded
 class GuestNode:
     """Answers as the app's ClientApp does; what the engine calls in its place, in any process.
 
-    Nothing is shared: neither a message's content with other nodes, nor an answer's with the node's
+    Nothing is shared: neither a message's content with other nodes, nor a reply's with the node's
     state. Global generators are seeded by (`seed`, node, which of its messages this is). What the
     ClientApp raises is logged in full, as in Flower's simulation.
     """

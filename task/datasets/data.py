@@ -15,7 +15,7 @@ from task.errors import TaskError
 from task.registry import Registry
 
 DEFAULT_ROOT = "./data"
-DOWNLOAD_TIMEOUT = 30.0  # seconds without an answer
+DOWNLOAD_TIMEOUT = 30.0  # seconds without a reply
 
 
 @dataclass(frozen=True, eq=False)

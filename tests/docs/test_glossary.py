@@ -68,3 +68,13 @@ def test_words_stand_for_what_is_there(word, where):
 
 def test_the_tables_are_there():
     assert len(re.findall(r"^\| `", GLOSSARY, re.MULTILINE)) > 10
+
+
+NOUN = re.compile(
+    r"\b(an|the|its|no|last|next|lost|late|each|every|applied) answers?\b", re.IGNORECASE
+)
+
+
+def test_what_a_node_sends_back_is_called_a_reply():
+    for path, _ in modules(*ROOMS):
+        assert not NOUN.search(path.read_text()), path

@@ -118,7 +118,7 @@ NETWORKS = st.builds(
     messages=st.lists(st.tuples(st.integers(1, 3), NUMBERS, st.integers(0, 5)), max_size=12),
 )
 def test_no_answer_is_there_before_its_bound(network, messages):
-    """A message's bound is known when it is sent; other answers of its node may be open then."""
+    """A message's bound is known when it is sent; other replies of its node may be open then."""
     clock, tasks = VirtualClock(network), []
     for node, sent, steps in sorted(messages, key=lambda message: message[1]):
         tasks.append((clock.send(node, sent, 100), steps))
@@ -202,7 +202,7 @@ def test_a_crash_is_after_an_answer_and_for_ever():
         lived = arrivals.index(NEVER) if NEVER in arrivals else 60
         assert arrivals == [*range(1, lived + 1), *[NEVER] * (60 - lived)]
         lives.append(lived)
-    assert min(lives) == 1  # the answer after which it crashes is there
+    assert min(lives) == 1  # the reply after which it crashes is there
     assert np.mean(lives) == pytest.approx(10, abs=2)
     clock.now = 1000.0
     present = [clock.present(node) for node in range(1, 301)]

@@ -1,4 +1,4 @@
-"""The in-process Grid: same answers for any number of workers; nothing a node does ends the run."""
+"""The in-process Grid: same replies for any number of workers; nothing a node does ends the run."""
 
 import gc
 import signal

@@ -43,7 +43,7 @@ app = ClientApp()
 @app.query()
 def answer(message, context):
     record = ConfigRecord({"partition": context.node_config["partition-id"]})
-    return Message(RecordDict({"answer": record}), reply_to=message)
+    return Message(RecordDict({"reply": record}), reply_to=message)
 """
 
 SERVER = """
@@ -67,7 +67,7 @@ def main(grid, context):
     replies = grid.send_and_receive(
         [Message(question, node.node_id, MessageType.QUERY) for node in nodes]
     )
-    partitions = {r.metadata.src_node_id: r.content["answer"]["partition"] for r in replies}
+    partitions = {r.metadata.src_node_id: r.content["reply"]["partition"] for r in replies}
     app = Path(__file__).parent.parent
     print("a line for the log")
     output.write_text(json.dumps({

@@ -5,7 +5,7 @@ from strategy.exchange import Late
 
 @pytest.fixture
 def lates(monkeypatch):
-    """Every `Late` that is made from here on: what servers keep of answers not in time."""
+    """Every `Late` that is made from here on: what servers keep of replies not in time."""
     made, begin = [], Late.__init__
 
     def noting(self, *options):

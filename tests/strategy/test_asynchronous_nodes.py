@@ -72,7 +72,7 @@ def test_who_does_not_answer_in_time_is_sent_a_message_anew(caplog, lates):
     strategy = federation.push(60, timeout=2.5)
     assert strategy.traffic.client_updates == 60
     assert strategy.traffic.failures > 5
-    assert "no answer in time" in caplog.text
+    assert "no reply in time" in caplog.text
     assert len(federation.seen) >= 60 + strategy.traffic.failures
     assert len(lates[0]) <= NODES
 

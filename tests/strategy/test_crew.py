@@ -56,7 +56,7 @@ def test_without_another_node_the_run_ends_and_keeps_what_it_has(tmp_path):
 
 
 def test_a_late_node_keeps_its_segment(tmp_path):
-    """An answer that is lost costs a step or two, not all since the last copy."""
+    """A reply that is lost costs a step or two, not all since the last copy."""
     handed = []
 
     def app(message, context):

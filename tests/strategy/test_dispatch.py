@@ -1,4 +1,4 @@
-"""Answers and inputs of a cut model that cannot be used: what they cost, and who says so."""
+"""Replies and inputs of a cut model that cannot be used: what they cost, and who says so."""
 
 import json
 
@@ -17,7 +17,7 @@ EXACT = make_codec()
 
 
 def spoiling(change, node=1, times=(3, 4)):
-    """Return an app of which one node's answers, of these numbers, are changed."""
+    """Return an app of which one node's replies, of these numbers, are changed."""
     count = {}
 
     def app(message, context):

@@ -160,7 +160,7 @@ def test_an_answer_in_time_makes_good_what_was_missed():
 
 
 @pytest.mark.parametrize("quorum", [2, NODES])
-def test_lost_answers_are_not_asked_for_for_ever(quorum, lates):
+def test_lost_replies_are_not_asked_for_for_ever(quorum, lates):
     exchange, _ = exchange_over(Ideal(1e9, 1e9, 100.0, 0.001, loss=0.3), seed=2)
     (late,) = lates
     lost, longest = 0, 0

@@ -1,4 +1,4 @@
-"""The server's end of the dialogue: what it says to whom, what an answer must hold, every byte."""
+"""The server's end of the dialogue: what it says to whom, what a reply must hold, every byte."""
 
 import math
 

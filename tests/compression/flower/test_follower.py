@@ -57,7 +57,7 @@ class Course:
         return self
 
     def ask(self, node, known, parcel=None, **note):
-        """Send a parcel, or what a node of version `known` lacks; return the answer's content."""
+        """Send a parcel, or what a node of version `known` lacks; return the reply's content."""
         parcel, self.number = parcel or self.steps.parcel(known), self.number + 1
         told = written(ToNode(**{"number": self.number, **parcel.note, **note}))
         orders = ConfigRecord(Orders(0.1, self.number).config())
@@ -95,7 +95,7 @@ def test_a_node_follows_through_snapshots_and_updates(optimizer):
 @every_optimizer
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_a_node_that_is_ahead_applies_nothing_twice(optimizer, ahead):
-    """Its answers were lost: the server builds on a version long behind it."""
+    """Its replies were lost: the server builds on a version long behind it."""
     course = Course(optimizer).go(1)
     course.ask(1, None)
     course.go(ahead).ask(1, 1)

@@ -105,7 +105,7 @@ def test_where_messages_name_no_version_nobody_has_one(skips):
     assert ledger.held == set()
 
 
-FATES = ["read", "answer lost", "never came", "error"]
+FATES = ["read", "reply lost", "never came", "error"]
 EVENTS = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(FATES)))
 
 

@@ -110,7 +110,7 @@ def test_a_node_gets_exactly_what_it_lacks_in_order(missing):
     rule=st.sampled_from(RULES), events=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)))
 )
 def test_whatever_is_missed_a_node_that_applies_its_parcel_is_up_to_date(rule, events):
-    """Three nodes: one is asked in each round, and its answer arrives, is lost or is an error."""
+    """Three nodes: one is asked in each round, and its reply arrives, is lost or is an error."""
     server, nodes = Server(rule), {}
     ledger = server.ledger
     for node, fate in events:
@@ -128,7 +128,7 @@ def test_whatever_is_missed_a_node_that_applies_its_parcel_is_up_to_date(rule, e
             np.testing.assert_array_equal(nodes[node].arrays[name], array)
         if fate == 0:
             ledger.lose(node)
-        elif fate > 1:  # at 1 the answer is lost: the server does not know
+        elif fate > 1:  # at 1 the reply is lost: the server does not know
             ledger.confirm(node, nodes[node].version)
         server.go(fate // 2, entries=4 * fate**2)
 

@@ -1,4 +1,4 @@
-"""Answers are lost, late or come again: nothing of any gradient is, and none counts twice."""
+"""Replies are lost, late or come again: nothing of any gradient is, and none counts twice."""
 
 import copy
 

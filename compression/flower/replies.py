@@ -1,0 +1,213 @@
+"""Replies to a `Link`: to which message, of use or not, and what becomes of a run without any."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from logging import getLogger
+from typing import NamedTuple
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+from ..layout import Layout
+from ..payload import Update
+from ..stages import PayloadError, is_finite
+from ..statistics import below_zero
+from .arrays import STYPE, records
+from .form import Form, Model, form_of_models, form_of_payload, moved
+from .notes import HEALS
+from .traffic import Traffic
+
+log = getLogger("edgewire")
+
+
+class Asked(NamedTuple):
+    """What the server remembers of a message under way."""
+
+    node: int
+    number: int
+    train: bool
+    form: Form
+    start: Model  # what the node's update starts from
+    plain_bytes: int
+
+
+class Underway:
+    """Messages that were sent with a model in them, until they are answered."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, Asked] = {}  # by the message's id
+
+    def add(self, messages: Iterable[Message], sent: Iterable[Asked | None]) -> list[str]:
+        """Remember messages that were sent, by the ids they have got; return these.
+
+        A grid leaves out a message to a node that is gone, and may return no id for it.
+        """
+        ids = [message.metadata.message_id for message in messages]
+        self._sent |= {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
+        return ids
+
+    def asked(self, reply: Message) -> Asked | None:
+        """Return what is known of the message that a reply answers."""
+        return self._sent.get(reply.metadata.reply_to_message_id)
+
+    def take(self, message_id: str) -> Asked | None:
+        """Return what is known of a message, and forget it."""
+        return self._sent.pop(message_id, None)
+
+
+def answered(
+    update: Update, form: Form, start: Model, *, whole: bool, named: bool
+) -> tuple[Form, Model]:
+    """Return the model that a node's payload leads to, and its form.
+
+    `form`, `start`: of the model that the node was sent. `whole`: the payload holds the model, not
+    what has changed in it; `named`: it says its tensors, which may be others than those of `form`.
+    Raises `PayloadError` for values that no strategy can use.
+    """
+    if named:
+        there = form_of_payload(update)
+        form, start = there, start if whole else moved(start, form, there)
+    form = form_of_models(form) if whole else form
+    if tuple(each.position for each in update.own) != form.beside:
+        raise PayloadError("the update holds other tensors in their own type than was asked")
+    with np.errstate(over="ignore"):
+        vector = update.dense() if whole else update.model_from(start.vector)
+    if not is_finite(vector):
+        raise PayloadError("the update leads to values beyond float32")
+    if below_zero(form.layout, vector):
+        raise PayloadError("its update holds a running variance below 0")
+    return form, Model(vector, update.own)
+
+
+def weight_of(content: RecordDict, key: str) -> float:
+    """Return a node's weight.
+
+    Raises `PayloadError` for what would make the wrapped strategy give up the whole round.
+    """
+    metrics = records(content, MetricRecord)
+    if len(metrics) != 1:
+        raise PayloadError("a reply must hold one MetricRecord")
+    return _usable_weight(metrics[0][1].get(key), key)
+
+
+def _usable_weight(weight: object, key: str) -> float:
+    if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise PayloadError(f"{key} must be a positive number, not {weight!r}")
+    return float(weight)
+
+
+def expect_weight(content: RecordDict, key: str) -> None:
+    """Raise `PayloadError` for a weight, if there is one, that a strategy cannot divide by."""
+    for _, metrics in records(content, MetricRecord):
+        if key in metrics:
+            _usable_weight(metrics[key], key)
+
+
+def odd_ones(replies: Sequence[Message], asked: Sequence[Asked | None]) -> dict[int, str]:
+    """Return which replies are not like most others, by `id`, and why.
+
+    Only those to messages of one kind with the same tensors are compared.
+    """
+    groups: dict[tuple[bool, Layout], list[Message]] = {}
+    for reply, sent in zip(replies, asked, strict=True):
+        if sent is not None and not reply.has_error():
+            groups.setdefault((sent.train, sent.form.whole), []).append(reply)
+    found = dict[int, str]()
+    for (train, _), group in groups.items():
+        found |= unlike(group, train=train)
+    return found
+
+
+def used(replies: Sequence[Message], asked: Sequence[Asked | None]) -> int:
+    """Return how many replies hold an update that can be used."""
+    pairs = zip(replies, asked, strict=True)
+    return sum(sent is not None and sent.train and not r.has_error() for r, sent in pairs)
+
+
+def unlike(replies: Sequence[Message], *, train: bool) -> dict[int, str]:
+    """Return which replies to messages alike are not like most, by `id`, and why.
+
+    Of replies to train those without arrays, if there are any with.
+    """
+    found, left = dict[int, str](), list(replies)
+    with_arrays = [reply for reply in replies if records(reply.content, ArrayRecord)]
+    if train and with_arrays:
+        left, kept = with_arrays, set(map(id, with_arrays))
+        found = {id(r): "a reply must hold one ArrayRecord" for r in replies if id(r) not in kept}
+    kinds = [_kinds(reply.content) for reply in left]
+    usual = Counter(kinds).most_common(1)
+    reason = "its records or metrics have other names or lengths than the other nodes'"
+    return found | {
+        id(r): reason for r, kind in zip(left, kinds, strict=True) if kind != usual[0][0]
+    }
+
+
+def _kinds(content: RecordDict) -> frozenset[tuple[str, str, int]]:
+    """Return what a strategy wants to be the same in all replies: names, and lengths of lists."""
+    found = set[tuple[str, str, int]]()
+    for name, record in content.items():
+        lists = isinstance(record, MetricRecord)
+        found |= {
+            (name, key, len(value) if lists and isinstance(value, list) else -1)
+            for key, value in record.items()
+        } or {(name, "", -1)}
+    return frozenset(found)
+
+
+HINTS = {
+    STYPE: "the ClientApp was handed a payload: give it mods=[Uplink(...)], before any other mod",
+    "Uplink": "give the ClientApp mods=[Uplink(...)], before any other mod",
+    "_mod expects": "put Uplink before any other mod",
+    "ArrayRecord": "a reply must hold one ArrayRecord, the model, and one MetricRecord",
+}
+
+
+class Course:
+    """What becomes of the nodes' replies: counted and named, and the run given up if for nothing.
+
+    `patience`: so many rounds in a row with replies of which not one could be used. A round in
+    which nobody has answered is not among them (a link that is down comes back), nor one after
+    which nodes get the model whole again.
+    """
+
+    def __init__(self, traffic: Traffic, patience: int) -> None:
+        if not isinstance(patience, int) or patience < 1:
+            raise ValueError(f"patience must be a number of rounds, at least 1, not {patience!r}")
+        self._traffic, self._patience = traffic, patience
+        self._reasons: list[str] = []  # why replies of this round were left out
+        self._hopeless = 0  # rounds in a row without one that could be used
+        self._asked = 0
+
+    def begin_round(self, asked: int) -> None:
+        """Begin a round in which so many nodes were asked."""
+        self._asked += asked
+        self._reasons.clear()
+
+    def leave_out(self, server_round: int, node: int, reason: str) -> None:
+        """Count a node that is left out, and name it."""
+        self._traffic.failures += 1
+        self._reasons.append(reason)
+        log.warning("round %d: node %d left out: %s", server_round, node, reason)
+
+    def end_round(self, server_round: int, used: int, replies: int) -> None:
+        """Count what was used. Raises `PayloadError` if for too long nothing was."""
+        self._traffic.client_updates += used
+        heals = any(HEALS in reason for reason in self._reasons)
+        self._hopeless = 0 if used or heals else self._hopeless + bool(replies)
+        if self._hopeless >= self._patience:
+            raise PayloadError(f"round {server_round}: {nobody_usable(self._reasons, replies)}")
+
+    def end(self) -> None:
+        """Raise `PayloadError` if nodes were asked, and not one update was ever used."""
+        if self._asked and not self._traffic.client_updates:
+            raise PayloadError("no node has answered: the model is as it was")
+
+
+def nobody_usable(reasons: Iterable[str], replies: int) -> str:
+    """Return one line on a round of which no reply could be used: why, and what to do."""
+    reason = Counter(reasons).most_common(1)[0][0]
+    hint = next((hint for sign, hint in HINTS.items() if sign in reason), "")
+    return f"not one of {replies} replies could be used: {reason}{hint and '; ' + hint}"
