@@ -25,7 +25,8 @@ from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.build import codec_of, data_of, device_of, model_of, optimizer_of, partition_of
 from conf.check import check_target
-from conf.load import network_config, to_config
+from conf.load import to_config
+from conf.real_time import only_virtual
 from report.progress import RunProgress
 from report.segments import show
 from report.summary import read_result, summary_table
@@ -71,7 +72,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         folder,
         config.seed,
         config.network,
-        ideal=network_config("ideal"),
+        only_virtual=only_virtual(config.network),
         device=config.device,
         verbose=config.verbose,
     )

@@ -18,8 +18,9 @@ from .host import Answering
 class Job:
     """One run: where the app lies, its Flower `run_config`, how many nodes, and their network.
 
-    `folder`: where log files may go. `ideal`: the network that stands for none, `device`: where the
-    nodes compute, `verbose`: whether to show logs; for engines to refuse what they cannot honour.
+    `folder`: where log files may go. `only_virtual`: what of the network takes a virtual clock, and
+    what to give in its place, `device`: where the nodes compute, `verbose`: whether to show logs;
+    for engines to refuse what they cannot honour.
     `server_app` and `client_app` are references as in
     pyproject.toml's `tool.flwr.app.components`; within one machine they may be the apps themselves.
     """
@@ -32,6 +33,6 @@ class Job:
     network: Network = field(default_factory=Ideal)
     server_app: str | Callable[[Grid, Context], None] = "strategy.app:app"
     client_app: str | Answering = "client.app:app"
-    ideal: Network = field(default_factory=Ideal)
+    only_virtual: str = ""
     device: str = "cpu"
     verbose: bool = False

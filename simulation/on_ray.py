@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .clock import Network
 from .errors import UsageError
 from .job import Job
 from .ray import run_ray
@@ -29,14 +28,9 @@ def run_on_ray(
 
 def refuse(job: Job, gpus_per_client: float) -> None:
     """Raise `UsageError` for what this engine cannot honour."""
-    if asked := unlike(job.network, job.ideal):
-        words = ", ".join(f"network.{key}={value}" for key, (value, _) in asked.items())
-        instead = "network=ideal"
-        if len(asked) == 1 and "classes" not in asked:
-            instead = "".join(f"network.{key}={none}" for key, (_, none) in asked.items())
+    if job.only_virtual:
         raise UsageError(
-            f"engine=ray has no virtual clock and cannot honour {words}: give engine=local, "
-            f"or {instead}"
+            f"engine=ray has no virtual clock and cannot honour {job.only_virtual}, or engine=local"
         )
     if job.verbose:
         raise UsageError(
@@ -48,26 +42,3 @@ def refuse(job: Job, gpus_per_client: float) -> None:
             f"engine=ray cannot honour device={job.device} without engine.gpus_per_client=, "
             "the share of a GPU that each node gets"
         )
-
-
-def unlike(network: Network, ideal: Network) -> dict[str, tuple[str, str]]:
-    """Return the keys in which a network is not the ideal one, with its value and the ideal's.
-
-    Left out are keys that others make of no effect: how long nobody waits, when nobody comes back.
-    """
-    without = {"waiting_seconds"} if network.waiting == "none" else set[str]()
-    without |= set() if network.crash else {"rejoin_seconds"}
-    keys = [key for key in vars(ideal) if key not in without]
-    values = {key: (getattr(network, key), getattr(ideal, key)) for key in keys}
-    return {
-        key: (_word(value), _word(none)) for key, (value, none) in values.items() if value != none
-    }
-
-
-def _word(value: object) -> str:
-    """Write a value as the command line takes it."""
-    if isinstance(value, dict):
-        return "{" + ",".join(value) + "}"
-    if value is None:
-        return "null"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -13,6 +13,7 @@ from compression.statistics import variances
 from conf import Config, load_config
 from conf.build import data_of, model_of
 from conf.check import check_target
+from conf.real_time import expect_real_time
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.schedule import Schedule
@@ -31,8 +32,10 @@ def main(grid: Grid, context: Context) -> None:
     """Run the configured strategy over the grid's nodes."""
     config = load_config(context.run_config, count_nodes(grid))
     check_target("partition", config.partition)  # in one line, before every node refuses it
-    settle()
     grid = OrderedGrid(grid)
+    if grid.virtual_seconds is None:
+        expect_real_time(config)
+    settle()
     run = Run(config, grid, Records(str(context.run_config.get("output", ""))))
     try:
         run.start()
