@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from flwr.app import Context, RecordDict
 
@@ -33,16 +34,31 @@ def run_local(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     count = min(workers or cores or 1, job.nodes)
     spec = HostSpec(job.client_app, job.nodes, run_id=1, run_config=job.run_config)
-    frozen = gc.get_freeze_count()  # by who calls: it stays so
+    with uncollected(), orderly_exit(), closing(make_pool(spec, count, limits)) as pool:
+        grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))
+        context = Context(1, SERVER, {}, RecordDict(), dict(job.run_config))
+        app = job.server_app
+        (load_object(app) if isinstance(app, str) else app)(grid, context)
+        grid.settle()
+
+
+_within = [False]
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within, what is loaded stays: collections pass over it, and forked pages stay shared.
+
+    Whoever has frozen it before finds it so. That is asked once: counting walks over all of it.
+    """
+    before = _within[0]
+    frozen = before or gc.get_freeze_count() > 0
     gc.collect()
-    gc.freeze()  # what is loaded stays: later collections pass over it, forked pages stay shared
+    gc.freeze()
+    _within[0] = True
     try:
-        with orderly_exit(), closing(make_pool(spec, count, limits)) as pool:
-            grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))
-            context = Context(1, SERVER, {}, RecordDict(), dict(job.run_config))
-            app = job.server_app
-            (load_object(app) if isinstance(app, str) else app)(grid, context)
-            grid.settle()
+        yield
     finally:
+        _within[0] = before
         if not frozen:
             gc.unfreeze()

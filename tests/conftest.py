@@ -5,11 +5,13 @@ import uuid
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import settings
 
 from task.namesake import take_place
 
 take_place()  # pytest has imported what it needs before it finds ours
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a thousand configs are composed
 settings.register_profile("unhurried", deadline=None)  # a machine that is busy fails no test
 settings.load_profile("unhurried")
 
@@ -29,8 +31,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in longest)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_collected_twice():
+    """What is loaded stays: no run asks anew whether it is to."""
+    from simulation.local import uncollected  # not above: it imports torch
+
+    with uncollected():
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
-def spared():
+def spared(nothing_is_collected_twice):
     """Some of Flower's strategies collect garbage for every model: spare them what is there."""
     gc.collect()
     gc.freeze()

@@ -48,7 +48,10 @@ BAD = [
     (["engine=ray", "engine.gpus_per_client=64"], "engine.gpus_per_client=64"),
     (["engine=ray", "network=lte"], "cannot honour network.up_mbps=5, network.down_mbps=20"),
     (["engine=ray", "algorithm=adacomp"], "network.waiting=uniform"),
-    (["engine=ray", "network.loss=0.1", "timeout=9"], "network.loss=0.1: give network.loss=0, or engine=local"),
+    (
+        ["engine=ray", "network.loss=0.1", "timeout=9"],
+        "network.loss=0.1: give network.loss=0, or engine=local",
+    ),
     (["engine=ray", "verbose=true"], "engine=ray cannot honour verbose=true"),
     (["engine=ray", "engine.workers=2"], "engine.workers"),
     (["engine=ray", "engine.memory_mb=900"], "engine.memory_mb"),
