@@ -77,7 +77,11 @@ class Separation(NamedTuple):
 
 def is_statistic(name: str) -> bool:
     """Return whether a tensor is one of BatchNorm's running statistics, by its name."""
-    return name.endswith(BUFFERS)
+    return _own_name(name) in BUFFERS
+
+
+def _own_name(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 @lru_cache(maxsize=64)
@@ -114,7 +118,7 @@ def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, .
 @lru_cache(maxsize=64)
 def variances(layout: Layout) -> tuple[Extent, ...]:
     """Return where running variances lie in the vector."""
-    return runs(layout, [t for t, name in enumerate(layout.names) if name.endswith(VARIANCE)])
+    return runs(layout, [t for t, name in enumerate(layout.names) if _own_name(name) == VARIANCE])
 
 
 def below_zero(layout: Layout, vector: Vector) -> bool:

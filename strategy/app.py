@@ -17,7 +17,8 @@ from conf.real_time import expect_real_time
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.schedule import Schedule
-from strategy.scheme import scheme_for
+from strategy.scheme import expect_named, scheme_for
+from strategy.segments import Segmented
 from task.draws import OwnStream
 from task.flat import FlatModel
 from task.process import settle
@@ -60,7 +61,10 @@ class Run:
         self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
         self.labels = self.data.test.labels.to(config.device)
         names, shapes = self.model.names, self.model.shapes
-        self.variances = variances(Layout(names, shapes, ("float32",) * len(names)))
+        layout = Layout(names, shapes, ("float32",) * len(names))
+        self.variances = variances(layout)
+        if not isinstance(self.strategy, Segmented):
+            expect_named(config, layout)
         self.stepped = 0  # rounds that the schedule knows of
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not measured
 

@@ -10,9 +10,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from compression import Codec
+from compression import Codec, Layout
 from compression.flower import Link, Sheltered, Traffic, flat_record, layout_of, to_vector
 from compression.flower.traffic import flower_bytes
+from compression.statistics import expect_matches
 from conf import Config, ConfigError
 from conf.build import codec_of, downlink_of, gradients_of, strategy_of
 from strategy.limits import expect_limits
@@ -92,6 +93,15 @@ def scheme_of(config: Config) -> Scheme:
     scheme: Checked = made(uplink=codec_of(config), downlink=downlink, seed=config.seed)
     scheme.check_config(config)
     return scheme
+
+
+def expect_named(config: Config, layout: Layout) -> None:
+    """Raise `ConfigError` for an `exact=` that names none of a model's tensors."""
+    for group, codec in (("compression", codec_of(config)), ("downlink", downlink_of(config))):
+        try:
+            expect_matches(layout, codec.exact_names if codec else ())
+        except ValueError as error:
+            raise ConfigError(f"{group}.{error}") from error
 
 
 class Federated(Sheltered):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from logging import getLogger
 from typing import ClassVar
 
@@ -14,11 +14,12 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from compression.flower import Traffic
 from conf import Config, ConfigError
-from strategy.state import from_bytes, to_bytes
+from strategy.state import PLAIN, from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
 STEP_MESSAGE = "train.step"  # the type of their messages
 HOPELESS = 20  # replies in a row of every node, not one of use: the run ends
+FREE = ("state", "pushes", "record_every", "evaluate_metrics", "after_turn", "plan", "rates")
 log = getLogger("edgewire")
 FLOWER = getLogger("flwr")  # what `flwr run --stream` shows: the course of a run
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -75,11 +76,24 @@ class ParameterServer(Strategy):
 
     def save(self) -> bytes:
         """Return the state as bytes."""
-        return to_bytes(self.state)
+        return to_bytes(self.state, self._options())
 
     def load(self, data: bytes) -> None:
-        """Take a state with which the next `start` goes on. Raises `StateError` for another's."""
-        self.state, self._goes_on = from_bytes(self.State, data), True
+        """Take a state with which the next `start` goes on.
+
+        Raises `StateError` for another's, or one that was saved with other options.
+        """
+        self.state, self._goes_on = from_bytes(self.State, data, self._options()), True
+
+    def _options(self) -> dict[str, str]:
+        """Return the options that a state is bound to; how long a run is is none of them."""
+        found = {}
+        for name, value in vars(self).items():
+            if name in FREE or name.startswith("_"):
+                continue
+            plain = isinstance(value, PLAIN) or is_dataclass(value)
+            found[name] = repr(value) if plain else type(value).__name__
+        return found
 
     def _begin(self) -> bool:
         """Begin a run, with an empty state unless one was loaded; return whether it goes on."""

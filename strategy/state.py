@@ -29,23 +29,34 @@ class StateError(ValueError):
     """Bytes that are no state, or another strategy's."""
 
 
-def to_bytes(state: Any) -> bytes:
-    """Return a dataclass as bytes. Raises `TypeError` for a value of another kind."""
+def to_bytes(state: Any, options: Mapping[str, str] | None = None) -> bytes:
+    """Return a dataclass as bytes, bound to the options with which it goes on.
+
+    Raises `TypeError` for a value of another kind.
+    """
     writer = _Writer()
-    plain = json.dumps([type(state).__name__, writer.plain(state)], separators=(",", ":"))
+    head = [type(state).__name__, dict(options or {}), writer.plain(state)]
+    plain = json.dumps(head, separators=(",", ":"))
     arrays = {str(place): np.ascontiguousarray(a) for place, a in enumerate(writer.arrays)}
     return save({HEAD: np.frombuffer(plain.encode(), np.uint8), **arrays})
 
 
-def from_bytes(kind: type[T], data: bytes) -> T:
-    """Undo `to_bytes`; arrays may be written to. Raises `StateError` for anything else."""
+def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = None) -> T:
+    """Undo `to_bytes`; arrays may be written to.
+
+    Raises `StateError` for anything else, and for a state that is bound to other options.
+    """
     try:
-        arrays = {name: array.copy() for name, array in load(data).items()}
-        name, plain = json.loads(arrays.pop(HEAD).tobytes())
-    except (SafetensorError, KeyError, ValueError) as error:
+        arrays = {name: array.copy() for name, array in load(bytes(data)).items()}
+        name, bound, plain = json.loads(arrays.pop(HEAD).tobytes())
+        others = {k: v for k, v in dict(bound).items() if v != (options or {}).get(k)}
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise StateError(f"these bytes hold no strategy's state: {error}") from error
     if name != kind.__name__:
         raise StateError(f"these bytes hold a {name}, not a {kind.__name__}")
+    if others:
+        words = ", ".join(f"{key}={value}" for key, value in others.items())
+        raise StateError(f"the state is of a strategy with {words}, which this one has not")
     try:
         return cast(T, _made(kind, plain, arrays))
     except (TypeError, KeyError, ValueError) as error:

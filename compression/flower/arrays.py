@@ -84,6 +84,12 @@ def update_record(vector: Vector) -> ArrayRecord:
     return filled(ArrayRecord, {UPDATE: FlatArray(vector)})
 
 
+def update_of(arrays: ArrayRecord) -> Vector | None:
+    """Return the update that `update_record` has made a record of; None for any other record."""
+    array = arrays.get(UPDATE) if len(arrays) == 1 else None
+    return array.vector if isinstance(array, FlatArray) else None
+
+
 def layout_of(arrays: ArrayRecord) -> Layout:
     """Return the layout of an ArrayRecord's arrays, in the record's order."""
     return Layout(

@@ -147,6 +147,14 @@ class Receipts:
             self._state.pending[node] = Pending(sequence, update.selected if repeats else None)
         return update
 
+    def settle(self, node: int, *, applied: bool) -> None:
+        """Note what has become of the update decoded from a node."""
+        pending = self._state.pending.pop(node, None)
+        if pending is not None and applied:
+            self._state.applied[node], indices = pending
+            if indices is not None:
+                self._state.indices[node] = indices
+
     def forget(self, node: int) -> None:
         """Note that the update decoded from a node is of no use."""
         self._state.pending.pop(node, None)
@@ -154,14 +162,11 @@ class Receipts:
     def applied(self, nodes: Iterable[int]) -> None:
         """Note that the updates decoded from these nodes, and no others, are in the model now."""
         for node in nodes:
-            if node in self._state.pending:
-                self._state.applied[node], indices = self._state.pending[node]
-                if indices is not None:
-                    self._state.indices[node] = indices
+            self.settle(node, applied=True)
         self._state.pending.clear()
 
 
-Key = tuple[int, int | None, int]  # a content's id, the node's version, its last applied reply
+Key = tuple[int, int | None, int | None]  # a content's id, the node's version, what is applied
 
 
 class Received(NamedTuple):
@@ -224,14 +229,21 @@ class Dialogue:
         name: str,
         note: ToNode,
         cache: dict[Key, tuple[RecordDict, Parcel]],
+        *,
+        decided: bool = True,
     ) -> tuple[RecordDict, Parcel]:
-        """Return a content for a node, its record `name` a parcel, and the parcel: it is sent."""
-        base, applied = self.ledger.base_of(node), self.receipts.last_applied(node)
+        """Return a content for a node, its record `name` a parcel, and the parcel: it is sent.
+
+        `decided`: what has become of all that the node has sent; else it is told nothing of that.
+        """
+        base = self.ledger.base_of(node)
+        applied = self.receipts.last_applied(node) if decided else None
+        says = note._replace(applied=applied or None, undecided=None if decided else 1)
         key = id(content), base, applied
         if key not in cache:
             parcel = next((p for k, (_, p) in cache.items() if k[:2] == key[:2]), None)
             parcel = parcel or self.ledger.way.parcel(base)
-            told = written(note._replace(applied=applied or None, **parcel.note))
+            told = written(says._replace(**parcel.note))
             shared = {k: parcel.arrays if k == name else v for k, v in content.items()}
             cache[key] = filled(RecordDict, {**shared, NOTE: told}), parcel
         made = cache[key]

@@ -28,11 +28,14 @@ class Model(NamedTuple):
 class Form:
     """How a model's tensors travel: those at the positions `beside` in their own type.
 
-    `whole`: all tensors; `layout`: those in the vector, in the same order.
+    `whole`: all tensors; `layout`: those in the vector, in the same order; `patterns`: of names of
+    those beside it that could be in it.
     """
 
-    def __init__(self, whole: Layout, beside: Iterable[int] = ()) -> None:
-        self.whole, self.beside = whole, tuple(sorted(beside))
+    def __init__(
+        self, whole: Layout, beside: Iterable[int] = (), patterns: tuple[str, ...] = ()
+    ) -> None:
+        self.whole, self.beside, self.patterns = whole, tuple(sorted(beside)), patterns
         self.layout = whole.without(self.beside)
 
     def model(self, arrays: ArrayRecord) -> Model:
@@ -97,11 +100,16 @@ def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> Form:
     beside = [
         t
         for t, (name, dtype) in enumerate(zip(whole.names, whole.dtypes, strict=True))
-        if not dtype.startswith(("float", "bfloat"))
+        if not is_float(dtype)
         or (is_statistic(name) and dtype != "float32")
         or matches(name, exact)
     ]
-    return Form(whole, beside)
+    return Form(whole, beside, exact)
+
+
+def is_float(dtype: str) -> bool:
+    """Return whether a type is one of floats."""
+    return dtype.startswith(("float", "bfloat"))
 
 
 @lru_cache(maxsize=16)
@@ -114,15 +122,6 @@ def form_of_models(form: Form) -> Form:
 def converted(model: Model, form: Form, to: Form) -> Model:
     """Return the same model in another form; itself where both are the same."""
     return model if form.beside == to.beside else to.model(form.arrays(model))
-
-
-def equal(one: Model, other: Model) -> bool:
-    """Return whether two models have the same values: those of their own type, too."""
-    return (
-        np.array_equal(one.vector, other.vector)
-        and len(one.own) == len(other.own)
-        and all(np.array_equal(a.array, b.array) for a, b in zip(one.own, other.own, strict=True))
-    )
 
 
 def form_of_payload(update: Update) -> Form:

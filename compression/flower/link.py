@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from glob import escape
 from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..codec import Codec
 from ..layout import Layout
 from ..stages import PayloadError
-from .arrays import (
-    flat_record,
-    layout_of,
-    payload_of,
-    records,
-    to_vector,
-    with_content,
-)
+from ..statistics import expect_matches
+from .arrays import flat_record, layout_of, payload_of, records, to_vector, with_content
 from .dialogue import Dialogue, Key, Parcel
-from .form import Form, Model, converted, equal, form_of_models, form_of_updates
+from .form import Form, Model, converted, form_of_models, form_of_updates, is_float
 from .grids import GridWrapper
+from .handed import Handed
 from .method import chosen
-from .notes import EXAMPLES, NOTE, ROUND, ToNode, trains
-from .replies import Asked, Course, Underway, answered, expect_weight, odd_ones, used
+from .notes import EXAMPLES, NOTE, ToNode, server_round, trains
+from .replies import Asked, Course, Underway, answered, came, expect_weight, odd_ones, used
 from .traffic import Traffic, flower_bytes, warn_of_no_names, warn_of_variances
 from .ways import Differences
 
@@ -49,8 +45,8 @@ class Link(GridWrapper):
     `patience` calls of `send_and_receive` in a row to train, in which there were replies and not
     one could be used, the call raises `PayloadError`.
 
-    An update that was handed over counts as applied, unless the strategy then sends the very same
-    model again: nodes whose method keeps a memory put theirs back.
+    An update that was handed over counts as applied or not by the models that are sent next, see
+    `Handed`: nodes whose method keeps a memory put theirs back if it was not.
 
     `layout`: for nodes that know it, and a model of float32 alone, which then goes as one flat
     vector on both sides; `plain_bytes`: of that model as Flower sends it.
@@ -74,6 +70,8 @@ class Link(GridWrapper):
             raise TypeError(f"Link wraps a Grid of Flower's (flwr.serverapp.Grid), not {grid!r}")
         if not isinstance(exact, list | tuple) or not all(isinstance(e, str) for e in exact):
             raise TypeError(f"exact must be a list of patterns of names, not {exact!r}")
+        if type(seed) is not int or seed < 0:
+            raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self._differences = Differences(None if downlink is None else chosen(downlink), seed)
@@ -82,8 +80,9 @@ class Link(GridWrapper):
         self._exact, self._layout = list(exact), layout
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
         self._underway = Underway()
-        self._sent_last: dict[int, Model] = {}  # by the node that was to train it
+        self._handed = Handed(self._dialogue.receipts)
         self._round = 0
+        self._counts: set[str] = set()  # names of tensors that are no floats
         self._warned = self._led_below = False
 
     # Flower's Grid
@@ -118,7 +117,6 @@ class Link(GridWrapper):
     ) -> list[Message]:
         """Send messages and wait for the replies; those that cannot be used become errors."""
         messages = list(messages)
-        self._settle(messages)
         outgoing, sent = self._outgoing(messages)
         train = any(each is not None and each.train for each in sent)
         if train:
@@ -133,7 +131,7 @@ class Link(GridWrapper):
         for missing in filter(None, map(self._underway.take, ids)):
             self._course.leave_out(missing.number, missing.node, "no reply")
         if train:
-            self._course.end_round(self._round, used(replies, asked), len(replies))
+            self._course.end_round(self._round, used(replies, asked), came(replies))
         return replies
 
     def end(self) -> None:
@@ -142,30 +140,30 @@ class Link(GridWrapper):
 
     # down
 
-    def _settle(self, messages: list[Message]) -> None:
-        """Decide what became of the updates that were handed over: by the models that come next."""
-        training = [message for message in messages if trains(message)]
-        receipts = self._dialogue.receipts
-        if not training:
-            return
-        if pending := receipts.pending:
-            contents = {id(message.content): message.content for message in training}
-            found = [self._model(content) for content in contents.values()]
-            sent = {id(model): model for model in self._sent_last.values()}
-            again = {i for i, old in sent.items() if any(f and equal(old, f[1]) for f in found)}
-            receipts.applied([n for n in pending if id(self._sent_last.get(n)) not in again])
-        self._sent_last.clear()
-
     def _model(self, content: RecordDict) -> tuple[Form, Model] | None:
         """Return a content's model, its first ArrayRecord, and how its changes travel."""
         found = records(content, ArrayRecord)
         if not found or payload_of(content) is not None:
             return None
-        arrays, patterns = found[0][1], tuple(self._exact)
+        if NOTE in content:
+            raise ValueError(f"a message's record {NOTE!r} is the link's: give yours another name")
+        arrays = found[0][1]
         if self._layout is not None:
-            return form_of_updates(self._layout, patterns), Model(to_vector(arrays))
-        form = form_of_updates(layout_of(arrays), patterns)
+            return form_of_updates(self._layout, tuple(self._exact)), Model(to_vector(arrays))
+        form = form_of_updates(layout := layout_of(arrays), self._patterns(layout))
         return form, form_of_models(form).model(arrays)
+
+    def _patterns(self, layout: Layout) -> tuple[str, ...]:
+        """Return the patterns of names of tensors that travel in their own type.
+
+        Among them is what was no float at first: a strategy's mean makes float64 of integers.
+        """
+        if not self._round:
+            expect_matches(layout, tuple(self._exact))
+        floats = dict(zip(layout.names, map(is_float, layout.dtypes), strict=True))
+        self._counts |= {name for name, float_ in floats.items() if not float_}
+        made = sorted(escape(name) for name in self._counts if floats.get(name))
+        return (*self._exact, *made)
 
     def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Asked | None]]:
         """Return messages with payloads in place of models; nodes share one encoded copy."""
@@ -174,14 +172,19 @@ class Link(GridWrapper):
         self._differences.tidy(self._dialogue.ledger.held)
         made, sent = list[Message](), list[Asked | None]()
         for message in messages:
-            content = message.content
-            if id(content) not in models:
-                models[id(content)] = self._looked_at(content)
-            if (model := models[id(content)]) is None:
+            if id(message.content) not in models:
+                models[id(message.content)] = self._looked_at(message.content)
+        self._handed.give(messages, {key: found[1] for key, found in models.items() if found})
+        busy = set[int]()
+        for message in messages:
+            if (model := models[id(message.content)]) is None:
                 made.append(message)
                 sent.append(None)
                 continue
-            one, remembered = self._encoded(message, model, len(messages), cache)
+            node, train = message.metadata.dst_node_id, trains(message)
+            decided = node not in busy and not self._underway.owes(node)
+            one, remembered = self._encoded(message, model, len(messages), cache, decided)
+            busy |= {node} if train else set()
             made.append(one)
             sent.append(remembered)
         return made, sent
@@ -204,27 +207,28 @@ class Link(GridWrapper):
         model: tuple[Form, Model, int],
         workers: int,
         cache: dict[Key, tuple[RecordDict, Parcel]],
+        decided: bool,
     ) -> tuple[Message, Asked]:
         form, values, plain = model
         content, node, train = message.content, message.metadata.dst_node_id, trains(message)
         self._differences.offer(values, form, named=self._layout is None)
-        number = self._number(content)
-        note = ToNode(number, workers=workers if train else None, exact=self._exact or None)
+        number = server_round(content) or self._round + 1
+        exact = list(form.patterns) or None
+        note = ToNode(number, workers=workers if train else None, exact=exact)
         name = records(content, ArrayRecord)[0][0]
-        encoded, parcel = self._dialogue.encoded(node, content, name, note, cache)
+        dialogue = self._dialogue
+        try:
+            encoded, parcel = dialogue.encoded(node, content, name, note, cache, decided=decided)
+        except PayloadError as error:
+            if self._round:
+                raise
+            raise PayloadError(f"{error}; a mask of infinities goes by exact=[its name]") from error
         self._dialogue.count_down(plain)
         if not self._warned:
             self._look_at_names(form, next(iter(parcel.arrays.values())).data)
-        if train:
-            self._sent_last[node] = values
-        sent = Asked(node, number, train, form, cast(Model, parcel.received), plain)
+        kind, received = message.metadata.message_type, cast(Model, parcel.received)
+        sent = Asked(node, number, kind, name, train, form, received, plain)
         return with_content(message, encoded), sent
-
-    def _number(self, content: RecordDict) -> int:
-        """Return the round, as the strategy says, or as it is counted here."""
-        config = next(iter(records(content, ConfigRecord)), ("", ConfigRecord()))[1]
-        said = config.get(ROUND)
-        return said if type(said) is int and said > 0 else self._round + 1
 
     # up
 
@@ -240,7 +244,8 @@ class Link(GridWrapper):
         try:
             note = self._dialogue.opened(reply)
             reply.content.pop(NOTE, None)
-            expect_weight(reply.content, self._weighted_by_key)
+            if not sent.kind.startswith("query"):
+                expect_weight(reply.content, self._weighted_by_key)
             if sent.train and records(reply.content, ArrayRecord):
                 self._unpack(reply, note.sequence or 0, bool(note.whole), bool(note.named), sent)
         except PayloadError as error:
@@ -274,9 +279,9 @@ class Link(GridWrapper):
 
     def _look_at_names(self, form: Form, payload: bytes, exact: tuple[int, ...] = ()) -> None:
         """Warn once, of what goes up or down."""
-        self._warned = warn_of_no_names(form.whole.names, [*self._exact, *exact], payload)
+        self._warned = warn_of_no_names(form.whole.names, [*form.patterns, *exact], payload)
 
     def _alike(self, replies: list[Message], asked: list[Asked | None]) -> list[Message]:
         """Make errors of replies that are not like most: a strategy would give up the round."""
-        odd, number = odd_ones(replies, asked), self._round
+        odd, number = odd_ones(replies, asked, self._weighted_by_key), self._round
         return [self._left_out(r, number, odd[id(r)]) if id(r) in odd else r for r in replies]

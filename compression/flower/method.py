@@ -27,4 +27,6 @@ def chosen(method: Codec | str, **options: Any) -> Codec:
     if stage is None:
         known = ", ".join(name for each in STAGES for name in names(each))
         raise ValueError(f"no method is called {method!r}; there are {known}")
+    if stage in options:
+        raise TypeError(f"{method!r} is a {stage}: {stage}={options[stage]!r} is another")
     return make_codec(**{stage: method, **options})

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from ..stages import PayloadError
-from .arrays import filled
+from .arrays import filled, records
 
 NOTE = "edgewire"  # the name of the ConfigRecord that holds a note
 HEALS = "will be sent whole next time"  # ends an error that the server answers by doing so
@@ -31,9 +31,10 @@ class ToNode(NamedTuple):
 
     `number`: of the update that is asked for, from 1: a round, or how many messages this node was
     sent; a codec's draws come from it. `applied`: the number of the node's last reply that is in
-    the model (0: none). `workers`: how many updates make the server's next step. `exact`: patterns
-    of names of tensors that travel in their own type. `version`: of the model that the node has
-    once it has read the message; it is to be kept. `base`: the version on which the payloads build;
+    the model (0: none). `undecided`: 1 if nobody can say that, as another message to the node is
+    under way. `workers`: how many updates make the server's next step. `exact`: patterns of names
+    of tensors that travel in their own type. `version`: of the model that the node has once it has
+    read the message; it is to be kept. `base`: the version on which the payloads build;
     without, the model comes whole. `rates`: of the steps that lead from `base` to `version`, a
     payload each; without, the payload is the difference. `checksum`: of the model that the node
     then has (xxh3, 8 bytes).
@@ -41,6 +42,7 @@ class ToNode(NamedTuple):
 
     number: int | None = None
     applied: int | None = None
+    undecided: int | None = None
     workers: int | None = None
     exact: list[str] | None = None
     version: int | None = None
@@ -119,6 +121,13 @@ class Work(NamedTuple):
     def of(cls, config: Mapping[str, Any]) -> Work:
         """Read what the server has written."""
         return cls(*(config[key.replace("_", "-")] for key in cls._fields))
+
+
+def server_round(content: RecordDict) -> int | None:
+    """Return the round, as Flower's strategies write it into messages; None: it says none."""
+    config = next(iter(records(content, ConfigRecord)), ("", ConfigRecord()))[1]
+    said = config.get(ROUND)
+    return said if type(said) is int and said > 0 else None
 
 
 def trains(message: Message) -> bool:

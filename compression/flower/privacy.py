@@ -7,6 +7,7 @@ of its own. Where the server clips, it does so to what was decoded, and any meth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -14,13 +15,16 @@ from flwr.app import ConfigRecord, RecordDict
 
 from ..codec import Codec
 from ..layout import Layout
+from ..own import Own
 from ..payload import decode
 from ..stages import PayloadError
-from ..statistics import exact_tensors
+from ..statistics import exact_tensors, separate
 from .arrays import Vector, records
-from .form import Form
 
 KEY_CLIPPING_NORM = "clipping_norm"  # Flower's own; the module that has it differs by its version
+
+
+ROUNDING = 1 + 1e-3  # float32 sums of many squares
 
 
 def clip_of(content: RecordDict) -> float | None:
@@ -41,14 +45,28 @@ def keeps_clip(codec: Codec, layout: Layout) -> bool:
     )
 
 
-def expect_clip_kept(codec: Codec, form: Form) -> None:
-    """Raise `PayloadError` for a codec or a model that goes with no clipping at the nodes."""
-    if not codec.exact and (form.beside or exact_tensors(form.layout)):
+def is_clipped(codec: Codec, update: Vector, layout: Layout, clip: float) -> bool:
+    """Return whether what was trained is within the norm: else nobody has clipped it to that.
+
+    An app of its own may have a `clipping_norm` in its configuration, for its gradients, say.
+    """
+    beside = set(exact_tensors(layout, codec.exact_names))
+    beside |= {t for t, shape in enumerate(layout.shapes) if not shape}  # Flower leaves them as are
+    trained = separate(layout, tuple(sorted(beside))).gather(update)
+    return float(np.linalg.norm(trained.astype(np.float64))) <= clip * ROUNDING
+
+
+def expect_clip_kept(codec: Codec, own: Sequence[Own], layout: Layout) -> None:
+    """Raise `PayloadError` for a codec or a model that goes with no clipping at the nodes.
+
+    `own`: what travels beside the vector; `layout`: of that.
+    """
+    if not codec.exact and (own or exact_tensors(layout)):
         raise PayloadError(
             "BatchNorm's running statistics, integers and exact tensors travel as values, which no "
             "clipping covers: with differential privacy take a model without (GroupNorm, LayerNorm)"
         )
-    if not codec.exact and not keeps_clip(codec, form.layout):
+    if not codec.exact and not keeps_clip(codec, layout):
         names = f"{codec.sparsifier.name} with {codec.quantizer.name}"
         raise PayloadError(
             f"{names} does not keep the norm to which this node clips, so the noise of differential"

@@ -68,10 +68,18 @@ class Replica:
         """Return the replica that shares the arrays `kept`, and the layout of the named arrays.
 
         Where nothing is kept yet it is version 0, a copy of these, and is then kept. Raises
-        `ValueError` if running statistics do not come after all parameters.
+        `ValueError` if running statistics do not come after all parameters, or if what is kept is
+        of another model.
         """
         layout = layout_of(arrays)
         trained = trained_entries(layout)
+        if kept and (
+            set(kept) != {MODEL, VERSION, *optimizer.names} or kept[MODEL].size != layout.size
+        ):
+            raise ValueError(
+                f"the state is of another model or optimizer: {kept[MODEL].size} entries, not "
+                f"{layout.size}"
+            )
         if not kept:
             kept |= cls.start(optimizer, trained, to_vector(arrays).copy()).arrays
         return cls(optimizer, trained, kept), layout

@@ -6,16 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from logging import getLogger
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 from ..layout import Layout
+from ..own import Own
 from ..payload import Update
 from ..stages import PayloadError, is_finite
 from ..statistics import below_zero
-from .arrays import STYPE, records
+from .arrays import STYPE, layout_of, records
 from .form import Form, Model, form_of_models, form_of_payload, moved
 from .notes import HEALS
 from .traffic import Traffic
@@ -28,6 +30,8 @@ class Asked(NamedTuple):
 
     node: int
     number: int
+    kind: str  # the message's type
+    name: str  # of the record with the model
     train: bool
     form: Form
     start: Model  # what the node's update starts from
@@ -39,6 +43,7 @@ class Underway:
 
     def __init__(self) -> None:
         self._sent: dict[str, Asked] = {}  # by the message's id
+        self._owing: dict[int, list[str]] = {}  # by node: messages to train, in order
 
     def add(self, messages: Iterable[Message], sent: Iterable[Asked | None]) -> list[str]:
         """Remember messages that were sent, by the ids they have got; return these.
@@ -46,8 +51,19 @@ class Underway:
         A grid leaves out a message to a node that is gone, and may return no id for it.
         """
         ids = [message.metadata.message_id for message in messages]
-        self._sent |= {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
+        added = {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
+        self._sent |= added
+        for message_id, each in added.items():
+            if each.train:
+                self._owing.setdefault(each.node, []).append(message_id)
         return ids
+
+    def owes(self, node: int) -> bool:
+        """Return whether a node owes a reply to a message to train.
+
+        It replies in order: what it owes from before its last reply is lost.
+        """
+        return node in self._owing
 
     def asked(self, reply: Message) -> Asked | None:
         """Return what is known of the message that a reply answers."""
@@ -55,7 +71,12 @@ class Underway:
 
     def take(self, message_id: str) -> Asked | None:
         """Return what is known of a message, and forget it."""
-        return self._sent.pop(message_id, None)
+        found = self._sent.pop(message_id, None)
+        if found is not None and message_id in (owed := self._owing.get(found.node, [])):
+            del owed[: owed.index(message_id) + 1]
+            if not owed:
+                del self._owing[found.node]
+        return found
 
 
 def answered(
@@ -77,9 +98,21 @@ def answered(
         vector = update.dense() if whole else update.model_from(start.vector)
     if not is_finite(vector):
         raise PayloadError("the update leads to values beyond float32")
+    _expect_as_finite(update.own, start.own)
     if below_zero(form.layout, vector):
         raise PayloadError("its update holds a running variance below 0")
     return form, Model(vector, update.own)
+
+
+def _expect_as_finite(own: Sequence[Own], start: Sequence[Own]) -> None:
+    """Raise `PayloadError` for infinity in a tensor of its own type, unless it was sent so."""
+    before = {each.name: each.array for each in start}
+    for each in own:
+        if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
+            continue
+        was = before.get(each.name)
+        if was is None or was.shape != each.array.shape or np.isfinite(was).all():
+            raise PayloadError(f"its update holds infinity in {each.name}")
 
 
 def weight_of(content: RecordDict, key: str) -> float:
@@ -106,19 +139,34 @@ def expect_weight(content: RecordDict, key: str) -> None:
             _usable_weight(metrics[key], key)
 
 
-def odd_ones(replies: Sequence[Message], asked: Sequence[Asked | None]) -> dict[int, str]:
-    """Return which replies are not like most others, by `id`, and why.
+def odd_ones(
+    replies: Sequence[Message], asked: Sequence[Asked | None], weight: str
+) -> dict[int, str]:
+    """Return which replies are not like what was asked, or like most others, by `id`, and why.
 
-    Only those to messages of one kind with the same tensors are compared.
+    Only those to messages of one type with the same tensors are compared. `weight`: the metric that
+    weighs them; of two kinds of replies as many as each other, it is in the usual one.
     """
-    groups: dict[tuple[bool, Layout], list[Message]] = {}
+    groups: dict[tuple[str, Layout], tuple[Asked, list[Message]]] = {}
     for reply, sent in zip(replies, asked, strict=True):
         if sent is not None and not reply.has_error():
-            groups.setdefault((sent.train, sent.form.whole), []).append(reply)
+            groups.setdefault((sent.kind, sent.form.whole), (sent, []))[1].append(reply)
     found = dict[int, str]()
-    for (train, _), group in groups.items():
-        found |= unlike(group, train=train)
+    for sent, group in groups.values():
+        found |= unlike(group, sent, weight)
     return found
+
+
+NOT_REACHED = (  # errors that a grid makes in a node's place
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
+
+
+def came(replies: Sequence[Message]) -> int:
+    """Return how many replies nodes have sent: the others are a grid's."""
+    return sum(not r.has_error() or r.error.code not in NOT_REACHED for r in replies)
 
 
 def used(replies: Sequence[Message], asked: Sequence[Asked | None]) -> int:
@@ -127,33 +175,55 @@ def used(replies: Sequence[Message], asked: Sequence[Asked | None]) -> int:
     return sum(sent is not None and sent.train and not r.has_error() for r, sent in pairs)
 
 
-def unlike(replies: Sequence[Message], *, train: bool) -> dict[int, str]:
-    """Return which replies to messages alike are not like most, by `id`, and why.
+def unlike(replies: Sequence[Message], sent: Asked, weight: str) -> dict[int, str]:
+    """Return which replies to messages alike are not like the others, by `id`, and why.
 
-    Of replies to train those without arrays, if there are any with.
+    What is usual is what was asked, if anybody has replied so; else what most have replied. To
+    train that is the tensors that were sent; replies without arrays are left out if any has some.
     """
     found, left = dict[int, str](), list(replies)
     with_arrays = [reply for reply in replies if records(reply.content, ArrayRecord)]
-    if train and with_arrays:
-        left, kept = with_arrays, set(map(id, with_arrays))
-        found = {id(r): "a reply must hold one ArrayRecord" for r in replies if id(r) not in kept}
+    if sent.train and with_arrays:
+        found = _others(left, with_arrays, "a reply must hold one ArrayRecord")
+        asked = sent.form.whole.names, sent.form.whole.shapes
+        as_asked = [reply for reply in with_arrays if _tensors(reply.content) == asked]
+        left = as_asked or with_arrays
+        found |= _others(with_arrays, left, "its tensors are not those that it was sent")
     kinds = [_kinds(reply.content) for reply in left]
-    usual = Counter(kinds).most_common(1)
+    counted = Counter(kinds)
+
+    def rank(kind: frozenset[tuple[object, ...]]) -> tuple[int, int]:
+        named = any(name == sent.name for name, *_ in kind)
+        return counted[kind], named + any(key == weight for _, key, _ in kind)
+
+    usual = max(counted, key=rank, default=None)
+    alike = [reply for reply, kind in zip(left, kinds, strict=True) if kind == usual]
     reason = "its records or metrics have other names or lengths than the other nodes'"
-    return found | {
-        id(r): reason for r, kind in zip(left, kinds, strict=True) if kind != usual[0][0]
-    }
+    return found | _others(left, alike, reason)
 
 
-def _kinds(content: RecordDict) -> frozenset[tuple[str, str, int]]:
-    """Return what a strategy wants to be the same in all replies: names, and lengths of lists."""
-    found = set[tuple[str, str, int]]()
+def _others(replies: Sequence[Message], good: Sequence[Message], why: str) -> dict[int, str]:
+    kept = set(map(id, good))
+    return {id(reply): why for reply in replies if id(reply) not in kept}
+
+
+def _tensors(content: RecordDict) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Return the names and shapes of the first ArrayRecord's arrays."""
+    layout = layout_of(records(content, ArrayRecord)[0][1])
+    return layout.names, layout.shapes
+
+
+def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
+    """Return what a strategy wants to be the same in all replies: names, shapes, lengths."""
+    found = set[tuple[object, ...]]()
     for name, record in content.items():
-        lists = isinstance(record, MetricRecord)
-        found |= {
-            (name, key, len(value) if lists and isinstance(value, list) else -1)
-            for key, value in record.items()
-        } or {(name, "", -1)}
+        for key, value in record.items():
+            length: object = len(value) if isinstance(value, list) else -1
+            if isinstance(record, ArrayRecord):
+                length = tuple(cast(Array, value).shape)
+            found.add((name, key, length if not isinstance(record, ConfigRecord) else -1))
+        if not record:
+            found.add((name, "", -1))
     return frozenset(found)
 
 

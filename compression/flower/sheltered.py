@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -27,6 +28,7 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from ..layout import Layout
+from ..stages import PayloadError
 from ..statistics import exact_tensors, expect_matches, separate
 from .arrays import FlatArray, flat_record, layout_of, records, to_vector, with_content
 from .form import form_of_updates
@@ -146,9 +148,13 @@ class Sheltered(Strategy):
         for reply in replies:
             if not reply.has_error() and len(found := records(reply.content, ArrayRecord)) == 1:
                 name, arrays = found[0]
+                try:
+                    weights.append(weight_of(reply.content, self.weighted_by_key))
+                except PayloadError as error:  # a mean of these would be none
+                    shown.append(with_content(reply, None, Error(ErrorCode.UNKNOWN, str(error))))
+                    continue
                 cut, order = self._cut(arrays), arrays
                 reports.append(cut.rest)
-                weights.append(weight_of(reply.content, self.weighted_by_key))
                 content = {k: cut.seen if k == name else v for k, v in reply.content.items()}
                 reply = with_content(reply, RecordDict(content))
             shown.append(reply)

@@ -95,7 +95,7 @@ class NodeState:
         update: Vector,
         layout: Layout,
         *,
-        applied: int,
+        applied: int | None,
         seed: int,
         loss: float | None = None,
         workers: int = 0,
@@ -107,11 +107,12 @@ class NodeState:
         `applied`: number of this node's last reply that is in the server's model (0: none). If
         that is not the last one sent, that one is put back into the memory first, so that nothing
         is lost, and a payload never builds on one that the server does not have. A node that lost
-        its state goes on counting where the server is. Errors as `Codec.encode`.
+        its state goes on counting where the server is. None: nobody knows yet; nothing is put back,
+        now or later. Errors as `Codec.encode`.
         """
         self._expect(layout)
         arrived = applied == self.sequence
-        if not arrived and self.last is not None:
+        if applied is not None and not arrived and self.last is not None:
             codec.put_back(self.last, layout, self.memory)
             self.last = None
             self.save()  # now: what follows may raise
@@ -126,7 +127,7 @@ class NodeState:
             as_before=arrived and self.sequence > 0,
             own=own,
         )
-        self.sequence = max(applied, self.sequence) + 1
+        self.sequence = max(applied or 0, self.sequence) + 1
         self.last = payload if codec.keeps else None
         self.save()
         return payload

@@ -14,7 +14,6 @@ from ..layout import Layout
 from ..stages import PayloadError
 from ..statistics import changes
 from .arrays import (
-    UPDATE,
     filled,
     flat_record,
     layout_of,
@@ -22,12 +21,13 @@ from .arrays import (
     payload_record,
     records,
     to_vector,
+    update_of,
     with_content,
 )
 from .form import Form, Model, converted, form_of_models, form_of_updates, moved
 from .method import chosen
 from .notes import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, trains, written
-from .privacy import clip_of, expect_clip_kept, within_clip
+from .privacy import clip_of, expect_clip_kept, is_clipped, within_clip
 from .replica import MASKED, REPLICA, Follower, Optimizer
 from .state import MEMORY, NUMBERS, NodeState
 
@@ -58,8 +58,8 @@ class Uplink:
     With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, no copies);
     without, as named arrays in their own shapes and types. An app that computes an update itself
     (a gradient, what the server is to subtract) returns it as `update_record`. `optimizer`: of a
-    server whose steps nodes follow; `masked`: CE-SGD's line 7 taken literally. `seconds` among the
-    reply's metrics will be those of the mod, too.
+    server whose steps nodes follow; `masked`: CE-SGD's line 7 taken literally. With a `layout`
+    `seconds` among the reply's metrics will be those of the mod, too.
 
     Raises `TypeError` and `ValueError` as `method.chosen`; in a message `PayloadError` for a
     payload that does not decode or is relative to a version that this node does not have, for an
@@ -79,6 +79,8 @@ class Uplink:
         **options: Any,
     ) -> None:
         self.codec = chosen(method, **options)
+        if type(seed) is not int or seed < 0:
+            raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         self._layout, self._seed, self._masked = layout, seed, masked
         self._follower = Follower(layout, optimizer)
         self._warned = False
@@ -101,8 +103,6 @@ class Uplink:
             vector, drift = self._follower.masked(start.vector, arrays, note, context.state)
             start = Model(vector)
         clip = clip_of(asked)
-        if clip is not None:
-            expect_clip_kept(self.codec, form)
         shown = followed.arrays() if self._layout is None else flat_record(start.vector)
         content = {k: shown if k == name else v for k, v in asked.items() if k != NOTE}
         reply = _unseen(with_content(message, filled(RecordDict, content)), context, call_next)
@@ -114,6 +114,8 @@ class Uplink:
             change = self._change(said[key], note, form, start)  # type: ignore[arg-type]
             payload, says = self._encoded(change, note, clip, said, context)
             said[key] = payload_record(payload)
+        if NOTE in said:
+            raise PayloadError(f"a reply's record {NOTE!r} is the link's: give yours another name")
         record = written(says)
         if record:
             said[NOTE] = record
@@ -122,15 +124,14 @@ class Uplink:
 
     def _change(self, record: ArrayRecord, note: ToNode, form: Form, start: Model) -> Change:
         """Return what is to be sent of a record that the app has returned."""
-        if UPDATE in record:
-            return Change(Model(to_vector(record)), form.layout)
+        if (update := update_of(record)) is not None:
+            return Change(Model(update), form.layout)
         if self._layout is not None:
             model, own, named = Model(to_vector(record, self._layout)), form, False
         else:
             theirs = layout_of(record)
-            other = (
-                theirs != form.whole if self.codec.exact else set(record) != set(form.whole.names)
-            )
+            ours = form.whole
+            other = theirs != ours if self.codec.exact else _shapes(theirs) != _shapes(ours)
             exact = tuple(note.exact or ())
             own, named = (form_of_updates(theirs, exact), True) if other else (form, False)
             if self.codec.exact:  # a difference would be rounded, as would float64 in a vector
@@ -157,7 +158,8 @@ class Uplink:
         (values, own), layout, whole, named = change
         node = int(context.node_config.get("partition-id", context.node_id))
         seed = codec_seed(self._seed, node, note.number or 0)
-        if clip is not None and not whole:
+        if clip is not None and not whole and is_clipped(self.codec, values, layout, clip):
+            expect_clip_kept(self.codec, own, layout)
             values = within_clip(self.codec, values, layout, clip, seed)
         says = ToServer(None, note.version, int(whole) or None, int(named) or None)
         if not self.codec.memory_bytes(layout):
@@ -167,7 +169,7 @@ class Uplink:
             self.codec,
             values,
             layout,
-            applied=note.applied or 0,
+            applied=None if note.undecided else note.applied or 0,
             seed=seed,
             loss=_loss(content),
             workers=note.workers or 0,
@@ -178,7 +180,7 @@ class Uplink:
 
     def _measure(self, content: RecordDict, seconds: float, drift: float) -> None:
         for _, metrics in records(content, MetricRecord):
-            if SECONDS in metrics:
+            if SECONDS in metrics and self._layout is not None:
                 metrics[SECONDS] = seconds
             if self._masked:
                 metrics[DRIFT] = drift
@@ -227,6 +229,10 @@ def _key_of_model(content: RecordDict, name: str) -> str | None:
             f"the reply holds {len(keys)} ArrayRecords, none of them {name!r}, the model"
         )
     return name if name in keys else next(iter(keys), None)
+
+
+def _shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
+    return dict(zip(layout.names, layout.shapes, strict=True))
 
 
 def _loss(content: RecordDict) -> float | None:

@@ -12,7 +12,9 @@ from typing import Any, TypeVar, cast
 import click
 import tomli
 from flwr.app import UserConfig
+from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, validate_config
+from flwr.serverapp import ServerApp
 
 from ..errors import UsageError
 from ..host import load_object
@@ -50,13 +52,17 @@ class App:
             )
         return found
 
+    def load_both(self) -> tuple[ServerApp, ClientApp]:
+        """Import both components: in this order in every process, as modules may draw numbers."""
+        return self.load(self.server_app, ServerApp), self.load(self.client_app, ClientApp)
+
 
 def read_app(path: Path, overrides: list[str]) -> App:
     """Read an app's pyproject.toml; `overrides` are what `flwr run --run-config` takes.
 
     Raises `UsageError`, one line, for whatever is no Flower app, and for keys that it has not.
     """
-    folder, file = path.expanduser().resolve(), path / "pyproject.toml"
+    folder, file = path.expanduser().resolve(), path.expanduser() / "pyproject.toml"
     if not folder.is_dir():
         raise UsageError(f"there is no folder {path}")
     if not file.is_file():

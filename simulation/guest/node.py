@@ -32,6 +32,9 @@ class GuestNode:
         """Answer a message; raises what the ClientApp raises, and for what Flower refuses."""
         given = context.run_config
         context.run_config = dict(given)
+        if self.app.client_app.partition(":")[0] not in sys.modules:  # a worker that began anew
+            with seeded(self.seed):
+                self.app.load_both()
         client_app = self.app.load(self.app.client_app, ClientApp)
         message.content = deepcopy(message.content)
         try:

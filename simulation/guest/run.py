@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 from flwr.app import Context
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.supercore.run import Run
 
@@ -39,8 +38,7 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
     `EngineError` if its ServerApp raises: what it was is logged in full, as by Flower.
     """
     with seeded(seed):
-        server_app = app.load(app.server_app, ServerApp)
-        app.load(app.client_app, ClientApp)  # mistakes show now, and forked workers share it
+        server_app, _ = app.load_both()  # mistakes show now, and forked workers share it
     grids = list[GuestGrid]()
 
     def serve(grid: Grid, context: Context) -> None:

@@ -8,19 +8,24 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from safetensors.numpy import save
 
 from compression.flower import to_vector
+from compression.flower.replica import Replica
 from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
+from strategy.asynchronous import Asynchronous
+from strategy.exchange import ExchangeState
 from strategy.nodes import OrderedGrid
 from strategy.scheme import scheme_for
 from strategy.state import StateError, from_bytes, to_bytes
 from task.flat import FlatModel
+from task.optimizers import SGD
 from tests.runs import composed, configured
 from tests.strategy.remote import RemoteGrid, serve
 
@@ -147,3 +152,26 @@ def test_an_array_that_is_there_twice_is_shared_again():
     assert found.dense
     empty = from_bytes(ExchangeState, to_bytes(ExchangeState()))
     assert empty == ExchangeState()
+
+
+def test_a_state_goes_on_with_the_options_that_it_was_saved_with():
+    saved = Asynchronous(pushes=9, mix=True, update="delta").save()
+    Asynchronous(pushes=99, mix=True, update="delta").load(saved)  # a longer run is none of them
+    with pytest.raises(StateError, match=r"of a strategy with update='delta', .*mix=True"):
+        Asynchronous(pushes=9).load(saved)
+
+
+@pytest.mark.parametrize("head", [b"5", b"null", b"[1]", b"[" * 100_000])
+def test_bytes_that_are_no_state(head):
+    data = save({"state": np.frombuffer(head, np.uint8)})
+    with pytest.raises(StateError):
+        from_bytes(ExchangeState, data)
+    with pytest.raises(StateError):
+        from_bytes(ExchangeState, None)
+
+
+def test_a_state_of_another_model_is_refused():
+    kept = Replica.start(SGD(), 3, np.zeros(3, np.float32)).arrays
+    arrays = ArrayRecord({"w": Array(np.zeros(4, np.float32))})
+    with pytest.raises(ValueError, match="of another model or optimizer: 3 entries, not 4"):
+        Replica.of(SGD(), arrays, kept)

@@ -88,7 +88,7 @@ def sent(monkeypatch):
     """Add up, by partition, what the server applied; remember which updates, and the receipts."""
     total, seen, found = {}, [], []
     decoded = {}
-    decode, applied = Receipts.decode, Receipts.applied
+    decode, settle = Receipts.decode, Receipts.settle
 
     def spy_decode(self, node, payload, sequence, *rest):
         update = decode(self, node, payload, sequence, *rest)
@@ -96,15 +96,15 @@ def sent(monkeypatch):
         found[:] = [self]
         return update
 
-    def spy_applied(self, nodes):
-        for node in set(nodes) & set(self.pending):
+    def spy_settle(self, node, *, applied):
+        if applied and node in self.pending:
             sequence, values = decoded[node]
             total[node - 1] = total.get(node - 1, 0) + values
             seen.append((node, sequence))
-        applied(self, nodes)
+        settle(self, node, applied=applied)
 
     monkeypatch.setattr(Receipts, "decode", spy_decode)
-    monkeypatch.setattr(Receipts, "applied", spy_applied)
+    monkeypatch.setattr(Receipts, "settle", spy_settle)
     return total, seen, found
 
 

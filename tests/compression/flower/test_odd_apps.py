@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.run import Run
 
+from compression import PayloadError
 from compression.flower import Link, Traffic, Uplink
 from simulation.grid import LocalGrid
 from simulation.guest.grid import GuestGrid
@@ -368,3 +369,166 @@ def test_updates_of_a_loop_without_rounds_draw_differently():
         (reply,) = link.pull_messages(link.push_messages(ask(link, start)))
         seen.append(reply.content["arrays"]["w"].numpy())
     assert len({values.tobytes() for values in seen}) == 3
+
+
+def only_of(node, function):
+    """Apply `function` to one node's values; the others go to their targets."""
+
+    def train(partition, values, state):
+        made = to_targets(partition, values, state)
+        return {"arrays": function(made["arrays"])} if partition == node else made
+
+    return train
+
+
+@pytest.mark.parametrize("method", ["dense", "int8"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda values: {**values, "scale": np.zeros(12, np.float32)},
+        lambda values: {**values, "fc.weight": values["fc.weight"][None]},
+        lambda values: {n: v for n, v in values.items() if n != "scale"},
+        lambda values: {f"x{n}": v for n, v in values.items()},
+        lambda values: {**values, "more": np.zeros(3)},
+    ],
+)
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_tensors_other_than_those_sent_cost_that_reply_alone(method, other, nodes):
+    """Also of two nodes: what is usual is what was asked, not what came first."""
+    model, traffic = linked(
+        FedAvg(fraction_evaluate=0), moving(only_of(0, other), Uplink(method)), nodes
+    )
+    assert traffic.failures == 3
+    assert {name: value.shape for name, value in model.items()} == SHAPES
+
+
+def test_integers_stay_exact_once_a_mean_has_made_floats_of_them():
+    arrays = ArrayRecord({**initial(), "ids": Array(np.array([16777217, 3], np.int64))})
+
+    def train(node, values, state):
+        moved = to_targets(node, {n: v for n, v in values.items() if n != "ids"}, state)["arrays"]
+        return {"arrays": {**moved, "ids": values["ids"]}}
+
+    app = moving(train, Uplink("topk", density=0.1))
+    model, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
+    assert model["ids"].tolist() == [16777217, 3]
+    assert traffic.failures == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_infinity_is_refused_in_every_type(dtype):
+    arrays = ArrayRecord({"w": Array(np.zeros(4, dtype))})
+
+    def blown(values):
+        return {"w": np.full(4, np.inf, dtype)}
+
+    app = moving(only_of(0, blown), Uplink("dense"))
+    model, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
+    assert traffic.failures == 3
+    assert np.isfinite(model["w"]).all()
+
+
+def test_a_mask_of_infinities_goes_by_its_name():
+    mask = np.array([0, -np.inf], np.float32)
+    arrays = ArrayRecord({**initial(), "mask": Array(mask)})
+
+    def train(node, values, state):
+        moved = to_targets(node, {n: v for n, v in values.items() if n != "mask"}, state)["arrays"]
+        return {"arrays": {**moved, "mask": mask}}
+
+    app = moving(train, Uplink("int8"))
+    with pytest.raises(PayloadError, match=r"goes by exact=\[its name\]"):
+        linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
+    model, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays, exact=["mask"])
+    assert traffic.failures == 0
+    assert (model["mask"] == mask).all()
+
+
+@pytest.mark.parametrize("name", ["update", "flat", "payload", "log_running_var"])
+def test_tensors_may_have_any_name(name):
+    arrays = ArrayRecord(
+        {name: Array(np.full(4, -2.0, np.float32)), "b": Array(np.ones(2, np.float32))}
+    )
+    strategy = FedAvg(fraction_evaluate=0)
+    plain = run(strategy, moving(to_targets), NODES, arrays=arrays)
+    model, traffic = linked(strategy, moving(to_targets, Uplink("dense")), NODES, arrays=arrays)
+    assert traffic.failures == 0
+    for key, value in plain.items():
+        assert np.array_equal(model[key], value)
+
+
+def test_a_clipping_norm_of_the_apps_own_changes_nothing():
+    """It is Flower's key for differential privacy; here nobody clips to it."""
+    link = Link(grid_of(moving(to_targets, Uplink("int8"))))
+    found = {}
+    for norm in (1e-3, 1e9):
+        replies = link.send_and_receive(ask(link, initial(), clipping_norm=norm))
+        found[norm] = [values_of(reply.content["arrays"]) for reply in replies]
+    for one, other in zip(*found.values(), strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_records_and_metrics_of_an_apps_own_are_left_alone():
+    app = ClientApp(mods=[Uplink("int8")])
+
+    @app.train()
+    def train(message, context):
+        metrics = MetricRecord({"num-examples": 2, "seconds": 12345.0})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    link = Link(grid_of(app))
+    for reply in link.send_and_receive(ask(link, initial())):
+        assert reply.content["metrics"]["seconds"] == 12345.0
+    content = RecordDict({"arrays": initial(), "edgewire": ConfigRecord({"mine": 1})})
+    with pytest.raises(ValueError, match="give yours another name"):
+        link.send_and_receive([Message(content, 1, "train", group_id="1")])
+
+
+@pytest.mark.parametrize("code", [3, 4, 5])
+def test_a_round_in_which_nobody_was_reached_is_survived(code):
+    class Away(LocalGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            error = Error(code, "Error: Node Unavailable")
+            list(super().send_and_receive(messages))  # which gives them their ids
+            return [Message(error, reply_to=message) for message in messages]
+
+    grid = Away(make_pool(HostSpec(moving(to_targets, Uplink("int8")), NODES, 1, {}), 1), NODES)
+    link = Link(grid)
+    assert all(reply.has_error() for reply in link.send_and_receive(ask(link, initial())))
+    assert link.traffic.failures == NODES
+
+
+def test_messages_of_different_types_are_not_compared():
+    app = ClientApp(mods=[Uplink("int8")])
+
+    @app.query()
+    def query(message, context):
+        return Message(RecordDict({"m": MetricRecord({"num-examples": 0})}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = MetricRecord({"num-examples": 2, "loss": 1.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    link = Link(grid_of(app))
+    kinds = ["evaluate", "evaluate", "query"]
+    messages = [
+        ask(link, initial(), kind, [node])[0]
+        for kind, node in zip(kinds, link.get_node_ids(), strict=True)
+    ]
+    assert not any(reply.has_error() for reply in link.send_and_receive(messages))
+
+
+def test_options_that_cannot_be_are_refused():
+    grid = grid_of(moving(to_targets))
+    with pytest.raises(TypeError, match="'topk' is a sparsifier: sparsifier='dense' is another"):
+        Uplink("topk", sparsifier="dense")
+    for seed in (-1, 1.5, "a"):
+        with pytest.raises(ValueError, match="seed must be a whole number"):
+            Uplink("qsgd", seed=seed)
+        with pytest.raises(ValueError, match="seed must be a whole number"):
+            Link(grid, seed=seed)
+    link = Link(grid, exact=["embeding*"])
+    with pytest.raises(ValueError, match="matches no tensor"):
+        link.send_and_receive(ask(link, initial()))
