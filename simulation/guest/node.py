@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from logging import ERROR
@@ -12,6 +13,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore import log
 
+from ..errors import UsageError
 from .app import App
 from .generators import seeded
 
@@ -33,7 +35,7 @@ class GuestNode:
         given = context.run_config
         context.run_config = dict(given)
         if self.app.client_app.partition(":")[0] not in sys.modules:  # a worker that began anew
-            with seeded(self.seed):
+            with seeded(self.seed), suppress(UsageError):  # if it is what cannot be loaded
                 self.app.load_both()
         client_app = self.app.load(self.app.client_app, ClientApp)
         message.content = deepcopy(message.content)
