@@ -129,6 +129,19 @@ DownlinkConfig = make_dataclass(
 
 
 @dataclass
+class ScreenConfig:
+    """What is refused of updates, or made smaller, before a strategy sees them; null: nothing is.
+
+    `refuse`: an update longer than so many times the usual length is left out; `clip`: it is
+    shortened to so many times; `weight`: no node weighs more than so many times the usual weight.
+    """
+
+    refuse: float | None = at_least(1, 100.0)
+    clip: float | None = at_least(1, None)
+    weight: float | None = at_least(1, 10.0)
+
+
+@dataclass
 class Config:
     """The whole run. Groups first, then the run's own numbers.
 
@@ -154,6 +167,7 @@ class Config:
     schedule: Any = MISSING
     network: NetworkConfig = field(default_factory=NetworkConfig)
     engine: Any = MISSING
+    screen: ScreenConfig = field(default_factory=ScreenConfig)
 
     nodes: int = at_least(1, 10)
     rounds: int = at_least(1, 10)

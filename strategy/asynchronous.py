@@ -77,7 +77,7 @@ class Asynchronous(ParameterServer):
             raise ValueError("in_flight above 1 goes with downlink=full: a node keeps one version")
         if in_flight > 1 and uplink and uplink.memory_bytes(SOME):
             raise ValueError("in_flight above 1 goes with methods that keep no memory")
-        self.downlink, self.seed = downlink, seed
+        self.uplink, self.downlink, self.seed = uplink, downlink, seed
         self.pushes, self.staleness, self.mix, self.buffer = pushes, staleness, mix, buffer
         self.in_flight, self.record_every = in_flight, record_every
         self.proximal_mu = proximal_mu

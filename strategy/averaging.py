@@ -15,6 +15,7 @@ from compression.flower.notes import EXAMPLES, STEPS
 from conf import Config
 from strategy.limits import expect_trained
 from strategy.nodes import OrderedGrid
+from strategy.robust import ABSENT, KINDS
 from strategy.rounds import AveragingState, Rounds
 from strategy.server import FLOWER, EvaluateFn, ParameterServer
 from task.optimizers import SGD, ServerOptimizer
@@ -38,10 +39,11 @@ class SparseAveraging(ParameterServer):
     replica; without one, the whole model. A round ends when `quorum` (a share) of the drawn nodes
     have answered, or at the time-out: what comes later is not applied, and put back at the node.
     Every `verify_every` rounds (0: never) nodes compare their replica's checksum with the server's.
-    `weighted_by_key` names the metric that weighs a node's update (None: all the same).
+    `weighted_by_key` names the metric that weighs a node's update (None: all the same). `mean`:
+    "mean", or "median" or "trimmed", which a few bad nodes cannot lead anywhere (`RobustMean`, with
+    its `trim` and `absent`).
     `mask_received`: CE-SGD's line 7 taken literally, at the nodes; their mean distance from the
-    server's model is then the metric `drift`. `uplink`: the nodes' codec, which decoding does not
-    need to know.
+    server's model is then the metric `drift`. `uplink`: the nodes' codec.
     """
 
     State = AveragingState
@@ -58,6 +60,9 @@ class SparseAveraging(ParameterServer):
         min_train_nodes: int = 1,
         quorum: float = 1.0,
         weighted_by_key: str | None = None,
+        mean: str = "mean",
+        trim: float = 0.2,
+        absent: str = "zero",
         verify_every: int = 100,
         mask_received: bool = False,
         uplink: Codec | None = None,
@@ -73,6 +78,12 @@ class SparseAveraging(ParameterServer):
             raise ValueError("mask_received goes with compression=cesgd or esgd, downlink=average")
         if mask_received and uplink and uplink.exact_names:
             raise ValueError("mask_received does not go with compression.exact=")
+        if mean not in KINDS:
+            raise ValueError(f"mean must be one of {', '.join(KINDS)}, not {mean!r}")
+        if not 0 <= trim < 0.5:
+            raise ValueError(f"trim must be a share of at least 0, below 0.5, not {trim:g}")
+        if absent not in ABSENT:
+            raise ValueError(f"absent must be one of {', '.join(ABSENT)}, not {absent!r}")
         if not isinstance(optimizer, ServerOptimizer):
             raise ValueError("optimizer is chosen by strategy/optimizer=sgd, momentum or adam")
         if weighted_by_key not in WEIGHTS:
@@ -80,9 +91,10 @@ class SparseAveraging(ParameterServer):
         self.optimizer = optimizer
         self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
         self.quorum, self.weighted_by_key = quorum, weighted_by_key
+        self.mean, self.trim, self.absent = mean, trim, absent
         self.verify_every = verify_every
         self.mask_received = mask_received
-        self.downlink, self.seed = downlink, seed
+        self.uplink, self.downlink, self.seed = uplink, downlink, seed
 
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
+from compression.flower.patience import Patience
 from strategy.nodes import OrderedGrid
 
 LEAST = 4  # so many are left alone
@@ -103,20 +104,21 @@ class Exchange:
         `timeout`: seconds, virtual ones on a local grid.
         """
         grid = self._grid
-        deadline = grid.now + timeout
+        patience = Patience(grid, timeout, len(messages))
         ids = list(grid.push_messages(messages, timeout))  # none is handed out any later
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
         replies, good = dict[int, Message](), 0
         while waiting and good < quorum:
-            arrived = grid.pull_before(ids, deadline)
+            arrived = grid.pull_before(ids, patience.deadline)
             if not arrived:
                 break
             for message in arrived:
                 replies[waiting.pop(message.metadata.reply_to_message_id)] = message
                 good += not message.has_error()
             ids = [i for i in ids if i in waiting]
+            patience.came(len(replies))
         self._state.round += 1
-        self.time_was_up = bool(waiting) and grid.now >= deadline
+        self.time_was_up = bool(waiting) and grid.now >= patience.deadline
         self._remember(waiting, set(replies))
         return replies
 

@@ -13,10 +13,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from compression import PayloadError, Update, decode_update
-from compression.flower.dialogue import Dialogue, DialogueState, Parcel, number
+from compression.flower.dialogue import Dialogue, DialogueState, Parcel
 from compression.flower.form import Model, form_of_updates
 from compression.flower.notes import EXAMPLES, LOSS, Orders, ToNode
 from compression.flower.replica import MODEL, Replica
+from compression.flower.replies import number
+from compression.flower.screen import Screen, ScreenState, length
 from compression.flower.traffic import flower_bytes
 from compression.flower.ways import Differences, DifferencesState, Steps
 from compression.payload import quiet
@@ -43,12 +45,16 @@ class Sent(NamedTuple):
     model: NDArray[np.float32] | None  # that the node got, if it is to be mixed
 
 
+LONGEST = 64  # times the pushes of all nodes that one rests, and one more
+
+
 @dataclass
 class PushesState(ServerState):
     """`done`: pushes; `flight`: messages under way by their ids, in the order of sending; `known`:
     nodes that are sent messages, `count`: how many; `losses` with their weights, and `stale`ness,
-    since the last record; `looked`: when to look for new nodes; `hopeless`: pushes in a row of no
-    use; `buffered`: updates in `mean` and `mix`; `now`: when the state was what it is.
+    since the last record; `looked`: when to look for new nodes; `failed`: by node, replies in a row
+    of no use, `hopeless`: whose are too many, `resting`: nodes, until so many pushes; `buffered`:
+    updates in `mean` and `mix`; `now`: when the state was what it is.
     """
 
     done: int = 0
@@ -63,10 +69,13 @@ class PushesState(ServerState):
     losses: list[tuple[float, float]] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
     looked: float = -math.inf
-    hopeless: int = 0
+    failed: Counter[int] = field(default_factory=Counter)
+    hopeless: set[int] = field(default_factory=set)
+    resting: list[tuple[int, int]] = field(default_factory=list)
     buffered: int = 0
     mean: MeanState = field(default_factory=MeanState)
     mix: MixState = field(default_factory=MixState)
+    screen: ScreenState = field(default_factory=ScreenState)
     now: float = 0.0
 
 
@@ -95,10 +104,13 @@ class Pushes:
         if strategy.downlink is not None:
             self._downlink = Differences(strategy.downlink, strategy.seed, state.differences)
         way, plain_bytes = self._downlink or self._whole, flower_bytes(initial_arrays)
-        self._dialogue = Dialogue(way, state.traffic, self.layout, plain_bytes, state.dialogue)
+        self._dialogue = Dialogue(
+            way, state.traffic, self.layout, plain_bytes, state.dialogue, strategy.uplink
+        )
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean)
         self._late = Late(grid, state.late)
+        self._screen = Screen(strategy.screening, state.screen)
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
 
@@ -125,6 +137,8 @@ class Pushes:
         """
         state, strategy = self._state, self._strategy
         self._greet()
+        if state.resting:
+            self._wake()
         replies = self._grid.pull_before(state.flight, self._deadline())
         if not replies and not self._anybody():
             if state.done % strategy.record_every:
@@ -143,7 +157,7 @@ class Pushes:
                 record(state.done)
             if last:
                 break
-            self._send(sent.node)
+            self._again(sent.node)
         state.now = self._grid.now
         return True
 
@@ -172,11 +186,32 @@ class Pushes:
             state.looked = grid.next_look
 
     def _useless(self, node: int, reason: str) -> None:
-        """Count a message that brought nothing; the run ends when for long none has."""
+        """Count a message that brought nothing; the run ends when for long no node's has."""
+        state = self._state
         self._strategy.fail(node, reason)
-        self._state.hopeless += 1
-        if self._state.hopeless >= HOPELESS * max(len(self._state.known), 1):
-            raise PayloadError(f"{self._state.hopeless} updates in a row were of no use: {reason}")
+        state.failed[node] += 1
+        if state.failed[node] == HOPELESS:
+            state.hopeless.add(node)
+        if state.hopeless >= state.known:
+            count = f"{HOPELESS} updates of every node in a row"
+            raise PayloadError(f"{count} were of no use: {reason}")
+
+    def _again(self, node: int) -> None:
+        """Send a node the model; later if it fails again and again, and others do not."""
+        state = self._state
+        rest = min(2 ** max(state.failed[node] - 1, 0), LONGEST) - 1
+        if rest:
+            state.resting.append((state.done + rest * len(state.known), node))
+        else:
+            self._send(node)
+
+    def _wake(self) -> None:
+        """Send the model to nodes that have rested; to all if there is nobody else."""
+        state = self._state
+        over = [node for when, node in state.resting if when <= state.done or not state.flight]
+        state.resting = [(w, node) for w, node in state.resting if node not in set(over)]
+        for node in over:
+            self._send(node)
 
     def _deadline(self) -> float:
         """Return when to look again, if no reply comes before."""
@@ -223,7 +258,8 @@ class Pushes:
         except PayloadError as error:
             self._useless(sent.node, str(error))
             return
-        self._state.hopeless = 0
+        self._state.failed.pop(sent.node, None)
+        self._state.hopeless.discard(sent.node)
         self._dialogue.receipts.applied([sent.node])
         self._state.traffic.client_updates += 1
         self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
@@ -235,6 +271,11 @@ class Pushes:
         stale = self._replica.version - sent.version
         rate = self._lr if strategy.rate is None else strategy.rate
         indices, values, statistics = self._statistics.cut(update)
+        there = self._replica.model[self._statistics.trained :]
+        moved = length(values, statistics - there) if self._statistics.size else length(values)
+        part = self._screen.share(sent.node, moved, self._replica.model, rate)
+        if part < 1:
+            values = values * np.float32(part)
         if sent.model is not None:
             indices, values = None, self._towards(sent.model, indices, values)
         touched = None if indices is None else update.indices
@@ -242,6 +283,8 @@ class Pushes:
         share: Vector | np.float32 = factor
         if isinstance(factor, np.ndarray):
             factor, share = factor[: len(values)], factor[len(values) :]
+        if part < 1:
+            share = share * np.float32(part)
         values = values * factor
         self._expect_finite(indices, values, rate)
         state.stale.append(stale)

@@ -7,22 +7,25 @@ import random
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from compression import PayloadError, decode_update
-from compression.flower.dialogue import Dialogue, DialogueState, number
+from compression.flower.dialogue import Dialogue, DialogueState
 from compression.flower.notes import DRIFT, EXAMPLES, LOSS, Orders, ToNode
 from compression.flower.replica import Replica
+from compression.flower.replies import number
+from compression.flower.screen import Screen, ScreenState, length
 from compression.flower.traffic import flower_bytes
 from compression.flower.ways import Steps
-from compression.stages import DIVERGED, is_finite
+from compression.stages import DIVERGED, Indices, Vector, is_finite
 from strategy.exchange import Exchange, ExchangeState
 from strategy.mean import SparseMean, StatisticsMix
 from strategy.nodes import OrderedGrid
+from strategy.robust import RobustMean
 from strategy.server import HOPELESS, STEP_MESSAGE, ServerState
 
 if TYPE_CHECKING:
@@ -43,7 +46,19 @@ class AveragingState(ServerState):
     memory: dict[str, NDArray[Any]] = field(default_factory=dict)
     dialogue: DialogueState = field(default_factory=DialogueState)
     exchange: ExchangeState = field(default_factory=ExchangeState)
+    screen: ScreenState = field(default_factory=ScreenState)
     hopeless: int = 0
+
+
+class Looked(NamedTuple):
+    """A node's update, looked at: its trained part, its statistics, its metrics, its weight."""
+
+    indices: Indices | None
+    values: Vector
+    statistics: Vector
+    metrics: MetricRecord
+    weight: float
+    length: float
 
 
 class Rounds:
@@ -62,11 +77,21 @@ class Rounds:
         follow = self._downlink is not None
         self._steps = Steps(self._replica, self.layout, follow=follow, recent=state.recent)
         self._dialogue = Dialogue(
-            self._steps, state.traffic, self.layout, flower_bytes(initial_arrays), state.dialogue
+            self._steps,
+            state.traffic,
+            self.layout,
+            flower_bytes(initial_arrays),
+            state.dialogue,
+            strategy.uplink,
         )
         self._exchange = Exchange(grid, state.exchange)
         self._statistics = StatisticsMix(self.layout)
-        self._mean = SparseMean(self._statistics.trained)
+        size = self._statistics.trained
+        self._mean: SparseMean | RobustMean = SparseMean(size)
+        if strategy.mean != "mean":
+            trim, absent = strategy.trim, strategy.absent
+            self._mean = RobustMean(size, strategy.mean, trim=trim, absent=absent)
+        self._screen = Screen(strategy.screening, state.screen)
         self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
 
     @property
@@ -117,11 +142,13 @@ class Rounds:
         """
         state, reason = self._state, ""
         used: dict[int, MetricRecord] = {}
-        for node in asked:
-            if node not in replies and not self._exchange.time_was_up:
-                continue  # enough others were there before it
+        rate = lr if self._strategy.rate is None else self._strategy.rate
+        here = [n for n in asked if n in replies or self._exchange.time_was_up]
+        ready = {} if self._screen.knows else self._look_at_all(here, replies)
+        for node in here:  # of the others enough were there before
             try:
-                used[node] = self._add(node, replies.get(node))
+                found = ready.pop(node, None) or self._look(replies.get(node))
+                used[node] = self._add(node, found, rate)
             except PayloadError as error:
                 reason = str(error)
                 self._strategy.fail(node, reason, f"round {number}: ")
@@ -130,28 +157,49 @@ class Rounds:
             raise PayloadError(f"no update could be used in {HOPELESS} rounds: {reason}")
         state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
-            self._step(lr if self._strategy.rate is None else self._strategy.rate)
+            self._step(rate)
             self._dialogue.receipts.applied(used)
             state.traffic.client_updates += len(used)
 
-    def _add(self, node: int, reply: Message | None) -> MetricRecord:
-        """Decode a node's reply and add its update; return its metrics.
+    def _look_at_all(
+        self, nodes: list[int], replies: Mapping[int, Message]
+    ) -> dict[int, Looked | PayloadError]:
+        """Look at all replies before one is used: among them it is seen what is usual."""
+        found: dict[int, Looked | PayloadError] = {}
+        for node in nodes:
+            try:
+                found[node] = self._look(replies.get(node))
+            except PayloadError as error:
+                found[node] = error
+        good = {node: look for node, look in found.items() if isinstance(look, Looked)}
+        self._screen.look(look.length for look in good.values())
+        self._screen.weigh({node: look.weight for node, look in good.items()})
+        return found
 
-        Raises `PayloadError` if it cannot be used; then nothing was added.
-        """
+    def _look(self, reply: Message | None) -> Looked:
+        """Decode a reply. Raises `PayloadError` if it cannot be used."""
         if reply is None:
             raise PayloadError("no reply in time")
         update, metrics = self._dialogue.read(reply, self._measured)
-        weight = (
-            number(metrics, self._strategy.weighted_by_key)
-            if self._strategy.weighted_by_key
-            else 1.0
-        )
+        name = self._strategy.weighted_by_key
+        weight = number(metrics, name) if name else 1.0
         if not 0 < weight < MOST:
             raise PayloadError("its weight must be above 0, below 2^63")
         indices, values, statistics = self._statistics.cut(update)
-        self._mean.add(indices, values, weight)
-        share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
+        there = self._replica.model[self._statistics.trained :]
+        moved = length(values, statistics - there) if self._statistics.size else length(values)
+        return Looked(indices, values, statistics, metrics, weight, moved)
+
+    def _add(self, node: int, found: Looked | PayloadError, rate: float) -> MetricRecord:
+        """Add a node's update; return its metrics. Raises `PayloadError` if it is refused."""
+        if isinstance(found, PayloadError):
+            raise found
+        indices, values, statistics, metrics, weight, long = found
+        share = self._screen.share(node, long, self._replica.model, rate)
+        if self._strategy.weighted_by_key:
+            weight = self._screen.weigh({node: weight})[node]
+        self._mean.add(indices, values if share == 1 else values * np.float32(share), weight)
+        share *= self._strategy.server_lr if self._strategy.update == "delta" else 1.0
         self._statistics.add(statistics, share, weight)
         return metrics
 

@@ -12,14 +12,29 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from compression import Codec, Layout
 from compression.flower import Link, Sheltered, Traffic, flat_record, layout_of, to_vector
+from compression.flower.notes import EXAMPLES, LOSS, SECONDS, STEPS
+from compression.flower.screen import Screening
 from compression.flower.traffic import flower_bytes
 from compression.statistics import expect_matches
 from conf import Config, ConfigError
 from conf.build import codec_of, downlink_of, gradients_of, strategy_of
 from strategy.limits import expect_limits
 from strategy.segments import Segmented
+from strategy.server import HOPELESS, ParameterServer
 from task.datasets import Data
 from task.errors import TaskError
+from task.steps import Evaluation
+
+DEFAULT = Screening()
+METRICS = {  # of our ClientApp's replies
+    "train": (LOSS, EXAMPLES, STEPS, SECONDS),
+    "evaluate": (*Evaluation._fields, EXAMPLES),
+}
+
+
+def screening_of(config: Config) -> Screening:
+    """Return the configured screening."""
+    return Screening(config.screen.refuse, config.screen.clip, config.screen.weight)
 
 
 class Scheme(Protocol):
@@ -89,8 +104,10 @@ def scheme_of(config: Config) -> Scheme:
     downlink = downlink_of(config)
     if isinstance(made, Strategy):
         expect_limits(made, config)
-        return Federated(made, downlink, config.seed)
+        return Federated(made, downlink, config.seed, codec_of(config), screening_of(config))
     scheme: Checked = made(uplink=codec_of(config), downlink=downlink, seed=config.seed)
+    if isinstance(scheme, ParameterServer):
+        scheme.screening = screening_of(config)
     scheme.check_config(config)
     return scheme
 
@@ -111,9 +128,17 @@ class Federated(Sheltered):
     process use too: it is set anew right before each round draws.
     """
 
-    def __init__(self, strategy: Strategy, downlink: Codec | None, seed: int) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        downlink: Codec | None,
+        seed: int,
+        uplink: Codec | None = None,
+        screening: Screening = DEFAULT,
+    ) -> None:
         super().__init__(strategy)
-        self._downlink, self._seed = downlink, seed
+        self._uplink, self._downlink, self._seed = uplink, downlink, seed
+        self._screening = screening
         self.traffic = Traffic()
         self.train_metrics: MetricRecord | None = None  # the last round's, from the nodes
         self.evaluate_metrics: MetricRecord | None = None
@@ -134,6 +159,10 @@ class Federated(Sheltered):
             grid,
             downlink=self._downlink,
             seed=self._seed,
+            patience=HOPELESS,
+            uplink=self._uplink,
+            screening=self._screening,
+            metrics=METRICS,
             layout=self._layout,
             plain_bytes=flower_bytes(initial_arrays),
             traffic=self.traffic,

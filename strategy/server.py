@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from compression.flower import Traffic
+from compression.flower.screen import Screening
 from conf import Config, ConfigError
 from strategy.state import PLAIN, from_bytes, to_bytes
 
@@ -60,6 +61,7 @@ class ParameterServer(Strategy):
         self.update, self.server_lr = update, server_lr
         self.rate = None if update == "gradient" else server_lr  # of updates; None: the run's lr
         self.state = self.State()
+        self.screening = Screening()
         self.evaluate_metrics: MetricRecord | None = None
         self.after_turn: Callable[[], None] | None = None
         self._goes_on = False  # with a state that was loaded

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from ..codec import Codec
 from ..layout import Layout
 from ..payload import MAX_SIZE, Update, decode_update
 from ..stages import Indices, PayloadError
 from .arrays import filled, payload_of, records
 from .form import Model
 from .notes import EXAMPLES, MOST, NOTE, ToNode, ToServer, read, written
+from .replies import number
 from .traffic import Traffic, reason_of
 
 
@@ -104,6 +105,9 @@ class ReceiptsState:
     pending: dict[int, Pending] = field(default_factory=dict)
 
 
+INDEX_BUDGET = 1 << 30  # bytes of indices that are kept, of all nodes
+
+
 class Receipts:
     """The server's end of the sequence numbers that nodes with a memory put into their replies.
 
@@ -112,8 +116,10 @@ class Receipts:
     if its method may repeat them.
     """
 
-    def __init__(self, state: ReceiptsState | None = None) -> None:
+    def __init__(self, state: ReceiptsState | None = None, repeats: bool | None = None) -> None:
         self._state = ReceiptsState() if state is None else state
+        self._bytes = sum(each.nbytes for each in self._state.indices.values())
+        self._repeats = repeats  # whether the nodes' method may repeat indices; None: who knows
 
     def last_applied(self, node: int) -> int:
         """Return the number of a node's last reply that is in the model; 0: none is."""
@@ -143,7 +149,7 @@ class Receipts:
             payload, layout, before=self._state.indices.get(node), max_size=max_size
         )
         if sequence:
-            repeats = update.sparsifier.repeats
+            repeats = update.sparsifier.repeats if self._repeats is None else self._repeats
             self._state.pending[node] = Pending(sequence, update.selected if repeats else None)
         return update
 
@@ -153,7 +159,17 @@ class Receipts:
         if pending is not None and applied:
             self._state.applied[node], indices = pending
             if indices is not None:
-                self._state.indices[node] = indices
+                self._keep(node, indices)
+
+    def _keep(self, node: int, indices: Indices) -> None:
+        """Keep a node's indices; those of nodes not heard for longest go beyond the budget."""
+        kept = self._state.indices
+        if (old := kept.pop(node, None)) is not None:
+            self._bytes -= old.nbytes
+        kept[node] = indices
+        self._bytes += indices.nbytes
+        while self._bytes > INDEX_BUDGET and len(kept) > 1:
+            self._bytes -= kept.pop(next(iter(kept))).nbytes
 
     def forget(self, node: int) -> None:
         """Note that the update decoded from a node is of no use."""
@@ -188,7 +204,8 @@ class Dialogue:
     """Brings nodes to the newest model, tells them what was applied, and reads their replies.
 
     `layout`: of the model, where all nodes have the same. `plain_bytes`: of the model as Flower
-    sends it without compression.
+    sends it without compression. `uplink`: of the nodes; what repeats indices is else accepted of
+    any method.
     """
 
     def __init__(
@@ -198,10 +215,13 @@ class Dialogue:
         layout: Layout | None = None,
         plain_bytes: int = 0,
         state: DialogueState | None = None,
+        uplink: Codec | None = None,
     ) -> None:
         state = DialogueState() if state is None else state
         self.ledger = Ledger(way, state.ledger)
-        self.receipts = Receipts(state.receipts)
+        self.receipts = Receipts(
+            state.receipts, None if uplink is None else uplink.sparsifier.repeats
+        )
         self.traffic = traffic
         self.layout, self.plain_bytes = layout, plain_bytes
 
@@ -286,11 +306,3 @@ class Dialogue:
             number(metrics[1], name)
         node, sequence = reply.metadata.src_node_id, note.sequence or 0
         return Received(self.receipts.decode(node, payload, sequence, self.layout), metrics[1])
-
-
-def number(metrics: Mapping[str, Any], name: str) -> float:
-    """Return a metric. Raises `PayloadError` if it is no finite number."""
-    value = metrics.get(name)
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise PayloadError(f"its metric {name!r} must be a finite number, not {value!r}")
-    return float(value)

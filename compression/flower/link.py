@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from glob import escape
 from typing import cast
 
@@ -21,7 +21,10 @@ from .grids import GridWrapper
 from .handed import Handed
 from .method import chosen
 from .notes import EXAMPLES, NOTE, ToNode, server_round, trains
-from .replies import Asked, Course, Underway, answered, came, expect_weight, odd_ones, used
+from .patience import FOREVER, gathered
+from .replies import Asked, Course, Underway, answered, came, expect_weight, odd_ones, rebuilt, used
+from .screen import Screen, Screening, length
+from .screened import screened
 from .traffic import Traffic, flower_bytes, warn_of_no_names, warn_of_variances
 from .ways import Differences
 
@@ -48,6 +51,11 @@ class Link(GridWrapper):
     An update that was handed over counts as applied or not by the models that are sent next, see
     `Handed`: nodes whose method keeps a memory put theirs back if it was not.
 
+    `uplink`: of the nodes, if all have the same; else any method is accepted. `screening`: of
+    updates that are far longer than is usual, and of weights (`Screening()` if
+    None). `metrics`: the names of those that a reply holds, finite numbers, by the type of message:
+    a reply is made anew of these and its model, whatever else is in it.
+
     `layout`: for nodes that know it, and a model of float32 alone, which then goes as one flat
     vector on both sides; `plain_bytes`: of that model as Flower sends it.
     """
@@ -62,6 +70,9 @@ class Link(GridWrapper):
         patience: int = 1,
         weighted_by_key: str = EXAMPLES,
         uneven: bool = False,
+        uplink: Codec | None = None,
+        screening: Screening | None = None,
+        metrics: Mapping[str, Sequence[str]] | None = None,
         layout: Layout | None = None,
         plain_bytes: int = 0,
         traffic: Traffic | None = None,
@@ -75,7 +86,10 @@ class Link(GridWrapper):
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self._differences = Differences(None if downlink is None else chosen(downlink), seed)
-        self._dialogue = Dialogue(self._differences, self.traffic, layout, plain_bytes)
+        self._dialogue = Dialogue(
+            self._differences, self.traffic, layout, plain_bytes, uplink=uplink
+        )
+        self._uplink = uplink
         self._course = Course(self.traffic, patience)
         self._exact, self._layout = list(exact), layout
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
@@ -83,6 +97,8 @@ class Link(GridWrapper):
         self._handed = Handed(self._dialogue.receipts)
         self._round = 0
         self._counts: set[str] = set()  # names of tensors that are no floats
+        self._screen, self._metrics = Screen(screening), dict(metrics or {})
+        self._lengths: dict[str, float] = {}  # of updates, by the id of the message they reply to
         self._warned = self._led_below = False
 
     # Flower's Grid
@@ -108,7 +124,7 @@ class Link(GridWrapper):
         """Return what has come with models in it, counted."""
         found = list(found)
         asked = [self._underway.asked(reply) for reply in found]
-        replies = [self._incoming(reply) for reply in found]
+        replies = self._screened([self._incoming(reply) for reply in found], asked)
         self.traffic.client_updates += used(replies, asked)
         return replies
 
@@ -122,12 +138,16 @@ class Link(GridWrapper):
         if train:
             self._round += 1
             self._course.begin_round(asked=len(sent))
-        found = list(super().send_and_receive(outgoing, timeout=timeout))
+        if self.virtual_seconds is None and timeout is not None and timeout >= FOREVER:
+            found = gathered(self._grid, outgoing, timeout)
+        else:
+            found = list(super().send_and_receive(outgoing, timeout=timeout))
         ids = self._underway.add(outgoing, sent)
         asked = [self._underway.asked(reply) for reply in found]
         replies = [self._incoming(reply) for reply in found]
         if not self._uneven:
             replies = self._alike(replies, asked)
+        replies = self._screened(replies, asked)
         for missing in filter(None, map(self._underway.take, ids)):
             self._course.leave_out(missing.number, missing.node, "no reply")
         if train:
@@ -248,6 +268,8 @@ class Link(GridWrapper):
                 expect_weight(reply.content, self._weighted_by_key)
             if sent.train and records(reply.content, ArrayRecord):
                 self._unpack(reply, note.sequence or 0, bool(note.whole), bool(note.named), sent)
+            if (names := self._metrics.get(sent.kind)) is not None:
+                reply.content = rebuilt(reply.content, sent, names)
         except PayloadError as error:
             return self._left_out(reply, sent.number, str(error))
         return reply
@@ -268,10 +290,15 @@ class Link(GridWrapper):
         name, payload = found
         self.traffic.uplink_bytes += len(payload)  # it has crossed the link, used or not
         self.traffic.uplink_bytes_float32 += sent.plain_bytes
+        if self._uplink is not None and (whole != self._uplink.exact or named):
+            raise PayloadError("its payload is not of the method that this run's nodes have")
         node, layout = reply.metadata.src_node_id, None if named else sent.form.whole
         limit = MOST_SIZE * max(sent.form.whole.size, 1)
         update = self._dialogue.receipts.decode(node, payload, sequence, layout, limit)
         form, model = answered(update, sent.form, sent.start, whole=whole, named=named)
+        if form.whole == sent.form.whole:
+            change = converted(model, form, sent.form).vector - sent.start.vector
+            self._lengths[reply.metadata.reply_to_message_id] = length(change)
         flat = self._layout is not None
         reply.content[name] = flat_record(model.vector) if flat else form.arrays(model)
         if not self._warned:
@@ -281,7 +308,17 @@ class Link(GridWrapper):
         """Warn once, of what goes up or down."""
         self._warned = warn_of_no_names(form.whole.names, [*form.patterns, *exact], payload)
 
+    def _screened(self, replies: list[Message], asked: Sequence[Asked | None]) -> list[Message]:
+        """Make errors of replies whose update is refused; make smaller what is too large."""
+        lengths, self._lengths = self._lengths, {}
+        bad = screened(replies, asked, lengths, self._screen, self._weighted_by_key)
+        return self._without(replies, bad)
+
     def _alike(self, replies: list[Message], asked: list[Asked | None]) -> list[Message]:
         """Make errors of replies that are not like most: a strategy would give up the round."""
-        odd, number = odd_ones(replies, asked, self._weighted_by_key), self._round
-        return [self._left_out(r, number, odd[id(r)]) if id(r) in odd else r for r in replies]
+        return self._without(replies, odd_ones(replies, asked, self._weighted_by_key))
+
+    def _without(self, replies: list[Message], bad: Mapping[int, str]) -> list[Message]:
+        """Return replies, errors in place of bad ones: by `id`, and why."""
+        number = self._round
+        return [self._left_out(r, number, bad[id(r)]) if id(r) in bad else r for r in replies]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from logging import getLogger
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -17,9 +17,9 @@ from ..own import Own
 from ..payload import Update
 from ..stages import PayloadError, is_finite
 from ..statistics import below_zero
-from .arrays import STYPE, layout_of, records
+from .arrays import STYPE, filled, layout_of, records
 from .form import Form, Model, form_of_models, form_of_payload, moved
-from .notes import HEALS
+from .notes import HEALS, LOSS
 from .traffic import Traffic
 
 log = getLogger("edgewire")
@@ -115,6 +115,42 @@ def _expect_as_finite(own: Sequence[Own], start: Sequence[Own]) -> None:
             raise PayloadError(f"its update holds infinity in {each.name}")
 
 
+def rebuilt(content: RecordDict, sent: Asked, names: Sequence[str]) -> RecordDict:
+    """Return what was asked for of a reply, under the names that it was asked by.
+
+    `names`: of the metrics; finite numbers all. Raises `PayloadError` for what lacks one, or holds
+    more than one model.
+    """
+    metrics = dict[str, Any]()
+    for _, each in records(content, MetricRecord):
+        metrics |= each
+    measured = {name: number(metrics, name) for name in names}
+    if measured.get(LOSS, 0.0) < 0:
+        raise PayloadError(f"its {LOSS} must be at least 0, not {measured[LOSS]!r}")
+    made: dict[str, Any] = {}
+    if sent.train:
+        models = [each for _, each in records(content, ArrayRecord)]
+        if len(models) != 1:
+            raise PayloadError(f"a reply to train must hold one ArrayRecord, not {len(models)}")
+        made[sent.name] = models[0]
+    made["metrics"] = filled(MetricRecord, {name: metrics[name] for name in names})
+    return filled(RecordDict, made)
+
+
+def number(metrics: Mapping[str, Any], name: str) -> float:
+    """Return a metric. Raises `PayloadError` if it is no finite number."""
+    value = metrics.get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise PayloadError(f"its metric {name!r} must be a finite number, not {brief(value)}")
+    return float(value)
+
+
+def brief(value: object) -> str:
+    """Return a value as a log may hold it."""
+    text = repr(value) if not isinstance(value, list) else f"a list of {len(value)}"
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
 def weight_of(content: RecordDict, key: str) -> float:
     """Return a node's weight.
 
@@ -128,7 +164,7 @@ def weight_of(content: RecordDict, key: str) -> float:
 
 def _usable_weight(weight: object, key: str) -> float:
     if not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise PayloadError(f"{key} must be a positive number, not {weight!r}")
+        raise PayloadError(f"{key} must be a positive number, not {brief(weight)}")
     return float(weight)
 
 

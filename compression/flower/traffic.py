@@ -19,6 +19,9 @@ from .arrays import Vector
 log = getLogger("edgewire")
 
 
+LONGEST_REASON, LONGEST_LINE = 4096, 400  # characters of a node's error that are looked at, logged
+
+
 @dataclass
 class Traffic:
     """Counters of a run. Bytes are lengths of payloads that were put into messages.
@@ -45,9 +48,10 @@ def flower_bytes(arrays: ArrayRecord) -> int:
 
 
 def reason_of(reply: Message) -> str:
-    """Return the last line of an error's reason: of a traceback, what was raised."""
-    lines = (reply.error.reason or "").strip().splitlines() or ["no reason given"]
-    return lines[-1]
+    """Return the last line of an error's reason, cut short: of a traceback, what was raised."""
+    lines = (reply.error.reason or "")[-LONGEST_REASON:].strip().splitlines()
+    last = lines[-1] if lines else "no reason given"
+    return last if len(last) <= LONGEST_LINE else f"{last[:LONGEST_LINE]}..."
 
 
 def _unnamed(names: Sequence[str]) -> bool:

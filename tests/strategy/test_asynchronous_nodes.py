@@ -113,7 +113,9 @@ def test_answers_that_come_too_late_are_not_applied_and_taken_back():
 
 def test_a_time_out_shorter_than_any_answer_ends_the_run():
     federation = Federation(Trainer(steps=at_once), Ideal(waiting="fixed", waiting_seconds=1.0))
-    with pytest.raises(PayloadError, match=r"80 updates in a row .* in time \(timeout=0.5\)"):
+    with pytest.raises(
+        PayloadError, match=r"20 updates of every node in a row .* in time \(timeout=0.5\)"
+    ):
         federation.push(60, timeout=0.5)
 
 
@@ -229,5 +231,7 @@ def test_a_run_in_which_nothing_is_of_use_any_more_ends():
 
     spoil = {(node, number): nan for node in range(1, NODES + 1) for number in range(5, 999)}
     federation = Federation(Trainer(steps=at_once, spoil=spoil), WAITS)
-    with pytest.raises(PayloadError, match=r"80 updates in a row were of no use: .*NaN"):
+    with pytest.raises(
+        PayloadError, match=r"20 updates of every node in a row were of no use: .*NaN"
+    ):
         federation.push(5000)

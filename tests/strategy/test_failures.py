@@ -10,6 +10,7 @@ from compression import PayloadError
 from compression.flower import layout_of, payload_record
 from compression.flower.replica import MODEL, REPLICA
 from compression.flower.state import checksum
+from strategy.server import HOPELESS
 from tests.strategy.federation import (
     ADAM,
     AVERAGE,
@@ -134,9 +135,10 @@ def test_where_nobody_can_be_used_the_model_stays():
 
 
 def test_a_mean_beyond_float32_ends_the_run():
-    huge = {(node, 2): lambda made: np.full(SIZE, 3e38, np.float32) for node in ALL}
-    with pytest.raises(PayloadError, match="diverged"):
-        Federation(Trainer(spoil=huge)).run(3)
+    rounds = range(2, 2 + HOPELESS)
+    huge = {(n, r): lambda made: np.full(SIZE, 3e38, np.float32) for n in ALL for r in rounds}
+    with pytest.raises(PayloadError, match="beyond float32: training has diverged"):
+        Federation(Trainer(spoil=huge)).run(2 + HOPELESS)
 
 
 def test_a_replica_that_was_changed_is_found_and_sent_whole():

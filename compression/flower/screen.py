@@ -1,0 +1,125 @@
+"""Screens updates before a strategy sees them: by their length, and by what weighs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..stages import DIVERGED, PayloadError
+from .arrays import Vector
+
+LEAST = 3  # nodes whose lengths say what is usual
+REACH = 10.0  # times the model's own length: what an update may move it while nobody knows that
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What is refused, and what is made smaller; None: nothing is.
+
+    `refuse`, `clip`: an update longer than so many times the usual length is left out, or shortened
+    to it; `weight`: so many times the usual weight is the most that a node has. Usual is the median
+    of what each node sent last, of lengths the largest there was: late in a run updates are short,
+    and now and then a mini-batch gives one as at its beginning. Raises `ValueError` for factors
+    below 1.
+    """
+
+    refuse: float | None = 100.0
+    clip: float | None = None
+    weight: float | None = 10.0
+
+    def __post_init__(self) -> None:
+        for name, factor in vars(self).items():
+            if factor is not None and not 1 <= factor < math.inf:
+                raise ValueError(f"screen.{name} must be a number of at least 1, not {factor!r}")
+
+
+@dataclass
+class ScreenState:
+    """By node: the length of its last update that was used, and its last weight; the usual length
+    so far (0: not known), and how many were used since it was worked out.
+    """
+
+    lengths: dict[int, float] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
+    usual: float = 0.0
+    since: int = 0
+
+
+def length(*parts: Vector) -> float:
+    """Return the Euclidean length of vectors end to end; infinity if float32 cannot hold it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(sum(float(np.dot(part, part)) for part in parts))
+
+
+class Screen:
+    """Knows what is usual, from the updates that were used; one a node, so that none is loud."""
+
+    def __init__(self, options: Screening | None = None, state: ScreenState | None = None) -> None:
+        self._options = Screening() if options is None else options
+        self._state = ScreenState() if state is None else state
+        self._now = 0.0  # the usual length in a round of nodes not heard before
+
+    @property
+    def knows(self) -> bool:
+        """Whether it is known what is usual: else look at all of a round's before the first."""
+        return len(self._state.lengths) >= LEAST
+
+    def look(self, lengths: Iterable[float]) -> None:
+        """Take the lengths of a round's updates, while too few were used to know what is usual."""
+        found = [*self._state.lengths.values(), *lengths]
+        self._now = _median(found) if len(found) >= LEAST and not self.knows else 0.0
+
+    def share(self, node: int, long: float, model: Vector, rate: float = 1.0) -> float:
+        """Return the factor by which a node's update is to be shortened, at most 1: it is used.
+
+        `long`: its length, and `rate`: by which it would change the `model`. Raises `PayloadError`
+        for one that is refused.
+        """
+        usual, options = max(self._state.usual, self._now), self._options
+        if not math.isfinite(long):
+            raise PayloadError(f"its update is beyond float32: {DIVERGED}")
+        if options.refuse is not None:
+            if usual and long > options.refuse * usual:
+                raise PayloadError(
+                    f"its update is {long / usual:.3g} times as long as usual "
+                    f"(screen.refuse={options.refuse:g})"
+                )
+            if not usual and long * rate > REACH * max(length(model), 1.0):
+                raise PayloadError("its update, the first, is many times as long as the model")
+        share = 1.0
+        if options.clip is not None and usual and long > options.clip * usual:
+            share = options.clip * usual / long
+        self._used(node, long * share)
+        return share
+
+    def _used(self, node: int, long: float) -> None:
+        state = self._state
+        state.lengths[node] = long
+        state.since += 1
+        if self.knows and state.since >= len(state.lengths) // 4:
+            state.since = 0
+            state.usual = max(state.usual, _median(state.lengths.values()))
+
+    def weigh(self, weights: dict[int, float]) -> dict[int, float]:
+        """Return nodes' weights, none above its limit; they are what is usual from now on."""
+        self._state.weights |= weights
+        factor, known = self._options.weight, self._state.weights
+        if factor is None or len(known) < LEAST:
+            return weights
+        limit = factor * _median(known.values())
+        return {node: min(weight, limit) for node, weight in weights.items()}
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Forget nodes that are gone."""
+        for node in nodes:
+            self._state.lengths.pop(node, None)
+            self._state.weights.pop(node, None)
+
+
+def _median(values: Iterable[float]) -> float:
+    """Return the median, the lower one of two."""
+    found = sorted(values)
+    return found[(len(found) - 1) // 2] if found else 0.0

@@ -1,0 +1,80 @@
+"""Means that a few nodes cannot lead anywhere: coordinate by coordinate, of what nodes sent."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.stages import Indices, Vector
+
+KINDS = ("mean", "median", "trimmed")
+ABSENT = ("zero", "left out")
+_COLUMNS = 1 << 15  # coordinates that are sorted at a time
+
+
+class RobustMean:
+    """The median, or the trimmed mean, of each coordinate (Yin et al. 2018, Definitions 1 and 2).
+
+    In place of `SparseMean`. What a node did not send counts as 0, or is left out (`absent`): with
+    zeros a coordinate that fewer than half of the nodes send does not move. `trim`: the share that
+    is cut off at each end. Nodes count alike, whatever they weigh. Memory: that of the updates.
+    """
+
+    def __init__(self, size: int, kind: str, *, trim: float = 0.2, absent: str = "zero") -> None:
+        self._size, self._median, self._trim = size, kind == "median", trim
+        self._fill = np.float32(0 if absent == "zero" else np.nan)
+        self._added: list[tuple[Indices | None, Vector]] = []
+
+    def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
+        """Add an update: (k,) at strictly increasing `indices`, (n,) for None."""
+        self._added.append((indices, values))
+
+    def take(self) -> tuple[Indices | None, Vector]:
+        """Return what they come to, at the union of the sets added, and start anew."""
+        added, self._added = self._added, []
+        sets = [indices for indices, _ in added if indices is not None]
+        union = np.unique(np.concatenate(sets)) if len(sets) == len(added) else None
+        count = self._size if union is None else len(union)
+        result = np.empty(count, dtype=np.float32)
+        for first in range(0, count, _COLUMNS):
+            last = min(first + _COLUMNS, count)
+            table = np.full((len(added), last - first), self._fill, dtype=np.float32)
+            for row, (indices, values) in zip(table, added, strict=True):
+                _put(row, indices, values, union, first, last)
+            result[first:last] = self._middle(table)
+        return union, result
+
+    def _middle(self, table: NDArray[np.float32]) -> Vector:
+        """Return the middle of each column; NaN, which is sorted to the end, counts for nothing."""
+        table.sort(axis=0)
+        there = np.count_nonzero(table == table, axis=0)
+        if self._median:
+            low, high = (there - 1) // 2, there // 2
+        else:
+            cut = (there * self._trim).astype(np.int64)
+            low, high = cut, there - 1 - cut
+        rows = np.arange(len(table))[:, None]
+        inside = (rows >= low) & (rows <= high)
+        if self._median:  # of the one or two in the middle
+            inside = (rows == low) | (rows == high)
+        total = np.where(inside, table, 0).sum(axis=0, dtype=np.float64)
+        return np.asarray(total / inside.sum(axis=0), dtype=np.float32)
+
+
+def _put(
+    row: NDArray[np.float32],
+    indices: Indices | None,
+    values: Vector,
+    union: Indices | None,
+    first: int,
+    last: int,
+) -> None:
+    """Write an update's values for the columns `first` to `last` into their row."""
+    if indices is None:
+        row[:] = values[first:last] if union is None else values[union[first:last]]
+        return
+    start, stop = (first, last) if union is None else (int(union[first]), int(union[last - 1]) + 1)
+    low, high = np.searchsorted(indices, (start, stop))
+    here = indices[low:high]
+    places = here - first if union is None else np.searchsorted(union[first:last], here)
+    row[places] = values[low:high]

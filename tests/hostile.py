@@ -1,0 +1,218 @@
+"""A bad node: what it does to its replies. The matrix and the tests take their attacks from it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from client.app import app as honest
+from compression import decode_update, make_codec
+from compression.flower import payload_of, payload_record
+from compression.flower.arrays import STYPE
+from compression.flower.notes import NOTE
+
+BAD = 0  # its partition
+Attack = Callable[[Message, Message, Context], Message]
+
+
+def replaced(reply: Message, **records: Any) -> Message:
+    """Return a reply with other records; None takes one away."""
+    kept = {k: v for k, v in reply.content.items() if k not in records}
+    found = {k: v for k, v in records.items() if v is not None}
+    reply.content = RecordDict({**kept, **found})
+    return reply
+
+
+def parcel(reply: Message) -> tuple[str, bytes] | None:
+    return payload_of(reply.content)
+
+
+def with_payload(change: Callable[[bytes], bytes], reply: Message) -> Message:
+    found = parcel(reply)
+    return (
+        reply if found is None else replaced(reply, **{found[0]: payload_record(change(found[1]))})
+    )
+
+
+def with_values(change: Callable[[Any], Any], reply: Message) -> Message:
+    """Send other values, of as many entries, as float32: a valid payload."""
+
+    def encoded(payload: bytes) -> bytes:
+        update = decode_update(payload)
+        codec = make_codec(quantizer="float32", coder="raw")
+        values = np.ascontiguousarray(change(update.dense()), dtype=np.float32)
+        return codec.encode(values, update.layout, own=update.own)
+
+    try:
+        return with_payload(encoded, reply)
+    except Exception:
+        return with_payload(lambda payload: payload[:-9], reply)
+
+
+def with_metrics(change: dict[str, Any], reply: Message) -> Message:
+    name = next((k for k, v in reply.content.items() if isinstance(v, MetricRecord)), None)
+    if name is None:
+        return reply
+    said = {k: v for k, v in {**reply.content[name], **change}.items() if v is not None}
+    return replaced(reply, **{name: MetricRecord(said)})
+
+
+def filled_with(value: float, values: Any) -> Any:
+    return np.full_like(values, value)
+
+
+def metrics(**change: Any) -> Attack:
+    said = {name.replace("_", "-"): value for name, value in change.items()}
+    return lambda message, reply, context: with_metrics(said, reply)
+
+
+def payload(change: Callable[[bytes], bytes]) -> Attack:
+    return lambda message, reply, context: with_payload(change, reply)
+
+
+def values(change: Callable[[Any], Any]) -> Attack:
+    return lambda message, reply, context: with_values(change, reply)
+
+
+def fails(message: Message, reply: Message, context: Context) -> Message:
+    raise RuntimeError("no power " * 1000)
+
+
+def renamed(message: Message, reply: Message, context: Context) -> Message:
+    reply.content = RecordDict({f"x{k}": v for k, v in reply.content.items() if k != NOTE})
+    return reply
+
+
+def renamed_metrics(message: Message, reply: Message, context: Context) -> Message:
+    found = {k: v for k, v in reply.content.items() if isinstance(v, MetricRecord)}
+    rest = {k: v for k, v in reply.content.items() if k not in found}
+    reply.content = RecordDict({**rest, **{f"x{k}": v for k, v in found.items()}})
+    return reply
+
+
+def two_models(message: Message, reply: Message, context: Context) -> Message:
+    found = parcel(reply)
+    return reply if found is None else replaced(reply, more=payload_record(found[1]))
+
+
+def no_model(message: Message, reply: Message, context: Context) -> Message:
+    found = parcel(reply)
+    return reply if found is None else replaced(reply, **{found[0]: None})
+
+
+def plain_model(message: Message, reply: Message, context: Context) -> Message:
+    found = parcel(reply)
+    record = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    return reply if found is None else replaced(reply, **{found[0]: record})
+
+
+def other_note(said: dict[str, Any]) -> Attack:
+    def attack(message: Message, reply: Message, context: Context) -> Message:
+        note = reply.content.get(NOTE, ConfigRecord())
+        return replaced(reply, **{NOTE: ConfigRecord({**note, **said})})
+
+    return attack
+
+
+def replayed(message: Message, reply: Message, context: Context) -> Message:
+    """Answer with the first reply's content for ever."""
+    kept = context.state.config_records.get("first")
+    found = parcel(reply)
+    if found is None:
+        return reply
+    if kept is None:
+        context.state["first"] = ConfigRecord({"payload": found[1]})
+        return reply
+    return replaced(reply, **{found[0]: payload_record(kept["payload"])})
+
+
+def esgd_named(message: Message, reply: Message, context: Context) -> Message:
+    """Name a method whose indices a server keeps, and a number."""
+
+    def encoded(data: bytes) -> bytes:
+        update = decode_update(data)
+        codec = make_codec("esgd", drop=0.5)
+        return codec.encode(update.dense(), update.layout, memory={}, seed=1, own=update.own)
+
+    return other_note({"sequence": 1})(message, with_payload(encoded, reply), context)
+
+
+def garbled(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :]
+
+
+def other_model(data: bytes) -> bytes:
+    from compression import Layout
+
+    layout = Layout(("w",), ((7,),), ("float32",))
+    return make_codec().encode(np.ones(7, np.float32), layout)
+
+
+BEYOND = 1e18
+ATTACKS: dict[str, Attack] = {
+    "raises": fails,
+    "records renamed": renamed,
+    "metrics renamed": renamed_metrics,
+    "two models": two_models,
+    "no model": no_model,
+    "a model without a payload": plain_model,
+    "nothing at all": lambda m, r, c: Message(RecordDict(), reply_to=m),
+    "a cut payload": payload(lambda data: data[:-9]),
+    "an empty payload": payload(lambda data: b""),
+    "a flipped byte": payload(garbled),
+    "another model": payload(other_model),
+    "a million bytes of noise": payload(lambda data: np.random.default_rng(0).bytes(1_000_000)),
+    "3e38 everywhere": values(partial(filled_with, 3e38)),
+    "1e20 everywhere": values(partial(filled_with, 1e20)),
+    "1e5 everywhere": values(partial(filled_with, 1e5)),
+    "a million times its update": values(lambda v: v * np.float32(1e6)),
+    "turned round, times 1e4": values(lambda v: v * np.float32(-1e4)),
+    "noise of length 1e4": values(
+        lambda v: np.random.default_rng(1).normal(size=v.shape) * 1e4 / np.sqrt(v.size)
+    ),
+    "one entry of 1e6": values(lambda v: np.where(np.arange(v.size) == 0, 1e6, v)),
+    "zeros": values(np.zeros_like),
+    "the same for ever": replayed,
+    "a weight of 1e18": metrics(num_examples=10**18),
+    "a weight of 1e9": metrics(num_examples=10**9),
+    "a weight of 0": metrics(num_examples=0),
+    "a weight below 0": metrics(num_examples=-5),
+    "a list of weights": metrics(num_examples=[1, 2]),
+    "no weight": metrics(num_examples=None),
+    "a loss of NaN": metrics(loss=float("nan")),
+    "an infinite loss": metrics(loss=float("inf")),
+    "a loss below 0": metrics(loss=-1.0),
+    "a loss of 0": metrics(loss=0.0),
+    "a loss of 1e30": metrics(loss=1e30),
+    "no loss": metrics(loss=None),
+    "steps of NaN": metrics(num_steps=float("nan")),
+    "a million metrics": metrics(more=[1.0] * 100_000),
+    "a strange note": other_note({"hello": "there"}),
+    "a note of another type": lambda m, r, c: replaced(r, **{NOTE: MetricRecord({"version": 1})}),
+    "a version it has not": other_note({"version": 10**6}),
+    "a sequence from far ahead": other_note({"sequence": 10**15}),
+    "a model where an update is asked": other_note({"whole": 1}),
+    "other tensors' names": other_note({"named": 1}),
+    "another method's payload": esgd_named,
+    "an array of another kind": lambda m, r, c: replaced(
+        r, arrays=ArrayRecord({"payload": Array("float32", (4,), STYPE, b"1234")})
+    ),
+}
+
+
+def app_with(attack: Attack, every: int = 1) -> Callable[[Message, Context], Message]:
+    """Return what answers as our ClientApp; partition `BAD` attacks in every `every`-th reply."""
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if context.node_config["partition-id"] != BAD or reply.has_error():
+            return reply
+        return attack(message, copy.deepcopy(reply), context)
+
+    return answer
