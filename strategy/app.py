@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -43,7 +44,19 @@ def main(grid: Grid, context: Context) -> None:
     except PayloadError as error:  # what has been learned is kept, and why there is no more of it
         run.finish(stopped=str(error))
         raise
+    except BaseException as error:  # a signal, too: at once, nobody waits for a measurement
+        with suppress(OSError):  # no room: the model that was kept last is there
+            run.finish(stopped=why(error), measure=False)
+        raise
     run.finish()
+
+
+def why(error: BaseException) -> str:
+    """Return in a line why a run has ended: "interrupted" where somebody wanted it to."""
+    if not isinstance(error, Exception):
+        return "interrupted"
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[-1] if said else ''}"
 
 
 class Run:
@@ -105,6 +118,9 @@ class Run:
                 "virtual_seconds": self.grid.virtual_seconds,
             }
         )
+        if self.records.due:
+            self._load(arrays)
+            self.records.keep(self.model.state_dict())
         self.schedule.step(train_loss, server_round - self.stepped)
         self.stepped = server_round
         self.train_config["lr"] = self.schedule.lr
@@ -115,9 +131,13 @@ class Run:
         found: dict[str, Any] = getattr(self.strategy, name, dict)()
         return found
 
+    def _load(self, arrays: ArrayRecord) -> None:
+        """Put a model into the module that is measured, and saved."""
+        self.model.load(to_vector(arrays))
+
     def _measure(self, arrays: ArrayRecord) -> Evaluation:
         self.newest = None
-        self.model.load(to_vector(arrays))
+        self._load(arrays)
         with OwnStream(self.model.state.device, self.config.seed):  # a model may draw here, too
             return evaluate(self.model.module, self.test, self.labels, between=self.grid.tend)
 
@@ -135,14 +155,16 @@ class Run:
         vector = to_vector(arrays)
         return {"least_variance": min(float(vector[a:b].min()) for a, b in self.variances)}
 
-    def finish(self, stopped: str | None = None) -> None:
+    def finish(self, stopped: str | None = None, *, measure: bool = True) -> None:
         """Write the result and the weights of the last round's model, however early that came.
 
-        `stopped`: why the run did not go on to its end.
+        `stopped`: why the run did not go on to its end; `measure`: that model, if it was not.
         """
         if not self.records.last:
             return
-        if self.newest is not None:
+        if self.newest is not None and not measure:
+            self._load(self.newest)
+        elif self.newest is not None:
             self.records.measured(self._measure(self.newest)._asdict())
         traffic = self.strategy.traffic
         up, down = max(traffic.uplink_bytes, 1), max(traffic.downlink_bytes, 1)
@@ -159,6 +181,7 @@ class Run:
                 "model": self.config.model.name,
                 "seed": self.config.seed,
                 "stopped": stopped,
+                "ended": stopped or "finished",
                 **traffic.as_dict(),
                 **self._own("outcome"),
             },

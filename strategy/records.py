@@ -7,18 +7,22 @@ import os
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
+from logging import getLogger
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from compression.stages import DIVERGED
 
 Row = dict[str, Any]
 MEASURED = ("accuracy", "loss", "top5")
+OFTEN = 60.0  # seconds from one writing of the newest model to the next
+log = getLogger("edgewire")
 BLOWN_UP = 1000  # times the loss before training, at which a model has blown up
 
 
@@ -36,7 +40,7 @@ class Records:
         self._best: float | None = None
         self._first: Row = {}  # the first row's, before training
         self._history: TextIO | None = None  # open for the whole run: there may be 100,000 rounds
-        self._start = time.perf_counter()
+        self._start = self._kept = time.perf_counter()
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._history = (self.folder / "history.jsonl").open("w")
@@ -47,9 +51,38 @@ class Records:
         if row.get("accuracy") is not None:
             self.measured(row)
         if self._history is not None:
-            self._history.write(_json(row) + "\n")
-            self._history.flush()  # who follows the run reads it
+            try:
+                self._history.write(_json(row) + "\n")
+                self._history.flush()  # who follows the run reads it
+            except OSError as error:  # a full disk: the run goes on, there may be room at its end
+                log.warning("history.jsonl ends here, it cannot be written: %s", error)
+                self._history = None
         return row
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to keep the newest model, for who loses the run before its end."""
+        return self.folder is not None and time.perf_counter() - self._kept > OFTEN
+
+    def keep(self, weights: Mapping[str, Tensor]) -> None:
+        """Write `model.safetensors`: a reader sees the model before, or this one. Never raises."""
+        self._kept = time.perf_counter()
+        try:
+            self._save(weights)
+        except OSError as error:
+            log.warning("the newest model cannot be written: %s", error)
+
+    def _save(self, weights: Mapping[str, Tensor]) -> None:
+        assert self.folder is not None
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
+        partial = self.folder / "model.safetensors.part"
+        try:
+            partial.write_bytes(save(tensors))
+            os.replace(partial, self.folder / "model.safetensors")
+        except OSError:
+            with suppress(OSError):
+                partial.unlink()
+            raise
 
     def measured(self, row: Row) -> None:
         """Note what the newest model reaches."""
@@ -87,8 +120,7 @@ class Records:
         if self._history is not None:
             self._history.close()
         if self.folder is not None:
-            tensors = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
-            save_file(tensors, self.folder / "model.safetensors")
+            self._save(weights)
             partial = self.folder / "result.json.part"  # a reader never sees half a result
             partial.write_text(_json(result, indent=2) + "\n")
             os.replace(partial, self.folder / "result.json")

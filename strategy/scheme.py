@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 
 from compression import Codec, Layout
 from compression.flower import Link, Sheltered, Traffic, flat_record, layout_of, to_vector
@@ -121,6 +121,27 @@ def expect_named(config: Config, layout: Layout) -> None:
             raise ConfigError(f"{group}.{error}") from error
 
 
+LEVEL = 100.0  # times the median of a round's losses, or as small a part of it
+
+
+def level(replies: list[Message]) -> list[Message]:
+    """Return replies whose losses are within `LEVEL` of the median, for who weighs by them.
+
+    q-FedAvg takes a step as short as the smallest loss makes it: a loss of 0 stops the model.
+    """
+    found = [
+        (metrics, float(cast(float, metrics[LOSS])))
+        for reply in replies
+        if not reply.has_error()
+        for metrics in reply.content.metric_records.values()
+    ]
+    if found:
+        usual = sorted(loss for _, loss in found)[(len(found) - 1) // 2]
+        for metrics, loss in found:
+            metrics[LOSS] = min(max(loss, usual / LEVEL), usual * LEVEL)
+    return replies
+
+
 class Federated(Sheltered):
     """Any of Flower's strategies over a link, its draws from (seed, round) alone.
 
@@ -191,6 +212,8 @@ class Federated(Sheltered):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate, and keep what the nodes measured."""
+        if isinstance(self.strategy, QFedAvg):
+            replies = level(list(replies))
         arrays, self.train_metrics = super().aggregate_train(server_round, replies)
         return arrays, self.train_metrics
 

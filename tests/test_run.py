@@ -187,6 +187,10 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(number, tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     assert len(shared) == 1
     assert not shared[0].exists()
+    result = result_of(folder)
+    assert result["ended"] == "interrupted"
+    assert result["round"] >= 2
+    assert all(torch.isfinite(w).all() for w in load_file(folder / "model.safetensors").values())
 
 
 def test_a_run_that_ends_early_keeps_what_it_has_learned(command):

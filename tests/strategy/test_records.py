@@ -39,3 +39,29 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     records.add({"round": 0, "accuracy": 0.5, "loss": 1.0})
     assert records.finish({}, {})["accuracy"] == 0.5
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_ends_the_history_and_not_the_run(tmp_path, caplog):
+    (tmp_path / "history.jsonl").symlink_to("/dev/full")
+    records = Records(str(tmp_path))
+    for number in range(3):
+        records.add({"round": number, "accuracy": 0.5, "loss": 1.0})
+    assert caplog.text.count("history.jsonl ends here") == 1
+    assert records.finish({}, {"w": torch.ones(2)})["round"] == 2
+
+
+def test_the_newest_model_is_kept_now_and_then(tmp_path, caplog, monkeypatch):
+    records = Records(str(tmp_path))
+    assert not records.due
+    monkeypatch.setattr("strategy.records.OFTEN", -1.0)
+    assert records.due
+    records.keep({"w": torch.ones(2)})
+    assert load_file(tmp_path / "model.safetensors")["w"].tolist() == [1, 1]
+    (tmp_path / "model.safetensors.part").mkdir()  # nothing can be written there
+    records.keep({"w": torch.zeros(2)})
+    assert "the newest model cannot be written" in caplog.text
+    assert load_file(tmp_path / "model.safetensors")["w"].tolist() == [1, 1]
+
+
+def test_without_a_folder_nothing_is_ever_due():
+    assert not Records("").due
