@@ -121,7 +121,7 @@ def expect_named(config: Config, layout: Layout) -> None:
             raise ConfigError(f"{group}.{error}") from error
 
 
-LEVEL = 100.0  # times the median of a round's losses, or as small a part of it
+LEVEL = 10.0  # times the median of a round's losses, or as small a part of it
 
 
 def level(replies: list[Message]) -> list[Message]:
