@@ -1,0 +1,17 @@
+import pytest
+
+from tests.conf.hostile import HIDDEN, SECRET
+
+CONTENT = "this stays as it is\n"
+
+
+@pytest.fixture
+def bait(tmp_path, monkeypatch):
+    """A file that commands would change, beside a secret in the environment; both are checked."""
+    monkeypatch.setenv(SECRET, HIDDEN)
+    file = tmp_path / "bait"
+    file.write_text(CONTENT)
+    before = sorted(tmp_path.iterdir())
+    yield file
+    assert file.read_text() == CONTENT
+    assert sorted(tmp_path.iterdir()) == before
