@@ -92,9 +92,7 @@ def _loaded(config: str, machine: Machine | None) -> Config:
 def _composed(overrides: str, nodes: int, machine: Machine) -> Config:
     with _readable("overrides"):
         words = submitted_words(shlex.split(overrides))
-        composed = compose_config([*words, f"nodes={nodes}"])
-        expect_plain(OmegaConf.to_container(composed, resolve=False))
-        return to_config(composed, machine)
+        return to_config(compose_config([*words, f"nodes={nodes}"]), machine)
 
 
 @contextmanager

@@ -17,8 +17,8 @@ def submitted_words(words: list[str]) -> list[str]:
     """Return the words as they are. Raises `ConfigError`, or Hydra's own errors, for one that is
     no choice of one of our groups and no value of a key.
 
-    They are read here as Hydra will read them, so that no quoting or escaping hides anything: it
-    looks for files by what it is told of itself and of groups, and asks resolvers as it does.
+    They are read here as Hydra will read them, so that no quoting or escaping hides anything, and
+    before it does: composing looks for files by what words say, and asks some resolvers.
     """
     for word in OverridesParser.create().parse_overrides(words):
         _expect_ours(word)

@@ -1,4 +1,5 @@
 import pytest
+from omegaconf import OmegaConf
 
 from tests.conf.hostile import HIDDEN, SECRET
 
@@ -15,3 +16,12 @@ def bait(tmp_path, monkeypatch):
     yield file
     assert file.read_text() == CONTENT
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.fixture
+def asked():
+    """What a resolver named `spy` was asked."""
+    found = []
+    OmegaConf.register_new_resolver("spy", lambda *given: found.append(given) or "")
+    yield found
+    OmegaConf.clear_resolver("spy")

@@ -199,6 +199,8 @@ import os
 from os import system
 from pathlib import Path
 from subprocess import Popen
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from flwr.serverapp.strategy import FedAvg
 
@@ -209,6 +211,22 @@ class Mine(FedAvg):
         super().__init__(**options)
 
 class _Hidden(FedAvg): ...
+
+class Shaped(Protocol): ...
+
+class Holder(FedAvg):
+    def __init__(
+        self,
+        inner: FedAvg | None = None,
+        anything: Any = None,
+        thing: object = None,
+        call: Callable[[], int] | None = None,
+        shape: Shaped | None = None,
+        nothing=None,
+        either: dict | list[FedAvg] | None = None,
+    ):
+        super().__init__()
+        self.inner = inner
 
 class Other:
     def __init__(self, **options):
@@ -280,6 +298,21 @@ def test_what_nobody_allows_is_not_even_imported(package, allow):
 def test_of_an_allowed_package_only_its_own_classes_of_the_kind_are_built(package, name, why):
     assert why in refused(named(name), {"allow": "ownpackage"})
     assert "made" not in package()
+
+
+@pytest.mark.parametrize("key", ["_args_", "_recursive_", "_convert_", "__init__", "_"])
+def test_even_a_class_that_takes_anything_takes_no_words_to_who_makes_it(package, key):
+    refused(named(MINE, **{key: [1]}), {"allow": "ownpackage"})
+
+
+@pytest.mark.parametrize("name", ["anything", "thing", "call", "shape", "nothing", "either"])
+def test_an_object_is_made_only_where_a_class_is_declared(package, name):
+    node = {"_target_": "ownpackage.parts.Holder", name: {"_target_": MINE}}
+    told = refused({**plain(), "strategy": node}, {"allow": "ownpackage"})
+    assert f"strategy.{name}" in told
+    node = {"_target_": "ownpackage.parts.Holder", "inner": {"_target_": MINE}}
+    made = load_config(submitted({**plain(), "strategy": node}), 2, {"allow": "ownpackage"})
+    assert type(build("strategy", made.strategy).inner).__name__ == "Mine"
 
 
 def test_a_run_cannot_allow_anything_itself(package):

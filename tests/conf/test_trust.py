@@ -47,15 +47,6 @@ def told_by(values, node_config=None):
     return told
 
 
-@pytest.fixture
-def asked():
-    """What a resolver named `spy` was asked."""
-    found = []
-    OmegaConf.register_new_resolver("spy", lambda *given: found.append(given) or "")
-    yield found
-    OmegaConf.clear_resolver("spy")
-
-
 @pytest.mark.parametrize("text", ASKING)
 @pytest.mark.parametrize("key", ["device", "strategy.pushes", "dataset.classes", "rounds"])
 def test_no_resolver_is_asked(secret, asked, key, text):

@@ -28,6 +28,24 @@ def test_words_that_reach_for_the_machine_are_one_line(bait, word):
     assert len(told) < 600
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["dataset.classes=${spy:x}", "dataset.classes=$\\{spy:x\\}", "model=$\\{spy:x\\}",
+     "device='${spy:x}'", "+network.classes={a:'${spy:x}'}", "compression.exact=['${spy:x}']",
+     "lr=choice('${spy:x}','${spy:y}')"],
+)  # fmt: skip
+def test_no_word_asks_a_resolver_not_even_while_it_is_composed(asked, word):
+    with pytest.raises(ConfigError):
+        load_config({"overrides": shlex.quote(word)}, 2)
+    assert not asked
+
+
+@pytest.mark.parametrize("word", ["lr=0.1,0.2", "model=glob(*)", "seed=range(1,9)"])
+def test_a_run_is_no_sweep(word):
+    with pytest.raises(ConfigError, match="it is one run, and no sweep"):
+        submitted_words([word])
+
+
 def test_unclosed_quotes_are_one_line():
     with pytest.raises(ConfigError, match="overrides"):
         load_config({"overrides": "lr='0.1"}, 2)
