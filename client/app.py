@@ -11,11 +11,34 @@ from flwr.clientapp.typing import ClientAppCallable
 from client.node import Node, node_of
 from client.segment import segments_for
 from client.trainer import Metrics, Trainer, Vector, trainer_for
+from compression import PayloadError
 from compression.flower import filled, flat_record, to_vector, update_record
 from compression.flower.notes import SECONDS, Orders
-from conf import load_config
+from conf import Config, ConfigError, load_config
+from conf.trust import is_own
 
-app = ClientApp()
+
+class Undisclosed(RuntimeError):
+    """Something failed at this node, and what it said is for this node's own log."""
+
+
+def discreet(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Hide from a server what it has not said itself: folders, files and classes of this node.
+
+    The reason of an error reply is what was raised. Of the server's own configuration and payloads
+    that says why they will not do; anything else is left to the node's log, which has all of it.
+    """
+    try:
+        return call_next(message, context)
+    except (ConfigError, PayloadError):
+        raise
+    except Exception as error:
+        if is_own(context.run_config):
+            raise
+        raise Undisclosed(f"{type(error).__name__}; this node's own log says more") from error
+
+
+app = ClientApp(mods=[discreet])
 
 
 def _read(message: Message) -> tuple[Vector, Orders]:
@@ -31,10 +54,16 @@ def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
     return Message(content, reply_to=message)
 
 
+def _known(context: Context) -> tuple[Config, str | None, Node]:
+    """Return the run's configuration as this node takes it, the node's own folder, the node."""
+    node = node_of(context)
+    return load_config(context.run_config, node.count, context.node_config), node.folder, node
+
+
 def _trainer(context: Context) -> tuple[Trainer, Node]:
     """Return this process's trainer for the run's configuration (built once), and the node."""
-    node = node_of(context)
-    return trainer_for(load_config(context.run_config, node.count), node.folder), node
+    config, folder, node = _known(context)
+    return trainer_for(config, folder), node
 
 
 def uplink(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -62,10 +91,8 @@ def step(message: Message, context: Context) -> Message:
 @app.train("segment")
 def segment(message: Message, context: Context) -> Message:
     """Train a segment of a cut model (`client.segment`)."""
-    node = node_of(context)
-    return segments_for(load_config(context.run_config, node.count), node.folder).answer(
-        message, context
-    )
+    config, folder, _ = _known(context)
+    return segments_for(config, folder).answer(message, context)
 
 
 @app.evaluate(mods=[uplink])

@@ -13,7 +13,6 @@ from typing import cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.logging import RichHandler
@@ -23,8 +22,15 @@ from command.saved import completed
 from command.sweep import forget_failure, note_failure
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
-from conf.build import codec_of, data_of, device_of, model_of, optimizer_of, partition_of
-from conf.check import check_target
+from conf.build import (
+    codec_of,
+    data_of,
+    device_of,
+    engine_of,
+    model_of,
+    optimizer_of,
+    partition_of,
+)
 from conf.load import to_config
 from conf.real_time import only_virtual
 from report.progress import RunProgress
@@ -78,7 +84,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     )
     try:
         with RunProgress(folder, config.rounds, console) if alone() else nullcontext():
-            instantiate(config.engine)(task)
+            engine_of(config)(task)
     except (EngineError, PayloadError):
         if not has_diverged(folder):
             raise
@@ -134,7 +140,7 @@ def what_to_try(config: Config) -> str:
 
 def prepare(config: Config) -> None:
     """Load what the run needs once, here: mistakes show now, and forked workers share it."""
-    check_target("engine", config.engine)
+    engine_of(config)
     codec_of(config)
     scheme_of(config)  # before data are read: what they decide of it comes below
     data = data_of(config)

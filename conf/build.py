@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from flwr.serverapp.strategy import Strategy
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from torch import nn
 from torch.optim import Optimizer
 
@@ -106,7 +104,6 @@ def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:
 
 def partition_of(config: Config, data: Data) -> Partition:
     """Return the spread of the training split over the nodes. Raises `ConfigError`."""
-    check_target("partition", config.partition)
     partitioner = build("partition", config.partition)
     return Partition(partitioner, data.train.labels, config.nodes, config.seed)
 
@@ -125,27 +122,27 @@ def server_optimizer_of(config: Config) -> ServerOptimizer:
     return optimizer
 
 
+def engine_of(config: Config) -> Callable[[Any], None]:
+    """Return what runs a job: for who starts it, on a machine of their own."""
+    return check_target("engine", config.engine).made
+
+
 def build(group: str, node: Any) -> Any:
     """Return what a group's `_target_` makes of its keys (a callable if `_partial_`).
 
-    Raises `ConfigError` with the target's own reason for values that it does not take.
+    Raises `ConfigError` as `check_target`, and with the target's own reason for values that it
+    does not take.
     """
-
-    def refuse(error: Exception) -> ConfigError:
-        reason = getattr(error, "__cause__", None) or error
-        return ConfigError(f"{group}: {str(reason).splitlines()[0]}")
-
-    try:
-        made = instantiate(node)
-    except InstantiationException as error:
-        raise refuse(error) from error
-    if not node.get("_partial_"):
-        return made
+    target = check_target(group, node)
+    later = bool(node.get("_partial_"))
+    # what is made of the configuration alone fails by it alone
+    foreseen = (ValueError, TypeError, ArithmeticError) if later else Exception
 
     def call(*args: Any, **options: Any) -> Any:
         try:
-            return made(*args, **options)
-        except (ValueError, TypeError, ArithmeticError) as error:
-            raise refuse(error) from error
+            return target.made(*args, **options)
+        except foreseen as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ConfigError(f"{group}: {reason}") from error
 
-    return call
+    return call if later else call()

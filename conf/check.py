@@ -5,18 +5,18 @@ What a strategy asks of its options, and of the rest, stands with it (`strategy.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from hydra.utils import get_object
-
 from conf.schema import FOREVER, Config, ConfigError
+from conf.targets import GROUPS, callable_of, inner_target_of, target_of
 
 PRIMITIVES = (bool, int, float, str, NoneType)
 
@@ -67,28 +67,69 @@ def _check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key} must be a number above {bound:g}, not {value:g}")
 
 
-def check_target(group: str, node: Any) -> None:
-    """Check the keys of a group that has a `_target_` against that target's signature."""
+@dataclass(frozen=True)
+class Target:
+    """A class that was found and checked, and what it is to be made with: values, and `Target`s."""
+
+    make: Callable[..., Any]
+    options: dict[str, Any]
+
+    def made(self, *args: Any, **options: Any) -> Any:
+        """Make it, of what is given here as well."""
+        own = {
+            key: value.made() if isinstance(value, Target) else copy.deepcopy(value)
+            for key, value in self.options.items()
+        }
+        return self.make(*args, **{**own, **options})
+
+
+def check_target(group: str, node: Any) -> Target:
+    """Check a group's `_target_`, and its keys against the target's signature; return what it is.
+
+    Nothing is made. Raises `ConfigError` for what is not of the group's kind or not its option.
+    """
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(f"{group} must name one of conf/{group}/*.yaml")
-    try:
-        target = get_object(str(node["_target_"]))
-    except Exception as error:
-        raise ConfigError(f"{group}._target_={node['_target_']} cannot be imported") from error
+    if not isinstance(node.get("_partial_", False), bool):
+        raise ConfigError(f"{group}._partial_ must be true or false, not {node['_partial_']!r}")
+    find = target_of if group in GROUPS else callable_of
+    options = {key: value for key, value in node.items() if key != "_partial_"}
+    return _checked(group, options, find(group, str(node["_target_"])))
+
+
+def _checked(group: str, node: Mapping[Any, Any], target: Callable[..., Any]) -> Target:
+    """Check the keys that stand beside a `_target_` against what that takes."""
     parameters, takes_any = _parameters(target)
-    for key, value in node.items():
-        if key in ("_target_", "_partial_"):
-            continue
-        if key not in parameters and not takes_any:
-            near = get_close_matches(str(key), parameters, n=1)
+    options = {str(key): value for key, value in node.items() if key != "_target_"}
+    for key, value in options.items():
+        if key.startswith("_") or (key not in parameters and not takes_any):
+            near = get_close_matches(key, parameters, n=1)
             hint = f"; did you mean {group}.{near[0]}?" if near else ""
             raise ConfigError(f"{group}.{key} is not an option of {node['_target_']}{hint}")
+        annotation = parameters[key].annotation if key in parameters else None
         if isinstance(value, Mapping) and "_target_" in value:
-            check_target(f"{group}.{key}", value)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{group}.{key} must be a finite number, not {value:g}")
+            name = f"{group}.{key}"
+            inner = inner_target_of(name, str(value["_target_"]), annotation)
+            options[key] = _checked(name, value, inner)
+            continue
+        _expect_values(f"{group}.{key}", value)
         if key in parameters:
-            _check_type(f"{group}.{key}", value, parameters[str(key)].annotation)
+            _check_type(f"{group}.{key}", value, annotation)
+    return Target(target, options)
+
+
+def _expect_values(key: str, value: Any) -> None:
+    """Refuse numbers that are not finite, and a `_target_` where nobody would look for one."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key} must be a finite number, not {value:g}")
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            raise ConfigError(f"{key}: an object is made for an option, not within its value")
+        for name, inner in value.items():
+            _expect_values(f"{key}.{name}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _expect_values(key, inner)
 
 
 def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:

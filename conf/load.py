@@ -5,27 +5,35 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.check import check
 from conf.schema import Config, ConfigError, NetworkConfig
+from conf.targets import HERE as HERE
+from conf.trust import Machine, confine, expect_plain, is_own, remember
+from conf.words import submitted_words
 
-HERE = Path(__file__).parent
 
+def to_config(composed: DictConfig, machine: Machine | None = None) -> Config:
+    """Return the typed, checked configuration. Raises `ConfigError`, one line.
 
-def to_config(composed: DictConfig) -> Config:
-    """Return the typed, checked configuration. Raises `ConfigError`, one line."""
+    `machine`: what a configuration that was submitted may reach, in which nobody asks a resolver
+    any more; None: it is the user's own.
+    """
     try:
         config = cast(Config, OmegaConf.to_object(_counting(composed)))
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from error
+    if machine is not None:
+        confine(config, machine)
     check(config)
     return config
 
@@ -44,32 +52,60 @@ def _counting(composed: DictConfig) -> DictConfig:
 def run_config(composed: DictConfig, output: str = "") -> dict[str, str]:
     """Return Flower's `run_config` (flat scalars): the resolved config as one JSON string.
 
-    `output` is the folder for result files ("": none are written).
+    `output` is the folder for result files ("": none are written). Both are remembered as this
+    machine's own words, which `load_config` trusts here and in processes that this one starts.
     """
     plain = OmegaConf.to_container(_counting(composed), resolve=True)
-    return {"config": json.dumps(plain, separators=(",", ":")), "output": output}
+    values = {"config": json.dumps(plain, separators=(",", ":")), "output": output}
+    remember(values)
+    return values
 
 
-def load_config(values: Mapping[str, Any], nodes: int) -> Config:
+def load_config(
+    values: Mapping[str, Any], nodes: int, node_config: Mapping[str, Any] | None = None
+) -> Config:
     """Return the typed configuration that a Flower `run_config` carries.
 
     With an empty `config` (plain `flwr run .`) the groups in conf/ are composed with the
     command-line words in `overrides`, and the `nodes` there are take the place of `nodes=`.
-    Cached: apps call this for every message.
+    `node_config`: a node's own, which may allow more (`conf.trust`). Cached: apps call this for
+    every message. Raises `ConfigError`, one line, whatever the values are.
     """
     config = str(values.get("config", ""))
-    return _loaded(config) if config else _composed(str(values.get("overrides", "")), nodes)
+    machine = None if is_own(values) else Machine.of(node_config or {})
+    if config:
+        return _loaded(config, machine)
+    return _composed(str(values.get("overrides", "")), nodes, machine or Machine())
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(config: str) -> Config:
-    merged = OmegaConf.merge(OmegaConf.structured(Config), json.loads(config))
-    return to_config(cast(DictConfig, merged))
+def _loaded(config: str, machine: Machine | None) -> Config:
+    with _readable("config"):
+        plain = json.loads(config)
+        if machine is not None:
+            expect_plain(plain)  # now: to merge them resolves some
+        merged = OmegaConf.merge(OmegaConf.structured(Config), plain)
+        return to_config(cast(DictConfig, merged), machine)
 
 
 @functools.lru_cache(maxsize=4)
-def _composed(overrides: str, nodes: int) -> Config:
-    return to_config(compose_config([*shlex.split(overrides), f"nodes={nodes}"]))
+def _composed(overrides: str, nodes: int, machine: Machine) -> Config:
+    with _readable("overrides"):
+        words = submitted_words(shlex.split(overrides))
+        return to_config(compose_config([*words, f"nodes={nodes}"]), machine)
+
+
+@contextmanager
+def _readable(key: str) -> Iterator[None]:
+    """Within, whatever a text leads to when it is read is one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, json.JSONDecodeError) as error:
+        raise ConfigError(f"{key}: {str(error).partition(chr(10))[0]}") from error
+    except Exception as error:  # parsers that were handed no such thing before
+        raise ConfigError(f"{key} cannot be read: {type(error).__name__}") from error
 
 
 def network_config(name: str) -> NetworkConfig:

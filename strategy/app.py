@@ -15,6 +15,7 @@ from conf import Config, load_config
 from conf.build import data_of, model_of
 from conf.check import check_target
 from conf.real_time import expect_real_time
+from conf.trust import output_of
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.schedule import Schedule
@@ -38,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
     if grid.virtual_seconds is None:
         expect_real_time(config)
     settle()
-    run = Run(config, grid, Records(str(context.run_config.get("output", ""))))
+    run = Run(config, grid, Records(output_of(context.run_config)))
     try:
         run.start()
     except PayloadError as error:  # what has been learned is kept, and why there is no more of it

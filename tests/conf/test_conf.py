@@ -12,6 +12,7 @@ from conf.build import (
     codec_of,
     data_of,
     downlink_of,
+    engine_of,
     optimizer_of,
     partition_of,
 )
@@ -67,7 +68,7 @@ def test_every_choice_composes_and_says_what_it_is(group, choice):
     elif group == "schedule":
         assert Schedule(made.schedule, 0.1).lr == pytest.approx(0.1)
     elif group == "engine":
-        assert callable(build("engine", made.engine))
+        assert callable(engine_of(made))
     elif group == "algorithm":
         assert made.algorithm == choice
 
@@ -275,12 +276,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Optional
 
+from flwr.serverapp.strategy import Strategy
+
 if TYPE_CHECKING:
     from somewhere import Thing
 
 Number = Optional[float]
 
-class Plain:
+class Plain(Strategy):
     def __init__(
         self,
         rate: float | None = None,
@@ -291,8 +294,11 @@ class Plain:
         whole: int = 0,
     ) -> None: ...
 
-class Unknown:
+class Unknown(Strategy):
     def __init__(self, thing: Thing | None = None, rate: float = 0.1) -> None: ...
+
+class Silent(Strategy):
+    __signature__ = "it does not say"
 """
 
 
@@ -331,8 +337,8 @@ def test_what_only_a_type_checker_knows_is_not_checked_but_names_are(annotated):
         check_target("strategy", annotated("Unknown", thin=3))
 
 
-def test_a_target_that_does_not_say_what_it_takes_may_take_anything():
-    check_target("strategy", {"_target_": "builtins.dict", "rate": "x"})
+def test_a_target_that_does_not_say_what_it_takes_may_take_anything(annotated):
+    check_target("strategy", annotated("Silent", rate="x"))
 
 
 def test_what_nobody_takes_is_named(own):

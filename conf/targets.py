@@ -1,0 +1,107 @@
+"""Which classes a group's `_target_` can name, and the class that it does name.
+
+A name is ours if a file of the group says it, or if it is one of a library's own list for that very
+purpose. What it leads to must be a class of the group's kind, defined where it is looked for: no
+function, no module's import of something else, nothing further along the dots.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import task.imports  # noqa: F401  # before anybody imports flwr_datasets
+from conf.schema import ConfigError
+
+HERE = Path(__file__).parent
+# Of each group whose classes a run builds: where a library lists them, and what they derive from.
+KINDS = {
+    "strategy": ("flwr.serverapp.strategy", "Strategy"),
+    "optimizer": ("torch.optim", "Optimizer"),
+    "schedule": ("torch.optim.lr_scheduler", "LRScheduler"),
+    "partition": ("flwr_datasets.partitioner", "Partitioner"),
+}
+GROUPS = tuple(KINDS)
+
+
+def is_ours(group: str, name: str) -> bool:
+    """Return whether a name needs nobody's leave: a file of ours has it, or the group's library."""
+    module, _, last = name.rpartition(".")
+    listed = module == KINDS[group][0] and re.fullmatch(r"[A-Za-z]\w*", last) is not None
+    inner = (path for path in (HERE / group).iterdir() if path.is_dir())
+    return listed or any(name in named(folder) for folder in (HERE / group, *inner))
+
+
+@functools.cache
+def named(folder: Path) -> frozenset[str]:
+    """Return the names that the files in a folder say as `_target_`."""
+    pattern = re.compile(r"^\s*_target_:\s*([\w.]+)", re.MULTILINE)
+    texts = [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.yaml"))]
+    return frozenset(name for text in texts for name in pattern.findall(text))
+
+
+def target_of(group: str, name: str) -> type:
+    """Return the class that a group's `_target_` names.
+
+    Raises `ConfigError` for what is no class of the group's kind, and for what cannot be imported.
+    """
+    found = _class(group, name)
+    if name not in named(HERE / group):
+        module, base = KINDS[group]
+        if not issubclass(found, getattr(import_module(module), base)):
+            raise ConfigError(f"{group}._target_={name} is no {base}: derive it from {module}'s")
+    return found
+
+
+def inner_target_of(key: str, name: str, annotation: Any) -> type:
+    """Return the class that an option's own `_target_` names, of the kind the option declares.
+
+    Raises `ConfigError` as `target_of`.
+    """
+    union = get_origin(annotation) in (Union, UnionType)
+    kinds = [each for each in (get_args(annotation) if union else (annotation,)) if _is_kind(each)]
+    if not kinds:
+        raise ConfigError(f"{key} is not an object's place: no class is declared for it")
+    found = _class(key, name)
+    if not issubclass(found, tuple(kinds)):
+        wanted = " or ".join(each.__name__ for each in kinds)
+        raise ConfigError(f"{key}._target_={name} is no {wanted}")
+    return found
+
+
+def _is_kind(each: Any) -> bool:
+    """Whether an annotation is a class that objects of a configuration can be of."""
+    plain = ("builtins", "collections.abc", "types", "typing")
+    protocol = getattr(each, "_is_protocol", False)  # by which almost any class would do
+    return isinstance(each, type) and each.__module__ not in plain and not protocol
+
+
+def callable_of(key: str, name: str) -> Callable[..., Any]:
+    """Return whatever can be called by a name that the user of this machine has typed."""
+    found = _imported(key, name)
+    if not callable(found):
+        raise ConfigError(f"{key}._target_={name} cannot be called")
+    return found  # type: ignore[no-any-return]
+
+
+def _class(key: str, name: str) -> type:
+    found = _imported(key, name)
+    if not isinstance(found, type):
+        raise ConfigError(f"{key}._target_={name} is no class")
+    if found.__module__.partition(".")[0] != name.partition(".")[0]:
+        raise ConfigError(f"{key}._target_={name} is of {found.__module__}: name it by that")
+    return found
+
+
+def _imported(key: str, name: str) -> Any:
+    """Return what a module has by a name: its attribute, and no attribute's."""
+    module, _, last = name.rpartition(".")
+    try:
+        return getattr(import_module(module), last)
+    except Exception as error:  # whatever a module raises when it is imported
+        raise ConfigError(f"{key}._target_={name} cannot be imported") from error

@@ -1,0 +1,171 @@
+"""Whose words a run's configuration is, and what the words of others may reach on this machine.
+
+What this machine's own command line has composed (`python run.py`) may name any class and any
+folder: whoever types it can do all of that anyway. Every other configuration comes with a run that
+somebody has submitted, to a node or to a server, and is as little trusted as whoever that was. It
+names classes by `conf.targets` alone and those of packages that this machine allows, folders below
+those that this machine has set apart, and neither environment variables nor files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from conf.schema import Config, ConfigError
+from conf.targets import GROUPS, is_ours
+from task.datasets.data import DEFAULT_ROOT
+
+OWN_WORDS = "EDGEWIRE_OWN_WORDS"  # checksums, for the processes that this one starts
+ALLOW, DATA, OUTPUT = "EDGEWIRE_ALLOW", "EDGEWIRE_DATA", "EDGEWIRE_OUTPUT"
+REMEMBERED = 16  # configurations; a sweep runs thousands, one after the other
+SHOWN = 100  # characters of a submitted word that an error repeats
+OF_A_KEY = re.compile(r"\$\{\.*\w+(\.\w+)*\}")  # an interpolation of another key, by its name
+PUBLIC_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine grants to a run that was submitted.
+
+    `allow`: packages, or classes in them, that it may name; `data`: the folder below which it may
+    read data, None: `./data`; `output`: the one below which it may write results, None: nowhere.
+    """
+
+    allow: tuple[str, ...] = ()
+    data: str | None = None
+    output: str | None = None
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> Machine:
+        """Return what this process's environment grants, and a node's own `--node-config`."""
+        words = f"{node_config.get('allow', '')} {os.environ.get(ALLOW, '')}"
+        data = str(node_config.get("data", "")) or os.environ.get(DATA)
+        return cls(tuple(re.findall(r"[^\s,]+", words)), data or None, os.environ.get(OUTPUT))
+
+    def allows(self, name: str) -> bool:
+        """Return whether a class is among the allowed, or in a package or module that is."""
+        public = PUBLIC_NAME.fullmatch(name) is not None
+        return public and any(f"{name}.".startswith(f"{each}.") for each in self.allow)
+
+
+def remember(values: Mapping[str, Any]) -> None:
+    """Note a `run_config` as this machine's own, here and for processes that this one starts."""
+    before = os.environ.get(OWN_WORDS, "").split()
+    newest = [*(each for each in before if each != _mark(values)), _mark(values)]
+    os.environ[OWN_WORDS] = " ".join(newest[-REMEMBERED:])
+
+
+def is_own(values: Mapping[str, Any]) -> bool:
+    """Return whether a `run_config` is, to the byte, one that this machine's user has composed."""
+    return _mark(values) in os.environ.get(OWN_WORDS, "").split()
+
+
+def _mark(values: Mapping[str, Any]) -> str:
+    text = "\0".join(str(values.get(key, "")) for key in ("config", "output"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def shown(word: str) -> str:
+    """Return a submitted word as an error repeats it: on one line, and no novel."""
+    return " ".join(word.split())[:SHOWN]
+
+
+def expect_plain(node: Any) -> None:
+    """Raise `ConfigError` for a text, however deep, that asks a resolver of OmegaConf.
+
+    `node`: containers as they were read, nothing in them resolved.
+    """
+    for text in _texts(node):
+        if "${" in OF_A_KEY.sub("", text):
+            raise ConfigError(
+                f"{shown(text)}: a run that is submitted may name another key, as in ${{lr}}, "
+                "and nothing else of this machine's"
+            )
+
+
+def _texts(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            yield str(key)
+            yield from _texts(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _texts(value)
+
+
+def confine(config: Config, machine: Machine) -> None:
+    """Hold a submitted configuration to what this machine grants, before anything is imported.
+
+    Its data folder becomes one below the machine's. Raises `ConfigError` for what leads out of it,
+    and for names of classes that nobody has allowed.
+    """
+    for group in GROUPS:
+        for key, name in _targets(group, getattr(config, group)):
+            if not is_ours(group, name) and not machine.allows(name):
+                raise ConfigError(
+                    f"{key}={shown(name)}: a run that is submitted names classes as "
+                    f"conf/{group}/*.yaml do; others are allowed on this machine itself, by "
+                    f"--node-config 'allow=\"PACKAGE\"' or {ALLOW}=PACKAGE"
+                )
+    root = config.dataset.root
+    if root is not None:
+        root = below(machine.data or DEFAULT_ROOT, root, "dataset.root")
+    config.dataset.root = root or machine.data
+
+
+def _targets(key: str, node: Any) -> Iterator[tuple[str, str]]:
+    """Yield every `_target_` in a group, however deep, and the key that it stands at."""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            if name == "_target_":
+                yield f"{key}._target_", str(value)
+            yield from _targets(f"{key}.{name}", value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _targets(key, value)
+
+
+def output_of(values: Mapping[str, Any]) -> str:
+    """Return the folder that a `run_config` wants results in, "" for none.
+
+    A submitted one is below the folder that this machine has set apart. Raises `ConfigError`.
+    """
+    output = str(values.get("output", ""))
+    if not output or is_own(values):
+        return output
+    folder = Machine.of({}).output
+    if not folder:
+        raise ConfigError(
+            f"output={shown(output)}: this machine keeps no results of runs that are submitted; "
+            f"set {OUTPUT}=FOLDER in its server's environment, and give a folder below that one"
+        )
+    return below(folder, output, "output")
+
+
+def below(folder: str, path: str, key: str) -> str:
+    """Return a submitted path as it lies below a folder of this machine's.
+
+    Raises `ConfigError`, which does not say where the folder is, for a path that leads out of it:
+    absolute, from a home, through `..` or a link.
+    """
+    parts = PurePath(path).parts
+    try:
+        top = Path(folder).expanduser().resolve()
+        found = (top / path).resolve()
+        inside = found.is_relative_to(top) and not path.startswith(("/", "~")) and ".." not in parts
+    except (OSError, RuntimeError, ValueError):  # a circle of links, too long a name, a zero byte
+        inside = False
+    if not inside:
+        raise ConfigError(
+            f"{key}={shown(path)}: a run that is submitted gives a folder below this machine's "
+            "own for that, as in 'photos/2024': no .., no ~, nothing absolute, no links out of it"
+        )
+    return str(found)

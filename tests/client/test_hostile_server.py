@@ -1,0 +1,167 @@
+"""A node whose server is hostile: what it does, and what it tells."""
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from PIL import Image
+
+from client.app import Undisclosed, app
+from compression import PayloadError
+from compression.flower.notes import NOTE
+from conf import ConfigError, run_config
+from simulation.job import Job
+from simulation.local import run_local
+from tests.conf.hostile import HIDDEN, OPEN, RUN, SECRET, plain, put, submitted
+from tests.runs import composed, result_of
+
+ACTIONS = ["train", "train.step", "train.segment", "evaluate"]
+SMALL = "rounds=1", "nodes=2", "engine.workers=1", "local_steps=1"
+
+
+@pytest.fixture
+def ask():
+    """Ask a node one thing, as a server that has submitted a configuration does."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+
+    def call(values, node_config=None, action="train", **records):
+        node_config = node_config or {"partition-id": 0, "num-partitions": 2}
+        message = Message(RecordDict(records), 1, action)
+        message.metadata.__dict__["_message_id"] = "1"
+        return app(message, Context(1, 1, node_config, RecordDict(), values))
+
+    return call
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize(
+    ("group", "harm"),
+    [("strategy", RUN), ("optimizer", OPEN), ("schedule", RUN), ("partition", OPEN)],
+)
+def test_whatever_it_is_asked_no_command_runs(ask, tmp_path, action, harm, group):
+    bait = tmp_path / "bait"
+    with pytest.raises(ConfigError, match="allow="):
+        ask(submitted({**plain(), group: put(harm, bait)}), action=action)
+    with pytest.raises(ConfigError):
+        ask({"overrides": f"{group}._target_={harm['_target_']} nodes=2"}, action=action)
+    assert not bait.exists()
+
+
+@pytest.mark.parametrize("text", ["${oc.env:SECRET}", "a${oc.env:SECRET}", "\\${oc.env:SECRET}"])
+def test_an_error_tells_no_variable_of_the_environment(ask, monkeypatch, text):
+    monkeypatch.setenv(SECRET, HIDDEN)
+    device = put(text, "")
+    for values in (submitted({**plain(), "device": device}), {"overrides": f"device='{device}'"}):
+        with pytest.raises(ConfigError) as caught:
+            ask(values)
+        assert HIDDEN not in str(caught.value)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A node's own folder of photos, whose names are nobody's business."""
+    for name in ("anna", "bert"):
+        (tmp_path / "private" / name).mkdir(parents=True)
+        for i in range(4):
+            pixels = np.random.default_rng(i).integers(0, 255, (8, 8, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "private" / name / f"{i}.png")
+    return tmp_path / "private"
+
+
+def images(**options):
+    config = plain("dataset=imagefolder", "dataset.size=8", "nodes=1")
+    config["dataset"] |= options
+    return submitted(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        (lambda folder: None, {"classes": ["x", "y"]}),
+        (lambda folder: (folder / "anna" / "0.png").write_bytes(b"broken"), {}),
+        (lambda folder: (folder / "anna").rename(folder / "third"), {"classes": ["anna", "bert"]}),
+        (lambda folder: folder.rename(folder.parent / "gone"), {}),
+    ],
+)
+def test_an_error_tells_nothing_of_a_nodes_own_folder(ask, photos, change, options):
+    change(photos)
+    with pytest.raises(Undisclosed) as caught:
+        ask(images(**options), {"data": str(photos)})
+    told = str(caught.value)
+    assert told == "TaskError; this node's own log says more"
+    assert str(photos) in str(caught.value.__cause__)  # the log has all of it
+
+
+def test_a_node_reads_below_its_own_folder_only(ask, photos, monkeypatch):
+    monkeypatch.setenv("EDGEWIRE_DATA", str(photos / "anna"))
+    for root in (str(photos), "..", "../bert", "~", "/"):
+        with pytest.raises(ConfigError, match=r"^dataset\.root=") as caught:
+            ask(images(root=root))
+        assert str(photos.parent) not in str(caught.value).replace(root, "")
+    (photos / "anna" / "out").symlink_to(photos / "bert")
+    with pytest.raises(ConfigError, match=r"^dataset\.root="):
+        ask(images(root="out"))
+
+
+def test_what_the_server_has_sent_itself_is_named(ask):
+    with pytest.raises(ConfigError, match="device=toaster cannot be used here"):
+        ask(submitted({**plain(), "device": "toaster"}))
+    with pytest.raises(PayloadError, match="must be a ConfigRecord"):
+        ask(submitted(plain("nodes=2")), **{NOTE: MetricRecord({"x": 1})})
+    with pytest.raises(Undisclosed, match=r"^TaskError; "):
+        ask(submitted({**plain(), "model": {"name": "x"}}))
+
+
+def test_ones_own_run_is_told_everything(ask, photos):
+    own = run_config(composed("dataset=imagefolder", f"dataset.root={photos / 'none'}"))
+    with pytest.raises(ValueError, match="none is not a folder"):
+        ask(own)
+
+
+def run(values, folder):
+    run_local(Job(folder, values, 2, folder), workers=1)
+
+
+def test_an_honest_run_that_was_submitted_is_a_run_as_ever(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEWIRE_OUTPUT", str(tmp_path))
+    run(run_config(composed(*SMALL), str(tmp_path / "own")), tmp_path)
+    run(submitted(plain(*SMALL), "sent"), tmp_path)
+    run({"config": "", "overrides": "rounds=1 local_steps=1", "output": "words"}, tmp_path)
+    models = {
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("own", "sent", "words")
+    }
+    assert len(models) == 1
+    assert result_of(tmp_path / "sent")["failures"] == 0
+
+
+def test_a_submitted_run_writes_below_the_servers_folder_or_not_at_all(tmp_path, monkeypatch):
+    for output in (str(tmp_path / "x"), "x"):
+        with pytest.raises(ConfigError, match="EDGEWIRE_OUTPUT"):
+            run(submitted(plain(*SMALL), output), tmp_path)
+    (tmp_path / "results").mkdir()
+    monkeypatch.setenv("EDGEWIRE_OUTPUT", str(tmp_path / "results"))
+    with pytest.raises(ConfigError, match=r"^output="):
+        run(submitted(plain(*SMALL), "../x"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+MINE = """
+from flwr.serverapp.strategy import FedAvg
+
+class Mine(FedAvg):
+    def __init__(self, **options):
+        super().__init__(**options)
+"""
+
+
+def test_a_package_that_this_machine_allows_runs_on_it(tmp_path, monkeypatch):
+    (tmp_path / "minepackage.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("EDGEWIRE_OUTPUT", str(tmp_path))
+    config = plain(*SMALL)
+    config["strategy"]["_target_"] = "minepackage.Mine"
+    with pytest.raises(ConfigError, match="allow="):
+        run(submitted(config, "run"), tmp_path)
+    monkeypatch.setenv("EDGEWIRE_ALLOW", "minepackage")
+    run(submitted(config, "run"), tmp_path)
+    assert result_of(tmp_path / "run")["strategy"] == "Mine"

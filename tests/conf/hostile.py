@@ -1,0 +1,144 @@
+"""What a hostile server might submit: targets, values and words that reach for a node's machine.
+
+BAIT stands for a file that must stay as it is, SECRET for an environment variable's name.
+"""
+
+import copy
+import functools
+import json
+
+from omegaconf import OmegaConf
+
+from tests.runs import composed
+
+SECRET, HIDDEN = "EDGEWIRE_TEST_SECRET", "hunter2-of-this-node"
+RUN = {"_target_": "torch.utils.collect_env.run", "command": "echo >> BAIT"}
+OPEN = {"_target_": "builtins.open", "file": "BAIT", "mode": "w"}
+
+# Each may stand wherever a class is named. With arguments they would do harm at once.
+NAMES = [
+    *("os.system", "os.remove", "posix.system", "shutil.rmtree", "pathlib.Path.unlink"),
+    *("subprocess.Popen", "subprocess.run", "subprocess.check_output", "pty.spawn"),
+    *("builtins.eval", "builtins.exec", "builtins.open", "builtins.__import__", "builtins.dict"),
+    *("importlib.import_module", "runpy.run_path", "pickle.loads", "ctypes.CDLL", "code.interact"),
+    *("functools.partial", "operator.methodcaller", "hydra.utils.instantiate"),
+    *("hydra.utils.get_method", "omegaconf.OmegaConf.load", "yaml.unsafe_load"),
+    *("torch.load", "torch.hub.load", "torch.utils.collect_env.run", "torch.ops.load_library"),
+    # what our modules, and those of the libraries, have imported or are made of
+    *("task.datasets.os.system", "task.datasets.folder.os.system", "task.imports.os.putenv"),
+    *("task.process.ctypes.CDLL", "task.registry.importlib.import_module", "task.partition.copy"),
+    *("task.datasets.load_folder", "task.datasets.folder.Path.rmdir", "task.registry.Registry"),
+    *("conf.load.compose_config", "conf.trust.remember", "conf.build.build", "command.job.run"),
+    *("simulation.local.run_local", "simulation.on_ray.run_on_ray", "simulation.ray.run_ray"),
+    *("strategy.records.Records", "strategy.records.os.replace", "strategy.app.main"),
+    *("flwr.serverapp.strategy.FedAvg.start", "flwr.serverapp.strategy.strategy.time.sleep"),
+    *("flwr.serverapp.strategy.fedavg.FedAvg", "flwr.serverapp.strategy.strategy_utils.os"),
+    *("flwr_datasets.FederatedDataset", "flwr_datasets.partitioner.partitioner.datasets.load"),
+    *("torch.optim.sgd.SGD", "torch.optim.optimizer.os.system", "torch.optim.SGD.__init__"),
+    *("torch.optim.lr_scheduler.warnings.warn", "torch.optim.swa_utils.AveragedModel"),
+    # no names at all
+    *("", ".", "..", "os", "system", "__main__.app", "_", "torch.optim.", ".torch.optim.SGD"),
+    *("torch..optim.SGD", "torch.optim.SGD ", "torch.optim.SGD\n", "torch/optim/SGD"),
+    *("torch.optim._SGD", "torch.optim.__dict__", "torch.optim.SGD()", "file:///etc/passwd"),
+    *("${oc.env:SECRET}", "???", "torch.optim.${oc.env:SECRET}"),
+]  # fmt: skip
+
+# A group as it may be, and something that does not belong into it.
+SGD = {"_target_": "torch.optim.SGD", "_partial_": True}
+AVERAGING = {"_target_": "strategy.averaging.SparseAveraging", "_partial_": True}
+ASYNCHRONOUS = {"_target_": "strategy.asynchronous.Asynchronous", "_partial_": True}
+COSINE = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "_partial_": True, "T_max": 9}
+IID = {"_target_": "flwr_datasets.partitioner.IidPartitioner", "num_partitions": 2}
+OWN_SGD = {"_target_": "task.optimizers.SGD"}
+WRAPPER = "flwr.serverapp.strategy.DifferentialPrivacyServerSideFixedClipping"
+GROUPS = [
+    ("optimizer", {**SGD, "momentum": RUN}),
+    ("optimizer", {**SGD, "momentum": [RUN]}),
+    ("optimizer", {**SGD, "momentum": {"deep": {"deeper": RUN}}}),
+    ("optimizer", {**SGD, "_args_": [RUN]}),
+    ("optimizer", {**SGD, "_args_": ["echo >> BAIT"]}),
+    ("optimizer", {**SGD, "_recursive_": False}),
+    ("optimizer", {**SGD, "_convert_": "object"}),
+    ("optimizer", {**SGD, "_partial_": "${oc.env:SECRET}"}),
+    ("optimizer", {**SGD, "_partial_": 1}),
+    ("optimizer", {**SGD, "__class__": "x"}),
+    ("optimizer", [RUN]),
+    ("optimizer", "torch.utils.collect_env.run"),
+    ("optimizer", COSINE),
+    ("optimizer", OWN_SGD),
+    ("schedule", SGD),
+    ("schedule", {**COSINE, "T_max": OPEN}),
+    ("schedule", {"_target_": "torch.optim.lr_scheduler.LambdaLR", "lr_lambda": RUN}),
+    ("schedule", {"_target_": "torch.optim.lr_scheduler.LambdaLR", "lr_lambda": [COSINE]}),
+    ("strategy", IID),
+    ("strategy", OWN_SGD),
+    ("strategy", {**AVERAGING, "optimizer": RUN}),
+    ("strategy", {**AVERAGING, "optimizer": SGD}),
+    ("strategy", {**AVERAGING, "optimizer": {**OWN_SGD, "lr": RUN}}),
+    ("strategy", {**AVERAGING, "optimizer": {**OWN_SGD, "_partial_": True}}),
+    ("strategy", {**AVERAGING, "optimizer": {**OWN_SGD, "_args_": []}}),
+    ("strategy", {**AVERAGING, "uplink": OPEN}),
+    ("strategy", {**ASYNCHRONOUS, "staleness": RUN}),
+    ("strategy", {**ASYNCHRONOUS, "staleness": OWN_SGD}),
+    ("strategy", {"_target_": WRAPPER, "strategy": RUN}),
+    ("strategy", {"_target_": WRAPPER, "strategy": SGD}),
+    ("partition", {**IID, "num_partitions": OPEN}),
+    ("partition", {"_target_": "task.partition.Partition"}),
+]
+
+# Values that ask OmegaConf or Hydra for what is this machine's; for any key at all.
+ASKING = [
+    "${oc.env:SECRET}", "${oc.env:SECRET,x}", "x${oc.env:SECRET}y", "${oc.decode:${oc.env:SECRET}}",
+    "${oc.create:${oc.env:SECRET}}", "\\${oc.env:SECRET}", "${lr}${oc.env:SECRET}",
+    "${${oc.env:SECRET}}", "${oc.select:x,${oc.env:SECRET}}", "${hydra:runtime.cwd}",
+    "${oc.dict.keys:strategy}", "$${lr}{oc.env:SECRET}", "${oc.env:SECRET", "${now:%Y}",
+    "${ oc.env:SECRET }", "${.${oc.env:SECRET}}", "${python_version:micro}",
+]  # fmt: skip
+
+WORDS = [
+    "hydra.searchpath=[file:///tmp]", "hydra.run.dir=BAIT", "+hydra.x=1", "++hydra.job.name=x",
+    "hydra/launcher=basic", "hydra/job_logging=default", "~hydra.run", "hydra.verbose=true",
+    "model@hydra.run=mlp", "+model@hydra=mlp", "model@a.hydra.b=mlp", "--config-dir=/tmp",
+    "--config-path=/tmp", "-cd", "--multirun", "strategy=../../../../etc/hosts", "model=/etc/hosts",
+    "+experiment=../algorithm/dgc", "dataset=file:///etc/hosts", "strategy=[../x]",
+    "strategy/optimizer=../../x", "device=${oc.env:SECRET}", "device=$\\{oc.env:SECRET\\}",
+    "device='${oc.env:SECRET}'", 'device="\\${oc.env:SECRET}"', "model=${oc.env:SECRET}",
+    "model=$\\{oc.env:SECRET\\}", "+strategy.x=${oc.env:SECRET}", "+x={a:[$\\{oc.env:SECRET\\}]}",
+    "device=str(${oc.env:SECRET})", "lr=0.1,0.2", "lr=choice(1,2)", "model=glob(*)",
+    "seed=range(1,9)", "strategy._target_=torch.utils.collect_env.run",
+    "+optimizer._args_=[x]", "optimizer={_target_:builtins.open,file:BAIT,mode:w}",
+    "+strategy.optimizer={_target_:torch.utils.collect_env.run,command:'echo >> BAIT'}",
+    "++partition._target_=os.system", "schedule._target_=task.datasets.folder.os.system",
+    "dataset.root=/etc", "dataset.root='~'", "dataset.root=../..", "dataset.root=a/../../b",
+    "+a.${oc.env:SECRET}=1", "'", "\\", "=", "~", "@", "a@b@c=1",
+]  # fmt: skip
+
+PATHS = [
+    "/", "/etc", "//etc", "/etc/../etc", "~", "~root", "~/x", "..", "../x", "a/../..", "a/../b",
+    "./../x", "a/b/../../..", "x\0y", "out", "out/x", "out/../in", "loop", "loop/x",
+    "in/out", "chain", "chain/x", "in/../../x", "..//", "/proc/self/environ",
+]  # fmt: skip
+
+
+def put(value, bait):
+    """Return a value with the bait's path and the secret's name in their places."""
+    if isinstance(value, str):
+        return value.replace("BAIT", str(bait)).replace("SECRET", SECRET)
+    if isinstance(value, dict):
+        return {put(key, bait): put(each, bait) for key, each in value.items()}
+    return [put(each, bait) for each in value] if isinstance(value, list) else value
+
+
+def plain(*words):
+    """Return a composed configuration as plain containers: what an honest server would send."""
+    return copy.deepcopy(_plain(words))
+
+
+@functools.cache
+def _plain(words):
+    return OmegaConf.to_container(composed(*words), resolve=True)
+
+
+def submitted(config, output=""):
+    """Return the `run_config` with which a configuration arrives."""
+    return {"config": json.dumps(config), "output": output}

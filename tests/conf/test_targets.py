@@ -1,0 +1,338 @@
+"""What a submitted configuration names is built if it is a class meant for that, or not at all."""
+
+import importlib
+import pkgutil
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import task
+from conf import ConfigError, load_config
+from conf.build import build, engine_of, server_optimizer_of
+from conf.check import check_target
+from conf.targets import GROUPS, KINDS, is_ours, target_of
+from conf.trust import Machine, confine
+from tests.conf.hostile import (
+    ASYNCHRONOUS,
+    AVERAGING,
+    HIDDEN,
+    NAMES,
+    OPEN,
+    OWN_SGD,
+    RUN,
+    WRAPPER,
+    plain,
+    put,
+    submitted,
+)
+from tests.conf.hostile import (
+    GROUPS as BAD_GROUPS,
+)
+from tests.runs import configured
+
+FIXTURES = [HealthCheck.function_scoped_fixture]
+
+
+def refused(config, node_config=None):
+    """Return why a submitted configuration is refused: one line without a secret in it."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(submitted(config), 2, node_config)
+    told = str(caught.value)
+    assert HIDDEN not in told
+    assert "\n" not in told
+    assert len(told) < 600
+    return told
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("harm", [RUN, OPEN], ids=["run", "open"])
+def test_no_command_runs_and_no_file_is_opened(bait, group, harm):
+    told = refused({**plain(), group: put(harm, bait)})
+    assert f"{group}._target_={harm['_target_']}" in told
+    assert "allow=" in told
+
+
+def refused_at_the_border(group, node):
+    """See that a submitted group is refused before anything of it is imported."""
+    with pytest.raises(ConfigError, match="allow=") as caught:
+        confine(replace(configured(), **{group: node}), Machine())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*NAMES, 5, None, True, ["os.system"], {"_target_": "os.system"}])
+def test_what_nobody_meant_to_be_named_is_refused_in_every_group(bait, name):
+    for group in GROUPS:
+        node = {"_target_": put(name, bait), "command": f"echo >> {bait}", "file": str(bait)}
+        refused_at_the_border(group, node)
+        refused_at_the_border(group, {"_target_": "torch.optim.SGD", "x": [{"y": node}]})
+
+
+@pytest.mark.parametrize(("group", "node"), BAD_GROUPS)
+def test_what_is_within_a_group_is_held_to_the_same(bait, group, node):
+    if group == "partition":  # looked at by who makes one: a node may have images of its own
+        with pytest.raises(ConfigError):
+            build(group, load_config(submitted({**plain(), group: put(node, bait)}), 2).partition)
+    else:
+        refused({**plain(), group: put(node, bait)})
+
+
+@pytest.mark.parametrize(("group", "node"), BAD_GROUPS)
+def test_even_on_ones_own_command_line_a_class_is_of_its_groups_kind(bait, group, node):
+    with pytest.raises(ConfigError):
+        check_target(group, put(node, bait))
+
+
+PIECES = """
+    os system builtins open eval task datasets folder torch optim SGD lr_scheduler StepLR flwr
+    serverapp strategy FedAvg staleness optimizers subprocess Popen partition Sampled conf load
+    __main__ __init__ __globals__ _ simulation local run_local flwr_datasets partitioner
+"""
+
+
+@settings(max_examples=150, suppress_health_check=FIXTURES)
+@given(st.lists(st.sampled_from(PIECES.split()), min_size=1, max_size=5), st.sampled_from(GROUPS))
+def test_a_name_is_built_only_if_it_is_listed_for_its_group(bait, pieces, group):
+    name = ".".join(pieces)
+    if not is_ours(group, name):
+        refused_at_the_border(group, {"_target_": name, "file": str(bait)})
+    else:
+        try:
+            target = target_of(group, name)
+        except ConfigError:
+            return
+        assert target.__module__.partition(".")[0] == pieces[0]
+
+
+def attributes(package):
+    """Yield the dotted names of all that a package's modules have, imports of others included."""
+    names = [each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    for module in [package.__name__, *names]:
+        yield from (f"{module}.{name}" for name in dir(importlib.import_module(module)))
+
+
+def test_of_all_that_our_modules_have_and_import_nothing_but_kinds_can_be_built():
+    """As if a node had allowed the package `task`: its functions and imports are there, too."""
+    for name in attributes(task):
+        for group in GROUPS:
+            try:
+                found = target_of(group, name)
+            except ConfigError:
+                continue
+            assert (group, found.__module__) == ("partition", "task.partition"), name
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_of_a_librarys_list_only_classes_of_its_kind_are_built(group):
+    module, base = KINDS[group]
+    library = importlib.import_module(module)
+    built = 0
+    for name in dir(library):
+        try:
+            found = target_of(group, f"{module}.{name}")
+        except ConfigError:
+            continue
+        assert issubclass(found, getattr(library, base))
+        built += 1
+    assert built > 5
+
+
+@pytest.mark.parametrize(
+    ("words", "group", "name"),
+    [
+        (["strategy=krum"], "strategy", "Krum"),
+        (["optimizer=adam"], "optimizer", "Adam"),
+        (["schedule=cosine"], "schedule", "CosineAnnealingLR"),
+        (["partition=sampled"], "partition", "Sampled"),
+    ],
+)
+def test_what_files_of_ours_name_needs_nobodys_leave(words, group, name):
+    made = load_config(submitted(plain(*words)), 10)
+    assert getattr(made, group)["_target_"].endswith(name)
+    assert build(group, getattr(made, group)) is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.optim.RMSprop", "torch.optim.AdamW", "torch.optim.Adagrad"]
+)
+def test_a_librarys_other_classes_are_built_too(name):
+    config = {**plain(), "optimizer": {"_target_": name, "_partial_": True}}
+    assert load_config(submitted(config), 2).optimizer["_target_"] == name
+
+
+def test_objects_within_a_strategy_are_made_as_it_declares_them():
+    config = plain(
+        "algorithm=dgc", "strategy/optimizer=momentum", "strategy.optimizer.momentum=0.3"
+    )
+    made = load_config(submitted(config), 2)
+    assert server_optimizer_of(made).momentum == 0.3
+    assert build("strategy", made.strategy)().optimizer.momentum == 0.3
+    late = {**ASYNCHRONOUS, "staleness": {"_target_": "strategy.staleness.Polynomial", "a": 2.0}}
+    assert build("strategy", late)().staleness.a == 2.0
+    inner = {"_target_": "flwr.serverapp.strategy.FedAvg", "fraction_train": 0.5}
+    options = {"noise_multiplier": 1.0, "clipping_norm": 1.0, "num_sampled_clients": 2}
+    outer = build("strategy", {"_target_": WRAPPER, "strategy": inner, **options})
+    assert outer.strategy.fraction_train == 0.5
+
+
+def test_what_is_made_shares_nothing_with_the_configuration():
+    name = "strategy.segments.Segmented"
+    node = {"_target_": name, "_partial_": True, "cuts": [1, 3], "memory_mb": {"0": [5]}}
+    made = build("strategy", node)()
+    made.cuts.append(4)
+    made.memory_mb["0"].append(6)
+    assert (node["cuts"], node["memory_mb"]) == ([1, 3], {"0": [5]})
+
+
+def test_texts_are_values_and_nothing_is_read_from_them_again(bait):
+    """An escape that one reading takes away is not for a second one to fall for."""
+    told = "${oc.env:" + "EDGEWIRE_TEST_SECRET}"
+    with pytest.raises(ConfigError) as caught:
+        build("strategy", {**AVERAGING, "update": told})()
+    assert told in str(caught.value)
+
+
+OWN = """
+import os
+from os import system
+from pathlib import Path
+from subprocess import Popen
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from flwr.serverapp.strategy import FedAvg
+
+Path(__file__).with_name("imported").touch()
+
+class Mine(FedAvg):
+    def __init__(self, shout: bool = False, **options):
+        super().__init__(**options)
+
+class _Hidden(FedAvg): ...
+
+class Shaped(Protocol): ...
+
+class Holder(FedAvg):
+    def __init__(
+        self,
+        inner: FedAvg | None = None,
+        anything: Any = None,
+        thing: object = None,
+        call: Callable[[], int] | None = None,
+        shape: Shaped | None = None,
+        nothing=None,
+        either: dict | list[FedAvg] | None = None,
+    ):
+        super().__init__()
+        self.inner = inner
+
+class Other:
+    def __init__(self, **options):
+        Path(__file__).with_name("made").touch()
+
+def make(**options):
+    Path(__file__).with_name("made").touch()
+    return FedAvg()
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package on this machine that a run might name; tell what was done with it."""
+    (tmp_path / "ownpackage").mkdir()
+    (tmp_path / "ownpackage" / "__init__.py").write_text("")
+    (tmp_path / "ownpackage" / "parts.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda: {path.name for path in (tmp_path / "ownpackage").iterdir() if not path.suffix}
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ownpackage"]:
+        del sys.modules[name]
+
+
+def named(name, **options):
+    return {**plain(), "strategy": {"_target_": name, **options}}
+
+
+MINE = "ownpackage.parts.Mine"
+
+
+@pytest.mark.parametrize(
+    "allow", ["ownpackage", "ownpackage.parts", MINE, "other, ownpackage", f"x {MINE} y"]
+)
+def test_what_a_node_allows_is_built(package, allow):
+    made = load_config(submitted(named(MINE, shout=True)), 2, {"allow": allow})
+    assert build("strategy", made.strategy).fraction_train == 1.0
+
+
+def test_what_the_environment_allows_is_built(package, monkeypatch):
+    monkeypatch.setenv("EDGEWIRE_ALLOW", "ownpackage")
+    assert load_config(submitted(named(MINE)), 2).strategy["_target_"] == MINE
+
+
+@pytest.mark.parametrize(
+    "allow",
+    ["", "own", "ownpackag", "ownpackage.part", f"{MINE}r", "Mine", "*", ".", "ownpackage."],
+)
+def test_what_nobody_allows_is_not_even_imported(package, allow):
+    assert "allow=" in refused(named(MINE), {"allow": allow})
+    assert package() == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("ownpackage.parts.make", "is no class"),
+        ("ownpackage.parts.Other", "is no Strategy"),
+        ("ownpackage.parts.FedAvg", "is of flwr"),
+        ("ownpackage.parts.Popen", "is of subprocess"),
+        ("ownpackage.parts.Path", "is of pathlib"),
+        ("ownpackage.parts.system", "is no class"),
+        ("ownpackage.parts.os.system", "cannot be imported"),
+        ("ownpackage.parts.Mine.start", "cannot be imported"),
+        ("ownpackage.parts._Hidden", "allow="),
+        ("ownpackage.parts.__builtins__", "allow="),
+        ("ownpackage.gone.Mine", "cannot be imported"),
+    ],
+)
+def test_of_an_allowed_package_only_its_own_classes_of_the_kind_are_built(package, name, why):
+    assert why in refused(named(name), {"allow": "ownpackage"})
+    assert "made" not in package()
+
+
+@pytest.mark.parametrize("key", ["_args_", "_recursive_", "_convert_", "__init__", "_"])
+def test_even_a_class_that_takes_anything_takes_no_words_to_who_makes_it(package, key):
+    refused(named(MINE, **{key: [1]}), {"allow": "ownpackage"})
+
+
+@pytest.mark.parametrize("name", ["anything", "thing", "call", "shape", "nothing", "either"])
+def test_an_object_is_made_only_where_a_class_is_declared(package, name):
+    node = {"_target_": "ownpackage.parts.Holder", name: {"_target_": MINE}}
+    told = refused({**plain(), "strategy": node}, {"allow": "ownpackage"})
+    assert f"strategy.{name}" in told
+    node = {"_target_": "ownpackage.parts.Holder", "inner": {"_target_": MINE}}
+    made = load_config(submitted({**plain(), "strategy": node}), 2, {"allow": "ownpackage"})
+    assert type(build("strategy", made.strategy).inner).__name__ == "Mine"
+
+
+def test_a_run_cannot_allow_anything_itself(package):
+    for key in ("allow", "EDGEWIRE_ALLOW", "node_config"):
+        refused({**named(MINE), key: "ownpackage"})
+    values = {**submitted(named(MINE)), "allow": "ownpackage", "EDGEWIRE_ALLOW": "ownpackage"}
+    with pytest.raises(ConfigError, match="allow="):
+        load_config(values, 2)
+    assert package() == set()
+
+
+def test_engines_are_for_the_command_and_no_node_looks_at_them(bait):
+    made = load_config(submitted({**plain(), "engine": put(RUN, bait)}), 2)
+    assert "engine" not in GROUPS
+    assert made.engine["_target_"] == RUN["_target_"]
+    assert callable(engine_of(configured("engine=local")))
+
+
+@pytest.mark.parametrize("inner", [OWN_SGD, [OWN_SGD], {"x": OWN_SGD}])
+def test_an_option_that_declares_no_class_takes_no_object(inner):
+    node = {"_target_": "torch.optim.SGD", "_partial_": True, "momentum": inner}
+    with pytest.raises(ConfigError, match=r"optimizer\.momentum"):
+        check_target("optimizer", node)
