@@ -13,8 +13,7 @@ from flwr.common.constant import ErrorCode
 from compression import Layout, PayloadError
 from compression.flower import filled, to_vector
 from compression.flower.arrays import payload_records
-from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, SECONDS, Work
-from compression.flower.replies import number
+from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, SECONDS, Work, number
 from compression.flower.tensors import NO_SEGMENT
 from strategy.activations import ActivationStore, StoreState
 from strategy.copies import Copies, CopiesState

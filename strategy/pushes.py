@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from compression import PayloadError, Update, decode_update
 from compression.flower.dialogue import Dialogue, DialogueState, Parcel
 from compression.flower.form import Model, form_of_updates
-from compression.flower.notes import EXAMPLES, LOSS, Orders, ToNode
+from compression.flower.notes import EXAMPLES, LOSS, Orders, ToNode, number
 from compression.flower.replica import MODEL, Replica
-from compression.flower.replies import number
 from compression.flower.screen import Screen, ScreenState, length
 from compression.flower.traffic import flower_bytes
 from compression.flower.ways import Differences, DifferencesState, Steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import time
@@ -39,6 +40,7 @@ class Records:
         self._measured: Row = {}  # the last row's in which the model was evaluated
         self._best: float | None = None
         self._first: Row = {}  # the first row's, before training
+        self._worst = 0.0  # loss
         self._history: TextIO | None = None  # open for the whole run: there may be 100,000 rounds
         self._start = self._kept = time.perf_counter()
         if self.folder is not None:
@@ -89,11 +91,12 @@ class Records:
         self._measured = row
         self._first = self._first or row
         self._best = max(row["accuracy"], self._best or 0.0)
+        self._worst = max(self._worst, row["loss"] if row["loss"] == row["loss"] else math.inf)
 
     def diverged(self, weights: Mapping[str, Tensor]) -> bool:
         """Return whether the model is of no use any more: values or a loss that are not finite.
 
-        Or a loss that has blown up, and hardly more right answers than before training. A model
+        Or a loss that has blown up, now or before, and hardly more right answers than before training. A model
         that was never measured is judged by its weights alone.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
@@ -103,7 +106,7 @@ class Records:
             return False
         if now["loss"] - now["loss"] != 0:  # it is not finite
             return True
-        blown_up = now["loss"] > BLOWN_UP * max(before["loss"], 1.0)
+        blown_up = self._worst > BLOWN_UP * max(before["loss"], 1.0)
         return bool(blown_up and now["accuracy"] < 2 * before["accuracy"])
 
     def finish(self, summary: Row, weights: Mapping[str, Tensor]) -> Row:

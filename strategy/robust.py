@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from compression.stages import Indices, Vector
 
 KINDS = ("mean", "median", "trimmed")
-ABSENT = ("zero", "left out")
+ABSENT = ("zero", "left_out")
 _COLUMNS = 1 << 15  # coordinates that are sorted at a time
 
 

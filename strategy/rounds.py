@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from compression import PayloadError, decode_update
 from compression.flower.dialogue import Dialogue, DialogueState
-from compression.flower.notes import DRIFT, EXAMPLES, LOSS, Orders, ToNode
+from compression.flower.notes import DRIFT, EXAMPLES, LOSS, Orders, ToNode, number
 from compression.flower.replica import Replica
-from compression.flower.replies import number
 from compression.flower.screen import Screen, ScreenState, length
 from compression.flower.traffic import flower_bytes
 from compression.flower.ways import Steps

@@ -180,7 +180,7 @@ class Federated(Sheltered):
             grid,
             downlink=self._downlink,
             seed=self._seed,
-            patience=HOPELESS,
+            few=HOPELESS,
             uplink=self._uplink,
             screening=self._screening,
             metrics=METRICS,

@@ -14,8 +14,7 @@ from ..payload import MAX_SIZE, Update, decode_update
 from ..stages import Indices, PayloadError
 from .arrays import filled, payload_of, records
 from .form import Model
-from .notes import EXAMPLES, MOST, NOTE, ToNode, ToServer, read, written
-from .replies import number
+from .notes import EXAMPLES, MOST, NOTE, ToNode, ToServer, number, read, written
 from .traffic import Traffic, reason_of
 
 

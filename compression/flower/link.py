@@ -23,8 +23,7 @@ from .method import chosen
 from .notes import EXAMPLES, NOTE, ToNode, server_round, trains
 from .patience import FOREVER, gathered
 from .replies import Asked, Course, Underway, answered, came, expect_weight, odd_ones, rebuilt, used
-from .screen import Screen, Screening, length
-from .screened import screened
+from .screen import Screen, Screening, length, screened
 from .traffic import Traffic, flower_bytes, warn_of_no_names, warn_of_variances
 from .ways import Differences
 
@@ -46,7 +45,8 @@ class Link(GridWrapper):
     the strategy as an error, is counted in `traffic.failures` and named in the log. So is one that
     is not like most, unless the strategy takes replies that differ (`uneven`). After
     `patience` calls of `send_and_receive` in a row to train, in which there were replies and not
-    one could be used, the call raises `PayloadError`.
+    one could be used, the call raises `PayloadError`; after `few`, where fewer than three nodes
+    have replied.
 
     An update that was handed over counts as applied or not by the models that are sent next, see
     `Handed`: nodes whose method keeps a memory put theirs back if it was not.
@@ -68,6 +68,7 @@ class Link(GridWrapper):
         exact: Sequence[str] = (),
         seed: int = 0,
         patience: int = 1,
+        few: int | None = None,
         weighted_by_key: str = EXAMPLES,
         uneven: bool = False,
         uplink: Codec | None = None,
@@ -90,7 +91,7 @@ class Link(GridWrapper):
             self._differences, self.traffic, layout, plain_bytes, uplink=uplink
         )
         self._uplink = uplink
-        self._course = Course(self.traffic, patience)
+        self._course = Course(self.traffic, patience, few)
         self._exact, self._layout = list(exact), layout
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
         self._underway = Underway()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -128,6 +129,20 @@ def server_round(content: RecordDict) -> int | None:
     config = next(iter(records(content, ConfigRecord)), ("", ConfigRecord()))[1]
     said = config.get(ROUND)
     return said if type(said) is int and said > 0 else None
+
+
+def number(metrics: Mapping[str, Any], name: str) -> float:
+    """Return a metric. Raises `PayloadError` if it is no finite number."""
+    value = metrics.get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise PayloadError(f"its metric {name!r} must be a finite number, not {brief(value)}")
+    return float(value)
+
+
+def brief(value: object) -> str:
+    """Return a value as a log may hold it."""
+    text = repr(value) if not isinstance(value, list) else f"a list of {len(value)}"
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def trains(message: Message) -> bool:

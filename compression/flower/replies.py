@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from logging import getLogger
 from typing import Any, NamedTuple, cast
 
@@ -15,11 +15,11 @@ from flwr.common.constant import ErrorCode
 from ..layout import Layout
 from ..own import Own
 from ..payload import Update
-from ..stages import PayloadError, is_finite
+from ..stages import DIVERGED, PayloadError, is_finite
 from ..statistics import below_zero
 from .arrays import STYPE, filled, layout_of, records
 from .form import Form, Model, form_of_models, form_of_payload, moved
-from .notes import HEALS, LOSS
+from .notes import HEALS, LOSS, brief, number
 from .traffic import Traffic
 
 log = getLogger("edgewire")
@@ -137,20 +137,6 @@ def rebuilt(content: RecordDict, sent: Asked, names: Sequence[str]) -> RecordDic
     return filled(RecordDict, made)
 
 
-def number(metrics: Mapping[str, Any], name: str) -> float:
-    """Return a metric. Raises `PayloadError` if it is no finite number."""
-    value = metrics.get(name)
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise PayloadError(f"its metric {name!r} must be a finite number, not {brief(value)}")
-    return float(value)
-
-
-def brief(value: object) -> str:
-    """Return a value as a log may hold it."""
-    text = repr(value) if not isinstance(value, list) else f"a list of {len(value)}"
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
 def weight_of(content: RecordDict, key: str) -> float:
     """Return a node's weight.
 
@@ -263,7 +249,9 @@ def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
     return frozenset(found)
 
 
+MANY = 3  # nodes; if not one of so many is of use it is not them
 HINTS = {
+    "as long as usual": DIVERGED,
     STYPE: "the ClientApp was handed a payload: give it mods=[Uplink(...)], before any other mod",
     "Uplink": "give the ClientApp mods=[Uplink(...)], before any other mod",
     "_mod expects": "put Uplink before any other mod",
@@ -274,17 +262,18 @@ HINTS = {
 class Course:
     """What becomes of the nodes' replies: counted and named, and the run given up if for nothing.
 
-    `patience`: so many rounds in a row with replies of which not one could be used. A round in
+    `patience`: so many rounds in a row with replies of which not one could be used; `few`: so many
+    of which fewer than `MANY` nodes have replied, one of which may be the only bad one. A round in
     which nobody has answered is not among them (a link that is down comes back), nor one after
     which nodes get the model whole again.
     """
 
-    def __init__(self, traffic: Traffic, patience: int) -> None:
+    def __init__(self, traffic: Traffic, patience: int, few: int | None = None) -> None:
         if not isinstance(patience, int) or patience < 1:
             raise ValueError(f"patience must be a number of rounds, at least 1, not {patience!r}")
-        self._traffic, self._patience = traffic, patience
+        self._traffic, self._patience, self._few = traffic, patience, few or patience
         self._reasons: list[str] = []  # why replies of this round were left out
-        self._hopeless = 0  # rounds in a row without one that could be used
+        self._hopeless = self._hopeless_of_many = 0  # rounds in a row without one of use
         self._asked = 0
 
     def begin_round(self, asked: int) -> None:
@@ -302,8 +291,10 @@ class Course:
         """Count what was used. Raises `PayloadError` if for too long nothing was."""
         self._traffic.client_updates += used
         heals = any(HEALS in reason for reason in self._reasons)
-        self._hopeless = 0 if used or heals else self._hopeless + bool(replies)
-        if self._hopeless >= self._patience:
+        of_use = used or heals
+        self._hopeless = 0 if of_use else self._hopeless + bool(replies)
+        self._hopeless_of_many = 0 if of_use else self._hopeless_of_many + (replies >= MANY)
+        if self._hopeless >= self._few or self._hopeless_of_many >= self._patience:
             raise PayloadError(f"round {server_round}: {nobody_usable(self._reasons, replies)}")
 
     def end(self) -> None:

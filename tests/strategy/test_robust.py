@@ -28,7 +28,7 @@ def updates(seed, nodes, density):
     nodes=st.integers(1, 7),
     density=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
 )
-@pytest.mark.parametrize("absent", ["zero", "left out"])
+@pytest.mark.parametrize("absent", ["zero", "left_out"])
 def test_the_median_is_numpys(seed, nodes, density, absent):
     found, table = updates(seed, nodes, density)
     robust = RobustMean(SIZE, "median", absent=absent)
