@@ -96,8 +96,8 @@ class Records:
     def diverged(self, weights: Mapping[str, Tensor]) -> bool:
         """Return whether the model is of no use any more: values or a loss that are not finite.
 
-        Or a loss that has blown up, now or before, and hardly more right answers than before training. A model
-        that was never measured is judged by its weights alone.
+        Or a loss that has blown up, now or before, and hardly more right answers than before
+        training. A model that was never measured is judged by its weights alone.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
             return True

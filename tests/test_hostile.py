@@ -32,18 +32,30 @@ NAMES = list(STRATEGIES)
 CASES = [(attack, NAMES[number % len(NAMES)]) for number, attack in enumerate(ATTACKS)]
 
 
+def trained(folder, *words, **options):
+    """Run; return the result and the weights."""
+    values = run_config(compose_config(["nodes=10", "dataset=digits", *words]), str(folder))
+    run_local(Job(ROOT, values, 10, folder, **options), workers=1)
+    result = json.loads((folder / "result.json").read_text())
+    return result, load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "esgd", "adacomp", "fedbuff"])
+def test_honest_runs_are_the_same_with_screening_or_without(strategy, tmp_path):
+    off = ["screen.refuse=null", "screen.weight=null"]
+    (tmp_path / "off").mkdir()
+    words = STRATEGIES[strategy]
+    (with_it, one), (_, other) = trained(tmp_path, *words), trained(tmp_path / "off", *words, *off)
+    assert with_it["failures"] == 0
+    assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
+
+
 @pytest.mark.parametrize(("attack", "strategy"), CASES)
 def test_no_attack_ends_a_run_or_spoils_its_model(attack, strategy, tmp_path):
-    words = ["nodes=10", "dataset=digits", *STRATEGIES[strategy]]
-    job = Job(
-        ROOT, run_config(compose_config(words), str(tmp_path)), 10, tmp_path,
-        client_app=app_with(ATTACKS[attack]),
-    )  # fmt: skip
-    run_local(job, workers=1)
-    result = json.loads((tmp_path / "result.json").read_text())
+    app = app_with(ATTACKS[attack])
+    result, weights = trained(tmp_path, *STRATEGIES[strategy], client_app=app)
     assert result["ended"] == "finished"
     assert not result["diverged"]
-    weights = load_file(tmp_path / "model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
     first = json.loads((tmp_path / "history.jsonl").read_text().splitlines()[0])
     assert result["accuracy"] > first["accuracy"] + 0.05
