@@ -11,6 +11,7 @@ from .header import varint
 from .layout import Layout
 from .own import Own, own_bytes
 from .payload import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
+from .scatter import add_at, subtract_at
 from .stages import (
     DIVERGED,
     Array,
@@ -27,10 +28,8 @@ from .stages import (
     Spec,
     Step,
     Vector,
-    add_at,
     is_finite,
     remembered,
-    subtract_at,
 )
 from .statistics import Separation, exact_tensors, expect_matches, separate
 
@@ -150,7 +149,7 @@ class Codec:
         back, which takes the whole vector. ``memory``, ``seed`` and errors as in `encode`.
         """
         if indices is None or self.sparsifier.selects or self.feedback:
-            dense = Update(layout, indices, values, type(self.sparsifier), None).dense()
+            dense = Update(layout, indices, values, type(self.sparsifier)).dense()
             return self.encode(dense, layout, memory=memory, seed=seed)
         memory = {} if memory is None else memory
         if not is_finite(values):

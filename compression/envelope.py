@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from .header import Reader, name_table, read_layout, shape_table, skip_layout, varint
+from .header import MAX_TENSORS, Reader, name_table, read_layout, shape_table, skip_layout, varint
 from .layout import Layout
 from .own import Declared, Own, own_table, read_own
 from .registry import by_id
@@ -86,7 +86,12 @@ def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
 
 
 def parse(
-    payload: Buffer, layout: Layout | None, max_size: int, *, of_vector: bool = False
+    payload: Buffer,
+    layout: Layout | None,
+    max_size: int,
+    max_tensors: int = MAX_TENSORS,
+    *,
+    of_vector: bool = False,
 ) -> Parsed:
     """Check the checksum, then everything but the streams' contents.
 
@@ -106,9 +111,9 @@ def parse(
         raise PayloadError(f"payload has unknown flags {flags:#x}")
     reader = Reader(view, _PREFIX)
     model = None if of_vector else layout
-    own = read_own(reader, model, max_size) if flags & OWN else ()
+    own = read_own(reader, model, max_size, max_tensors) if flags & OWN else ()
     if layout is None:
-        layout = read_layout(reader, bool(flags & NAMED), max_size)
+        layout = read_layout(reader, bool(flags & NAMED), max_size, max_tensors)
     else:
         if not of_vector:
             layout = layout.without([each.position for each in own])

@@ -8,6 +8,7 @@ from .stages import PayloadError
 
 MAX_TENSORS = 1 << 14
 MAX_DIMENSIONS = 32
+MAX_NAME = 1 << 10  # bytes of a tensor's name
 
 # In the table of names a dtype is one byte; the order is part of the format, append only.
 DTYPES = (
@@ -80,7 +81,7 @@ def shape_table(layout: Layout) -> bytes:
 def name_table(layout: Layout) -> bytes:
     """Return dtypes and names as they stand in a payload, length first.
 
-    Raises ValueError for equal names or a dtype that the format does not know.
+    Raises ValueError for equal or too long names and a dtype that the format does not know.
     """
     if len(set(layout.names)) < len(layout):
         raise ValueError("two tensors have the same name")
@@ -88,49 +89,67 @@ def name_table(layout: Layout) -> bytes:
     for name, dtype in zip(layout.names, layout.dtypes, strict=True):
         if dtype not in DTYPES:
             raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
-        text = name.encode()
-        parts += [bytes((DTYPES.index(dtype),)), varint(len(text)), text]
+        parts += [bytes((DTYPES.index(dtype),)), named(name)]
     table = b"".join(parts)
     return varint(len(table)) + table
 
 
-def read_layout(reader: Reader, named: bool, max_size: int) -> Layout:
-    """Read both tables into a layout of at most ``max_size`` entries."""
-    shapes = _read_shapes(reader, max_size)
-    if not named:
+def named(name: str) -> bytes:
+    """Return a tensor's name as it stands in a payload, length first; ValueError if too long."""
+    text = name.encode()
+    if len(text) > MAX_NAME:
+        raise ValueError(f"tensor {name[:40]}... has a name of more than {MAX_NAME} bytes")
+    return varint(len(text)) + text
+
+
+def read_name(reader: Reader) -> str:
+    """Read what `named` returns."""
+    length = reader.varint()
+    if length > MAX_NAME:
+        raise PayloadError(f"payload holds a tensor name of more than {MAX_NAME} bytes")
+    try:
+        return str(reader.take(length), "utf-8")
+    except UnicodeDecodeError:
+        raise PayloadError("payload holds a tensor name that is not UTF-8") from None
+
+
+def read_layout(
+    reader: Reader, has_names: bool, max_size: int, max_tensors: int = MAX_TENSORS
+) -> Layout:
+    """Read both tables into a layout of so many entries and tensors at most."""
+    shapes = _read_shapes(reader, max_size, max_tensors)
+    if not has_names:
         names = tuple(str(tensor) for tensor in range(len(shapes)))
         return Layout(names, shapes, ("float32",) * len(shapes))
     table = Reader(reader.take(reader.varint()))
     found: dict[str, str] = {}
     for _ in shapes:
         code = table.byte()
-        text = table.take(table.varint())
-        try:
-            found[str(text, "utf-8")] = DTYPES[code]
-        except UnicodeDecodeError:
-            raise PayloadError("payload holds a tensor name that is not UTF-8") from None
-        except IndexError:
-            raise PayloadError(f"payload holds the unknown dtype {code}") from None
+        if code >= len(DTYPES):
+            raise PayloadError(f"payload holds the unknown dtype {code}")
+        found[read_name(table)] = DTYPES[code]
     if table.position != len(table.view) or len(found) != len(shapes):
         raise PayloadError("payload holds another number of names than of tensors")
     return Layout(tuple(found), shapes, tuple(found.values()))
 
 
-def skip_layout(reader: Reader, named: bool, layout: Layout) -> None:
+def skip_layout(reader: Reader, has_names: bool, layout: Layout) -> None:
     """Read past both tables; PayloadError unless the shapes are the layout's."""
     table = shape_table(layout)
     start = reader.position
     if reader.view[start : start + len(table)] != table:
         raise PayloadError(f"payload is for another model: {_difference(reader, layout)}")
     reader.position += len(table)
-    if named:
+    if has_names:
         reader.take(reader.varint())
 
 
-def _read_shapes(reader: Reader, max_size: int) -> tuple[tuple[int, ...], ...]:
+def _read_shapes(
+    reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS
+) -> tuple[tuple[int, ...], ...]:
     tensors = reader.varint()
-    if tensors > MAX_TENSORS:
-        raise PayloadError(f"payload declares {tensors} tensors; at most {MAX_TENSORS} are allowed")
+    if tensors > max_tensors:
+        raise PayloadError(f"payload declares {tensors} tensors; at most {max_tensors} are allowed")
     shapes: list[tuple[int, ...]] = []
     size = 0
     for _ in range(tensors):

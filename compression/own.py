@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from .header import DTYPES, MAX_DIMENSIONS, MAX_TENSORS, Reader, varint
+from .header import DTYPES, MAX_DIMENSIONS, MAX_TENSORS, Reader, named, read_name, varint
 from .layout import Layout
 from .stages import DIVERGED, Array, Kind, PayloadError, Spec
 
@@ -41,7 +41,7 @@ class Declared(NamedTuple):
 
 
 def own_table(own: Sequence[Own]) -> bytes:
-    """Return the table; ValueError for a dtype or shape that the format does not know."""
+    """Return the table; ValueError for a dtype, shape or name that the format does not know."""
     if len(own) > MAX_TENSORS:
         raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {len(own)}")
     parts, last = [varint(len(own))], -1
@@ -51,17 +51,18 @@ def own_table(own: Sequence[Own]) -> bytes:
             raise ValueError(f"tensor {name} has dtype {array.dtype}; known are {known}")
         if array.ndim > MAX_DIMENSIONS:
             raise ValueError(f"tensor {name} has more than {MAX_DIMENSIONS} dimensions")
-        text = name.encode()
         parts += [varint(position - last - 1), bytes((DTYPES.index(array.dtype.name),))]
-        parts += [varint(array.ndim), *map(varint, array.shape), varint(len(text)), text]
+        parts += [varint(array.ndim), *map(varint, array.shape), named(name)]
         last = position
     return b"".join(parts)
 
 
-def read_own(reader: Reader, model: Layout | None, max_size: int) -> tuple[Declared, ...]:
+def read_own(
+    reader: Reader, model: Layout | None, max_size: int, max_tensors: int = MAX_TENSORS
+) -> tuple[Declared, ...]:
     """Read the table: of tensors of the `model`, or of at most 8 ``max_size`` bytes in all."""
     count = reader.varint()
-    if not 0 < count <= MAX_TENSORS:
+    if not 0 < count <= max_tensors:
         raise PayloadError(f"payload declares {count} tensors of their own type")
     found: list[Declared] = []
     position, nbytes = -1, 0
@@ -85,11 +86,7 @@ def _declared(reader: Reader, position: int, max_size: int) -> Declared:
     shape = tuple([reader.varint() for _ in range(dimensions)])
     if math.prod(d for d in shape if d) > max_size:  # an empty tensor's other dimensions count
         raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
-    text = reader.take(reader.varint())
-    try:
-        return Declared(position, str(text, "utf-8"), DTYPES[code], shape)
-    except UnicodeDecodeError:
-        raise PayloadError("payload holds a tensor name that is not UTF-8") from None
+    return Declared(position, read_name(reader), DTYPES[code], shape)
 
 
 def _expect(declared: Declared, model: Layout) -> None:
@@ -114,7 +111,7 @@ def own_bytes(own: Sequence[Own]) -> Array:
     """Return the stream, (bytes,) uint8. Raises PayloadError for NaN; infinity may be meant."""
     parts = []
     for _, name, array in own:
-        if array.dtype.kind == "f" and np.isnan(array).any():
+        if array.dtype.kind == "f" and _has_nan(array):
             raise PayloadError(f"update holds NaN in {name}: {DIVERGED}")
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
         parts.append(np.ascontiguousarray(little).reshape(-1).view(_U1))
@@ -131,8 +128,13 @@ def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[Own, ...]:
         if kind.kind == "b" and raw.size and raw.max() > 1:
             raise PayloadError(f"payload holds a bool that is neither 0 nor 1 in {name}")
         array = raw.view(kind).astype(np.dtype(dtype), copy=False).reshape(shape)
-        if kind.kind == "f" and np.isnan(array).any():
+        if kind.kind == "f" and _has_nan(array):
             raise PayloadError(f"payload holds NaN in {name}")
         found.append(Own(position, name, array))
         start = stop
     return tuple(found)
+
+
+def _has_nan(array: NDArray[Any]) -> bool:
+    """Whether an array of floats holds NaN, which is then its minimum; no array is made of it."""
+    return bool(array.size and np.isnan(array.min()))

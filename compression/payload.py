@@ -6,8 +6,10 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from .envelope import VERSION, Parsed, digest, parse, unpack
+from .header import MAX_TENSORS
 from .layout import Layout
 from .own import Own, own_spec, own_tensors
+from .scatter import add_at, find, increase, put_at
 from .stages import (
     Array,
     Buffer,
@@ -35,9 +37,15 @@ class Update(NamedTuple):
     indices: Indices | None  # (k,) uint32, strictly increasing; None: every entry is there
     values: Vector  # (k,) float32, all finite; may be a read-only view of the payload
     sparsifier: type[Sparsifier]
-    selected: Indices | None  # what a later payload may repeat: the indices among trained entries
     exact: tuple[int, ...] = ()  # tensors of the layout that no sparsifier or quantizer has touched
     own: tuple[Own, ...] = ()  # tensors of the model that are not in the layout: values, exact
+
+    @property
+    def selected(self) -> Indices | None:
+        """What a later payload may repeat: the indices among trained entries."""
+        if self.indices is None or not self.exact:
+            return self.indices
+        return separate(self.layout, self.exact).narrow_indices(self.indices)
 
     def dense(self, out: Vector | None = None) -> Vector:
         """Return the (n,) float32 vector; ``out``, (n,) float32, is used if entries are missing."""
@@ -47,7 +55,7 @@ class Update(NamedTuple):
             out = np.zeros(self.layout.size, dtype=np.float32)
         else:
             out.fill(0)
-        out[self.indices] = self.values
+        put_at(out, self.indices, self.values)
         return out
 
     def added_to(self, vector: Vector) -> Vector:
@@ -55,7 +63,7 @@ class Update(NamedTuple):
         if self.indices is None:
             return self.values + vector
         total = vector.copy()
-        total[self.indices] += self.values
+        add_at(total, self.indices, self.values)
         return total
 
     def model_from(self, vector: Vector) -> Vector:
@@ -77,7 +85,7 @@ class Update(NamedTuple):
         """
         if self.indices is None:
             return self.values[start:stop]
-        first, last = np.searchsorted(self.indices, (start, stop)).tolist()
+        first, last = find(self.indices, (start, stop))
         if last - first != stop - start:
             raise PayloadError("payload leaves out statistics, which must be there")
         return self.values[first:last]
@@ -115,27 +123,28 @@ def decode_update(
     *,
     before: Indices | None = None,
     max_size: int = MAX_SIZE,
+    max_tensors: int = MAX_TENSORS,
 ) -> Update:
     """Return what a payload holds, all finite.
 
     With a ``layout``, of the whole model, the payload must hold the same shapes, and of tensors in
-    their own type the same dtypes; without, at most ``max_size`` entries.
+    their own type the same dtypes; without, at most so many entries and tensors.
     ``before``: `Update.selected` of the sender's last payload, for one that repeats it. Raises
     PayloadError for everything else, before memory is allocated for what the payload declares.
     """
-    parsed = parse(payload, layout, max_size)
+    parsed = parse(payload, layout, max_size, max_tensors)
     own = _own(parsed)
     exact = _exact(parsed)
-    selected, values = _trained(parsed, before)
-    indices = selected
+    indices, values = _trained(parsed, before)
     if exact is not None:
-        cut = separate(parsed.layout, parsed.exact)
-        if selected is None:
-            values = cut.merge(values, exact)
-        else:
-            indices, values = cut.widen(selected, values, exact)
-    kind = parsed.sparsifier
-    return Update(parsed.layout, indices, values, kind, selected, parsed.exact, own)
+        cut, borders = separate(parsed.layout, parsed.exact), None
+        if indices is not None:
+            borders = cut.borders_of(indices)
+            indices = cut.widen_indices(
+                indices, borders
+            )  # the narrower ones go before values get wider
+        values = cut.merge(values, exact, borders)
+    return Update(parsed.layout, indices, values, parsed.sparsifier, parsed.exact, own)
 
 
 @quiet
@@ -235,7 +244,7 @@ def parts_of(indices: Indices | None, layout: Layout) -> Parts:
 
 def _check_indices(stream: Array, size: int) -> Indices:
     indices = cast(Indices, stream.astype(np.uint32, copy=False))
-    if len(indices) and (indices[-1] >= size or not (indices[1:] > indices[:-1]).all()):
+    if len(indices) and (indices[-1] >= size or not increase(indices)):
         raise PayloadError("payload holds indices that do not increase or lie beyond the model")
     return indices
 

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from .layout import Layout
+from .scatter import Indices as Indices
+from .scatter import Vector as Vector
+from .scatter import add_at
 
-Vector = NDArray[np.float32]
-Indices = NDArray[np.uint32]
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]  # one stream: 1-d, contiguous, little-endian
 Buffer = bytes | bytearray | memoryview
@@ -267,22 +268,6 @@ def fallen(step: Step) -> bool:
     better = bool(known and not first and step.loss < last[0])
     last[0] = step.loss if known else -np.inf
     return better
-
-
-def add_at(vector: Vector, indices: Indices | None, values: Vector) -> None:
-    """Add (k,) values to a vector at strictly increasing ``indices`` (None: everywhere)."""
-    if indices is None:
-        vector += values
-    else:
-        vector[indices] += values
-
-
-def subtract_at(vector: Vector, indices: Indices | None, values: Vector) -> None:
-    """Take (k,) values out of a vector at strictly increasing ``indices`` (None: everywhere)."""
-    if indices is None:
-        vector -= values
-    else:
-        vector[indices] -= values
 
 
 def expect_params(params: tuple[int, ...], count: int = 0) -> None:

@@ -5,15 +5,16 @@ values: a difference that is old, or scaled by an optimiser, can lead below zero
 what a codec's ``exact`` patterns name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from .layout import Layout
-from .stages import Indices, Vector
+from .scatter import Indices, Vector, count_up, find, put_at
 
 # What torch's BatchNorm layers call their buffers.
 VARIANCE = "running_var"
@@ -29,6 +30,7 @@ class Separation(NamedTuple):
     trained_runs: tuple[Extent, ...]  # of entries, in the whole vector
     exact_runs: tuple[Extent, ...]
     exact_size: int
+    borders: tuple[int, ...]  # how many trained entries come before each exact run
 
     def gather(self, vector: Vector) -> Vector:
         """Return the trained entries: a view if they come first, as in a flat model."""
@@ -38,41 +40,69 @@ class Separation(NamedTuple):
         """Return the exact entries."""
         return _gather(vector, self.exact_runs)
 
-    def merge(self, trained: Vector, exact: Vector) -> Vector:
-        """Return the whole vector."""
+    def merge(self, trained: Vector, exact: Vector, borders: Sequence[int] | None = None) -> Vector:
+        """Return the whole vector; of selected entries alone, with their ``borders``."""
         whole = np.empty(len(trained) + len(exact), dtype=trained.dtype)
-        for pieces, values in ((self.trained_runs, trained), (self.exact_runs, exact)):
-            done = 0
-            for start, stop in pieces:
-                whole[start:stop] = values[done : done + stop - start]
-                done += stop - start
+        last = done = 0
+        for (start, stop), border in zip(self.exact_runs, borders or self.borders, strict=True):
+            whole[last + done : border + done] = trained[last:border]
+            size = stop - start
+            whole[border + done : border + done + size] = exact[done : done + size]
+            last, done = border, done + size
+        whole[last + done :] = trained[last:]
         return whole
+
+    def borders_of(self, indices: Indices) -> list[int]:
+        """Return how many of (k,) selected trained entries come before each exact run."""
+        return find(indices, self.borders)
 
     def widen(self, indices: Indices, values: Vector, exact: Vector) -> tuple[Indices, Vector]:
         """Return (k,) selected trained entries, with the exact ones, as entries of the whole."""
-        pieces = np.array(self.trained_runs, dtype=np.int64).reshape(-1, 2)
-        firsts = np.cumsum(pieces[:, 1] - pieces[:, 0]) - (pieces[:, 1] - pieces[:, 0])
-        shifts = pieces[:, 0] - firsts  # position in the whole less that among the trained
-        places = np.concatenate([np.empty(0, np.int64), *(np.arange(*r) for r in self.exact_runs)])
-        if len(indices):
-            trained = indices + shifts[np.searchsorted(firsts, indices, side="right") - 1]
-            places = np.concatenate([trained, places])
-            exact = np.concatenate([values, exact])
-        order = np.argsort(places, kind="stable")  # two sorted parts: merged in one pass
-        return places[order].astype(np.uint32), exact[order]
+        borders = self.borders_of(indices)
+        return self.widen_indices(indices, borders), self.merge(values, exact, borders)
+
+    def widen_indices(self, indices: Indices, borders: Sequence[int]) -> Indices:
+        """Return `widen`'s indices alone."""
+        whole = np.empty(len(indices) + self.exact_size, dtype=np.uint32)
+        last = done = 0
+        for (start, stop), border in zip(self.exact_runs, borders, strict=True):
+            np.add(indices[last:border], done, out=whole[last + done : border + done])
+            count_up(whole[border + done : border + done + stop - start], start)
+            last, done = border, done + stop - start
+        np.add(indices[last:], done, out=whole[last + done :])
+        return whole
 
     def narrow(self, indices: Indices, values: Vector) -> tuple[Indices, Vector, Vector]:
         """Undo `widen`: selected trained indices and values, and the exact entries (absent: 0)."""
-        exact = np.zeros(self.exact_size, dtype=np.float32)
-        shifts = np.zeros(len(indices), dtype=np.uint32)
-        trained, done = np.ones(len(indices), dtype=np.bool_), 0
-        for start, stop in self.exact_runs:
-            low, high = np.searchsorted(indices, (start, stop))
-            exact[done + indices[low:high].astype(np.int64) - start] = values[low:high]
-            trained[low:high] = False
-            shifts[high:] += stop - start
+        exact, done = np.zeros(self.exact_size, dtype=np.float32), 0
+        for start, stop, low, high in self._met(indices):
+            here = exact[done : done + stop - start]
+            put_at(here, indices[low:high] - np.uint32(start), values[low:high])
             done += stop - start
-        return (indices - shifts)[trained], values[trained], exact
+        pieces = [values[piece] for piece, _ in self._trained_pieces(indices)]
+        return self.narrow_indices(indices), np.concatenate(pieces), exact
+
+    def narrow_indices(self, indices: Indices) -> Indices:
+        """Return `narrow`'s indices alone."""
+        trained, done = np.empty(len(indices), dtype=np.uint32), 0
+        for piece, shift in self._trained_pieces(indices):
+            stop = done + piece.stop - piece.start
+            np.subtract(indices[piece], shift, out=trained[done:stop])
+            done = stop
+        return trained[:done]
+
+    def _trained_pieces(self, indices: Indices) -> Iterator[tuple[slice, int]]:
+        """Yield where trained entries are among selected ones; how many exact ones come before."""
+        last = done = 0
+        for start, stop, low, high in self._met(indices):
+            yield slice(last, low), done
+            last, done = high, done + stop - start
+        yield slice(last, len(indices)), done
+
+    def _met(self, indices: Indices) -> list[tuple[int, int, int, int]]:
+        """Return each exact run, and from where to where its entries are among selected ones."""
+        starts, stops = ([run[end] for run in self.exact_runs] for end in (0, 1))
+        return list(zip(starts, stops, find(indices, starts), find(indices, stops), strict=True))
 
 
 def is_statistic(name: str) -> bool:
@@ -144,12 +174,15 @@ def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
     """Cut a layout at the tensors ``exact``, increasing numbers below len(layout)."""
     chosen = set(exact)
     trained = [t for t in range(len(layout)) if t not in chosen]
+    exact_runs = runs(layout, exact)
+    before = list(accumulate((stop - start for start, stop in exact_runs), initial=0))
     return Separation(
         exact,
         layout.without(exact),
         runs(layout, trained),
-        exact_runs := runs(layout, exact),
-        sum(stop - start for start, stop in exact_runs),
+        exact_runs,
+        before[-1],
+        tuple(start - done for (start, _), done in zip(exact_runs, before, strict=False)),
     )
 
 

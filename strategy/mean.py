@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from compression import Layout, PayloadError, Update
 from compression.payload import quiet
+from compression.scatter import add_at
 from compression.stages import Indices, Vector
 from compression.statistics import trained_entries, variances
 
@@ -48,7 +49,7 @@ class SparseMean:
             self._sum += values
         else:
             self._state.sets.append(indices)
-            self._sum[indices] += values
+            add_at(self._sum, indices, values)
 
     @quiet
     def take(self) -> tuple[Indices | None, Vector]:

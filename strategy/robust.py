@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from compression.scatter import find
 from compression.stages import Indices, Vector
 
 KINDS = ("mean", "median", "trimmed")
@@ -74,7 +75,7 @@ def _put(
         row[:] = values[first:last] if union is None else values[union[first:last]]
         return
     start, stop = (first, last) if union is None else (int(union[first]), int(union[last - 1]) + 1)
-    low, high = np.searchsorted(indices, (start, stop))
+    low, high = find(indices, (start, stop))
     here = indices[low:high]
     places = here - first if union is None else np.searchsorted(union[first:last], here)
     row[places] = values[low:high]

@@ -19,7 +19,7 @@ _FEW = 2048  # indices up to which pcodec's tables weigh: 2 to 4 % of so many, 1
 _PIECE = 1 << 16  # entries tried out in either half of a longer stream
 _WORTH = 0.97  # pcodec takes 5 to 15 times zstd's time: it must save 3 %
 _BLOCK = 1 << 18  # bytes that pcodec codes with one table
-_BITS = 1 << 13  # of a bitmap looked at at a time
+_BITS = 1 << 14  # of a bitmap looked at at a time
 # Not float16: where zstd has tables of their own for its planes, pcodec saves nothing.
 _PCODEC_NAMES = {"|u1": "u8", "|i1": "i8", "<u2": "u16", "<u4": "u32", "<f4": "f32"}
 # The first byte of pcodec's tables: mode classic (low half), differences not taken or taken

@@ -15,6 +15,9 @@ else:
     from backports import zstd as zstd
 
 _WINDOW_LOG_MAX = zstd.DecompressionParameter.window_log_max
+# Blocks that a frame may have: these, and one for so many bytes of its stream. Encoders make blocks
+# of 128 kB, which they split into 196 at most. One of 5 bytes takes 20 times as long a byte.
+_BLOCKS, _LEAST = 16, 512
 
 
 @register("coder")
@@ -44,6 +47,8 @@ class Zstd(Coder):
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
         """Decompress one byte beyond the expected size at most, window no larger than needed."""
         window = min(23, max(10, spec.nbytes.bit_length()))
+        if _crowded(coded, _BLOCKS + spec.nbytes // _LEAST):
+            raise PayloadError("payload holds a zstd frame of needlessly many blocks")
         decompressor = zstd.ZstdDecompressor(options={_WINDOW_LOG_MAX: window})
         try:
             data = decompressor.decompress(coded, spec.nbytes + 1)
@@ -54,6 +59,24 @@ class Zstd(Coder):
         if spec.kind is Kind.FLOATS:
             return _interleaved(data, spec)
         return np.frombuffer(data, dtype=spec.dtype)
+
+
+def _crowded(coded: memoryview, most: int) -> bool:
+    """Whether a frame has more blocks; whether it is a frame at all is for zstd to say."""
+    if len(coded) < 5:
+        return False
+    says = coded[4]  # the frame header's descriptor: which of the fields below are there
+    single = says >> 5 & 1
+    content = (single, 2, 4, 8)[says >> 6]
+    at = 5 + (1 - single) + (0, 1, 2, 4)[says & 3] + content  # the window, a dictionary, the size
+    for _ in range(most):
+        if at + 3 > len(coded):
+            return False
+        header = int.from_bytes(coded[at : at + 3], "little")
+        if header & 1:  # the last one
+            return False
+        at += 3 + (1 if header >> 1 & 3 == 1 else header >> 3)  # 1: one byte, repeated
+    return True
 
 
 def planes(data: Array) -> Array:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from ..codec import Codec
+from ..header import MAX_TENSORS
 from ..layout import Layout
 from ..payload import MAX_SIZE, Update, decode_update
 from ..stages import Indices, PayloadError
@@ -136,6 +137,7 @@ class Receipts:
         sequence: int,
         layout: Layout | None,
         max_size: int = MAX_SIZE,
+        max_tensors: int = MAX_TENSORS,
     ) -> Update:
         """Decode a node's update; whether it is applied is for `applied` to say.
 
@@ -144,8 +146,9 @@ class Receipts:
         if sequence and sequence <= self._state.applied.get(node, 0):
             raise PayloadError(f"its update {sequence} was applied already")
         self._state.pending.pop(node, None)
+        before = self._state.indices.get(node)
         update = decode_update(
-            payload, layout, before=self._state.indices.get(node), max_size=max_size
+            payload, layout, before=before, max_size=max_size, max_tensors=max_tensors
         )
         if sequence:
             repeats = update.sparsifier.repeats if self._repeats is None else self._repeats

@@ -28,7 +28,8 @@ from .traffic import Traffic, flower_bytes, warn_of_no_names, warn_of_variances
 from .ways import Differences
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
-MOST_SIZE = 4  # times the model: what a reply with other tensors may hold
+MOST_SIZE = 4  # times the model's entries and tensors: what a reply with others may hold
+FEW = 64  # tensors: a model of fewer counts as one of so many there
 
 
 class Link(GridWrapper):
@@ -294,8 +295,9 @@ class Link(GridWrapper):
         if self._uplink is not None and (whole != self._uplink.exact or named):
             raise PayloadError("its payload is not of the method that this run's nodes have")
         node, layout = reply.metadata.src_node_id, None if named else sent.form.whole
-        limit = MOST_SIZE * max(sent.form.whole.size, 1)
-        update = self._dialogue.receipts.decode(node, payload, sequence, layout, limit)
+        asked = sent.form.whole
+        limits = MOST_SIZE * max(asked.size, 1), MOST_SIZE * max(len(asked), FEW)
+        update = self._dialogue.receipts.decode(node, payload, sequence, layout, *limits)
         form, model = answered(update, sent.form, sent.start, whole=whole, named=named)
         if form.whole == sent.form.whole:
             change = converted(model, form, sent.form).vector - sent.start.vector

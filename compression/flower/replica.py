@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..layout import Layout
 from ..payload import Update, decode_update
+from ..scatter import find
 from ..stages import Indices, PayloadError, Vector
 from ..statistics import trained_entries
 from .arrays import Decoder, layout_of, to_vector
@@ -97,7 +98,7 @@ class Replica:
         rest: Indices | slice = slice(self.trained, None)
         cut = self.trained
         if indices is not None:
-            cut = int(np.searchsorted(indices, self.trained))
+            cut = find(indices, [self.trained])[0]
             at, rest = indices[:cut], indices[cut:]
         self._version += 1
         number = self.version

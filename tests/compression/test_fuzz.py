@@ -1,7 +1,9 @@
 """Random damage. 2,000 payloads by default, more with --mutations.
 
-Damaged bytes are always refused. Damaged bytes under a right checksum are refused or are
-another valid payload: then the vector is finite and of the declared shape.
+All of these have a right checksum: they are refused, or are another valid payload; then the vector
+is finite and of the declared shape. Half of them are damaged byte by byte, half part by part, with
+lengths and coding right (`surgery`). With the checksum that was there damage is always refused.
+Time and memory are bounded throughout.
 """
 
 import time
@@ -13,12 +15,16 @@ import pytest
 
 from compression import PayloadError, decode_update, make_codec
 from compression import names as methods
+from compression.layout import Layout
+from compression.own import Own
+from tests.compression.surgery import Surgery
 
 # A decoder sees quantizer, coder and the sort of selection, not what made the selection.
 TARGETS = list(product(["dense", "topk", "repeated"], methods("quantizer"), methods("coder")))
 MAX_SIZE = 1 << 14
 SLOWEST = 5.0  # seconds for one payload, on a busy machine
-TALLY: dict[tuple[str, str, str], int] = {}  # target -> damaged payloads accepted
+TALLY: dict[tuple[str, str, str], list[int]] = {}  # target -> accepted, by sort of damage
+OWN = (np.arange(6, dtype=np.int64).reshape(2, 3), np.ones(5), np.ones(4, dtype=np.bool_))
 
 
 class Damage:
@@ -78,21 +84,33 @@ class Damage:
 
 
 def encode(target, update, layout, names):
-    """Return a payload of a target, and the indices that its decoder must know."""
+    """Return a payload of a target, the indices that its decoder must know, and its model.
+
+    One with names has tensors in their own type as well.
+    """
     kind, quantizer, coder = target
+    given = [Own(len(layout) + i, f"own {i}", array) for i, array in enumerate(OWN)]
+    own = given if names else []
+    tensors = [(each.name, each.array.shape, each.array.dtype.name) for each in own]
+    columns = (layout.names, layout.shapes, layout.dtypes)
+    added = zip(*tensors, strict=True) if tensors else ((), (), ())
+    model = Layout(*(there + tuple(more) for there, more in zip(columns, added, strict=True)))
     if kind != "repeated":
-        return make_codec(kind, quantizer, coder).encode(update, layout, names=names), None
+        codec = make_codec(kind, quantizer, coder)
+        return codec.encode(update, layout, names=names, own=own), None, model
     codec, memory = make_codec("esgd", quantizer, coder, drop=0.8, cap=0.0), {}
     first = codec.encode(update, layout, memory=memory, loss=2.0)
-    second = codec.encode(update, layout, memory=memory, loss=1.0, names=names, as_before=True)
-    return second, decode_update(first, layout).selected
+    second = codec.encode(
+        update, layout, memory=memory, loss=1.0, names=names, own=own, as_before=True
+    )
+    return second, decode_update(first, layout).selected, model
 
 
 @pytest.fixture(scope="module")
 def payloads(mixed, make_layout, update_for):
     """Payloads of each target, by target, for a mixed and for a plain layout."""
     layouts = (mixed, make_layout([(30, 40), (40,)]))
-    return layouts, {
+    return {
         target: [
             encode(target, update_for(layout), layout, names)
             for layout in layouts
@@ -102,51 +120,55 @@ def payloads(mixed, make_layout, update_for):
     }
 
 
-def check(payload, layout, before, sealed) -> bool:
+def check(payload, layout, before) -> bool:
     """Decode; return whether the payload was accepted."""
     tracemalloc.reset_peak()
     start, _ = tracemalloc.get_traced_memory()
     started = time.perf_counter()
     try:
         update = decode_update(payload, layout, before=before, max_size=MAX_SIZE)
-        vector, found = update.dense(), update.layout
+        vector, found, own = update.dense(), update.layout, update.own
+        selected = update.selected
     except PayloadError:
         size = layout.size if layout is not None else MAX_SIZE
-        accepted = False
+        accepted, beside = False, 8 * size
     else:
         size = found.size
-        assert sealed, "damage went unnoticed"
         assert vector.dtype == np.float32
         assert vector.shape == (found.size,)
         assert np.isfinite(vector).all()
         assert size <= (layout.size if layout is not None else MAX_SIZE)
-        accepted = True
+        assert selected is None or (np.diff(selected.astype(np.int64)) > 0).all()
+        assert not any(np.isnan(each.array).any() for each in own if each.array.dtype.kind == "f")
+        accepted, beside = True, sum(each.array.nbytes for each in own)
     assert time.perf_counter() - started < SLOWEST
-    assert tracemalloc.get_traced_memory()[1] - start <= 2.1 * 4 * size + (1 << 17)
+    used = tracemalloc.get_traced_memory()[1] - start
+    assert used <= 3.1 * 4 * size + 2 * beside + (1 << 17)
     return accepted
 
 
 @pytest.mark.parametrize("target", TARGETS, ids="-".join)
 def test_damaged_payloads(target, payloads, reseal, pytestconfig):
-    layouts, made = payloads
     count = -(-pytestconfig.getoption("--mutations") // len(TARGETS))
     seed = TARGETS.index(target)
-    damage = Damage(seed, [p[:-8] for group in made.values() for p, _ in group])
-    accepted = refused = 0
+    others = [payload[:-8] for group in payloads.values() for payload, *_ in group]
+    damage, surgery = Damage(seed, others), Surgery(seed)
+    accepted, refused = [0, 0], 0  # byte by byte, part by part
     tracemalloc.start()
     try:
         for turn in range(count):
-            which = turn % len(made[target])
-            original, before = made[target][which]
-            layout = layouts[which // 2] if turn % 3 else None
-            sealed = turn % 8 != 0
-            spoiled = reseal(damage(original[:-8])) if sealed else damage(original)
-            if spoiled == original:
+            original, before, model = payloads[target][turn // 2 % len(payloads[target])]
+            by_parts = turn % 2
+            body = surgery(original, before) if by_parts else damage(original[:-8])
+            if body == original[:-8]:
                 continue
-            if check(spoiled, layout, before, sealed):
-                accepted += 1
+            if check(reseal(body), model if turn % 3 else None, before):
+                accepted[by_parts] += 1
             else:
                 refused += 1
+            if turn % 8 == 0:
+                with pytest.raises(PayloadError):
+                    decode_update(body + original[-8:], None, before=before)
     finally:
         tracemalloc.stop()
     assert refused > count / 5, "the damage does no harm: the test tests nothing"
@@ -155,17 +177,17 @@ def test_damaged_payloads(target, payloads, reseal, pytestconfig):
 
 def test_some_damage_was_another_valid_payload():
     if len(TALLY) == len(TARGETS):  # not when a single target was asked for
-        assert sum(map(bool, TALLY.values())) > len(TARGETS) / 3, "nothing gets past the header"
+        for accepted in zip(*TALLY.values(), strict=True):
+            assert sum(accepted) > len(TARGETS) / 3, "nothing gets past the header"
 
 
 @pytest.mark.parametrize("target", TARGETS, ids="-".join)
 def test_every_truncation(target, payloads, reseal):
-    layouts, made = payloads
-    payload, before = made[target][0]
+    payload, before, model = payloads[target][0]
     body = payload[:-8]
     ends = {*range(0, len(body), 7), *range(80), *range(len(body) - 20, len(body))}
     for length in (end for end in ends if 0 <= end < len(body)):
         with pytest.raises(PayloadError):
-            decode_update(payload[:length], layouts[0], before=before)
+            decode_update(payload[:length], model, before=before)
         with pytest.raises(PayloadError):
-            decode_update(reseal(body[:length]), layouts[0], before=before)
+            decode_update(reseal(body[:length]), model, before=before)

@@ -82,7 +82,7 @@ def test_a_mix_is_convex(data, nodes, scale):
 
 
 def of(indices, values):
-    return Update(BN, indices, np.asarray(values, np.float32), object, None)
+    return Update(BN, indices, np.asarray(values, np.float32), object)
 
 
 def test_an_update_without_all_statistics_is_refused():

@@ -136,6 +136,12 @@ def raising(reply):
     raise OSError("the sensor is gone\nand more lines")
 
 
+def with_tiny_tensors(reply):
+    tiny = Layout(tuple(map(str, range(300))), ((),) * 300, ("float32",) * 300)
+    payload = INT8.encode(np.ones(300, np.float32), tiny, names=True)
+    return with_note(named=1)(reply_with(lambda p: payload)(reply))
+
+
 OTHER = Layout(("w",), ((3, 3),), ("float32",))
 SPOILED = {
     "corrupt": (reply_with(lambda p: p[:-9] + bytes([p[-9] ^ 1]) + p[-8:]), "checksum"),
@@ -145,6 +151,7 @@ SPOILED = {
         reply_with(lambda p: INT8.encode(np.ones(9, np.float32), OTHER)),
         "another model",
     ),
+    "hundreds of tensors": (with_tiny_tensors, "300 tensors; at most 256"),
     "no payload": (without_payload, "no payload"),
     "two records": (with_second_record, "records or metrics"),
     "no weight": (with_metric("num-examples", 0), "num-examples"),

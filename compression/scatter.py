@@ -1,0 +1,87 @@
+"""Entries of a vector at strictly increasing indices, gone through in blocks.
+
+numpy makes int64 of all indices it is given, twice their size, and compares them with Python's
+numbers as int64, too. A payload of a few hundred bytes may select every entry: here nothing is made
+that is larger than a block. Blocks stay in cache, which takes half of the time.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+Indices = NDArray[np.uint32]
+Places = NDArray[np.intp]
+
+BLOCK = 1 << 15  # entries; with their places 384 kB
+_LEAST, _PARTS = 1 << 12, 16  # of few indices a part: what is made beside them stays small
+
+
+def put_at(vector: Vector, indices: Indices, values: Vector) -> None:
+    """Set a vector's entries at ``indices`` to (k,) values."""
+    if len(indices) <= _LEAST:
+        vector[indices] = values
+        return
+    for here, places in _blocks(indices):
+        vector[places] = values[here]
+
+
+def add_at(vector: Vector, indices: Indices | None, values: Vector) -> None:
+    """Add (k,) values to a vector at ``indices`` (None: everywhere)."""
+    _change(np.add, vector, indices, values)
+
+
+def subtract_at(vector: Vector, indices: Indices | None, values: Vector) -> None:
+    """Take (k,) values out of a vector at ``indices`` (None: everywhere)."""
+    _change(np.subtract, vector, indices, values)
+
+
+def increase(indices: Indices) -> bool:
+    """Return whether each of (k,) indices is larger than the one before it."""
+    for start in range(0, len(indices) - 1, step := _step(indices)):
+        here = indices[start : start + step + 1]
+        if not (here[1:] > here[:-1]).all():
+            return False
+    return True
+
+
+def count_up(out: Indices, start: int) -> None:
+    """Fill an array with ``start``, ``start + 1``, ..."""
+    for done in range(0, len(out), step := _step(out)):
+        here = out[done : done + step]
+        here[:] = np.arange(start + done, start + done + len(here), dtype=np.uint32)
+
+
+def find(indices: Indices, bounds: Sequence[int]) -> list[int]:
+    """Return how many of (k,) indices lie below each bound."""
+    found: list[int] = np.searchsorted(indices, np.array(bounds, dtype=np.uint32)).tolist()
+    return found
+
+
+def _step(indices: Indices) -> int:
+    return min(BLOCK, len(indices), max(_LEAST, len(indices) // _PARTS)) or 1
+
+
+def _blocks(indices: Indices) -> Iterator[tuple[slice, Places]]:
+    """Cut indices into blocks; yield where each lies among them, and it as numpy wants it."""
+    step = _step(indices)
+    work = np.empty(step, dtype=np.intp)
+    for start in range(0, len(indices), step):
+        here = slice(start, min(start + step, len(indices)))
+        places = work[: here.stop - start]
+        np.copyto(places, indices[here])
+        yield here, places
+
+
+def _change(how: np.ufunc, vector: Vector, indices: Indices | None, values: Vector) -> None:
+    if indices is None:
+        how(vector, values, out=vector)
+        return
+    if len(indices) <= _LEAST:
+        vector[indices] = how(vector[indices], values)
+        return
+    work = np.empty(_step(indices), dtype=vector.dtype)
+    for here, places in _blocks(indices):
+        found = vector.take(places, out=work[: len(places)], mode="clip")  # "raise" would buffer
+        vector[places] = how(found, values[here], out=found)

@@ -1,0 +1,150 @@
+"""Payloads taken apart, and put together again with something else in their parts.
+
+Lengths, padding and what the coders wrap are right: what is wrong gets as far as it can.
+"""
+
+import numpy as np
+
+from compression.envelope import NAMED, parse, tables, unpack, with_own
+from compression.header import varint
+from compression.own import Own, own_spec
+from compression.payload import exact_spec, index_spec, parts_of
+from compression.registry import by_id
+from compression.stages import PayloadError
+from compression.statistics import separate
+
+NUMBERS = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 1 << 14, 1 << 16, 1 << 31, 1 << 62)
+
+
+def streams_of(parsed, before):
+    """Return what each stream of a payload holds, and its spec, in their order."""
+    layout, specs = parsed.layout, []
+    if parsed.exact:
+        cut = separate(layout, parsed.exact)
+        specs.append(exact_spec(cut.exact_size))
+        layout = cut.layout
+    indices = before if parsed.repeated is not None else None
+    if parsed.repeated is None and parsed.selected is not None:
+        specs.append(index_spec(parsed.selected, layout.size))
+        indices = unpack(parsed.coder, parsed.bodies[len(specs) - 1], specs[-1])
+    specs += parsed.quantizer.specs(parsed.params, parts_of(indices, layout))
+    specs += [own_spec(parsed.own)] if parsed.own else []
+    bodies = zip(parsed.bodies, specs, strict=True)
+    return [(unpack(parsed.coder, *pair).copy(), pair[1]) for pair in bodies]
+
+
+class Surgery:
+    """Ways to change a part, all drawn from one generator; returns a payload's body, unsealed."""
+
+    def __init__(self, seed):
+        self.draw = np.random.default_rng(seed)
+        self.ways = (self.entries, self.entries, self.fill, self.order, self.length, self.streams,
+                     self.parameters, self.selection, self.methods, self.exact)  # fmt: skip
+
+    def __call__(self, payload, before):
+        """Return another payload's body."""
+        parsed = parse(payload, None, 1 << 28)
+        self.ids, self.params = list(payload[4:7]), list(parsed.params)
+        self.chosen, self.repeated = parsed.selected, parsed.repeated
+        self.tensors, self.listed = list(parsed.exact), streams_of(parsed, before)
+        for _ in range(self.draw.integers(1, 4)):
+            self.ways[self.draw.integers(len(self.ways))]()
+        arrays = [np.zeros(each.shape, each.dtype) for each in parsed.own]
+        own = [Own(d.position, d.name, a) for d, a in zip(parsed.own, arrays, strict=True)]
+        named = bool(payload[7] & NAMED)
+        head = with_own(tables(parsed.layout, bytes(self.ids), named, tuple(self.tensors)), own)
+        return self.joined(head)
+
+    def some(self, count):
+        return int(self.draw.integers(count))
+
+    def stream(self):
+        """Return the number of a stream that is not empty, or None."""
+        full = [place for place, (array, _) in enumerate(self.listed) if array.size]
+        return full[self.some(len(full))] if full else None
+
+    def extreme(self, dtype):
+        """Return one entry: a number at a type's borders, or any bits."""
+        patterns = (b"\x00", b"\x01", b"\x7f", b"\x80", b"\xff", self.draw.bytes(1))
+        raw = patterns[self.some(len(patterns))] * dtype.itemsize
+        raw = raw[:-1] + (b"\x7f" if self.some(3) == 0 else raw[-1:])
+        return np.frombuffer(raw, dtype)[0]
+
+    def entries(self):
+        if (place := self.stream()) is not None:
+            array = self.listed[place][0]
+            for at in self.draw.integers(0, array.size, self.some(8) + 1):
+                array[at] = self.extreme(array.dtype)
+
+    def fill(self):
+        if (place := self.stream()) is not None:
+            array = self.listed[place][0]
+            array[self.some(array.size) :] = self.extreme(array.dtype)
+
+    def order(self):
+        if (place := self.stream()) is not None:
+            array, at = self.listed[place][0], self.some(3)
+            array[:] = (array[::-1], np.sort(array), np.roll(array, 1))[at].copy()
+
+    def length(self):
+        if (place := self.stream()) is not None:
+            array, spec = self.listed[place]
+            size = self.some(2 * array.size)
+            self.listed[place] = np.resize(array, size), spec._replace(size=size)
+
+    def streams(self):
+        if self.listed:
+            place, other = self.some(len(self.listed)), self.some(len(self.listed))
+            way = self.some(3)
+            if way == 0:
+                del self.listed[place]
+            elif way == 1:
+                self.listed.insert(other, self.listed[place])
+            else:
+                swapped = self.listed[other], self.listed[place]
+                self.listed[place], self.listed[other] = swapped
+
+    def parameters(self):
+        number = NUMBERS[self.some(len(NUMBERS))]
+        if self.params and self.some(3):
+            self.params[self.some(len(self.params))] = number
+        else:
+            self.params = [*self.params, number] if self.some(2) else self.params[1:]
+
+    def selection(self):
+        if self.some(2) and self.chosen is not None:
+            self.chosen = max(0, self.chosen + self.some(5) - 2)
+            return
+        self.chosen = self.some(2000) if self.some(3) else None
+        self.repeated = self.some(1 << 32) if self.chosen is not None and self.some(2) else None
+
+    def methods(self):
+        self.ids[self.some(3)] = self.some(12)
+
+    def exact(self):
+        self.tensors = [tensor for tensor in range(5) if self.some(2)]
+
+    def coded(self, array, spec):
+        """Return a stream as it stands in a payload: coded, if that makes it smaller, or not."""
+        try:
+            coder = by_id("coder", self.ids[2])()
+            coded = coder.encode(array, spec) if self.some(4) else None
+        except (PayloadError, ValueError, IndexError):  # a coder may expect what its stream is not
+            coded = None
+        if coded is None or len(coded) >= array.nbytes:
+            return array.tobytes(), False
+        coded = bytearray(coded)
+        if self.some(8) == 0:
+            coded[self.some(len(coded))] = self.some(256)
+        return bytes(coded), True
+
+    def joined(self, head):
+        selection = [0] if self.chosen is None else [1 if self.repeated is None else 2]
+        head += bytes(selection) + (b"" if self.chosen is None else varint(self.chosen))
+        if self.repeated is not None:
+            head += self.repeated.to_bytes(4, "little")
+        bodies = [self.coded(array, spec) for array, spec in self.listed]
+        numbers = [len(self.params), *self.params, len(bodies)]
+        numbers += [len(body) << 1 | coded for body, coded in bodies]
+        head += b"".join(map(varint, numbers))
+        return head + bytes(-len(head) % 8) + b"".join(body for body, _ in bodies)
