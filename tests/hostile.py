@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -206,8 +207,8 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-def app_with(attack: Attack, every: int = 1) -> Callable[[Message, Context], Message]:
-    """Return what answers as our ClientApp; partition `BAD` attacks in every `every`-th reply."""
+def app_with(attack: Attack) -> Callable[[Message, Context], Message]:
+    """Return what answers as our ClientApp; partition `BAD` attacks with every reply."""
 
     def answer(message: Message, context: Context) -> Message:
         reply = honest(message, context)
@@ -216,3 +217,16 @@ def app_with(attack: Attack, every: int = 1) -> Callable[[Message, Context], Mes
         return attack(message, copy.deepcopy(reply), context)
 
     return answer
+
+
+def all_in_turn() -> Callable[[Message, Context], Message]:
+    """Return what answers as our ClientApp; partition `BAD` attacks with each reply in another way.
+
+    In one process: it counts its replies.
+    """
+    attacks = itertools.cycle(ATTACKS.values())
+
+    def attack(message: Message, reply: Message, context: Context) -> Message:
+        return next(attacks)(message, reply, context)
+
+    return app_with(attack)

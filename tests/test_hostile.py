@@ -1,4 +1,4 @@
-"""One bad node of ten: no attack ends a run or spoils its model. Every attack, on some strategy.
+"""One bad node of ten: no attack ends a run or spoils its model.
 
 The whole matrix, with accuracies, is `python -m benchmarks.hostile_nodes`.
 """
@@ -13,23 +13,20 @@ from safetensors.torch import load_file
 from conf.load import compose_config, run_config
 from simulation.job import Job
 from simulation.local import run_local
-from tests.hostile import ATTACKS, app_with
+from tests.hostile import ATTACKS, all_in_turn, app_with
 
 ROOT = Path(__file__).parents[1]
-STRATEGIES = {
-    "fedavg": ["compression=f2i", "rounds=4"],
-    "esgd": ["algorithm=esgd", "rounds=30", "eval_every=30"],
-    "fedadam": ["strategy=fedadam", "compression=topk", "rounds=4"],
-    "adacomp": ["algorithm=adacomp", "strategy.pushes=150", "strategy.record_every=150",
-                "eval_every=150"],
-    "qfedavg": ["strategy=qfedavg", "compression=none", "rounds=4"],
-    "dgc": ["algorithm=dgc", "rounds=25", "eval_every=25"],
-    "krum": ["strategy=krum", "compression=f2i", "rounds=4"],
-    "fedbuff": ["algorithm=fedbuff", "strategy.pushes=60", "strategy.record_every=60",
-                "eval_every=60"],
-}  # fmt: skip
-NAMES = list(STRATEGIES)
-CASES = [(attack, NAMES[number % len(NAMES)]) for number, attack in enumerate(ATTACKS)]
+IN_TURN = {
+    "fedavg": ["compression=f2i", "downlink=f2i"],
+    "fedadam": ["strategy=fedadam", "compression=topk"],
+    "qfedavg": ["strategy=qfedavg", "compression=none"],
+    "krum": ["strategy=krum", "compression=f2i"],
+    "esgd": ["algorithm=esgd"],
+    "dgc": ["algorithm=dgc"],
+}
+PUSHES = ["strategy.pushes=100", "strategy.record_every=100", "eval_every=100"]
+ONE_BY_ONE = ["raises", "no model", "3e38 everywhere", "1e5 everywhere",
+              "a flipped byte", "no loss"]  # fmt: skip
 
 
 def trained(folder, *words, **options):
@@ -40,22 +37,39 @@ def trained(folder, *words, **options):
     return result, load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "esgd", "adacomp", "fedbuff"])
-def test_honest_runs_are_the_same_with_screening_or_without(strategy, tmp_path):
+SHORT = ["algorithm=esgd", "rounds=30", "eval_every=30"]
+
+
+@pytest.mark.parametrize("words", [IN_TURN["fedavg"], SHORT, ["algorithm=adacomp", *PUSHES]])
+def test_honest_runs_are_the_same_with_screening_or_without(words, tmp_path):
     off = ["screen.refuse=null", "screen.weight=null"]
     (tmp_path / "off").mkdir()
-    words = STRATEGIES[strategy]
     (with_it, one), (_, other) = trained(tmp_path, *words), trained(tmp_path / "off", *words, *off)
     assert with_it["failures"] == 0
     assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
 
 
-@pytest.mark.parametrize(("attack", "strategy"), CASES)
-def test_no_attack_ends_a_run_or_spoils_its_model(attack, strategy, tmp_path):
-    app = app_with(ATTACKS[attack])
-    result, weights = trained(tmp_path, *STRATEGIES[strategy], client_app=app)
+def expect_unspoiled(folder, result, weights):
     assert result["ended"] == "finished"
     assert not result["diverged"]
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-    first = json.loads((tmp_path / "history.jsonl").read_text().splitlines()[0])
-    assert result["accuracy"] > first["accuracy"] + 0.05
+    first = json.loads((folder / "history.jsonl").read_text().splitlines()[0])
+    assert result["accuracy"] > first["accuracy"] + 0.2
+
+
+@pytest.mark.parametrize("strategy", IN_TURN)
+def test_all_attacks_in_turn_neither_end_a_run_nor_spoil_its_model(strategy, tmp_path):
+    rounds = len(ATTACKS) + 5
+    words = [*IN_TURN[strategy], f"rounds={rounds}", f"eval_every={rounds}"]
+    result, weights = trained(tmp_path, *words, client_app=all_in_turn())
+    expect_unspoiled(tmp_path, result, weights)
+    assert result["failures"] > len(ATTACKS) / 2
+
+
+@pytest.mark.parametrize("attack", ONE_BY_ONE)
+@pytest.mark.parametrize("algorithm", ["adacomp", "fedbuff"])
+def test_nor_does_a_node_that_nobody_waits_for(algorithm, attack, tmp_path):
+    words = [f"algorithm={algorithm}", *PUSHES, "lr=0.3"]
+    result, weights = trained(tmp_path, *words, client_app=app_with(ATTACKS[attack]))
+    expect_unspoiled(tmp_path, result, weights)
+    assert 0 < result["failures"] < 40  # it is asked ever more rarely
