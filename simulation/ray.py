@@ -2,7 +2,8 @@
 
 this process                        started for this run, ended with it
 ------------                        -----------------------------------
-run_ray  -- Control API (HTTP) -->  flower-superlink --simulation, on a loopback port of its own
+run_ray  -- Control API (HTTP) -->  flower-superlink --simulation, on a loopback port of its own,
+  |                                   for this user alone (guard.py)
   |                                   `- flower-superexec
   |                                        `- flwr-simulation   the ServerApp, Ray's driver
   `<----- status and log lines ------           `- Ray          gcs, raylet, ClientApp actors

@@ -1,9 +1,11 @@
 """A SuperLink in simulation mode that belongs to one run: its own port, home folder and Ray."""
 
 import os
+import secrets
 import shutil
 import socket
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
@@ -15,8 +17,11 @@ import httpx
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+from . import guard
 from .errors import EngineError
+from .host import log
 from .processes import ProcessTree, undisturbed
+from .scratch import Scratch, sweep
 
 _START_SECONDS = 90.0  # it takes 3 s on a laptop; small boards import slowly
 _GRACE_SECONDS = 3.0
@@ -24,26 +29,29 @@ _GRACE_SECONDS = 3.0
 
 @contextmanager
 def private_superlink(
-    log: Path, ray_address: str | None = None
+    log_file: Path, ray_address: str | None = None
 ) -> Iterator[tuple["subprocess.Popen[bytes]", ControlHttpClient]]:
     """Start a SuperLink, yield it and a client of its Control API, and leave nothing of it behind.
 
     Its state is in memory, and Flower's home is a temporary folder: neither the user's `~/.flwr`
     nor a SuperLink that runs for other work is touched. Whatever it has started ends with it, Ray
-    included, except a cluster at `ray_address`.
+    included, except a cluster at `ray_address`. On Linux it serves this user alone, and so does
+    Ray; elsewhere the log says that any user of the machine can reach it.
 
     Raises:
-        EngineError: it did not start; its output is then in `log`.
+        EngineError: it did not start; its output is then in `log_file`.
     """
     # Ray keeps sockets in its temporary folder, and their paths must stay under 104 characters.
-    short = ray_address is not None or len(tempfile.gettempdir()) < 24
-    home = Path(tempfile.mkdtemp(prefix="edgewire-", dir=None if short else "/tmp"))
-    tree = ProcessTree()
+    short = ray_address is not None or len(tempfile.gettempdir()) < 11
+    parent = tempfile.gettempdir() if short else "/tmp"
+    sweep(parent)
+    scratch = Scratch(parent)
+    home, tree = scratch.path, ProcessTree()
     try:
         port = _free_port()
         settings = _settings(home, ray_address)
         command = [
-            shutil.which("flower-superlink", path=settings["PATH"]) or "flower-superlink",
+            *_superlink(settings["PATH"]),
             *("--insecure", "--simulation", "--disable-runtime-dependency-installation"),
             *("--host", "127.0.0.1", "--port", str(port)),
         ]
@@ -51,8 +59,8 @@ def private_superlink(
         with output.open("wb") as stream:
             server = tree.start(command, {**os.environ, **settings}, stream)
         if problem := _wait_until_up(server, port):
-            log.write_bytes(output.read_bytes())
-            raise EngineError(f"Flower's SuperLink {problem} (log: {log})")
+            log_file.write_bytes(output.read_bytes())
+            raise EngineError(f"Flower's SuperLink {problem} (log: {log_file})")
         with ControlHttpClient.from_server_address(
             f"127.0.0.1:{port}",
             insecure=True,
@@ -63,7 +71,15 @@ def private_superlink(
     finally:
         with undisturbed():
             tree.end(_GRACE_SECONDS)
-            shutil.rmtree(home, ignore_errors=True)
+            scratch.close()
+
+
+def _superlink(path: str) -> list[str]:
+    """Return the command that starts a SuperLink, for this user alone where the system helps."""
+    if guard.can_tell():
+        return [sys.executable, "-P", guard.__file__]  # -P: not our modules before all others
+    log.warning("any user of this machine can list, read and stop this run while it goes on")
+    return [shutil.which("flower-superlink", path=path) or "flower-superlink"]
 
 
 def _settings(home: Path, ray_address: str | None) -> dict[str, str]:
@@ -82,6 +98,8 @@ def _settings(home: Path, ray_address: str | None) -> dict[str, str]:
     if ray_address is None:
         # In the usual folder Ray would find, and join, a cluster that `ray start` left word of.
         settings["RAY_TMPDIR"] = str(home)
+        if "RAY_AUTH_MODE" not in os.environ:  # a Ray of our own talks to who has its token
+            settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return settings
 
 

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from flwr.app import Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 
-from .channel import Channel, shared_folder
+from .channel import Channel, Folders
+from .errors import EngineError
 from .host import Host, HostSpec, log, unavailable
 from .limits import Limits
 from .queue import Queue
@@ -111,7 +112,7 @@ class Processes:
         self._spec, self._limits = spec, limits
         method = method or _start_method()
         self._mp: Any = multiprocessing.get_context(method)
-        self._folder = shared_folder()
+        self._folders = Folders()
         self._started = 0
         self._workers: list[_Worker] = []
         self._ready = DefaultSelector()  # one for the run: `wait` would make one a reply
@@ -155,6 +156,9 @@ class Processes:
             except (EOFError, OSError):
                 self._revive(index)
                 continue
+            if message_id is None:
+                raise EngineError(content)
+            self._folders.tell_of(self._workers[index].replies)
             message = self._workers[index].inflight.pop(message_id)
             self._queue.answered(message.metadata.dst_node_id, has_state)
             self._feed(index, WINDOW)
@@ -171,23 +175,23 @@ class Processes:
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
-        self._folder.cleanup()
+        self._folders.close()
 
     def _start(self, index: int) -> _Worker:
         here, there = self._mp.Pipe()
         others = [w.connection for w in self._workers] + [here]
         others = others if self._mp.get_start_method() == "fork" else []
         self._started += 1
-        folder, names = Path(self._folder.name), (f"in-{self._started}", f"out-{self._started}")
+        folders, names = self._folders.paths, (f"in-{self._started}", f"out-{self._started}")
         process = self._mp.Process(
             target=_work,
-            args=(there, others, folder, names, self._spec, self._limits, index),
+            args=(there, others, folders, names, self._spec, self._limits, index),
             daemon=True,
         )
         process.start()
         there.close()
         self._ready.register(here, EVENT_READ, index)
-        incoming, outgoing = (Channel(here, folder, name, WINDOW) for name in names)
+        incoming, outgoing = (Channel(here, folders, name, WINDOW) for name in names)
         return _Worker(process, here, incoming, outgoing)
 
     def _feed_all(self) -> None:
@@ -215,6 +219,7 @@ class Processes:
         anew = metadata.message_id in self._anew
         self._anew.discard(metadata.message_id)
         worker.messages.send((content if fresh else None, metadata, anew))
+        self._folders.tell_of(worker.messages)
 
     def _revive(self, index: int) -> None:
         """Replace a worker that died; what it was working on is answered by errors."""
@@ -226,6 +231,8 @@ class Processes:
         self._queue.died(index, worker.inflight.values())
         self._ready.unregister(worker.connection)
         worker.connection.close()
+        for channel in (worker.messages, worker.replies):
+            channel.remove()
         self._workers[index] = self._start(index)
         self._feed_all()
 
@@ -233,7 +240,7 @@ class Processes:
 def _work(
     connection: Connection,
     others: list[Connection],
-    folder: Path,
+    folders: list[Path],
     names: tuple[str, str],
     spec: HostSpec,
     limits: Limits,
@@ -247,7 +254,7 @@ def _work(
         other.close()
     limits.apply(index)
     host, content = Host(spec), RecordDict()
-    messages, replies = (Channel(connection, folder, name, WINDOW) for name in names)
+    messages, replies = (Channel(connection, folders, name, WINDOW) for name in names)
     with contextlib.suppress(EOFError, OSError):
         while True:
             fresh, metadata, anew = messages.receive()
@@ -257,7 +264,10 @@ def _work(
             message = message_of(RecordDict(dict(content)), metadata)
             reply, has_state = host.answer(message)
             answer = reply.error if reply.has_error() else reply.content
-            replies.send((metadata.message_id, answer, has_state))
+            try:
+                replies.send((metadata.message_id, answer, has_state))
+            except EngineError as error:  # no room for it: that is the parent's to say
+                replies.send((None, str(error), False))
     os._exit(0)  # no atexit work of the parent's in a forked child
 
 

@@ -75,7 +75,8 @@ def load_folder(
         channels: 3 (RGB) or 1 (grey).
 
     Raises:
-        TaskError: no folder, no image, a class nobody knows, an image that cannot be read.
+        TaskError: no folder, no image, a class nobody knows, an image that cannot be read, or what
+            is named as one and is no file.
     """
     path = Path(path)
     if channels not in (1, 3):
@@ -107,8 +108,16 @@ def load_folder(
 
 
 def _is_image(file: Path) -> bool:
-    """Whether to read it; hidden ones are other systems' notes about images (macOS's ._x.jpg)."""
-    return file.suffix.lower() in EXTENSIONS and not file.name.startswith(".") and not file.is_dir()
+    """Whether to read it; hidden ones are other systems' notes about images (macOS's ._x.jpg).
+
+    Raises TaskError for a pipe, a device or a socket: reading one may wait for ever.
+    """
+    named = file.suffix.lower() in EXTENSIONS and not file.name.startswith(".")
+    if not named or file.is_dir():
+        return False
+    if file.exists() and not file.is_file():
+        raise TaskError(f"{file} is no file but a pipe, a device or a socket: remove it")
+    return True
 
 
 def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:

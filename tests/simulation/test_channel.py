@@ -1,21 +1,21 @@
 """Objects between processes arrive as they were sent, small and large ones mixed."""
 
+from contextlib import closing
 from multiprocessing import Pipe
-from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from compression.flower import FlatArray, flat_record
-from simulation.channel import Channel, shared_folder
+from simulation.channel import Channel, Folders
 
 
 @pytest.fixture
 def pair():
-    with shared_folder() as folder:
+    with closing(Folders()) as folders:
         here, there = Pipe()
-        yield Channel(here, Path(folder), "x", 2), Channel(there, Path(folder), "x", 2)
+        yield Channel(here, folders.paths, "x", 2), Channel(there, folders.paths, "x", 2)
 
 
 def test_records_arrive_whole(pair):

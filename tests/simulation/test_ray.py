@@ -74,6 +74,7 @@ def main(grid, context):
         "partitions": [partitions[node.node_id] for node in nodes],
         "config": json.loads(context.run_config["config"]),
         "folder": os.getcwd(),
+        "token": os.environ["RAY_AUTH_TOKEN"] if os.environ["RAY_AUTH_MODE"] == "token" else "",
         "files": [str(p.relative_to(app)) for p in app.rglob("*") if "pycache" not in str(p)],
     }))
     raise KeyError("accuracy")
@@ -130,6 +131,8 @@ def test_a_run_does_its_work_and_fails_at_its_end(
     assert set(result["files"]) == travels | {"toy_client", "toy_conf", "toy_server"}
     log = Path(str(caught.value).rpartition("log: ")[2].rstrip(")"))
     assert "a line for the log" in log.read_text()
+    assert len(result["token"]) == 64  # without which nobody gets into this run's Ray
+    assert result["token"] not in log.read_text()
     assert "Traceback" in log.read_text()
     log.unlink()
     assert max(running) > 5  # SuperLink, SuperExec, simulation, Ray's: the search does find them

@@ -1,0 +1,126 @@
+"""A run's SuperLink serves the user who has started it, and nobody else on the machine."""
+
+import asyncio
+import os
+import socket
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from flwr.proto.control_pb2 import ListRunsRequest
+
+from simulation import guard
+from simulation.errors import EngineError
+from simulation.guard import OwnUser, user_of
+from simulation.superlink import private_superlink
+
+NOBODY = 65534
+linux = pytest.mark.skipif(not guard.can_tell(), reason="only Linux says whose connections are")
+root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+
+@pytest.fixture
+def listener():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen()
+        yield bound
+
+
+def as_nobody(act):
+    """Do something as another user, in a process of its own; return its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setuid(NOBODY)
+            os._exit(act())
+        except BaseException:
+            os._exit(99)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@linux
+def test_whose_a_connection_is(listener):
+    server = listener.getsockname()
+    with socket.create_connection(server) as client:
+        assert user_of(client.getsockname(), server) == os.geteuid()
+        here = client.getsockname()
+    assert user_of(here, server) is None
+    assert user_of(("127.0.0.1", 9), server) is None
+
+
+@linux
+@root
+def test_another_users_connection_is_theirs_and_nobodys_once_it_is_closed(listener):
+    server = listener.getsockname()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setuid(NOBODY)
+        with socket.create_connection(server):
+            os.read(reading, 1)
+        os._exit(0)
+    with ExitStack() as stack:
+        accepted, client = listener.accept()
+        stack.enter_context(accepted)
+        assert user_of(client, server) == NOBODY
+        os.write(writing, b"x")
+        os.waitpid(pid, 0)
+        assert user_of(client, server) is None  # not root, as the table has it
+    os.close(reading)
+    os.close(writing)
+
+
+def ask(app, **scope):
+    """Return what an app sends for a request, and whether it got as far as the app."""
+    sent, reached = [], []
+
+    async def inner(scope, receive, send):
+        reached.append(scope["type"])
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(inner)(scope, None, send))
+    return sent, reached
+
+
+@linux
+def test_requests_of_nobody_known_are_refused(listener):
+    server = listener.getsockname()
+    with socket.create_connection(server) as client:
+        own = {"client": client.getsockname(), "server": server}
+        assert ask(OwnUser, type="http", **own) == ([], ["http"])
+    for ends in (own, {"client": None, "server": server}, {"client": ("127.0.0.1", 9)}):
+        sent, reached = ask(OwnUser, type="http", **ends)
+        assert not reached
+        assert sent[0]["status"] == 403
+        sent, reached = ask(OwnUser, type="websocket", **ends)
+        assert not reached
+        assert sent[0]["type"] == "websocket.close"
+    assert ask(OwnUser, type="lifespan") == ([], ["lifespan"])
+
+
+@linux
+@root
+def test_a_run_of_ones_own_is_not_another_users_to_list(tmp_path):
+    with private_superlink(tmp_path / "log") as (server, client):
+        assert client.ListRuns(ListRunsRequest()).now
+        base = f"http://127.0.0.1:{server.args[server.args.index('--port') + 1]}"
+        paths = ("health", "docs", "v1/control/list-runs", "v1/control/stop-run")
+
+        def codes():
+            return {httpx.post(f"{base}/{path}", trust_env=False).status_code for path in paths}
+
+        assert 403 not in codes()
+        assert as_nobody(lambda: 0 if codes() == {403} else 1) == 0
+
+
+def test_where_nobody_can_tell_the_log_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(guard, "TABLE", tmp_path / "none")
+    assert not guard.can_tell()
+    monkeypatch.setattr("simulation.superlink.shutil.which", lambda *a, **k: "/bin/false")
+    superlink = private_superlink(tmp_path / "log")
+    with pytest.raises(EngineError, match="SuperLink ended"):
+        superlink.__enter__()
+    assert "any user of this machine" in caplog.text

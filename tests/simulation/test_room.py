@@ -1,0 +1,197 @@
+"""Where memory is short messages go through files on disk; where disk is, one line says so.
+
+`/dev/shm` of Docker's default size, 64 MB, is a tmpfs of a few MB here: mounting one takes root.
+"""
+
+import logging
+import shutil
+import subprocess
+from contextlib import closing
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from simulation import channel
+from simulation.errors import EngineError
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+from tests.simulation.grids import NODES, app, messages, seen
+
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """Mount a tmpfs of a size, and so many inodes; return its folder."""
+    folders = []
+
+    def mount(name, size, inodes=1000):
+        folder = tmp_path / name
+        folder.mkdir()
+        options = f"size={size},nr_inodes={inodes}"
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("a tmpfs cannot be mounted here")
+        folders.append(folder)
+        return folder
+
+    yield mount
+    for folder in folders:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def run(monkeypatch, caplog):
+    """Send messages of a size to nodes in two workers; return replies, and what the log says."""
+
+    def answers(memory, disk, size, **config):
+        monkeypatch.setattr(channel, "MEMORY", str(memory))
+        monkeypatch.setattr(channel.tempfile, "tempdir", str(disk))
+        with (
+            caplog.at_level(logging.WARNING, "edgewire"),
+            closing(make_pool(HostSpec(app, NODES, 1, {}), 2)) as pool,
+        ):
+            grid = LocalGrid(pool, NODES)
+            replies = [
+                reply
+                for length in (size // 100, size)
+                for reply in grid.send_and_receive(messages(grid, size=length, **config))
+            ]
+        return seen(replies), [r.getMessage() for r in caplog.records if r.name == "edgewire"]
+
+    return answers
+
+
+def whole(replies, size):
+    """Whether each node's second reply holds what it was sent."""
+    data = np.arange(size, dtype=np.uint8).tobytes()
+    return [reply[2] == data for reply in replies[NODES:]] == [True] * NODES
+
+
+def test_with_room_in_memory_nothing_goes_to_disk(mounted, run, tmp_path):
+    memory = mounted("memory", 64 * MEGABYTE)
+    replies, said = run(memory, tmp_path, 2 * MEGABYTE)
+    assert whole(replies, 2 * MEGABYTE)
+    assert said == []
+    assert not any(memory.iterdir())
+
+
+@pytest.mark.parametrize("size", [MEGABYTE, 3 * MEGABYTE, 20 * MEGABYTE])
+def test_little_memory_is_not_filled_and_the_rest_goes_to_disk(mounted, run, tmp_path, size):
+    memory, disk = mounted("memory", 4 * MEGABYTE), tmp_path / "disk"
+    disk.mkdir()
+    replies, said = run(memory, disk, size)
+    assert whole(replies, size)
+    assert len(said) == 1
+    assert str(memory) in said[0]
+    assert str(disk) in said[0]
+    assert not any(disk.iterdir())
+    assert not any(memory.iterdir())
+
+
+def test_no_file_can_be_made_in_memory(mounted, run, tmp_path):
+    memory, disk = mounted("memory", 64 * MEGABYTE, inodes=4), tmp_path / "disk"
+    disk.mkdir()
+    replies, said = run(memory, disk, MEGABYTE)
+    assert whole(replies, MEGABYTE)
+    assert len(said) == 1
+
+
+def test_not_even_a_folder_can_be_made_in_memory(mounted, run, tmp_path):
+    memory, disk = mounted("memory", MEGABYTE, inodes=1), tmp_path / "disk"
+    disk.mkdir()
+    replies, _ = run(memory, disk, MEGABYTE)
+    assert whole(replies, MEGABYTE)
+
+
+@pytest.mark.parametrize(("size", "inodes"), [(MEGABYTE, 1000), (64 * MEGABYTE, 4)])
+def test_no_room_anywhere_ends_in_one_line(mounted, run, size, inodes):
+    memory, disk = (mounted(name, size, inodes) for name in ("memory", "disk"))
+    with pytest.raises(EngineError, match=r"^no room for what .* MB in .*set TMPDIR.*$") as caught:
+        run(memory, disk, 3 * MEGABYTE)
+    assert str(disk) in str(caught.value)
+    assert not any(disk.iterdir())
+
+
+def test_no_room_for_replies_ends_in_one_line(mounted, run):
+    """The messages fit: the workers find no room for what they answer."""
+    memory, disk = mounted("memory", MEGABYTE), mounted("disk", 12 * MEGABYTE)
+    with pytest.raises(EngineError, match="no room for what nodes and server send each other"):
+        run(memory, disk, 2_500_000)
+
+
+def test_no_folder_at_all(monkeypatch, tmp_path):
+    monkeypatch.setattr(channel, "MEMORY", str(tmp_path / "none"))
+    monkeypatch.setattr(channel.tempfile, "tempdir", str(tmp_path / "neither"))
+    with pytest.raises(EngineError, match="no folder for what nodes and server send"):
+        channel.Folders()
+
+
+def test_files_of_workers_that_died_are_gone_at_once(run, tmp_path, monkeypatch):
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(channel, "MEMORY", str(memory))
+    with closing(make_pool(HostSpec(app, NODES, 1, {}), 2)) as pool:
+        grid = LocalGrid(pool, NODES)
+        for deaths in range(4):
+            replies = list(grid.send_and_receive(messages(grid, size=MEGABYTE, **{"die-at": 3})))
+            assert any(reply.has_error() for reply in replies), deaths
+            files = [file for file in memory.rglob("*") if file.is_file()]
+            assert len(files) <= 2 * 2 * 2  # workers, ways, slots
+    assert not any(memory.iterdir())
+
+
+def test_a_message_without_large_parts_takes_no_file(tmp_path):
+    ours, theirs = channel.Shared([tmp_path / "a"]), channel.Shared([tmp_path / "a"])
+    assert theirs.read(ours.write([])) == []
+    assert theirs.read(ours.write([memoryview(b"")] * 2)) == [b"", b""]
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_was_too_large_is_as_if_never_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr(channel, "disk_usage", lambda folder: (MEGABYTE, 0, MEGABYTE))
+    here, there = channel_pair(tmp_path)
+    large, small = (
+        ArrayRecord({"a": Array("uint8", (n,), "t", bytes(n))}) for n in (2 * MEGABYTE, 1 << 16)
+    )
+    for _ in range(3):
+        with pytest.raises(EngineError, match="no room"):
+            here.send(large)
+        here.send(small)
+        assert there.receive() == small
+
+
+def channel_pair(folder):
+    from multiprocessing import Pipe
+
+    ends = Pipe()
+    return tuple(channel.Channel(end, [folder], "x", 2) for end in ends)
+
+
+def test_memory_is_left_to_others(mounted, tmp_path):
+    memory = mounted("memory", 8 * MEGABYTE)
+    for number, place in enumerate([0, 0, 1, 1]):
+        shared = channel.Shared([folder / f"a-{number}" for folder in (memory, tmp_path)])
+        assert shared.write([memoryview(bytes(5 * MEGABYTE // 2))]).place == place
+        assert shutil.disk_usage(memory).free >= 2 * MEGABYTE
+
+
+def test_who_has_one_folder_alone_may_fill_it(mounted):
+    memory = mounted("memory", 8 * MEGABYTE)
+    shared = channel.Shared([memory / "a"])
+    assert shared.write([memoryview(bytes(7 * MEGABYTE))]).place == 0
+
+
+def test_a_start_sweeps_what_the_dead_have_left(tmp_path, monkeypatch):
+    places = [tmp_path / name for name in ("memory", "disk")]
+    for place in places:
+        (place / "edgewire-1-run-abcdefgh").mkdir(parents=True)
+        (place / "edgewire-1-run-abcdefgh" / "in-1-0").write_bytes(bytes(MEGABYTE))
+    monkeypatch.setattr(channel, "MEMORY", str(places[0]))
+    monkeypatch.setattr(channel.tempfile, "tempdir", str(places[1]))
+    with closing(channel.Folders()) as folders:
+        assert [path.parent for path in folders.paths] == places
+        assert [len(list(place.iterdir())) for place in places] == [1, 1]
+    assert not any(child for place in places for child in place.iterdir())
