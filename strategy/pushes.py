@@ -252,7 +252,7 @@ class Pushes:
     def _receive(self, sent: Sent, reply: Message) -> None:
         """Apply a reply, or say why not."""
         try:
-            update, metrics = self._dialogue.read(reply, [LOSS])
+            update, metrics = self._dialogue.read(reply, sent.number, [LOSS])
             self._apply(sent, update)
         except PayloadError as error:
             self._useless(sent.node, str(error))

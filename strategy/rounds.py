@@ -179,7 +179,7 @@ class Rounds:
         """Decode a reply. Raises `PayloadError` if it cannot be used."""
         if reply is None:
             raise PayloadError("no reply in time")
-        update, metrics = self._dialogue.read(reply, self._measured)
+        update, metrics = self._dialogue.read(reply, self._state.round + 1, self._measured)
         name = self._strategy.weighted_by_key
         weight = number(metrics, name) if name else 1.0
         if not 0 < weight < MOST:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
 from client.app import app as honest
 from compression import decode_update, make_codec
@@ -132,6 +132,17 @@ def replayed(message: Message, reply: Message, context: Context) -> Message:
     return replaced(reply, **{found[0]: payload_record(kept["payload"])})
 
 
+def replayed_whole(message: Message, reply: Message, context: Context) -> Message:
+    """Answer with the first reply for ever, with its number and its metrics."""
+    kept = {k: v for k, v in context.state.items() if k.startswith("first ")}
+    if not kept:
+        for name, record in reply.content.items():
+            context.state[f"first {name}"] = copy.deepcopy(record)
+        return reply
+    reply.content = RecordDict({k.removeprefix("first "): v for k, v in kept.items()})
+    return reply
+
+
 def esgd_named(message: Message, reply: Message, context: Context) -> Message:
     """Name a method whose indices a server keeps, and a number."""
 
@@ -180,6 +191,7 @@ ATTACKS: dict[str, Attack] = {
     "one entry of 1e6": values(lambda v: np.where(np.arange(v.size) == 0, 1e6, v)),
     "zeros": values(np.zeros_like),
     "the same for ever": replayed,
+    "its first reply for ever": replayed_whole,
     "a weight of 1e18": metrics(num_examples=10**18),
     "a weight of 1e9": metrics(num_examples=10**9),
     "a weight of 0": metrics(num_examples=0),
@@ -222,11 +234,22 @@ def app_with(attack: Attack) -> Callable[[Message, Context], Message]:
 def all_in_turn() -> Callable[[Message, Context], Message]:
     """Return what answers as our ClientApp; partition `BAD` attacks with each reply in another way.
 
-    In one process: it counts its replies.
+    Which one tells the message's number: on some engines a node that fails forgets what it counted.
     """
-    attacks = itertools.cycle(ATTACKS.values())
+    attacks = list(ATTACKS.values())
 
     def attack(message: Message, reply: Message, context: Context) -> Message:
-        return next(attacks)(message, reply, context)
+        count = message.content.config_records[NOTE]["number"]
+        return attacks[count % len(attacks)](message, reply, context)
 
     return app_with(attack)
+
+
+class AllInTurn(ClientApp):
+    """`all_in_turn` for engines that take an app's folder."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return all_in_turn()(message, context)
+
+
+app = AllInTurn()

@@ -4,6 +4,7 @@ The whole matrix, with accuracies, is `python -m benchmarks.hostile_nodes`.
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from conf.load import compose_config, run_config
 from simulation.job import Job
 from simulation.local import run_local
+from simulation.ray import run_ray
 from tests.hostile import ATTACKS, all_in_turn, app_with
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +33,7 @@ ONE_BY_ONE = ["raises", "no model", "3e38 everywhere", "1e5 everywhere",
 
 def trained(folder, *words, **options):
     """Run; return the result and the weights."""
+    folder.mkdir(exist_ok=True)
     values = run_config(compose_config(["nodes=10", "dataset=digits", *words]), str(folder))
     run_local(Job(ROOT, values, 10, folder, **options), workers=1)
     result = json.loads((folder / "result.json").read_text())
@@ -43,7 +46,6 @@ SHORT = ["algorithm=esgd", "rounds=30", "eval_every=30"]
 @pytest.mark.parametrize("words", [IN_TURN["fedavg"], SHORT, ["algorithm=adacomp", *PUSHES]])
 def test_honest_runs_are_the_same_with_screening_or_without(words, tmp_path):
     off = ["screen.refuse=null", "screen.weight=null"]
-    (tmp_path / "off").mkdir()
     (with_it, one), (_, other) = trained(tmp_path, *words), trained(tmp_path / "off", *words, *off)
     assert with_it["failures"] == 0
     assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
@@ -73,3 +75,26 @@ def test_nor_does_a_node_that_nobody_waits_for(algorithm, attack, tmp_path):
     result, weights = trained(tmp_path, *words, client_app=app_with(ATTACKS[attack]))
     expect_unspoiled(tmp_path, result, weights)
     assert 0 < result["failures"] < 40  # it is asked ever more rarely
+
+
+def test_nor_on_ray_where_all_is_as_on_the_local_engine(tmp_path, monkeypatch, left_over):
+    rounds = len(ATTACKS) + 1
+    words = [*IN_TURN["esgd"], f"rounds={rounds}", f"eval_every={rounds}"]
+    here, there = tmp_path / "local", tmp_path / "ray"
+    local, weights = trained(here, *words, client_app=all_in_turn())
+    (there / "app").mkdir(parents=True)
+    names = "import strategy.app\nimport tests.hostile\n"
+    names += "server = strategy.app.app\napp = tests.hostile.app\n"
+    (there / "app" / "bad.py").write_text(names)
+    about = (ROOT / "pyproject.toml").read_text()
+    about = about.replace("strategy.app:app", "bad:server").replace("client.app:app", "bad:app")
+    about = re.sub("fab-include = .*", "", about)
+    (there / "app" / "pyproject.toml").write_text(about)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    values = run_config(compose_config(["nodes=10", "dataset=digits", *words]), str(there))
+    run_ray(there / "app", run_config=values, num_nodes=10, actors=2)
+    result = json.loads((there / "result.json").read_text())
+    assert result["failures"] == local["failures"] > len(ATTACKS) / 2
+    ray = load_file(there / "model.safetensors")
+    assert all(torch.equal(ray[name], tensor) for name, tensor in weights.items())
+    assert left_over() == []

@@ -277,29 +277,37 @@ class Dialogue:
         """Count what Flower would have sent in place of a message's payloads."""
         self.traffic.downlink_bytes_float32 += plain_bytes
 
-    def opened(self, reply: Message) -> ToServer:
-        """Return what a reply says beside arrays. Raises `PayloadError` for an error reply."""
+    def opened(self, reply: Message, asked: int, plain_bytes: int) -> ToServer:
+        """Return what a reply says beside arrays; `asked`: the number of its message.
+
+        The bytes of its payload are counted: they have crossed the link, used or not;
+        `plain_bytes`: what Flower would have sent. Raises `PayloadError` for an error, and for the
+        reply to another message, sent again.
+        """
         node = reply.metadata.src_node_id
         if reply.has_error():
             self.ledger.lose(node)
             raise PayloadError(reason_of(reply))
+        if (found := payload_of(reply.content)) is not None:
+            self.traffic.uplink_bytes += len(found[1])
+            self.traffic.uplink_bytes_float32 += plain_bytes
         note = read(reply.content, ToServer)
+        if note.number != asked:
+            self.ledger.lose(node)
+            raise PayloadError(f"it replies to message {note.number}: {asked} was to be answered")
         self.ledger.confirm(node, note.version)
         return note
 
-    def read(self, reply: Message, measured: Iterable[str] = ()) -> Received:
+    def read(self, reply: Message, asked: int, measured: Iterable[str] = ()) -> Received:
         """Return a reply's update; whether it is applied is for `receipts.applied` to say.
 
-        Its bytes are counted: they have crossed the link, used or not. `measured`: metrics that
-        must be finite. Raises `PayloadError`, with the reason, for what cannot be used.
+        `asked`: the number of its message; `measured`: metrics that must be finite. Raises
+        `PayloadError`, with the reason, for what cannot be used.
         """
-        note, content = self.opened(reply), reply.content
+        note, content = self.opened(reply, asked, self.plain_bytes), reply.content
         found, metrics = payload_of(content), next(iter(records(content, MetricRecord)), None)
         if found is None or metrics is None:
             raise PayloadError("a reply must hold a payload and a MetricRecord")
-        payload = found[1]
-        self.traffic.uplink_bytes += len(payload)
-        self.traffic.uplink_bytes_float32 += self.plain_bytes
         if note.whole:
             raise PayloadError("the reply holds a model; an update is asked for")
         if not 0 < number(metrics[1], EXAMPLES) < 2 * MOST:
@@ -307,4 +315,4 @@ class Dialogue:
         for name in measured:
             number(metrics[1], name)
         node, sequence = reply.metadata.src_node_id, note.sequence or 0
-        return Received(self.receipts.decode(node, payload, sequence, self.layout), metrics[1])
+        return Received(self.receipts.decode(node, found[1], sequence, self.layout), metrics[1])

@@ -264,7 +264,7 @@ class Link(GridWrapper):
                 reply, self._round, "its message was answered before, or never sent"
             )
         try:
-            note = self._dialogue.opened(reply)
+            note = self._dialogue.opened(reply, sent.number, sent.plain_bytes)
             reply.content.pop(NOTE, None)
             if not sent.kind.startswith("query"):
                 expect_weight(reply.content, self._weighted_by_key)
@@ -290,8 +290,6 @@ class Link(GridWrapper):
         if found is None:
             raise PayloadError("the reply holds no payload; does the ClientApp use Uplink?")
         name, payload = found
-        self.traffic.uplink_bytes += len(payload)  # it has crossed the link, used or not
-        self.traffic.uplink_bytes_float32 += sent.plain_bytes
         if self._uplink is not None and (whole != self._uplink.exact or named):
             raise PayloadError("its payload is not of the method that this run's nodes have")
         node, layout = reply.metadata.src_node_id, None if named else sent.form.whole

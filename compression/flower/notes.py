@@ -55,12 +55,13 @@ class ToNode(NamedTuple):
 class ToServer(NamedTuple):
     """From a node, read by the server's `Link`.
 
-    `sequence`: the number of this reply, from 1, of a node that must know whether it is applied.
-    `version`: of the model that the node has now. `whole`: 1 if the payload is the model and not
-    what has changed in it. `named`: 1 if the payload names its tensors: they are not those that
-    the node was sent.
+    `number`: of the message that this is the reply to, so that none counts twice. `sequence`: of
+    the update, from 1, of a node that must know whether it is applied. `version`: of the model that
+    the node has now. `whole`: 1 if the payload is the model and not what has changed in it.
+    `named`: 1 if the payload names its tensors: they are not those that the node was sent.
     """
 
+    number: int | None = None
     sequence: int | None = None
     version: int | None = None
     whole: int | None = None

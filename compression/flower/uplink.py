@@ -108,7 +108,7 @@ class Uplink:
         reply = _unseen(with_content(message, filled(RecordDict, content)), context, call_next)
         if reply.has_error():
             return reply
-        said, says = reply.content, ToServer(version=note.version)
+        said, says = reply.content, ToServer(note.number, version=note.version)
         key = _key_of_model(said, name) if trains(message) else None
         if key is not None:
             change = self._change(said[key], note, form, start)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ class Uplink:
         if clip is not None and not whole and is_clipped(self.codec, values, layout, clip):
             expect_clip_kept(self.codec, own, layout)
             values = within_clip(self.codec, values, layout, clip, seed)
-        says = ToServer(None, note.version, int(whole) or None, int(named) or None)
+        says = ToServer(note.number, None, note.version, int(whole) or None, int(named) or None)
         if not self.codec.memory_bytes(layout):
             return self.codec.encode(values, layout, seed=seed, names=named, own=own), says
         state = NodeState(context.state)

@@ -16,6 +16,7 @@ from compression.flower.notes import NOTE, ToNode, ToServer, read, written
 LAYOUT = Layout(("weight", "bias"), ((8, 5), (5,)), ("float32",) * 2)
 PLAIN_BYTES = 1000  # of the model, as Flower sends it
 CODEC = make_codec(coder="raw")
+NUMBER = 2  # of the messages
 METRICS = {"num-examples": 3, "loss": 0.5}
 
 
@@ -47,7 +48,7 @@ def dialogue(version=5):
 
 
 def asked(talk, *nodes, **note):
-    note = ToNode(number=2, workers=3, **note)
+    note = ToNode(NUMBER, workers=3, **note)
     return [message for message, _ in talk.messages(nodes, "train.step", {"lr": 0.1}, note)]
 
 
@@ -55,10 +56,10 @@ def update():
     return np.linspace(-1, 1, LAYOUT.size, dtype=np.float32)
 
 
-def answer(message, sequence=None, version=None, metrics=METRICS):
+def answer(message, sequence=None, version=None, metrics=METRICS, number=NUMBER):
     content = {"arrays": payload_record(CODEC.encode(update(), LAYOUT))}
     content["metrics"] = MetricRecord(metrics)
-    note = written(ToServer(sequence=sequence, version=version))
+    note = written(ToServer(number, sequence, version))
     return Message(RecordDict({**content, **({NOTE: note} if note else {})}), reply_to=message)
 
 
@@ -113,7 +114,7 @@ def test_every_message_is_counted():
 def test_an_answer_is_its_update_and_what_the_node_measured():
     talk = dialogue()
     (message,) = asked(talk, 7)
-    received = talk.read(answer(message, version=5), ["loss"])
+    received = talk.read(answer(message, version=5), NUMBER, ["loss"])
     np.testing.assert_array_equal(received.update.dense(), update())
     assert dict(received.metrics) == METRICS
     assert talk.traffic.uplink_bytes == len(CODEC.encode(update(), LAYOUT))
@@ -126,7 +127,7 @@ def test_an_answer_is_its_update_and_what_the_node_measured():
 def test_a_node_that_does_not_have_what_it_was_sent_gets_the_model_whole(says):
     talk = dialogue()
     (message,) = asked(talk, 7)
-    talk.read(answer(message, version=says))
+    talk.read(answer(message, version=says), NUMBER)
     assert talk.ledger.base_of(7) is None
 
 
@@ -134,12 +135,12 @@ def test_an_error_says_why_and_nobody_knows_what_the_node_has():
     talk = dialogue()
     for _ in range(2):
         (message,) = asked(talk, 7)
-        talk.read(answer(message, version=5))
+        talk.read(answer(message, version=5), NUMBER)
     assert talk.ledger.base_of(7) == 5
     (message,) = asked(talk, 7)
     before = talk.traffic.as_dict()
     with pytest.raises(PayloadError, match=r"^RuntimeError: no power$"):
-        talk.read(Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message))
+        talk.read(Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message), NUMBER)
     assert talk.ledger.base_of(7) is None
     assert talk.traffic.as_dict() == before  # nothing has come
 
@@ -189,11 +190,9 @@ CAME = {  # a payload was there: it is counted
         payload(lambda d: CODEC.encode(np.ones(3, np.float32), OTHER)),
         "another model",
     ),
-    "the model itself": (noted(whole=1), "an update is asked for"),
-}
-NEVER_CAME = {
-    "no arrays": (without("arrays"), "must hold a payload"),
-    "plain arrays": (named, "must hold a payload"),
+    "the model itself": (noted(number=NUMBER, whole=1), "an update is asked for"),
+    "another message's": (noted(number=1), "replies to message 1: 2 was to be answered"),
+    "nobody's": (noted(), "replies to message None"),
     "no metrics": (without("metrics"), "and a MetricRecord"),
     "a note of another program": (noted(colour="red"), "holds 'red' as colour"),
     "a version that is no number": (noted(version="five"), "holds 'five' as version"),
@@ -203,6 +202,10 @@ NEVER_CAME = {
         lambda content: content.update({NOTE: MetricRecord({"version": 5})}),
         "must be a ConfigRecord",
     ),
+}
+NEVER_CAME = {
+    "no arrays": (without("arrays"), "must hold a payload"),
+    "plain arrays": (named, "must hold a payload"),
 }
 
 
@@ -215,7 +218,7 @@ def test_an_answer_that_cannot_be_used_is_refused_in_one_line(name):
     spoil(reply.content)
     size = sum(len(a.data) for a in reply.content.get("arrays", ArrayRecord()).values())
     with pytest.raises(PayloadError, match=words) as refused:
-        talk.read(reply, ["loss"])
+        talk.read(reply, NUMBER, ["loss"])
     assert "\n" not in str(refused.value)
     assert talk.traffic.uplink_bytes == (size if name in CAME else 0)
     assert talk.traffic.uplink_bytes_float32 == (PLAIN_BYTES if name in CAME else 0)
@@ -227,13 +230,13 @@ def test_an_answer_that_cannot_be_used_is_refused_in_one_line(name):
 def test_an_answer_that_was_applied_is_not_read_again():
     talk = dialogue()
     (message,) = asked(talk, 7)
-    talk.read(answer(message, sequence=1))
+    talk.read(answer(message, sequence=1), NUMBER)
     assert talk.receipts.pending == [7]
-    talk.read(answer(message, sequence=1))  # nobody has applied it
+    talk.read(answer(message, sequence=1), NUMBER)  # nobody has applied it
     talk.receipts.applied([7])
     with pytest.raises(PayloadError, match="update 1 was applied already"):
-        talk.read(answer(message, sequence=1))
-    talk.read(answer(message, sequence=2))
+        talk.read(answer(message, sequence=1), NUMBER)
+    talk.read(answer(message, sequence=2), NUMBER)
     (message,) = asked(talk, 7)
     assert read(message.content, ToNode).applied == 1
 
@@ -243,4 +246,4 @@ def test_any_number_of_samples_that_can_be_counted_will_do(samples):
     talk = dialogue()
     (message,) = asked(talk, 7)
     metrics = {"num-examples": samples}
-    assert talk.read(answer(message, metrics=metrics)).metrics["num-examples"] == samples
+    assert talk.read(answer(message, metrics=metrics), NUMBER).metrics["num-examples"] == samples

@@ -111,7 +111,7 @@ def with_metric(name, value):
 
 def with_note(**entries):
     def spoil(reply):
-        reply.content[NOTE] = ConfigRecord(entries)
+        reply.content[NOTE] = ConfigRecord({**reply.content[NOTE], **entries})
         return reply
 
     return spoil
@@ -164,6 +164,7 @@ SPOILED = {
     "a note of lists": (with_note(sequence=[1]), "as sequence"),
     "a note below 1": (with_note(sequence=-1), "-1 as sequence"),
     "a note of a short name": (with_note(version=b"abc"), "as version"),
+    "another message's": (with_note(number=ROUNDS + 1), "replies to message"),
     "no ConfigRecord": (with_other_note, "must be a ConfigRecord"),
 }
 
