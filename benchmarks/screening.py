@@ -1,0 +1,100 @@
+"""What looking at updates costs: its share of a run's seconds, measured inside the run.
+
+    python -m benchmarks.screening         # JSON on stdout; about two minutes
+
+`screening`: lengths and weights (`compression/flower/screen.py`); `shapes`: replies held against
+what was asked, and made anew (`compression/flower/replies.py`). The engine benchmark's work (FedAvg
+of LeNet-5, 50 of 1,000 nodes a round), steps of eSGD and pushes of AdaComp, all with one worker;
+the first round warms up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine import FOREVER, overrides
+from benchmarks.peers import Work
+from benchmarks.timing import ROOT
+from compression.flower import link
+from compression.flower.screen import Screen
+from conf.load import compose_config, run_config, to_config
+from simulation.job import Job
+from simulation.local import run_local
+from strategy import pushes, rounds
+
+CASES = {
+    "engine": overrides(Work(), 20),
+    "engine, int8": [*overrides(Work(), 20), "compression=f2i"],
+    "esgd": ["algorithm=esgd", "dataset=digits", "rounds=1000", f"eval_every={FOREVER}"],
+    "adacomp": ["algorithm=adacomp", "dataset=digits", "strategy.pushes=3000",
+                "strategy.record_every=300", "eval_every=3000"],
+}  # fmt: skip
+PARTS: dict[str, list[tuple[Any, str]]] = {
+    "screening": [
+        (link, "length"),
+        (link, "screened"),
+        (rounds, "length"),
+        (pushes, "length"),
+        (Screen, "share"),
+        (Screen, "look"),
+        (Screen, "weigh"),
+    ],
+    "shapes": [(link, "odd_ones"), (link, "rebuilt"), (link, "expect_weight")],
+}
+
+
+class Watch:
+    """Adds up the seconds spent in functions; in those that call each other only once."""
+
+    def __init__(self) -> None:
+        self.seconds = Counter[str]()
+        self._depth = 0
+
+    def over(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is timed."""
+
+        def timed(*args: Any, **options: Any) -> Any:
+            self._depth += 1
+            start = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self.seconds[part] += time.perf_counter() - start
+
+        return timed
+
+
+def shares(words: list[str], watch: Watch) -> dict[str, float]:
+    """Run once; return the shares of its seconds, in percent."""
+    composed = compose_config(words)
+    config = to_config(composed)
+    watch.seconds.clear()
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(ROOT, run_config(composed, folder), config.nodes, Path(folder), config.seed)
+        run_local(job, workers=1)
+        lines = (Path(folder) / "history.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])["seconds"] - json.loads(lines[0])["seconds"]
+    return {part: round(100 * watch.seconds[part] / last, 2) for part in PARTS}
+
+
+def main() -> None:
+    """Print the shares."""
+    logging.disable()
+    watch = Watch()
+    for part, places in PARTS.items():
+        for where, name in places:
+            setattr(where, name, watch.over(part, getattr(where, name)))
+    print(json.dumps({name: shares(words, watch) for name, words in CASES.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
