@@ -14,7 +14,6 @@ import json
 import logging
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ class Watch:
     """Adds up the seconds spent in functions; in those that call each other only once."""
 
     def __init__(self) -> None:
-        self.seconds = Counter[str]()
+        self.seconds = dict.fromkeys(PARTS, 0.0)
         self._depth = 0
 
     def over(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +76,7 @@ def shares(words: list[str], watch: Watch) -> dict[str, float]:
     """Run once; return the shares of its seconds, in percent."""
     composed = compose_config(words)
     config = to_config(composed)
-    watch.seconds.clear()
+    watch.seconds = dict.fromkeys(PARTS, 0.0)
     with tempfile.TemporaryDirectory() as folder:
         job = Job(ROOT, run_config(composed, folder), config.nodes, Path(folder), config.seed)
         run_local(job, workers=1)

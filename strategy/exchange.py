@@ -50,6 +50,13 @@ class Late:
             self.clear()
             self._state.most = max(LEAST, 5 * len(self._state.messages) // 4)
 
+    def forget(self, nodes: set[int]) -> None:
+        """Forget nodes that are gone, and what they were sent."""
+        state = self._state
+        state.messages = {key: sent for key, sent in state.messages.items() if sent[0] not in nodes}
+        for node in nodes:
+            state.answered.pop(node, None)
+
     def clear(self) -> None:
         """Fetch what has come; forget what will come no more."""
         for reply in self._grid.pull_before(self._state.messages, self._grid.now):
@@ -121,6 +128,13 @@ class Exchange:
         self.time_was_up = bool(waiting) and grid.now >= patience.deadline
         self._remember(waiting, set(replies))
         return replies
+
+    def forget(self, nodes: set[int]) -> None:
+        """Forget nodes that are gone."""
+        self._late.forget(nodes)
+        for node in nodes:
+            self._state.missed.pop(node, None)
+            self._state.again.pop(node, None)
 
     def _remember(self, waiting: dict[str, int], answered: set[int]) -> None:
         """Note who owes a reply, and who does no more."""

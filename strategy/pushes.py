@@ -177,12 +177,27 @@ class Pushes:
                 state.looked = min(state.looked, grid.next_look)
         if grid.now >= state.looked:
             under_way = Counter(sent.node for sent in state.flight.values())
-            for node in grid.get_node_ids():
+            here = grid.get_node_ids()
+            if gone := self._dialogue.gone(lambda: here):
+                self._forget(gone)
+            for node in here:
                 if node not in state.known:
                     state.known.add(node)
                     for _ in range(self._strategy.in_flight - under_way[node]):
                         self._send(node)
             state.looked = grid.next_look
+
+    def _forget(self, nodes: set[int]) -> None:
+        """Forget nodes that are gone, and what they were sent."""
+        state = self._state
+        for each in (self._late, self._screen, self._strategy):
+            each.forget(nodes)
+        state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
+        state.resting = [(when, node) for when, node in state.resting if node not in nodes]
+        state.known -= nodes
+        state.hopeless -= nodes
+        for node in nodes:
+            del state.count[node], state.failed[node]
 
     def _useless(self, node: int, reason: str) -> None:
         """Count a message that brought nothing; the run ends when for long no node's has."""
@@ -252,7 +267,7 @@ class Pushes:
     def _receive(self, sent: Sent, reply: Message) -> None:
         """Apply a reply, or say why not."""
         try:
-            update, metrics = self._dialogue.read(reply, sent.number, [LOSS])
+            update, metrics = self._dialogue.read(reply, sent.node, sent.number, [LOSS])
             self._apply(sent, update)
         except PayloadError as error:
             self._useless(sent.node, str(error))

@@ -124,6 +124,9 @@ class Rounds:
         They are drawn from (seed, round) alone; those that rest are left out unless all do.
         """
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
+        if gone := self._dialogue.gone(lambda: nodes):
+            for each in (self._exchange, self._screen, strategy):
+                each.forget(gone)
         count = max(int(len(nodes) * strategy.fraction_train), strategy.min_train_nodes)
         if count < len(nodes):
             draw = random.Random(f"{strategy.seed} {number} train")
@@ -146,7 +149,7 @@ class Rounds:
         ready = {} if self._screen.knows else self._look_at_all(here, replies)
         for node in here:  # of the others enough were there before
             try:
-                found = ready.pop(node, None) or self._look(replies.get(node))
+                found = ready.pop(node, None) or self._look(node, replies.get(node))
                 used[node] = self._add(node, found, rate)
             except PayloadError as error:
                 reason = str(error)
@@ -167,7 +170,7 @@ class Rounds:
         found: dict[int, Looked | PayloadError] = {}
         for node in nodes:
             try:
-                found[node] = self._look(replies.get(node))
+                found[node] = self._look(node, replies.get(node))
             except PayloadError as error:
                 found[node] = error
         good = {node: look for node, look in found.items() if isinstance(look, Looked)}
@@ -175,11 +178,11 @@ class Rounds:
         self._screen.weigh({node: look.weight for node, look in good.items()})
         return found
 
-    def _look(self, reply: Message | None) -> Looked:
-        """Decode a reply. Raises `PayloadError` if it cannot be used."""
+    def _look(self, node: int, reply: Message | None) -> Looked:
+        """Decode a node's reply. Raises `PayloadError` if it cannot be used."""
         if reply is None:
             raise PayloadError("no reply in time")
-        update, metrics = self._dialogue.read(reply, self._state.round + 1, self._measured)
+        update, metrics = self._dialogue.read(reply, node, self._state.round + 1, self._measured)
         name = self._strategy.weighted_by_key
         weight = number(metrics, name) if name else 1.0
         if not 0 < weight < MOST:

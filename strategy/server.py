@@ -106,6 +106,11 @@ class ParameterServer(Strategy):
             self.state = self.State()
         return goes_on
 
+    def forget(self, nodes: set[int]) -> None:
+        """Forget nodes that are gone."""
+        for node in nodes:
+            self.state.reasons.pop(node, None)
+
     def _turned(self) -> None:
         """Say that a turn is over: all that has come is in the state."""
         if self.after_turn is not None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from ..codec import Codec
-from ..header import MAX_TENSORS
 from ..layout import Layout
-from ..payload import MAX_SIZE, Update, decode_update
-from ..stages import Indices, PayloadError
+from ..payload import Update
+from ..stages import PayloadError
 from .arrays import filled, payload_of, records
 from .form import Model
 from .notes import EXAMPLES, MOST, NOTE, ToNode, ToServer, number, read, written
+from .receipts import Receipts, ReceiptsState
 from .traffic import Traffic, reason_of
 
 
@@ -83,107 +83,18 @@ class Ledger:
         self._state.has.pop(node, None)
         self._state.sent.pop(node, None)
 
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Forget nodes that are gone."""
+        for node in nodes:
+            self.lose(node)
+
     @property
     def held(self) -> set[int]:
         """The versions that nodes have, or may have soon."""
         return {*self._state.has.values(), *self._state.sent.values()}
 
 
-class Pending(NamedTuple):
-    """An update that was decoded, and is not known to be applied."""
-
-    sequence: int
-    indices: Indices | None  # of a method that may repeat them
-
-
-@dataclass
-class ReceiptsState:
-    """By node: the number of its last applied reply, that reply's indices, what is pending."""
-
-    applied: dict[int, int] = field(default_factory=dict)
-    indices: dict[int, Indices] = field(default_factory=dict)
-    pending: dict[int, Pending] = field(default_factory=dict)
-
-
-INDEX_BUDGET = 1 << 30  # bytes of indices that are kept, of all nodes
-
-
-class Receipts:
-    """The server's end of the sequence numbers that nodes with a memory put into their replies.
-
-    The next message to a node says which of its replies was applied last; a node puts back what
-    was not. Remembered for each such node: that number, and the indices of its last applied update
-    if its method may repeat them.
-    """
-
-    def __init__(self, state: ReceiptsState | None = None, repeats: bool | None = None) -> None:
-        self._state = ReceiptsState() if state is None else state
-        self._bytes = sum(each.nbytes for each in self._state.indices.values())
-        self._repeats = repeats  # whether the nodes' method may repeat indices; None: who knows
-
-    def last_applied(self, node: int) -> int:
-        """Return the number of a node's last reply that is in the model; 0: none is."""
-        return self._state.applied.get(node, 0)
-
-    @property
-    def pending(self) -> list[int]:
-        """The nodes whose update was decoded, and is not known to be applied."""
-        return list(self._state.pending)
-
-    def decode(
-        self,
-        node: int,
-        payload: bytes,
-        sequence: int,
-        layout: Layout | None,
-        max_size: int = MAX_SIZE,
-        max_tensors: int = MAX_TENSORS,
-    ) -> Update:
-        """Decode a node's update; whether it is applied is for `applied` to say.
-
-        Raises PayloadError for one that was applied before, repeats unknown indices, or is broken.
-        """
-        if sequence and sequence <= self._state.applied.get(node, 0):
-            raise PayloadError(f"its update {sequence} was applied already")
-        self._state.pending.pop(node, None)
-        before = self._state.indices.get(node)
-        update = decode_update(
-            payload, layout, before=before, max_size=max_size, max_tensors=max_tensors
-        )
-        if sequence:
-            repeats = update.sparsifier.repeats if self._repeats is None else self._repeats
-            self._state.pending[node] = Pending(sequence, update.selected if repeats else None)
-        return update
-
-    def settle(self, node: int, *, applied: bool) -> None:
-        """Note what has become of the update decoded from a node."""
-        pending = self._state.pending.pop(node, None)
-        if pending is not None and applied:
-            self._state.applied[node], indices = pending
-            if indices is not None:
-                self._keep(node, indices)
-
-    def _keep(self, node: int, indices: Indices) -> None:
-        """Keep a node's indices; those of nodes not heard for longest go beyond the budget."""
-        kept = self._state.indices
-        if (old := kept.pop(node, None)) is not None:
-            self._bytes -= old.nbytes
-        kept[node] = indices
-        self._bytes += indices.nbytes
-        while self._bytes > INDEX_BUDGET and len(kept) > 1:
-            self._bytes -= kept.pop(next(iter(kept))).nbytes
-
-    def forget(self, node: int) -> None:
-        """Note that the update decoded from a node is of no use."""
-        self._state.pending.pop(node, None)
-
-    def applied(self, nodes: Iterable[int]) -> None:
-        """Note that the updates decoded from these nodes, and no others, are in the model now."""
-        for node in nodes:
-            self.settle(node, applied=True)
-        self._state.pending.clear()
-
-
+SPARE = 1000  # nodes that may be gone without being forgotten, however few live
 Key = tuple[int, int | None, int | None]  # a content's id, the node's version, what is applied
 
 
@@ -196,8 +107,9 @@ class Received(NamedTuple):
 
 @dataclass
 class DialogueState:
-    """What the server knows of its nodes."""
+    """What the server knows of its nodes; `asked`: all that it was ever of."""
 
+    asked: set[int] = field(default_factory=set)
     ledger: LedgerState = field(default_factory=LedgerState)
     receipts: ReceiptsState = field(default_factory=ReceiptsState)
 
@@ -220,6 +132,7 @@ class Dialogue:
         uplink: Codec | None = None,
     ) -> None:
         state = DialogueState() if state is None else state
+        self._asked, self._many = state.asked, SPARE
         self.ledger = Ledger(way, state.ledger)
         self.receipts = Receipts(
             state.receipts, None if uplink is None else uplink.sparsifier.repeats
@@ -259,6 +172,8 @@ class Dialogue:
         `decided`: what has become of all that the node has sent; else it is told nothing of that.
         """
         base = self.ledger.base_of(node)
+        self._asked.add(node)
+        decided = decided and not self.receipts.unknown(node)
         applied = self.receipts.last_applied(node) if decided else None
         says = note._replace(applied=applied or None, undecided=None if decided else 1)
         key = id(content), base, applied
@@ -277,14 +192,33 @@ class Dialogue:
         """Count what Flower would have sent in place of a message's payloads."""
         self.traffic.downlink_bytes_float32 += plain_bytes
 
-    def opened(self, reply: Message, asked: int, plain_bytes: int) -> ToServer:
-        """Return what a reply says beside arrays; `asked`: the number of its message.
+    def gone(self, living: Callable[[], Collection[int]]) -> set[int]:
+        """Forget nodes that are not there, once they are more than those that are; return them.
+
+        Before that a node that is away may come back to what is known of it. `living`: returns the
+        nodes that are there; it is not called as long as they are few.
+        """
+        if len(self._asked) <= self._many:
+            return set()
+        here = set(living())
+        self._many = 2 * len(here) + SPARE
+        if len(self._asked) <= self._many:
+            return set()
+        found = self._asked - here
+        self._asked -= found
+        self.ledger.forget(found)
+        self.receipts.forget(found)
+        return found
+
+    def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> ToServer:
+        """Return what a node's reply says beside arrays; `asked`: the number of its message.
+
+        The message tells the node: who else makes an error in its place may give another.
 
         The bytes of its payload are counted: they have crossed the link, used or not;
         `plain_bytes`: what Flower would have sent. Raises `PayloadError` for an error, and for the
         reply to another message, sent again.
         """
-        node = reply.metadata.src_node_id
         if reply.has_error():
             self.ledger.lose(node)
             raise PayloadError(reason_of(reply))
@@ -298,13 +232,13 @@ class Dialogue:
         self.ledger.confirm(node, note.version)
         return note
 
-    def read(self, reply: Message, asked: int, measured: Iterable[str] = ()) -> Received:
-        """Return a reply's update; whether it is applied is for `receipts.applied` to say.
+    def read(self, reply: Message, node: int, asked: int, measured: Iterable[str] = ()) -> Received:
+        """Return a node's update; whether it is applied is for `receipts.applied` to say.
 
         `asked`: the number of its message; `measured`: metrics that must be finite. Raises
         `PayloadError`, with the reason, for what cannot be used.
         """
-        note, content = self.opened(reply, asked, self.plain_bytes), reply.content
+        note, content = self.opened(reply, node, asked, self.plain_bytes), reply.content
         found, metrics = payload_of(content), next(iter(records(content, MetricRecord)), None)
         if found is None or metrics is None:
             raise PayloadError("a reply must hold a payload and a MetricRecord")
@@ -314,5 +248,5 @@ class Dialogue:
             raise PayloadError("its number of samples must be above 0, below 2^63")
         for name in measured:
             number(metrics[1], name)
-        node, sequence = reply.metadata.src_node_id, note.sequence or 0
-        return Received(self.receipts.decode(node, found[1], sequence, self.layout), metrics[1])
+        update = self.receipts.decode(node, found[1], note.sequence or 0, self.layout)
+        return Received(update, metrics[1])

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from flwr.app import Message
 from xxhash import xxh3_64_digest
 
-from .dialogue import Receipts
 from .form import Model
 from .notes import server_round, trains
+from .receipts import Receipts
 from .state import checksum
 
 
@@ -63,6 +63,11 @@ class Handed:
             self._give_up(given)
         self._given |= given
         self._last = newest
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Forget nodes that are gone."""
+        for node in nodes:
+            self._given.pop(node, None)
 
     def _give_up(self, given: Mapping[int, Given]) -> None:
         """Settle updates of rounds that have come to nothing."""

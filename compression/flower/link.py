@@ -191,6 +191,9 @@ class Link(GridWrapper):
         """Return messages with payloads in place of models; nodes share one encoded copy."""
         cache: dict[Key, tuple[RecordDict, Parcel]] = {}
         models: dict[int, tuple[Form, Model, int] | None] = {}
+        if gone := self._dialogue.gone(self._grid.get_node_ids):
+            for each in (self._underway, self._handed, self._screen):
+                each.forget(gone)
         self._differences.tidy(self._dialogue.ledger.held)
         made, sent = list[Message](), list[Asked | None]()
         for message in messages:
@@ -260,11 +263,11 @@ class Link(GridWrapper):
         if sent is None and (reply.has_error() or payload_of(reply.content) is None):
             return reply  # there was no model in its message
         if sent is None:
-            return self._refused(
-                reply, self._round, "its message was answered before, or never sent"
-            )
+            node = reply.metadata.src_node_id
+            reason = "its message was answered before, or never sent"
+            return self._refused(reply, node, self._round, reason)
         try:
-            note = self._dialogue.opened(reply, sent.number, sent.plain_bytes)
+            note = self._dialogue.opened(reply, sent.node, sent.number, sent.plain_bytes)
             reply.content.pop(NOTE, None)
             if not sent.kind.startswith("query"):
                 expect_weight(reply.content, self._weighted_by_key)
@@ -273,15 +276,15 @@ class Link(GridWrapper):
             if (names := self._metrics.get(sent.kind)) is not None:
                 reply.content = rebuilt(reply.content, sent, names)
         except PayloadError as error:
-            return self._left_out(reply, sent.number, str(error))
+            return self._left_out(reply, sent.node, sent.number, str(error))
         return reply
 
-    def _left_out(self, reply: Message, number: int, reason: str) -> Message:
-        self._dialogue.receipts.forget(reply.metadata.src_node_id)
-        return self._refused(reply, number, reason)
+    def _left_out(self, reply: Message, node: int, number: int, reason: str) -> Message:
+        self._dialogue.receipts.drop(node)
+        return self._refused(reply, node, number, reason)
 
-    def _refused(self, reply: Message, number: int, reason: str) -> Message:
-        self._course.leave_out(number, reply.metadata.src_node_id, reason)
+    def _refused(self, reply: Message, node: int, number: int, reason: str) -> Message:
+        self._course.leave_out(number, node, reason)
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
     def _unpack(self, reply: Message, sequence: int, whole: bool, named: bool, sent: Asked) -> None:
@@ -292,7 +295,7 @@ class Link(GridWrapper):
         name, payload = found
         if self._uplink is not None and (whole != self._uplink.exact or named):
             raise PayloadError("its payload is not of the method that this run's nodes have")
-        node, layout = reply.metadata.src_node_id, None if named else sent.form.whole
+        node, layout = sent.node, None if named else sent.form.whole
         asked = sent.form.whole
         limits = MOST_SIZE * max(asked.size, 1), MOST_SIZE * max(len(asked), FEW)
         update = self._dialogue.receipts.decode(node, payload, sequence, layout, *limits)
@@ -313,13 +316,19 @@ class Link(GridWrapper):
         """Make errors of replies whose update is refused; make smaller what is too large."""
         lengths, self._lengths = self._lengths, {}
         bad = screened(replies, asked, lengths, self._screen, self._weighted_by_key)
-        return self._without(replies, bad)
+        return self._without(replies, asked, bad)
 
     def _alike(self, replies: list[Message], asked: list[Asked | None]) -> list[Message]:
         """Make errors of replies that are not like most: a strategy would give up the round."""
-        return self._without(replies, odd_ones(replies, asked, self._weighted_by_key))
+        return self._without(replies, asked, odd_ones(replies, asked, self._weighted_by_key))
 
-    def _without(self, replies: list[Message], bad: Mapping[int, str]) -> list[Message]:
+    def _without(
+        self, replies: list[Message], asked: Sequence[Asked | None], bad: Mapping[int, str]
+    ) -> list[Message]:
         """Return replies, errors in place of bad ones: by `id`, and why."""
-        number = self._round
-        return [self._left_out(r, number, bad[id(r)]) if id(r) in bad else r for r in replies]
+        return [
+            self._left_out(reply, sent.node, self._round, bad[id(reply)])
+            if sent is not None and id(reply) in bad
+            else reply
+            for reply, sent in zip(replies, asked, strict=True)
+        ]

@@ -65,6 +65,12 @@ class Underway:
         """
         return node in self._owing
 
+    def forget(self, nodes: set[int]) -> None:
+        """Forget nodes that are gone, and what they were sent."""
+        self._sent = {key: sent for key, sent in self._sent.items() if sent.node not in nodes}
+        for node in nodes:
+            self._owing.pop(node, None)
+
     def asked(self, reply: Message) -> Asked | None:
         """Return what is known of the message that a reply answers."""
         return self._sent.get(reply.metadata.reply_to_message_id)

@@ -114,7 +114,7 @@ def test_every_message_is_counted():
 def test_an_answer_is_its_update_and_what_the_node_measured():
     talk = dialogue()
     (message,) = asked(talk, 7)
-    received = talk.read(answer(message, version=5), NUMBER, ["loss"])
+    received = talk.read(answer(message, version=5), 7, NUMBER, ["loss"])
     np.testing.assert_array_equal(received.update.dense(), update())
     assert dict(received.metrics) == METRICS
     assert talk.traffic.uplink_bytes == len(CODEC.encode(update(), LAYOUT))
@@ -127,7 +127,7 @@ def test_an_answer_is_its_update_and_what_the_node_measured():
 def test_a_node_that_does_not_have_what_it_was_sent_gets_the_model_whole(says):
     talk = dialogue()
     (message,) = asked(talk, 7)
-    talk.read(answer(message, version=says), NUMBER)
+    talk.read(answer(message, version=says), 7, NUMBER)
     assert talk.ledger.base_of(7) is None
 
 
@@ -135,12 +135,14 @@ def test_an_error_says_why_and_nobody_knows_what_the_node_has():
     talk = dialogue()
     for _ in range(2):
         (message,) = asked(talk, 7)
-        talk.read(answer(message, version=5), NUMBER)
+        talk.read(answer(message, version=5), 7, NUMBER)
     assert talk.ledger.base_of(7) == 5
     (message,) = asked(talk, 7)
     before = talk.traffic.as_dict()
     with pytest.raises(PayloadError, match=r"^RuntimeError: no power$"):
-        talk.read(Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message), NUMBER)
+        talk.read(
+            Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message), 7, NUMBER
+        )
     assert talk.ledger.base_of(7) is None
     assert talk.traffic.as_dict() == before  # nothing has come
 
@@ -218,7 +220,7 @@ def test_an_answer_that_cannot_be_used_is_refused_in_one_line(name):
     spoil(reply.content)
     size = sum(len(a.data) for a in reply.content.get("arrays", ArrayRecord()).values())
     with pytest.raises(PayloadError, match=words) as refused:
-        talk.read(reply, NUMBER, ["loss"])
+        talk.read(reply, 7, NUMBER, ["loss"])
     assert "\n" not in str(refused.value)
     assert talk.traffic.uplink_bytes == (size if name in CAME else 0)
     assert talk.traffic.uplink_bytes_float32 == (PLAIN_BYTES if name in CAME else 0)
@@ -230,13 +232,13 @@ def test_an_answer_that_cannot_be_used_is_refused_in_one_line(name):
 def test_an_answer_that_was_applied_is_not_read_again():
     talk = dialogue()
     (message,) = asked(talk, 7)
-    talk.read(answer(message, sequence=1), NUMBER)
+    talk.read(answer(message, sequence=1), 7, NUMBER)
     assert talk.receipts.pending == [7]
-    talk.read(answer(message, sequence=1), NUMBER)  # nobody has applied it
+    talk.read(answer(message, sequence=1), 7, NUMBER)  # nobody has applied it
     talk.receipts.applied([7])
     with pytest.raises(PayloadError, match="update 1 was applied already"):
-        talk.read(answer(message, sequence=1), NUMBER)
-    talk.read(answer(message, sequence=2), NUMBER)
+        talk.read(answer(message, sequence=1), 7, NUMBER)
+    talk.read(answer(message, sequence=2), 7, NUMBER)
     (message,) = asked(talk, 7)
     assert read(message.content, ToNode).applied == 1
 
@@ -246,4 +248,21 @@ def test_any_number_of_samples_that_can_be_counted_will_do(samples):
     talk = dialogue()
     (message,) = asked(talk, 7)
     metrics = {"num-examples": samples}
-    assert talk.read(answer(message, metrics=metrics), NUMBER).metrics["num-examples"] == samples
+    assert talk.read(answer(message, metrics=metrics), 7, NUMBER).metrics["num-examples"] == samples
+
+
+def test_a_node_that_was_forgotten_puts_nothing_back_when_it_comes_again(monkeypatch):
+    monkeypatch.setattr("compression.flower.dialogue.SPARE", 1)
+    talk = dialogue()
+    talk.read(answer(asked(talk, 7)[0], sequence=1), 7, NUMBER)
+    talk.receipts.applied([7])
+    asked(talk, 8)
+    assert talk.gone(lambda: [8]) == set()  # they may be two and one to spare
+    asked(talk, 9, 10)
+    assert talk.gone(lambda: [8]) == {7, 9, 10}
+    first, eleventh = (read(m.content, ToNode) for m in asked(talk, 7, 11))
+    assert (first.applied, first.undecided) == (None, 1)
+    assert (eleventh.applied, eleventh.undecided) == (None, 1)  # it may be another old one
+    (again,) = asked(talk, 7)
+    note = read(again.content, ToNode)
+    assert (note.applied, note.undecided) == (None, None)  # 0: what it sent meanwhile is put back

@@ -11,8 +11,9 @@ from flwr.serverapp.strategy import FedAvg
 
 from compression import decode_update, make_codec
 from compression.flower import Link, Uplink, layout_of, payload_of, to_arrays, to_vector
-from compression.flower.dialogue import Ledger, Receipts
+from compression.flower.dialogue import Ledger
 from compression.flower.form import Form, Model
+from compression.flower.receipts import Receipts
 from compression.flower.replica import MODEL, REPLICA
 from compression.flower.state import NodeState, keep, kept
 from compression.flower.ways import Differences

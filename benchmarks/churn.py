@@ -1,0 +1,108 @@
+"""Memory of a server whose nodes come and go: 10,000 of them, on the virtual clock.
+
+    python -m benchmarks.churn             # JSON on stdout; about an hour
+    python -m benchmarks.churn --rounds 300 --cases esgd
+
+`esgd`, `adacomp`: one reply of ten is a node's last for a while, so that a tenth of the nodes is
+away at any time; its state is lost. `esgd, new ids`: with every round 50 nodes come back as others,
+which is what a server sees of SuperNodes without keys; 100,000 ids in all. A round is 200 updates,
+each node has 20 of scikit-learn's digits. Megabytes of the whole process, nodes and server, after
+so many rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid
+
+from benchmarks.timing import ROOT
+from conf import load_config
+from conf.load import compose_config, run_config, to_config
+from simulation.job import Job
+from simulation.local import run_local
+from strategy.app import Run
+from strategy.nodes import OrderedGrid
+from strategy.records import Records
+from tests.strategy.renewed import Renewed
+
+NODES, UPDATES = 10_000, 200  # of a round
+DATA = ["dataset=digits", "partition=sampled", "partition.samples=20", f"nodes={NODES}"]
+AWAY = ["network.seconds_per_step=1", "network.crash=0.1", "network.rejoin_seconds=56"]
+SHARE = UPDATES / NODES
+ESGD = ["algorithm=esgd", f"strategy.fraction_train={SHARE}", "timeout=20"]
+EVERY = 100
+
+
+def megabytes() -> float:
+    """Return the resident memory of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1000
+
+
+class Watched(Run):
+    """A run that notes its memory."""
+
+    found: dict[int, float]
+    unit: int
+
+    def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Record the round as always, then look."""
+        metrics = super().round_done(server_round, arrays)
+        if server_round % (EVERY * self.unit) == 0:
+            self.found[server_round // self.unit] = round(megabytes(), 1)
+        return metrics
+
+
+def trained(words: list[str], unit: int = 1, renewed: float = 0) -> dict[str, Any]:
+    """Run once; `unit`: so many turns of the server are a round, `renewed`: of nodes, a pull."""
+    composed = compose_config([*DATA, *words])
+    config = to_config(composed)
+    found, ids = dict[int, float](), [NODES]
+
+    def server_app(grid: Grid, context: Context) -> None:
+        inner = Renewed(grid, renewed) if renewed else grid
+        records = Records(str(context.run_config["output"]))
+        run = Watched(load_config(context.run_config, config.nodes), OrderedGrid(inner), records)
+        run.found, run.unit = found, unit
+        run.start()
+        run.finish()
+        ids[0] = inner.ids if isinstance(inner, Renewed) else NODES
+
+    with tempfile.TemporaryDirectory() as folder:
+        values: dict[str, Any] = run_config(composed, output=folder)
+        job = Job(ROOT, values, NODES, ROOT, config.seed, config.network, server_app)
+        run_local(job, workers=1)
+        result = json.loads((Path(folder) / "result.json").read_text())
+    kept = {key: result[key] for key in ("accuracy", "client_updates", "failures", "ended")}
+    return {"megabytes": found, "ids": ids[0], **kept}
+
+
+def main() -> None:
+    """Print what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--cases", default="esgd;esgd, new ids;adacomp")
+    args = parser.parse_args()
+    logging.disable()
+    rounds = [f"rounds={args.rounds}", f"eval_every={args.rounds}"]
+    pushes = args.rounds * UPDATES
+    names = ("strategy.pushes", "eval_every")
+    adacomp = ["algorithm=adacomp", *(f"{name}={pushes}" for name in names)]
+    adacomp += [f"strategy.record_every={EVERY * UPDATES}", "timeout=20", "lr=0.01"]
+    cases: dict[str, Any] = {
+        "esgd": lambda: trained([*ESGD, *AWAY, *rounds]),
+        "esgd, new ids": lambda: trained([*ESGD, *rounds], renewed=0.005),
+        "adacomp": lambda: trained([*adacomp, *AWAY], unit=UPDATES),
+    }
+    print(json.dumps({name: cases[name]() for name in args.cases.split(";")}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

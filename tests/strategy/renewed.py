@@ -1,0 +1,59 @@
+"""A grid whose nodes come and go: who comes back has another id, as a SuperNode has."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from itertools import count
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from compression.flower.grids import GridWrapper
+
+
+class Renewed(GridWrapper):
+    """With every pull a share of the nodes goes and comes back.
+
+    What they were sent is never answered. `ids`: how many there ever were.
+    """
+
+    def __init__(self, grid: Grid, share: float, seed: int = 0) -> None:
+        super().__init__(grid)
+        self._share, self._draw, self._numbers = share, random.Random(seed), count(1)
+        self._nodes = {next(self._numbers): node for node in super().get_node_ids()}
+        self._sent = dict[str, int]()  # message -> the id that it went to
+        self.ids = len(self._nodes)
+
+    @property
+    def next_change(self) -> None:
+        """None: nobody knows."""
+
+    def get_node_ids(self) -> Sequence[int]:
+        """Return the ids of the nodes that are there."""
+        return sorted(self._nodes)
+
+    def push_messages(self, messages: Iterable[Message], ttl: float = float("inf")) -> list[str]:
+        """Send to nodes by their ids; to those that are gone nothing is sent."""
+        made = list[str]()
+        for message in messages:
+            about = message.metadata
+            if about.dst_node_id not in self._nodes:
+                made.append(f"gone {next(self._numbers)}")
+                continue
+            node, kind = self._nodes[about.dst_node_id], about.message_type
+            sent = Message(message.content, node, kind, group_id=about.group_id)
+            (message_id,) = super().push_messages([sent], ttl)
+            self._sent[message_id] = about.dst_node_id
+            made.append(message_id)
+        return made
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """Return replies of nodes that are still there; they come under other names."""
+        found = super().pull_before(message_ids, deadline)
+        kept = [m for m in found if self._sent.pop(m.metadata.reply_to_message_id) in self._nodes]
+        gone = int(self._share * len(self._nodes) + self._draw.random())
+        for node in self._draw.sample(list(self._nodes), gone):
+            self._nodes[next(self._numbers)] = self._nodes.pop(node)
+            self.ids += 1
+        return kept

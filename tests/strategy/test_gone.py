@@ -1,0 +1,59 @@
+"""Nodes come and go, each time under another id: what is kept of them is forgotten."""
+
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from compression import make_codec
+from simulation.clock import Ideal
+from strategy.nodes import OrderedGrid
+from tests.strategy.federation import MOMENTUM, Federation, Trainer
+from tests.strategy.renewed import Renewed
+
+METHODS = {
+    "esgd": {"sparsifier": "esgd", "drop": 0.8, "beta": 1.0, "cap": 0.2},
+    "topk": {"sparsifier": "topk", "density": 0.05, "quantizer": "int8", "feedback": True},
+    "f2i": {"quantizer": "int8"},
+}
+BOUND = 25  # four nodes twice, five to spare, and versions of the model twice as many as nodes
+
+
+def sizes(state, name="state"):
+    """Return how much there is in every container of a state."""
+    found = {}
+    for each in fields(state):
+        value = getattr(state, each.name)
+        if is_dataclass(value):
+            found |= sizes(value, f"{name}.{each.name}")
+        elif isinstance(value, dict | set | list):
+            found[f"{name}.{each.name}"] = len(value)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def few_to_spare(monkeypatch):
+    monkeypatch.setattr("compression.flower.dialogue.SPARE", 5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rounds_forget_who_is_gone(method):
+    federation = Federation(Trainer(optimizer=MOMENTUM, **METHODS[method]))
+    federation.grid = OrderedGrid(grid := Renewed(federation.grid, share=0.1))
+    strategy = federation.run(rounds=200, timeout=5)
+    assert grid.ids > 90
+    found = sizes(strategy.state)
+    assert found["state.screen.lengths"] > 0
+    assert max(found.values()) <= BOUND, found
+    assert strategy.traffic.client_updates > 400
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("downlink", [None, make_codec(quantizer="int8")])
+def test_asynchronous_servers_forget_who_is_gone(method, downlink):
+    federation = Federation(Trainer(**METHODS[method]), Ideal(seconds_per_step=1))
+    federation.grid = OrderedGrid(grid := Renewed(federation.grid, share=0.1))
+    strategy = federation.push(400, timeout=20, downlink=downlink)
+    assert grid.ids > 90
+    found = sizes(strategy.state)
+    assert max(found.values()) <= BOUND, found
+    assert strategy.traffic.client_updates > 200
