@@ -1,6 +1,6 @@
 """One bad node of ten: every attack of `tests/hostile.py` on every strategy.
 
-    python -m benchmarks.hostile_nodes                       # JSON on stdout; about half an hour
+    python -m benchmarks.hostile_nodes                       # JSON on stdout; about an hour
     python -m benchmarks.hostile_nodes --strategies fedavg,esgd --attacks "zeros,no loss"
 
 Of each strategy: the accuracy without the bad node's attack, and those attacks that end the run,
@@ -26,6 +26,19 @@ from tests.hostile import ATTACKS, Attack, app_with
 
 NODES, POINTS = 10, 0.02
 ROBUST = ["compression=f2i", "strategy.num_malicious_nodes=1", "rounds=10"]
+
+
+def rounds(name: str, count: int, *words: str) -> list[str]:
+    """Return the words of a run of so many rounds, evaluated at its end."""
+    return [f"algorithm={name}", f"rounds={count}", f"eval_every={count}", *words]
+
+
+def pushes(name: str, count: int) -> list[str]:
+    """Return the words of a run of so many pushes."""
+    names = ("strategy.pushes", "strategy.record_every", "eval_every")
+    return [f"algorithm={name}", *(f"{each}={count}" for each in names)]
+
+
 STRATEGIES = {
     **{
         name: [f"strategy={name}", "compression=f2i", "rounds=10"]
@@ -36,19 +49,25 @@ STRATEGIES = {
         for name in ("fedadam", "fedyogi", "fedadagrad")
     },
     **{name: [f"strategy={name}", *ROBUST] for name in ("krum", "multikrum", "bulyan")},
-    "fedavg_topk": ["algorithm=fedavg_topk", "rounds=15"],
-    "sgd": ["algorithm=sgd", "rounds=100", "eval_every=100"],
-    "esgd": ["algorithm=esgd", "rounds=250", "eval_every=250"],
-    "cesgd": ["algorithm=cesgd", "rounds=200", "eval_every=200"],
-    "dgc": ["algorithm=dgc", "rounds=150", "eval_every=150"],
-    "esgd_median": ["algorithm=esgd", "rounds=250", "eval_every=250", "strategy.mean=median",
-                     "strategy.absent=left_out"],
+    "fedavg_f2i": ["algorithm=fedavg_f2i", "rounds=10"],
+    "fedavg_f2i_both": ["algorithm=fedavg_f2i_both", "rounds=10"],
     **{
-        name: [f"algorithm={name}", *(f"{key}={pushes}" for key in
-               ("strategy.pushes", "strategy.record_every", "eval_every"))]
-        for name, pushes in {"adacomp": 1500, "asgd": 1500, "fedasync": 100, "fedbuff": 200}.items()
+        name: rounds(name, 15)
+        for name in ("fedavg_topk", "fedavg_dgc", "fedavg_esgd", "fedavg_cesgd")
     },
-}  # fmt: skip
+    **{
+        name: rounds(name, 100)
+        for name in ("sgd", "qsgd", "terngrad", "one_bit_sgd", "powersgd", "large_batch_f2i")
+    },
+    **{
+        name: rounds(name, 250)
+        for name in ("esgd", "cesgd", "dgc", "gradient_dropping", "random_k", "threshold_sgd")
+    },
+    "esgd_median": rounds("esgd", 250, "strategy.mean=median", "strategy.absent=left_out"),
+    **{name: pushes(name, 1500) for name in ("adacomp", "asgd", "comp_asgd")},
+    "fedasync": pushes("fedasync", 100),
+    "fedbuff": pushes("fedbuff", 200),
+}
 
 
 def outcome(words: list[str], attack: Attack | None) -> dict[str, Any]:
