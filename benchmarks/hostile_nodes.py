@@ -1,7 +1,7 @@
 """One bad node of ten: every attack of `tests/hostile.py` on every strategy.
 
     python -m benchmarks.hostile_nodes                       # JSON on stdout; about an hour
-    python -m benchmarks.hostile_nodes --strategies fedavg,esgd --attacks "zeros,no loss"
+    python -m benchmarks.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
 
 Of each strategy: the accuracy without the bad node's attack, and those attacks that end the run,
 leave values that are not finite, or cost more than two points. scikit-learn's digits, an MLP.
@@ -88,7 +88,7 @@ def main() -> None:
     """Print the matrix's exceptions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
-    parser.add_argument("--attacks", default=",".join(ATTACKS))
+    parser.add_argument("--attacks", default=";".join(ATTACKS))
     args = parser.parse_args()
     logging.disable()
     report = {}
@@ -96,7 +96,7 @@ def main() -> None:
         for name in args.strategies.split(","):
             words = STRATEGIES[name]
             without = outcome(words, None)
-            found = {each: outcome(words, ATTACKS[each]) for each in args.attacks.split(",")}
+            found = {each: outcome(words, ATTACKS[each]) for each in args.attacks.split(";")}
             report[name] = {
                 "without": without["accuracy"],
                 "attacks": len(found),
