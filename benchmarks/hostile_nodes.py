@@ -67,6 +67,10 @@ STRATEGIES = {
     **{name: pushes(name, 1500) for name in ("adacomp", "asgd", "comp_asgd")},
     "fedasync": pushes("fedasync", 100),
     "fedbuff": pushes("fedbuff", 200),
+    **{
+        name: rounds(name, 200, "strategy.segments=4", "batch_size=64")
+        for name in ("synthetic_gradients", "split_backprop")
+    },
 }
 
 

@@ -20,7 +20,7 @@ from client.turn import Turn
 from compression import PayloadError
 from compression.flower import filled
 from compression.flower.arrays import payload_records
-from compression.flower.notes import SECONDS, STEPS, Work
+from compression.flower.notes import NOTE, SECONDS, STEPS, ToServer, Work, written
 from compression.flower.tensors import NO_SEGMENT, unpack_copy
 from conf import Config
 from conf.build import codec_of, data_of, gradients_of
@@ -61,7 +61,8 @@ class Segments:
         sent = payload_records(turn.sent)
         metrics = {**turn.metrics, STEPS: float(work.num_steps)}
         metrics[SECONDS] = time.perf_counter() - start
-        content = {"arrays": sent, "metrics": MetricRecord(metrics)}
+        note = written(ToServer(work.number))
+        content = {"arrays": sent, "metrics": MetricRecord(metrics), NOTE: note}
         return Message(filled(RecordDict, content), reply_to=message)
 
     def _stage(self, work: Work, arrays: ArrayRecord, kept: Kept, node: int) -> Stage:

@@ -16,6 +16,7 @@ from client.stage import Stage
 from compression import PayloadError
 from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, Work
 from compression.flower.tensors import (
+    ACTIVATIONS,
     GRADIENTS,
     pack,
     pack_copy,
@@ -181,7 +182,7 @@ class Turn:
         work = self._work
         if self._stage.place.begins:
             return self._images()
-        what = f"activations of mini-batch {work.batch}"
+        what = f"{ACTIVATIONS} {work.batch}"
         if "input" not in self._arrays:
             raise PayloadError(f"{what}: the message holds none")
         shape = (work.samples, *self._stage.part.input)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from logging import getLogger
 
@@ -13,17 +14,23 @@ log = getLogger("edgewire")
 
 
 class Crew:
-    """Gives each segment a node; the rest take over from those that are gone.
+    """Gives each segment a node; the rest take over from those that are gone, or fail.
 
-    `holders`: by segment, in whom they are kept; empty at first.
+    `holders`: by segment, in whom they are kept; empty at first. `failed`: how often a segment was
+    taken from a node that failed: the others come first.
 
     Raises `PayloadError` if fewer nodes than segments are there, and no more will come.
     """
 
     def __init__(
-        self, grid: OrderedGrid, segments: int, holders: list[int | None] | None = None
+        self,
+        grid: OrderedGrid,
+        segments: int,
+        holders: list[int | None] | None = None,
+        failed: Counter[int] | None = None,
     ) -> None:
         self._grid = grid
+        self._failed = Counter[int]() if failed is None else failed
         self._nodes: list[int | None] = [] if holders is None else holders
         if not self._nodes:
             self._nodes += self._first(segments)
@@ -42,11 +49,13 @@ class Crew:
         """Return who holds a segment; None while nobody does."""
         return self._nodes[segment]
 
-    def replace(self, segment: int) -> bool:
+    def replace(self, segment: int, *, fails: bool = False) -> bool:
         """Look for another node in place of a segment's, which stays if it is there and nobody else
-        is free. Return whether it has gone.
+        is free. Return whether it has gone. `fails`: it is there, and its replies are of no use.
         """
         here, before = list(self._grid.get_node_ids()), self._nodes[segment]
+        if fails and before is not None:
+            self._failed[before] += 1
         free = self._free(here)
         if free:
             self._nodes[segment] = free[0]
@@ -73,7 +82,9 @@ class Crew:
         return found
 
     def _free(self, here: Iterable[int]) -> list[int]:
-        return [node for node in here if node not in self._nodes]
+        """Return nodes without a segment, those first that have failed least."""
+        free = (node for node in here if node not in self._nodes)
+        return sorted(free, key=self._failed.__getitem__)
 
     def missing(self) -> str:
         """Name the segments that nobody holds."""

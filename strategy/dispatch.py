@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +14,7 @@ from compression import Layout, PayloadError
 from compression.flower import filled, to_vector
 from compression.flower.arrays import payload_records
 from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, SECONDS, Work, number
-from compression.flower.tensors import NO_SEGMENT
+from compression.flower.tensors import ACTIVATIONS, NO_SEGMENT
 from strategy.activations import ActivationStore, StoreState
 from strategy.copies import Copies, CopiesState
 from strategy.crew import Crew
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from strategy.segments import Segmented
 
 SEGMENT_MESSAGE = "train.segment"  # the type of these messages
+TRIES = 3  # failures in a row, and another node takes over
 LOST = "lost"  # in place of a message's id: what it was to hold has been lost
 
 
@@ -39,6 +40,7 @@ class UnderWay:
     arrays: dict[str, bytes]
     copy: str  # what is asked for of the segment
     message_id: str = ""
+    number: int = 0
     when: float = 0.0  # a moment of the grid's `now`
     reply: Opened | None = None
 
@@ -46,7 +48,8 @@ class UnderWay:
 @dataclass
 class SegmentedState(ServerState):
     """By segment: messages under way, how often it was handed out, whether it goes with the next
-    message, failures in a row. `holders`: its node; `losses` and `errors` since the last record.
+    message, failures in a row. `holders`: its node, `failed`: from whom it was taken; `accused`: by
+    which segment, how often in a row; `losses` and `errors` since the last record.
     """
 
     under_way: list[deque[UnderWay]] = field(default_factory=list)
@@ -57,6 +60,8 @@ class SegmentedState(ServerState):
     errors: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     holders: list[int | None] = field(default_factory=list)
+    failed: Counter[int] = field(default_factory=Counter)
+    accused: Counter[tuple[int, int]] = field(default_factory=Counter)
     flow: FlowState = field(default_factory=FlowState)
     store: StoreState = field(default_factory=StoreState)
     copies: CopiesState = field(default_factory=CopiesState)
@@ -122,7 +127,7 @@ class Dispatch:
         first = 1 if strategy.synthetic and strategy.conditioned else count - 1
         self._store = ActivationStore(range(first, count), strategy.synthetic, state.store)
         self._sees_last = count - 1 if strategy.synthetic else 0  # a mini-batch, of all segments
-        self._crew = Crew(grid, count, state.holders)
+        self._crew = Crew(grid, count, state.holders, state.failed)
 
     def goes_on(self) -> bool:
         """Whether anything is left to do; at the end segments are asked for copies they owe."""
@@ -187,7 +192,7 @@ class Dispatch:
         )
         message = Message(content, node, SEGMENT_MESSAGE, group_id=str(task.end))
         (sent.message_id,) = self._grid.push_messages([message], self._timeout)
-        sent.when = self._grid.now
+        sent.when, sent.number = self._grid.now, work.number
         shapes = plan.plain(task, self._store.samples(task))
         self.links.sent(task.segment, arrays, shapes, self._state.traffic)
 
@@ -260,6 +265,7 @@ class Dispatch:
                 raise PayloadError(reply.error)
             self._open(sent, reply)
             self._state.hopeless[task.segment] = 0
+            del self._state.accused[task.segment - 1, task.segment]
             self._state.traffic.client_updates += task.steps and bool(task.phase)
         except PayloadError as error:
             reason = str(error)
@@ -267,6 +273,11 @@ class Dispatch:
             if sent.copy:
                 self.copies.failed(task.segment)
             failed = reply.error is not None
+            if ACTIVATIONS in reason:
+                self._accuse(task.segment - 1, task.segment)
+            if self._fails_often(task.segment) and self._crew.replace(task.segment, fails=True):
+                self._hand_out(task.segment, anew=True)
+                return False
             lacks = failed and NO_SEGMENT in reason
             gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             if lacks or gone:
@@ -282,6 +293,8 @@ class Dispatch:
         task, plan = sent.task, self._plan
         found, metrics, traffic = reply.payloads, reply.metrics, self._state.traffic
         self.links.came(task.segment, found, traffic)
+        if reply.number != sent.number:
+            raise PayloadError(f"it replies to {reply.number}, {sent.number} was to be answered")
         if metrics is None:
             raise PayloadError("a reply must hold a MetricRecord")
         if task.phase and task.segment == 0 and task.phase != "backward":
@@ -305,6 +318,9 @@ class Dispatch:
             self._store.put(task, name, found[name])
         if metrics.get(REFUSED):
             self._blame(task.segment + 1, "gradients that the segment before could not use")
+            self._accuse(task.segment + 1, task.segment)
+        elif ERROR in metrics:
+            del self._state.accused[task.segment + 1, task.segment]
 
     # faults
 
@@ -316,6 +332,18 @@ class Dispatch:
         self._state.hopeless[segment] += 1
         if self._state.hopeless[segment] >= HOPELESS:
             raise PayloadError(f"segment {segment} has failed {HOPELESS} times in a row: {reason}")
+
+    def _accuse(self, segment: int, by: int) -> None:
+        """Note that a neighbour has no use for what a segment sends; after a while another node
+        takes over. (Who accuses for nothing has failed as often, and loses its own.)
+        """
+        self._state.accused[segment, by] += 1
+        if self._state.accused[segment, by] % TRIES == 0:
+            self._hand_out(segment, self._crew.replace(segment, fails=True))
+
+    def _fails_often(self, segment: int) -> bool:
+        """Return whether to give a segment to another node, which may do better with its tasks."""
+        return self._state.hopeless[segment] % TRIES == 0
 
     def _hand_out(self, segment: int, anew: bool) -> None:
         """Send a segment's node what it has not answered; `anew`: it begins with the last copy.

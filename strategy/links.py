@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
@@ -12,9 +13,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
-from compression import describe
+from compression import PayloadError, describe
 from compression.flower import Traffic
 from compression.flower.arrays import STYPE, records
+from compression.flower.notes import ToServer, read
 from compression.flower.tensors import GRADIENTS
 from compression.flower.traffic import reason_of
 
@@ -23,10 +25,13 @@ KINDS = {"input": "activations", "output": "activations", "labels": "labels", "c
 
 
 class Opened(NamedTuple):
-    """What a reply holds: payloads by name, metrics; or why there is none, and Flower's code."""
+    """What a reply holds: payloads by name, metrics, the number of its message; or why there is
+    none, and Flower's code.
+    """
 
     payloads: dict[str, bytes]
     metrics: dict[str, float] | None
+    number: int | None = None
     error: str | None = None
     code: int = 0
 
@@ -34,7 +39,7 @@ class Opened(NamedTuple):
 def opened(reply: Message) -> Opened:
     """Return what a reply holds."""
     if reply.has_error():
-        return Opened({}, None, reason_of(reply), reply.error.code)
+        return Opened({}, None, None, reason_of(reply), reply.error.code)
     payloads = {
         name: array.data
         for _, record in records(reply.content, ArrayRecord)
@@ -42,7 +47,11 @@ def opened(reply: Message) -> Opened:
         if array.stype == STYPE
     }
     metrics = next(iter(records(reply.content, MetricRecord)), None)
-    return Opened(payloads, None if metrics is None else cast(dict[str, float], dict(metrics[1])))
+    number = None
+    with suppress(PayloadError):
+        number = read(reply.content, ToServer).number
+    found = None if metrics is None else cast(dict[str, float], dict(metrics[1]))
+    return Opened(payloads, found, number)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from client.app import app as honest
 from compression import decode_update, make_codec
 from compression.flower import payload_of, payload_record
-from compression.flower.arrays import STYPE
+from compression.flower.arrays import STYPE, payload_records
 from compression.flower.notes import NOTE
 
 BAD = 0  # its partition
@@ -34,10 +34,12 @@ def parcel(reply: Message) -> tuple[str, bytes] | None:
 
 
 def with_payload(change: Callable[[bytes], bytes], reply: Message) -> Message:
+    """Change all payloads: a cut model's nodes send several."""
     found = parcel(reply)
-    return (
-        reply if found is None else replaced(reply, **{found[0]: payload_record(change(found[1]))})
-    )
+    if found is None:
+        return reply
+    payloads = {k: change(array.data) for k, array in reply.content[found[0]].items()}
+    return replaced(reply, **{found[0]: payload_records(payloads)})
 
 
 def with_values(change: Callable[[Any], Any], reply: Message) -> Message:

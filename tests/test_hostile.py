@@ -77,6 +77,20 @@ def test_nor_does_a_node_that_nobody_waits_for(algorithm, attack, tmp_path):
     assert 0 < result["failures"] < 40  # it is asked ever more rarely
 
 
+@pytest.mark.parametrize("attack", ["raises", "a flipped byte", "3e38 everywhere",
+                                    "its first reply for ever"])  # fmt: skip
+@pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
+def test_nor_does_a_cut_models_node_that_others_can_stand_in_for(
+    algorithm, attack, tmp_path, caplog
+):
+    words = [f"algorithm={algorithm}", "strategy.segments=4", "rounds=60", "eval_every=60"]
+    app = app_with(ATTACKS[attack])
+    result, weights = trained(tmp_path, *words, "batch_size=64", client_app=app)
+    expect_unspoiled(tmp_path, result, weights)
+    assert result["failures"] > 0
+    assert "takes over from 1" in caplog.text
+
+
 def test_nor_on_ray_where_all_is_as_on_the_local_engine(tmp_path, monkeypatch, left_over):
     rounds = len(ATTACKS) + 1
     words = [*IN_TURN["esgd"], f"rounds={rounds}", f"eval_every={rounds}"]

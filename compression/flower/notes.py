@@ -115,6 +115,11 @@ class Work(NamedTuple):
     copy: str
     num_steps: float
 
+    @property
+    def number(self) -> int:
+        """What the reply says that it is the reply to: the number of the (micro-)batch, from 1."""
+        return self.batch * self.micros + self.micro + 1
+
     def config(self) -> dict[str, Any]:
         """Return the message's keys and values."""
         return {key.replace("_", "-"): value for key, value in self._asdict().items()}

@@ -18,6 +18,8 @@ from ..stages import Buffer, Memory, PayloadError, Vector
 
 EXACT = make_codec()
 GRADIENTS = "gradients-"  # begins a payload's name; its first mini-batch's number follows
+ACTIVATIONS = "activations of mini-batch"  # begins an error that is the sender's
+LARGEST = 1e6  # no layer of a model that learns has values beyond
 NO_SEGMENT = "this node has no segment"  # begins an error that the server answers with a copy
 # Tensors of a copy: the segment's weights and statistics, its module's weights ("segment KEY": what
 # an optimiser keeps of them), and between micro-batches the gradient so far, of so many samples.
@@ -43,12 +45,14 @@ def pack(
 def unpack(payload: Buffer, count: int, shape: tuple[int, ...], what: str) -> list[Numbers]:
     """Return `count` tensors of `shape`, float32, which may be read-only views of the payload.
 
-    Raises `PayloadError`, beginning with `what`, for anything else.
+    Raises `PayloadError`, beginning with `what`, for anything else, or values beyond `LARGEST`.
     """
     try:
         vector = decode_update(payload, _layout(count, shape)).dense()
     except PayloadError as error:
         raise PayloadError(f"{what}: {error}") from error
+    if vector.size and not -LARGEST <= vector.min() <= vector.max() <= LARGEST:
+        raise PayloadError(f"{what}: values beyond {LARGEST:g}")
     return list(vector.reshape(count, *shape))
 
 
