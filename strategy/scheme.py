@@ -34,7 +34,7 @@ METRICS = {  # of our ClientApp's replies
 
 def screening_of(config: Config) -> Screening:
     """Return the configured screening."""
-    return Screening(config.screen.refuse, config.screen.clip, config.screen.weight)
+    return Screening(**vars(config.screen))
 
 
 class Scheme(Protocol):

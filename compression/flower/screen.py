@@ -28,16 +28,18 @@ class Screening:
     `refuse`, `clip`: an update longer than so many times the usual length is left out, or shortened
     to it; `weight`: so many times the usual weight is the most that a node has. Usual is the median
     of what each node sent last, of lengths the largest there was: late in a run updates are short,
-    and now and then a mini-batch gives one as at its beginning. Raises `ValueError` for factors
-    below 1.
+    and now and then a mini-batch gives one as at its beginning. `equal`: all nodes weigh the same,
+    whatever they say. Raises `ValueError` for factors below 1.
     """
 
     refuse: float | None = 100.0
     clip: float | None = None
     weight: float | None = 10.0
+    equal: bool = False
 
     def __post_init__(self) -> None:
-        for name, factor in vars(self).items():
+        factors = {"refuse": self.refuse, "clip": self.clip, "weight": self.weight}
+        for name, factor in factors.items():
             if factor is not None and not 1 <= factor < math.inf:
                 raise ValueError(f"screen.{name} must be a number of at least 1, not {factor!r}")
 
@@ -72,6 +74,11 @@ class Screen:
     def knows(self) -> bool:
         """Whether it is known what is usual: else look at all of a round's before the first."""
         return len(self._state.lengths) >= LEAST
+
+    @property
+    def equal(self) -> bool:
+        """Whether all nodes weigh the same."""
+        return self._options.equal
 
     def look(self, lengths: Iterable[float]) -> None:
         """Take the lengths of a round's updates, while too few were used to know what is usual."""
@@ -111,6 +118,8 @@ class Screen:
 
     def weigh(self, weights: dict[int, float]) -> dict[int, float]:
         """Return nodes' weights, none above its limit; they are what is usual from now on."""
+        if self._options.equal:
+            return dict.fromkeys(weights, 1.0)
         self._state.weights |= weights
         factor, known = self._options.weight, self._state.weights
         if factor is None or len(known) < LEAST:
@@ -189,6 +198,7 @@ def _weigh(replies: Iterable[tuple[Message, Asked]], screen: Screen, key: str) -
     }
     said = {node: cast(float, metrics[key]) for node, metrics in found.items()}
     for node, weight in screen.weigh(said).items():
-        if weight < said[node]:
+        if weight != said[node]:
             found[node][key] = int(weight) if isinstance(said[node], int) else weight
-            log.warning("node %d: its %s of %g counts as %g", node, key, said[node], weight)
+            if not screen.equal:
+                log.warning("node %d: its %s of %g counts as %g", node, key, said[node], weight)

@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import (
 from compression import Layout, make_codec
 from compression.flower import Uplink, payload_of, payload_record
 from compression.flower.notes import NOTE
+from compression.flower.screen import Screening
 from tests.compression.flower.federation import (
     INT8,
     NODES,
@@ -80,6 +81,17 @@ def test_int8_payloads_are_close_and_four_times_smaller(name):
     assert np.linalg.norm(got["fc.weight"] - plain["fc.weight"]) < 0.05 * moved
     assert traffic.client_updates == NODES * ROUNDS
     assert traffic.uplink_bytes * 2 < traffic.uplink_bytes_float32
+
+
+def test_all_nodes_weigh_the_same_if_that_is_wanted():
+    app = node_app(Uplink(PLAIN), with_metric("num-examples", 10**9))  # of one of the nodes
+    equal = Screening(equal=True)
+    got, traffic = linked(FedAvg(fraction_evaluate=0), app, screening=equal)
+    honest, _ = linked(FedAvg(fraction_evaluate=0), node_app(Uplink(PLAIN)), screening=equal)
+    assert traffic.failures == 0
+    for key, value in honest.items():
+        np.testing.assert_array_equal(got[key], value)
+    assert np.abs(honest["fc.weight"] - uncompressed("FedAvg")["fc.weight"]).max() > 1e-3
 
 
 def test_evaluate_fn_and_result_get_named_arrays():

@@ -83,6 +83,11 @@ def test_lengths_beyond_float32_are_infinite_without_a_warning():
     assert length(np.array([3, 0], np.float32), np.array([4], np.float32)) == 5
 
 
+@given(st.dictionaries(st.integers(0, 9), st.floats(1e-3, 1e18), min_size=1))
+def test_all_weigh_the_same_if_that_is_wanted(weights):
+    assert set(Screen(Screening(equal=True)).weigh(weights).values()) == {1.0}
+
+
 @pytest.mark.parametrize("options", [{"refuse": 0.5}, {"clip": float("nan")}, {"weight": -1}])
 def test_factors_below_1_are_refused(options):
     with pytest.raises(ValueError, match="must be a number of at least 1"):
