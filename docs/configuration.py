@@ -28,6 +28,7 @@ from conf.schema import (
     DownlinkConfig,
     ModelConfig,
     NetworkConfig,
+    ScreenConfig,
 )
 from docs.text import sentence, summary, told, word, wrap
 
@@ -69,8 +70,9 @@ def page() -> str:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(HERE), version_base="1.3"):
         chosen = compose("config", return_hydra_config=True).hydra.runtime.choices
-    without = {*_groups(), "gradients"}  # which has choices and options of `compression`
+    without = {*_groups(), "gradients", "screen"}  # which have tables of their own
     lines = [*INTRO.strip().splitlines(), "", "## The run", "", *_schema("", Config, without)]
+    lines += ["", "### screen", "", *_schema("screen.", ScreenConfig)]
     for group, about in _groups().items():
         lines += ["", f"## {group}", "", *wrap(sentence(about[0].upper() + about[1:]))]
         if group == "algorithm":
