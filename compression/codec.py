@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from .envelope import ALL, INDICES, REPEATED, digest, seal, tables, with_own
+from .envelope import ALL, INDICES, REPEATED, digest, ids_of, seal, tables, with_own
 from .header import varint
 from .layout import Layout
 from .own import Own, own_bytes
@@ -195,6 +196,15 @@ class Codec:
         given += update
         return given
 
+    @cached_property
+    def ids(self) -> bytes:
+        """What names the three stages in a payload."""
+        return bytes((self.sparsifier.id, self.quantizer.id, self.coder.id))
+
+    def made(self, payload: Buffer) -> bool:
+        """Return whether a payload names these stages; their options it does not hold."""
+        return ids_of(payload) == self.ids
+
     def _head(
         self,
         layout: Layout,
@@ -203,7 +213,7 @@ class Codec:
         names: bool,
         repeated: bool,
     ) -> bytes:
-        ids = bytes((self.sparsifier.id, self.quantizer.id, self.coder.id))
+        ids = self.ids
         head = tables(layout, ids, names, inner.exact if inner else ())
         return head + _selected(indices, repeated)
 

@@ -29,6 +29,7 @@ VERSION = 1
 NAMED, EXACT, OWN = 1, 2, 4
 ALL, INDICES, REPEATED = 0, 1, 2  # selections
 _PREFIX = 8  # bytes before the tables
+_IDS = slice(4, 7)  # of the stages, among these
 _CHECKSUM = 8
 _MOST_NUMBERS = 16  # streams, and parameters of a quantizer
 
@@ -66,6 +67,11 @@ def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> b
         gaps = (tensor - last - 1 for last, tensor in pairwise((-1, *exact)))
         parts += [varint(len(exact)), *map(varint, gaps)]
     return b"".join(parts)
+
+
+def ids_of(payload: Buffer) -> bytes:
+    """Return what names the stages of a payload; of anything else some bytes."""
+    return bytes(memoryview(payload)[_IDS])
 
 
 def with_own(head: bytes, own: Sequence[Own]) -> bytes:

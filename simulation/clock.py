@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
+MOST_STEPS = 1e9  # of one message
 NEVER = float("inf")  # when a lost reply arrives
 _LOSS, _LIFE, _JOIN = 0x1055, 0x11FE, 0x301  # keep draws of (seed, node) apart from each other
 
@@ -266,7 +267,10 @@ def _transfer(size: int, mbps: float | None) -> float:
 
 
 def steps_of(metrics: Mapping[str, object]) -> float:
-    """Return the local steps a reply's metrics report as `num-steps` (0 if they do not)."""
+    """Return the local steps a reply's metrics report as `num-steps` (0 if they do not).
+
+    What nobody takes, below 0 or beyond a billion, counts as none.
+    """
     steps = metrics.get("num-steps", 0)
-    sure = isinstance(steps, int | float) and math.isfinite(steps)
+    sure = isinstance(steps, int | float) and 0 <= steps <= MOST_STEPS
     return float(cast(float, steps)) if sure else 0.0

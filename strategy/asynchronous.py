@@ -36,6 +36,9 @@ class Asynchronous(ParameterServer):
     node gets what has changed since the version that it was last known to have; what encoding
     loses stays in that difference.
 
+    `most`: a node that has been sent so many times as many messages as is usual rests: who answers
+    at once would else make the model alone.
+
     The run ends after `pushes` replies, used or not. Every `record_every` the model is handed to
     `evaluate_fn`. A node that does not answer within the time-out is sent a message anew.
     """
@@ -55,6 +58,7 @@ class Asynchronous(ParameterServer):
         proximal_mu: float = 0.0,
         buffer: int = 1,
         in_flight: int = 1,
+        most: float | None = None,
         record_every: int = 1,
         uplink: Codec | None = None,
         downlink: Codec | None = None,
@@ -79,7 +83,9 @@ class Asynchronous(ParameterServer):
             raise ValueError("in_flight above 1 goes with methods that keep no memory")
         self.uplink, self.downlink, self.seed = uplink, downlink, seed
         self.pushes, self.staleness, self.mix, self.buffer = pushes, staleness, mix, buffer
-        self.in_flight, self.record_every = in_flight, record_every
+        if most is not None and not most >= 1:
+            raise ValueError(f"most must be a number of at least 1, or null, not {most!r}")
+        self.in_flight, self.record_every, self.most = in_flight, record_every, most
         self.proximal_mu = proximal_mu
 
     def summary(self) -> None:

@@ -14,7 +14,8 @@ from compression import Layout, PayloadError
 from compression.flower import filled, to_vector
 from compression.flower.arrays import payload_records
 from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, SECONDS, Work, number
-from compression.flower.tensors import ACTIVATIONS, NO_SEGMENT
+from compression.flower.patience import Slowest
+from compression.flower.tensors import ACTIVATIONS, GRADIENTS, NO_SEGMENT
 from strategy.activations import ActivationStore, StoreState
 from strategy.copies import Copies, CopiesState
 from strategy.crew import Crew
@@ -127,6 +128,7 @@ class Dispatch:
         first = 1 if strategy.synthetic and strategy.conditioned else count - 1
         self._store = ActivationStore(range(first, count), strategy.synthetic, state.store)
         self._sees_last = count - 1 if strategy.synthetic else 0  # a mini-batch, of all segments
+        self._slowest = Slowest()
         self._crew = Crew(grid, count, state.holders, state.failed)
 
     def goes_on(self) -> bool:
@@ -224,22 +226,25 @@ class Dispatch:
         if any(row and (row[0].message_id == LOST or row[0].reply) for row in self._sent):
             return  # there is something to go on with
         oldest = min((sent.when for sent in waiting.values()), default=math.inf)
-        deadline = min(oldest + self._timeout, self._crew.next_look)
+        patience = self._slowest.limit(self._grid, self._timeout)
+        deadline = min(oldest + patience, self._crew.next_look)
         if not waiting and deadline == math.inf:
             raise PayloadError(f"{self._crew.missing()}: no node is left that could take over")
         for reply in self._grid.pull_before(waiting, deadline):
-            waiting[reply.metadata.reply_to_message_id].reply = opened(reply)
-        self._give_up_late()
+            sent = waiting[reply.metadata.reply_to_message_id]
+            sent.reply = opened(reply)
+            self._slowest.took(self._grid.now - sent.when)
+        self._give_up_late(patience)
         for segment in self._crew.find():
             self._hand_out(segment, anew=True)
 
-    def _give_up_late(self) -> None:
+    def _give_up_late(self, patience: float) -> None:
         for segment, row in enumerate(self._sent):
             head = row[0] if row else None
             if head is None or head.reply or head.message_id in ("", LOST):
                 continue
-            if head.when + self._timeout <= self._grid.now:
-                self._failed(segment, f"no reply in time (timeout={self._timeout:g})")
+            if head.when + patience <= self._grid.now:
+                self._failed(segment, f"no reply in time ({patience:.0f} s)")
                 self._hand_out(segment, self._crew.replace(segment))
 
     def _take_replies(self) -> None:
@@ -265,7 +270,7 @@ class Dispatch:
                 raise PayloadError(reply.error)
             self._open(sent, reply)
             self._state.hopeless[task.segment] = 0
-            del self._state.accused[task.segment - 1, task.segment]
+            self._state.accused.pop((task.segment - 1, task.segment), None)
             self._state.traffic.client_updates += task.steps and bool(task.phase)
         except PayloadError as error:
             reason = str(error)
@@ -316,11 +321,8 @@ class Dispatch:
         traffic.uplink_bytes_float32 += plain_bytes(found, plan.plain(task, samples))
         for name in kept:
             self._store.put(task, name, found[name])
-        if metrics.get(REFUSED):
-            self._blame(task.segment + 1, "gradients that the segment before could not use")
-            self._accuse(task.segment + 1, task.segment)
-        elif ERROR in metrics:
-            del self._state.accused[task.segment + 1, task.segment]
+        if any(name.startswith(GRADIENTS) for name in sent.arrays):
+            self._hear(task.segment, bool(metrics.get(REFUSED)))
 
     # faults
 
@@ -333,13 +335,22 @@ class Dispatch:
         if self._state.hopeless[segment] >= HOPELESS:
             raise PayloadError(f"segment {segment} has failed {HOPELESS} times in a row: {reason}")
 
+    def _hear(self, segment: int, refused: bool) -> None:
+        """Note whether a segment could use the gradients that it was sent."""
+        if refused:
+            self._blame(segment + 1, "gradients that the segment before could not use")
+            self._accuse(segment + 1, segment)
+        else:
+            self._state.accused.pop((segment + 1, segment), None)
+
     def _accuse(self, segment: int, by: int) -> None:
         """Note that a neighbour has no use for what a segment sends; after a while another node
-        takes over. (Who accuses for nothing has failed as often, and loses its own.)
+        takes over. If that one's is of no use either, somebody else takes over from who says so.
         """
-        self._state.accused[segment, by] += 1
-        if self._state.accused[segment, by] % TRIES == 0:
-            self._hand_out(segment, self._crew.replace(segment, fails=True))
+        said = self._state.accused[segment, by] = self._state.accused[segment, by] + 1
+        if said % TRIES == 0:
+            guilty = segment if said % (2 * TRIES) else by
+            self._hand_out(guilty, self._crew.replace(guilty, fails=True))
 
     def _fails_often(self, segment: int) -> bool:
         """Return whether to give a segment to another node, which may do better with its tasks."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from compression.flower.patience import Patience
+from compression.flower.patience import Patience, Slowest
 from strategy.nodes import OrderedGrid
 
 LEAST = 4  # so many are left alone
@@ -95,6 +95,7 @@ class Exchange:
         self._grid = grid
         self._state = ExchangeState() if state is None else state
         self._late = Late(grid, self._state.late)
+        self._slowest = Slowest()
         self.time_was_up = False  # in the last round: else those that are missing were too many
 
     def resting(self) -> set[int]:
@@ -111,7 +112,7 @@ class Exchange:
         `timeout`: seconds, virtual ones on a local grid.
         """
         grid = self._grid
-        patience = Patience(grid, timeout, len(messages))
+        patience = Patience(grid, timeout, len(messages), self._slowest)
         ids = list(grid.push_messages(messages, timeout))  # none is handed out any later
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
         replies, good = dict[int, Message](), 0
@@ -124,6 +125,7 @@ class Exchange:
                 good += not message.has_error()
             ids = [i for i in ids if i in waiting]
             patience.came(len(replies))
+        patience.over(len(waiting))
         self._state.round += 1
         self.time_was_up = bool(waiting) and grid.now >= patience.deadline
         self._remember(waiting, set(replies))

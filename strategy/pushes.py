@@ -211,9 +211,12 @@ class Pushes:
             raise PayloadError(f"{count} were of no use: {reason}")
 
     def _again(self, node: int) -> None:
-        """Send a node the model; later if it fails again and again, and others do not."""
-        state = self._state
+        """Send a node the model; later if it fails again and again, or is too far ahead."""
+        state, most = self._state, self._strategy.most
         rest = min(2 ** max(state.failed[node] - 1, 0), LONGEST) - 1
+        if most is not None and not rest:
+            counts = sorted(state.count[each] for each in state.known)
+            rest = state.count[node] > most * counts[len(counts) // 2]
         if rest:
             state.resting.append((state.done + rest * len(state.known), node))
         else:

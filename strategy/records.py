@@ -42,9 +42,12 @@ class Records:
         self._first: Row = {}  # the first row's, before training
         self._worst = 0.0  # loss
         self._history: TextIO | None = None  # open for the whole run: there may be 100,000 rounds
-        self._start = self._kept = time.perf_counter()
+        self._start = time.perf_counter()
+        self._kept: float | None = None  # when the model was; not yet: a first one is soon
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
+            for name in ("model.safetensors", "result.json"):  # an earlier run's
+                (self.folder / name).unlink(missing_ok=True)
             self._history = (self.folder / "history.jsonl").open("w")
 
     def add(self, row: Row) -> Row:
@@ -64,7 +67,9 @@ class Records:
     @property
     def due(self) -> bool:
         """Whether it is time to keep the newest model, for who loses the run before its end."""
-        return self.folder is not None and time.perf_counter() - self._kept > OFTEN
+        if self.folder is None:
+            return False
+        return self._kept is None or time.perf_counter() - self._kept > OFTEN
 
     def keep(self, weights: Mapping[str, Tensor]) -> None:
         """Write `model.safetensors`: a reader sees the model before, or this one. Never raises."""
@@ -123,7 +128,7 @@ class Records:
         if self._history is not None:
             self._history.close()
         if self.folder is not None:
-            self._save(weights)
+            self.keep(weights)
             partial = self.folder / "result.json.part"  # a reader never sees half a result
             partial.write_text(_json(result, indent=2) + "\n")
             os.replace(partial, self.folder / "result.json")

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from compression.flower import Traffic
 from compression.flower.screen import Screening
+from compression.flower.traffic import in_one_line
 from conf import Config, ConfigError
 from strategy.state import PLAIN, from_bytes, to_bytes
 
@@ -165,6 +166,7 @@ class ParameterServer(Strategy):
     def fail(self, node: int, reason: str, when: str = "") -> None:
         """Count a reply that was not used; name it, `when` first, if the reason is a new one."""
         self.traffic.failures += 1
+        reason = in_one_line(reason)
         if self.state.reasons.get(node) != reason:  # once, not at every one of 100,000 messages
             self.state.reasons[node] = reason
             log.warning("%snode %d left out: %s", when, node, reason)

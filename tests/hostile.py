@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from xxhash import xxh3_64_intdigest
 
 from client.app import app as honest
-from compression import decode_update, make_codec
+from compression import decode_update, describe, make_codec
 from compression.flower import payload_of, payload_record
 from compression.flower.arrays import STYPE, payload_records
 from compression.flower.notes import NOTE
@@ -43,13 +44,15 @@ def with_payload(change: Callable[[bytes], bytes], reply: Message) -> Message:
 
 
 def with_values(change: Callable[[Any], Any], reply: Message) -> Message:
-    """Send other values, of as many entries, as float32: a valid payload."""
+    """Send other values of all entries: a valid payload that names the method of the honest one."""
 
     def encoded(payload: bytes) -> bytes:
-        update = decode_update(payload)
-        codec = make_codec(quantizer="float32", coder="raw")
+        update, said = decode_update(payload), describe(payload)
+        codec = make_codec("topk", density=1.0, quantizer=said.quantizer, coder=said.coder)
         values = np.ascontiguousarray(change(update.dense()), dtype=np.float32)
-        return codec.encode(values, update.layout, own=update.own)
+        made = bytearray(codec.encode(values, update.layout, memory={}, own=update.own))
+        made[4] = payload[4]  # the sparsifier
+        return bytes(made[:-8]) + xxh3_64_intdigest(made[:-8]).to_bytes(8, "little")
 
     try:
         return with_payload(encoded, reply)

@@ -118,8 +118,8 @@ class Dialogue:
     """Brings nodes to the newest model, tells them what was applied, and reads their replies.
 
     `layout`: of the model, where all nodes have the same. `plain_bytes`: of the model as Flower
-    sends it without compression. `uplink`: of the nodes; what repeats indices is else accepted of
-    any method.
+    sends it without compression. `uplink`: of the nodes; else any method is
+    accepted.
     """
 
     def __init__(
@@ -134,9 +134,7 @@ class Dialogue:
         state = DialogueState() if state is None else state
         self._asked, self._many = state.asked, SPARE
         self.ledger = Ledger(way, state.ledger)
-        self.receipts = Receipts(
-            state.receipts, None if uplink is None else uplink.sparsifier.repeats
-        )
+        self.receipts = Receipts(state.receipts, uplink)
         self.traffic = traffic
         self.layout, self.plain_bytes = layout, plain_bytes
 

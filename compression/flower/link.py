@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from glob import escape
 from typing import cast
@@ -21,9 +22,10 @@ from .grids import GridWrapper
 from .handed import Handed
 from .method import chosen
 from .notes import EXAMPLES, NOTE, ToNode, server_round, trains
-from .patience import FOREVER, gathered
+from .patience import FOREVER, Slowest, gathered
+from .receipts import OTHER_METHOD
 from .replies import Asked, Course, Underway, answered, came, expect_weight, odd_ones, rebuilt, used
-from .screen import Screen, Screening, length, screened
+from .screen import Lengths, Screen, Screening, lengths, screened
 from .traffic import Traffic, flower_bytes, warn_of_no_names, warn_of_variances
 from .ways import Differences
 
@@ -100,7 +102,9 @@ class Link(GridWrapper):
         self._round = 0
         self._counts: set[str] = set()  # names of tensors that are no floats
         self._screen, self._metrics = Screen(screening), dict(metrics or {})
-        self._lengths: dict[str, float] = {}  # of updates, by the id of the message they reply to
+        self._beside = Screen(screening, floor=1.0)  # of tensors of their own type
+        self._lengths: dict[str, Lengths] = {}  # of updates, by the id of the message's
+        self._slowest = defaultdict[str, Slowest](Slowest)  # by the type of messages
         self._warned = self._led_below = False
 
     # Flower's Grid
@@ -141,7 +145,8 @@ class Link(GridWrapper):
             self._round += 1
             self._course.begin_round(asked=len(sent))
         if self.virtual_seconds is None and timeout is not None and timeout >= FOREVER:
-            found = gathered(self._grid, outgoing, timeout)
+            kind = outgoing[0].metadata.message_type if outgoing else ""
+            found = gathered(self._grid, outgoing, timeout, self._slowest[kind])
         else:
             found = list(super().send_and_receive(outgoing, timeout=timeout))
         ids = self._underway.add(outgoing, sent)
@@ -192,7 +197,7 @@ class Link(GridWrapper):
         cache: dict[Key, tuple[RecordDict, Parcel]] = {}
         models: dict[int, tuple[Form, Model, int] | None] = {}
         if gone := self._dialogue.gone(self._grid.get_node_ids):
-            for each in (self._underway, self._handed, self._screen):
+            for each in (self._underway, self._handed, self._screen, self._beside):
                 each.forget(gone)
         self._differences.tidy(self._dialogue.ledger.held)
         made, sent = list[Message](), list[Asked | None]()
@@ -294,15 +299,14 @@ class Link(GridWrapper):
             raise PayloadError("the reply holds no payload; does the ClientApp use Uplink?")
         name, payload = found
         if self._uplink is not None and (whole != self._uplink.exact or named):
-            raise PayloadError("its payload is not of the method that this run's nodes have")
+            raise PayloadError(OTHER_METHOD)
         node, layout = sent.node, None if named else sent.form.whole
         asked = sent.form.whole
         limits = MOST_SIZE * max(asked.size, 1), MOST_SIZE * max(len(asked), FEW)
         update = self._dialogue.receipts.decode(node, payload, sequence, layout, *limits)
         form, model = answered(update, sent.form, sent.start, whole=whole, named=named)
-        if form.whole == sent.form.whole:
-            change = converted(model, form, sent.form).vector - sent.start.vector
-            self._lengths[reply.metadata.reply_to_message_id] = length(change)
+        if (change := lengths(form, model, sent.form, sent.start)) is not None:
+            self._lengths[reply.metadata.reply_to_message_id] = change
         flat = self._layout is not None
         reply.content[name] = flat_record(model.vector) if flat else form.arrays(model)
         if not self._warned:
@@ -314,8 +318,8 @@ class Link(GridWrapper):
 
     def _screened(self, replies: list[Message], asked: Sequence[Asked | None]) -> list[Message]:
         """Make errors of replies whose update is refused; make smaller what is too large."""
-        lengths, self._lengths = self._lengths, {}
-        bad = screened(replies, asked, lengths, self._screen, self._weighted_by_key)
+        found, self._lengths = self._lengths, {}
+        bad = screened(replies, asked, found, self._screen, self._beside, self._weighted_by_key)
         return self._without(replies, asked, bad)
 
     def _alike(self, replies: list[Message], asked: list[Asked | None]) -> list[Message]:

@@ -16,6 +16,7 @@ HEALS = "will be sent whole next time"  # ends an error that the server answers 
 ROUND = "server-round"  # what Flower's strategies call the number of a round
 # Metrics of a reply. Beside these, `task.steps.Evaluation` has those of an evaluation.
 LOSS = "loss"  # mean over the samples; read by servers, and by codecs that steer by it
+ACCURACY = "accuracy"  # of an evaluation, from 0 to 1
 EXAMPLES = "num-examples"  # samples that the update was made from; read by servers
 STEPS = "num-steps"  # local steps it took; read by servers, and by the virtual clock
 SECONDS = "seconds"  # real ones that the node has worked; read by servers
@@ -138,16 +139,24 @@ def server_round(content: RecordDict) -> int | None:
 
 
 def number(metrics: Mapping[str, Any], name: str) -> float:
-    """Return a metric. Raises `PayloadError` if it is no finite number."""
+    """Return a metric. Raises `PayloadError` if it is no finite number, or an integer of over 62
+    bits: Python's may be too large for a float.
+    """
     value = metrics.get(name)
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise PayloadError(f"its metric {name!r} must be a finite number, not {brief(value)}")
-    return float(value)
+    most = 2 * MOST if type(value) is int else math.inf
+    if isinstance(value, int | float) and abs(value) < most:
+        return float(value)
+    raise PayloadError(f"its metric {name!r} must be a finite number, not {brief(value)}")
 
 
 def brief(value: object) -> str:
-    """Return a value as a log may hold it."""
-    text = repr(value) if not isinstance(value, list) else f"a list of {len(value)}"
+    """Return a value as a log may hold it: in one line, and no longer than 80 characters."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, int) and abs(value) >= MOST:
+        return f"an integer of {value.bit_length()} bits"
+    cut = value[:81] if isinstance(value, str | bytes) else value
+    text = repr(cut)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
@@ -175,7 +184,7 @@ def read(content: RecordDict, kind: type[N]) -> N:
     types = TYPES[kind]
     for key, value in record.items():
         if key not in types or not _fits(types[key], value):
-            raise PayloadError(f"the record {NOTE!r} holds {value!r} as {key}")
+            raise PayloadError(f"the record {NOTE!r} holds {brief(value)} as {key[:40]}")
     return kind(**cast(Mapping[str, Any], record))
 
 

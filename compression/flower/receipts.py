@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..codec import Codec
 from ..header import MAX_TENSORS
 from ..layout import Layout
 from ..payload import MAX_SIZE, Update, decode_update
@@ -32,6 +33,7 @@ class ReceiptsState:
     forgot: bool = False
 
 
+OTHER_METHOD = "its payload is not of the method that this run's nodes have"
 INDEX_BUDGET = 1 << 30  # bytes of indices that are kept, of all nodes
 
 
@@ -44,10 +46,10 @@ class Receipts:
     first message says nothing, and it puts nothing back.
     """
 
-    def __init__(self, state: ReceiptsState | None = None, repeats: bool | None = None) -> None:
+    def __init__(self, state: ReceiptsState | None = None, uplink: Codec | None = None) -> None:
         self._state = ReceiptsState() if state is None else state
         self._bytes = sum(each.nbytes for each in self._state.indices.values())
-        self._repeats = repeats  # whether the nodes' method may repeat indices; None: who knows
+        self._uplink = uplink  # of the nodes; None: who knows
 
     def last_applied(self, node: int) -> int:
         """Return the number of a node's last reply that is in the model; 0: none is."""
@@ -76,8 +78,12 @@ class Receipts:
     ) -> Update:
         """Decode a node's update; whether it is applied is for `applied` to say.
 
-        Raises PayloadError for one that was applied before, repeats unknown indices, or is broken.
+        Raises PayloadError for one that was applied before, is of another method, repeats unknown
+        indices, or is broken.
         """
+        uplink = self._uplink
+        if uplink is not None and not uplink.made(payload):
+            raise PayloadError(OTHER_METHOD)
         if sequence and sequence <= self._state.applied.get(node, 0):
             raise PayloadError(f"its update {sequence} was applied already")
         self._state.pending.pop(node, None)
@@ -86,7 +92,7 @@ class Receipts:
             payload, layout, before=before, max_size=max_size, max_tensors=max_tensors
         )
         if sequence:
-            repeats = update.sparsifier.repeats if self._repeats is None else self._repeats
+            repeats = (update if uplink is None else uplink).sparsifier.repeats
             self._state.pending[node] = Pending(sequence, update.selected if repeats else None)
         return update
 

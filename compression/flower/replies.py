@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from logging import getLogger
@@ -19,8 +18,8 @@ from ..stages import DIVERGED, PayloadError, is_finite
 from ..statistics import below_zero
 from .arrays import STYPE, filled, layout_of, records
 from .form import Form, Model, form_of_models, form_of_payload, moved
-from .notes import HEALS, LOSS, brief, number
-from .traffic import Traffic
+from .notes import ACCURACY, HEALS, LOSS, MOST, brief, number
+from .traffic import Traffic, in_one_line
 
 log = getLogger("edgewire")
 
@@ -133,6 +132,8 @@ def rebuilt(content: RecordDict, sent: Asked, names: Sequence[str]) -> RecordDic
     measured = {name: number(metrics, name) for name in names}
     if measured.get(LOSS, 0.0) < 0:
         raise PayloadError(f"its {LOSS} must be at least 0, not {measured[LOSS]!r}")
+    if not 0 <= measured.get(ACCURACY, 0.0) <= 1:
+        raise PayloadError(f"its {ACCURACY} must be from 0 to 1, not {measured[ACCURACY]!r}")
     made: dict[str, Any] = {}
     if sent.train:
         models = [each for _, each in records(content, ArrayRecord)]
@@ -155,8 +156,8 @@ def weight_of(content: RecordDict, key: str) -> float:
 
 
 def _usable_weight(weight: object, key: str) -> float:
-    if not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise PayloadError(f"{key} must be a positive number, not {brief(weight)}")
+    if not isinstance(weight, int | float) or not 0 < weight < 2 * MOST:
+        raise PayloadError(f"{key} must be a number above 0, below 2^63, not {brief(weight)}")
     return float(weight)
 
 
@@ -291,7 +292,7 @@ class Course:
         """Count a node that is left out, and name it."""
         self._traffic.failures += 1
         self._reasons.append(reason)
-        log.warning("round %d: node %d left out: %s", server_round, node, reason)
+        log.warning("round %d: node %d left out: %s", server_round, node, in_one_line(reason))
 
     def end_round(self, server_round: int, used: int, replies: int) -> None:
         """Count what was used. Raises `PayloadError` if for too long nothing was."""

@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
+from numpy.typing import NDArray
 
 from ..stages import DIVERGED, PayloadError
 from .arrays import FLAT, Vector, flat_record, layout_of, records, to_vector
-from .form import Model, form_of_updates
+from .form import Form, Model, form_of_updates
 from .replies import Asked
 
 log = getLogger("edgewire")
@@ -47,13 +48,15 @@ class Screening:
 @dataclass
 class ScreenState:
     """By node: the length of its last update that was used, and its last weight; the usual length
-    so far (0: not known), and how many were used since it was worked out.
+    so far (0: not known), and how many were used since it was worked out. `origin`: the length of
+    the model that the first update was of.
     """
 
     lengths: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
     usual: float = 0.0
     since: int = 0
+    origin: float = 0.0
 
 
 def length(*parts: Vector) -> float:
@@ -62,11 +65,48 @@ def length(*parts: Vector) -> float:
         return math.sqrt(sum(float(np.dot(part, part)) for part in parts))
 
 
-class Screen:
-    """Knows what is usual, from the updates that were used; one a node, so that none is loud."""
+class Lengths(NamedTuple):
+    """How far an update has moved a model: its vector, and its tensors of their own type."""
 
-    def __init__(self, options: Screening | None = None, state: ScreenState | None = None) -> None:
+    vector: float
+    beside: float
+
+
+def lengths(form: Form, model: Model, asked: Form, start: Model) -> Lengths | None:
+    """Return how far a model is from the one that was sent; None if it has other tensors.
+
+    Raises `PayloadError` for counts that their own type cannot hold.
+    """
+    theirs, ours = form.whole, asked.whole
+    if (theirs.names, theirs.shapes) != (ours.names, ours.shapes):
+        return None
+    if theirs != ours or form.beside != asked.beside:
+        model = asked.model(form.arrays(model))
+    own = zip(model.own, start.own, strict=True)
+    beside = math.hypot(*(_distance(new.array, old.array) for new, old in own))
+    return Lengths(length(model.vector - start.vector), beside)
+
+
+def _distance(new: NDArray[Any], old: NDArray[Any]) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = np.where(new == old, 0.0, new.astype(np.float64) - old)
+        return float(np.linalg.norm(moved))
+
+
+class Screen:
+    """Knows what is usual, from the updates that were used; one a node, so that none is loud.
+
+    `floor`: what is usual at the least.
+    """
+
+    def __init__(
+        self,
+        options: Screening | None = None,
+        state: ScreenState | None = None,
+        floor: float = 0.0,
+    ) -> None:
         self._options = Screening() if options is None else options
+        self._floor = floor
         self._state = ScreenState() if state is None else state
         self._now = 0.0  # the usual length in a round of nodes not heard before
 
@@ -83,13 +123,14 @@ class Screen:
     def look(self, lengths: Iterable[float]) -> None:
         """Take the lengths of a round's updates, while too few were used to know what is usual."""
         found = [*self._state.lengths.values(), *lengths]
-        self._now = _median(found) if len(found) >= LEAST and not self.knows else 0.0
+        few = len(found) < LEAST or self.knows
+        self._now = 0.0 if few else max(_median(found), self._floor)
 
-    def share(self, node: int, long: float, model: Vector, rate: float = 1.0) -> float:
+    def share(self, node: int, long: float, model: Vector | None, rate: float = 1.0) -> float:
         """Return the factor by which a node's update is to be shortened, at most 1: it is used.
 
-        `long`: its length, and `rate`: by which it would change the `model`. Raises `PayloadError`
-        for one that is refused.
+        `long`: its length, and `rate`: by which it would change the `model` (None: who knows).
+        Raises `PayloadError` for one that is refused.
         """
         usual, options = max(self._state.usual, self._now), self._options
         if not math.isfinite(long):
@@ -100,7 +141,7 @@ class Screen:
                     f"its update is {long / usual:.3g} times as long as usual "
                     f"(screen.refuse={options.refuse:g})"
                 )
-            if not usual and long * rate > REACH * max(length(model), 1.0):
+            if not usual and model is not None and long * rate > REACH * self._reach(model):
                 raise PayloadError("its update, the first, is many times as long as the model")
         share = 1.0
         if options.clip is not None and usual and long > options.clip * usual:
@@ -108,13 +149,18 @@ class Screen:
         self._used(node, long * share)
         return share
 
+    def _reach(self, model: Vector) -> float:
+        """Return the first model's length, at least 1: what nobody knows cannot make it grow."""
+        self._state.origin = self._state.origin or max(length(model), 1.0)
+        return self._state.origin
+
     def _used(self, node: int, long: float) -> None:
         state = self._state
         state.lengths[node] = long
         state.since += 1
         if self.knows and state.since >= len(state.lengths) // 4:
             state.since = 0
-            state.usual = max(state.usual, _median(state.lengths.values()))
+            state.usual = max(state.usual, _median(state.lengths.values()), self._floor)
 
     def weigh(self, weights: dict[int, float]) -> dict[int, float]:
         """Return nodes' weights, none above its limit; they are what is usual from now on."""
@@ -143,13 +189,15 @@ def _median(values: Iterable[float]) -> float:
 def screened(
     replies: Sequence[Message],
     asked: Sequence[Asked | None],
-    lengths: Mapping[str, float],
+    lengths: Mapping[str, Lengths],
     screen: Screen,
+    beside: Screen,
     weight: str,
 ) -> dict[int, str]:
     """Return which replies are refused, by `id`, and why; the others are made smaller where needed.
 
-    `lengths`: of updates, by the id of the message that is replied to; `weight`: the metric.
+    `lengths`: of updates, by the id of the message that is replied to; `beside`: of what travels in
+    its own type; `weight`: the metric.
     """
     trained = [
         (reply, sent, lengths[reply.metadata.reply_to_message_id])
@@ -157,11 +205,14 @@ def screened(
         if sent and not reply.has_error() and reply.metadata.reply_to_message_id in lengths
     ]
     if not screen.knows:
-        screen.look(long for *_, long in trained)
+        screen.look(long.vector for *_, long in trained)
+        beside.look(long.beside for *_, long in trained)
     bad, good = dict[int, str](), []
     for reply, sent, long in trained:
         try:
-            share = screen.share(sent.node, long, sent.start.vector)
+            if sent.start.own:
+                beside.share(sent.node, long.beside, None)
+            share = screen.share(sent.node, long.vector, sent.start.vector)
         except PayloadError as error:
             bad[id(reply)] = str(error)
             continue

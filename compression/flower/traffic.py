@@ -50,8 +50,13 @@ def flower_bytes(arrays: ArrayRecord) -> int:
 def reason_of(reply: Message) -> str:
     """Return the last line of an error's reason, cut short: of a traceback, what was raised."""
     lines = (reply.error.reason or "")[-LONGEST_REASON:].strip().splitlines()
-    last = lines[-1] if lines else "no reason given"
-    return last if len(last) <= LONGEST_LINE else f"{last[:LONGEST_LINE]}..."
+    return in_one_line(lines[-1] if lines else "no reason given")
+
+
+def in_one_line(reason: str) -> str:
+    """Return what a node has a part in as a log may hold it: cut short, no control characters."""
+    cut = reason if len(reason) <= LONGEST_LINE else f"{reason[:LONGEST_LINE]}..."
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
 
 
 def _unnamed(names: Sequence[str]) -> bool:

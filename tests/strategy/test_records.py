@@ -52,6 +52,8 @@ def test_a_full_disk_ends_the_history_and_not_the_run(tmp_path, caplog):
 
 def test_the_newest_model_is_kept_now_and_then(tmp_path, caplog, monkeypatch):
     records = Records(str(tmp_path))
+    assert records.due  # a first one at once
+    records.keep({})
     assert not records.due
     monkeypatch.setattr("strategy.records.OFTEN", -1.0)
     assert records.due
