@@ -22,7 +22,7 @@ from client.app import app as honest
 from conf.load import compose_config, run_config
 from simulation.job import Job
 from simulation.local import run_local, uncollected
-from tests.hostile import ATTACKS, Attack, app_with
+from tests.hostile import ATTACKS, LIES, Attack, app_with
 
 NODES, POINTS = 10, 0.02
 ROBUST = ["compression=f2i", "strategy.num_malicious_nodes=1", "rounds=10"]
@@ -74,11 +74,11 @@ STRATEGIES = {
 }
 
 
-def outcome(words: list[str], attack: Attack | None) -> dict[str, Any]:
+def outcome(words: list[str], attack: Attack | None, bad: int = 0) -> dict[str, Any]:
     """Run once; return the accuracy, whether the weights are finite, and why it ended."""
     composed = compose_config([f"nodes={NODES}", *words])
     with tempfile.TemporaryDirectory() as folder:
-        app = honest if attack is None else app_with(attack)
+        app = honest if attack is None else app_with(attack, bad)
         job = Job(ROOT, run_config(composed, folder), NODES, Path(folder), client_app=app)
         try:
             run_local(job, workers=1)
@@ -93,14 +93,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--attacks", default=";".join(ATTACKS))
-    args = parser.parse_args()
+    parser.add_argument("--bad", type=int, default=0, help="the bad node's partition")
+    args, known = parser.parse_args(), {**ATTACKS, **LIES}
     logging.disable()
     report = {}
     with uncollected():
         for name in args.strategies.split(","):
             words = STRATEGIES[name]
             without = outcome(words, None)
-            found = {each: outcome(words, ATTACKS[each]) for each in args.attacks.split(";")}
+            found = {
+                each: outcome(words, known[each], args.bad) for each in args.attacks.split(";")
+            }
             report[name] = {
                 "without": without["accuracy"],
                 "attacks": len(found),

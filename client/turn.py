@@ -18,6 +18,7 @@ from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, Work
 from compression.flower.tensors import (
     ACTIVATIONS,
     GRADIENTS,
+    GRADIENTS_OF,
     pack,
     pack_copy,
     pack_labels,
@@ -83,7 +84,7 @@ class Turn:
     def _lesson(self, first: int, payload: bytes, outputs: Any, labels: Any) -> list[float]:
         """Train the module on one message's mini-batches; return the errors."""
         shape = (outputs.shape[1], *self._stage.part.output)
-        targets = unpack(payload, len(outputs), shape, f"gradients of mini-batch {first}")
+        targets = unpack(payload, len(outputs), shape, f"{GRADIENTS_OF} {first}")
         errors: list[float] = []
         for k, target in enumerate(targets):
             of = None if labels is None else torch.from_numpy(labels[k])
@@ -153,7 +154,7 @@ class Turn:
         if payload is None:
             raise PayloadError(f"mini-batch {work.batch}: the message holds no gradients")
         shape = (work.samples, *stage.part.output)
-        what = f"gradients of mini-batch {work.batch}"
+        what = f"{GRADIENTS_OF} {work.batch}"
         (given,) = unpack(payload, 1, shape, what)
         key = f"{work.batch}.{work.micro}"
         back = stage.backward(key, self._tensor(given), self._again, first=work.micro == 0)

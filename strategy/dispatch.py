@@ -15,7 +15,7 @@ from compression.flower import filled, to_vector
 from compression.flower.arrays import payload_records
 from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, SECONDS, Work, number
 from compression.flower.patience import Slowest
-from compression.flower.tensors import ACTIVATIONS, GRADIENTS, NO_SEGMENT
+from compression.flower.tensors import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT
 from strategy.activations import ActivationStore, StoreState
 from strategy.copies import Copies, CopiesState
 from strategy.crew import Crew
@@ -270,7 +270,10 @@ class Dispatch:
                 raise PayloadError(reply.error)
             self._open(sent, reply)
             self._state.hopeless[task.segment] = 0
-            self._state.accused.pop((task.segment - 1, task.segment), None)
+            if task.phase != "backward":
+                self._state.accused.pop((task.segment - 1, task.segment), None)
+            elif not self._strategy.synthetic:
+                self._state.accused.pop((task.segment + 1, task.segment), None)
             self._state.traffic.client_updates += task.steps and bool(task.phase)
         except PayloadError as error:
             reason = str(error)
@@ -278,8 +281,9 @@ class Dispatch:
             if sent.copy:
                 self.copies.failed(task.segment)
             failed = reply.error is not None
-            if ACTIVATIONS in reason:
-                self._accuse(task.segment - 1, task.segment)
+            for what, sender in ((ACTIVATIONS, -1), (GRADIENTS_OF, 1)):
+                if failed and what in reason and 0 <= task.segment + sender < len(self._sent):
+                    self._accuse(task.segment + sender, task.segment)
             if self._fails_often(task.segment) and self._crew.replace(task.segment, fails=True):
                 self._hand_out(task.segment, anew=True)
                 return False

@@ -209,9 +209,13 @@ ATTACKS: dict[str, Attack] = {
     "a loss of 0": metrics(loss=0.0),
     "a loss of 1e30": metrics(loss=1e30),
     "no loss": metrics(loss=None),
+    "a weight of a thousand bits": metrics(num_examples=10**300),
+    "steps of a thousand bits": metrics(num_steps=10**300),
+    "gradients refused": metrics(gradients_refused=1),
     "steps of NaN": metrics(num_steps=float("nan")),
     "a million metrics": metrics(more=[1.0] * 100_000),
     "a strange note": other_note({"hello": "there"}),
+    "a note of a megabyte": other_note({"hello": "x" * 10**6}),
     "a note of another type": lambda m, r, c: replaced(r, **{NOTE: MetricRecord({"version": 1})}),
     "a version it has not": other_note({"version": 10**6}),
     "a sequence from far ahead": other_note({"sequence": 10**15}),
@@ -224,12 +228,23 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-def app_with(attack: Attack) -> Callable[[Message, Context], Message]:
-    """Return what answers as our ClientApp; partition `BAD` attacks with every reply."""
+LIES: dict[str, Attack] = {  # that look honest: docs/bad-nodes.md names them as undefended
+    "turned round, times 9": values(lambda v: v * np.float32(-9)),
+    "turned round, times 50": values(lambda v: v * np.float32(-50)),
+}
+
+
+def at_once(message: Message, reply: Message, context: Context) -> Message:
+    """Send nothing new, and say that it took no step: on a virtual clock, no time."""
+    return with_metrics({"num-steps": 0}, with_values(np.zeros_like, reply))
+
+
+def app_with(attack: Attack, bad: int = BAD) -> Callable[[Message, Context], Message]:
+    """Return what answers as our ClientApp; partition `bad` attacks with every reply."""
 
     def answer(message: Message, context: Context) -> Message:
         reply = honest(message, context)
-        if context.node_config["partition-id"] != BAD or reply.has_error():
+        if context.node_config["partition-id"] != bad or reply.has_error():
             return reply
         return attack(message, copy.deepcopy(reply), context)
 

@@ -15,7 +15,7 @@ from conf.load import compose_config, run_config
 from simulation.job import Job
 from simulation.local import run_local
 from simulation.ray import run_ray
-from tests.hostile import ATTACKS, all_in_turn, app_with
+from tests.hostile import ATTACKS, all_in_turn, app_with, at_once, other_note
 
 ROOT = Path(__file__).parents[1]
 IN_TURN = {
@@ -77,18 +77,44 @@ def test_nor_does_a_node_that_nobody_waits_for(algorithm, attack, tmp_path):
     assert 0 < result["failures"] < 40  # it is asked ever more rarely
 
 
-@pytest.mark.parametrize("attack", ["raises", "a flipped byte", "3e38 everywhere",
-                                    "its first reply for ever"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attack", "bad"),
+    [("raises", 0), ("a flipped byte", 1), ("3e38 everywhere", 0), ("3e38 everywhere", 3),
+     ("its first reply for ever", 2), ("gradients refused", 3)],
+)  # fmt: skip
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
-def test_nor_does_a_cut_models_node_that_others_can_stand_in_for(
-    algorithm, attack, tmp_path, caplog
-):
+def test_nor_does_a_cut_models_node_that_others_can_stand_in_for(algorithm, attack, bad, tmp_path):
     words = [f"algorithm={algorithm}", "strategy.segments=4", "rounds=60", "eval_every=60"]
-    app = app_with(ATTACKS[attack])
+    app = app_with(ATTACKS[attack], bad)
     result, weights = trained(tmp_path, *words, "batch_size=64", client_app=app)
     expect_unspoiled(tmp_path, result, weights)
-    assert result["failures"] > 0
+    assert result["failures"] > 0 or attack == "gradients refused"
+
+
+def test_who_accuses_its_neighbour_for_nothing_loses_its_own_segment(tmp_path, caplog):
+    words = ["algorithm=synthetic_gradients", "strategy.segments=4", "rounds=60", "eval_every=60"]
+    app = app_with(ATTACKS["gradients refused"])
+    result, weights = trained(tmp_path, *words, "batch_size=64", client_app=app)
+    expect_unspoiled(tmp_path, result, weights)
     assert "takes over from 1" in caplog.text
+    assert caplog.text.count("takes over") <= 2
+
+
+@pytest.mark.parametrize("algorithm", ["adacomp", "fedasync"])
+def test_a_node_that_answers_at_once_does_not_make_the_model_alone(algorithm, tmp_path):
+    words = [f"algorithm={algorithm}", *PUSHES, "lr=0.3", "network=ideal", "strategy.most=3"]
+    result, weights = trained(tmp_path, *words, client_app=app_with(at_once))
+    expect_unspoiled(tmp_path, result, weights)
+
+
+def test_what_a_log_holds_of_a_node_is_short_and_in_one_line(tmp_path, caplog):
+    said = {"\x1b[31m": "x\n" * 10**6, "y" * 10**6: 1.0}
+    for note in said.items():
+        attack = other_note(dict([note]))
+        trained(tmp_path, "rounds=2", client_app=app_with(attack))
+    lines = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert len(lines) == 4
+    assert all(len(line) < 500 and line.isprintable() for line in lines)
 
 
 def test_nor_on_ray_where_all_is_as_on_the_local_engine(tmp_path, monkeypatch, left_over):

@@ -18,7 +18,8 @@ from ..stages import Buffer, Memory, PayloadError, Vector
 
 EXACT = make_codec()
 GRADIENTS = "gradients-"  # begins a payload's name; its first mini-batch's number follows
-ACTIVATIONS = "activations of mini-batch"  # begins an error that is the sender's
+# These begin errors that are the sender's.
+ACTIVATIONS, GRADIENTS_OF = "activations of mini-batch", "gradients of mini-batch"
 LARGEST = 1e6  # no layer of a model that learns has values beyond
 NO_SEGMENT = "this node has no segment"  # begins an error that the server answers with a copy
 # Tensors of a copy: the segment's weights and statistics, its module's weights ("segment KEY": what
