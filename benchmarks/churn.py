@@ -1,13 +1,13 @@
 """Memory of a server whose nodes come and go: 10,000 of them, on the virtual clock.
 
-    python -m benchmarks.churn             # JSON on stdout; about an hour
+    python -m benchmarks.churn             # JSON on stdout; an hour and a half
     python -m benchmarks.churn --rounds 300 --cases esgd
 
 `esgd`, `adacomp`: one reply of ten is a node's last for a while, so that a tenth of the nodes is
 away at any time; its state is lost. `esgd, new ids`: with every round 50 nodes come back as others,
 which is what a server sees of SuperNodes without keys; 100,000 ids in all. A round is 200 updates,
 each node has 20 of scikit-learn's digits. Megabytes of the whole process, nodes and server, after
-so many rounds.
+so many rounds. (A round of AdaComp's: 20 pushes.)
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from strategy.nodes import OrderedGrid
 from strategy.records import Records
 from tests.strategy.renewed import Renewed
 
-NODES, UPDATES = 10_000, 200  # of a round
+NODES, UPDATES, PUSHES = 10_000, 200, 20  # of a round
 DATA = ["dataset=digits", "partition=sampled", "partition.samples=20", f"nodes={NODES}"]
 AWAY = ["network.seconds_per_step=1", "network.crash=0.1", "network.rejoin_seconds=56"]
 SHARE = UPDATES / NODES
@@ -56,7 +57,8 @@ class Watched(Run):
         """Record the round as always, then look."""
         metrics = super().round_done(server_round, arrays)
         if server_round % (EVERY * self.unit) == 0:
-            self.found[server_round // self.unit] = round(megabytes(), 1)
+            self.found[server_round // self.unit] = found = round(megabytes(), 1)
+            print(server_round // self.unit, found, file=sys.stderr, flush=True)
         return metrics
 
 
@@ -92,14 +94,14 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable()
     rounds = [f"rounds={args.rounds}", f"eval_every={args.rounds}"]
-    pushes = args.rounds * UPDATES
+    pushes = args.rounds * PUSHES
     names = ("strategy.pushes", "eval_every")
     adacomp = ["algorithm=adacomp", *(f"{name}={pushes}" for name in names)]
-    adacomp += [f"strategy.record_every={EVERY * UPDATES}", "timeout=20", "lr=0.01"]
+    adacomp += [f"strategy.record_every={EVERY * PUSHES}", "timeout=20", "lr=0.01"]
     cases: dict[str, Any] = {
         "esgd": lambda: trained([*ESGD, *AWAY, *rounds]),
         "esgd, new ids": lambda: trained([*ESGD, *rounds], renewed=0.005),
-        "adacomp": lambda: trained([*adacomp, *AWAY], unit=UPDATES),
+        "adacomp": lambda: trained([*adacomp, *AWAY], unit=PUSHES),
     }
     print(json.dumps({name: cases[name]() for name in args.cases.split(";")}, indent=1))
 
