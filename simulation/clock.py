@@ -85,45 +85,69 @@ class Journey(NamedTuple):
     steps: float  # local steps that its message says will be computed, at least
 
 
+@dataclass
 class _ServerLink:
     """Until when the server's link is busy, each way, virtual seconds."""
 
-    def __init__(self) -> None:
-        self._sending = self._receiving = 0.0
+    sending: float = 0.0
+    receiving: float = 0.0
 
     def send(self, at: float, size: int, mbps: float | None) -> float:
         """Return when `size` bytes, given to the link at `at`, have left the server."""
         if mbps is None:
             return at
-        self._sending = max(at, self._sending) + _transfer(size, mbps)
-        return self._sending
+        self.sending = max(at, self.sending) + _transfer(size, mbps)
+        return self.sending
 
     def receive(self, at: float, size: int, mbps: float | None) -> float:
         """Return when `size` bytes are in, whose sender has sent the last of them by `at`."""
         if mbps is None:
             return at
-        self._receiving = max(at, self._receiving + _transfer(size, mbps))
-        return self._receiving
+        self.receiving = max(at, self.receiving + _transfer(size, mbps))
+        return self.receiving
+
+
+@dataclass
+class ClockState:
+    """All that a clock has come to. By node: until when it is busy, `busy` at least, not yet
+    computed; what it has not answered (`under_way`); its replies so far, on a network that loses
+    some; how often a wait and a crash were drawn; when it crashed last, and how often.
+    """
+
+    now: float = 0.0
+    free: dict[int, float] = field(default_factory=dict)
+    busy: dict[int, float] = field(default_factory=dict)
+    under_way: dict[int, deque[Journey]] = field(default_factory=dict)
+    server: _ServerLink = field(default_factory=_ServerLink)
+    answers: Counter[int] = field(default_factory=Counter)
+    draws: Counter[int] = field(default_factory=Counter)
+    gone: dict[int, float] = field(default_factory=dict)
+    crashes: Counter[int] = field(default_factory=Counter)
 
 
 class VirtualClock:
-    """Virtual seconds since the start, when each node is free again, and which of them live."""
+    """Virtual seconds since the start, when each node is free again, and which of them live.
+
+    All that it has come to is in `state`: a clock of the same network and seed goes on with it.
+    """
 
     def __init__(self, network: Network | None = None, seed: int = 0) -> None:
         self.network: Network = network or Ideal()
         self.seed = seed
-        self.now = 0.0
-        self._free: dict[int, float] = {}
-        self._busy: dict[int, float] = {}  # until when a node is busy at least, not yet computed
-        self._open: dict[int, deque[Journey]] = {}  # node -> what it has not answered
-        self._server = _ServerLink()
-        self._answers = Counter[int]()  # node -> its replies so far, on a network that loses some
+        self.state = ClockState()
         self._generators: dict[int, np.random.Generator] = {}  # of waits and crashes
-        self._gone: dict[int, float] = {}  # node -> when it crashed last
-        self._crashes = Counter[int]()
         self._joined: dict[int, float] = {}
         self._speeds: dict[int, float] = {}
         self._limits = np.cumsum([c.share for c in self.network.classes.values()])
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the start."""
+        return self.state.now
+
+    @now.setter
+    def now(self, moment: float) -> None:
+        self.state.now = moment
 
     def speed(self, node: int) -> float:
         """Return the speed factor of a node's device class, drawn once from (seed, node)."""
@@ -148,29 +172,30 @@ class VirtualClock:
         """
         net, latency = self.network, self.network.latency_ms / 1e3
         received = latency + max(
-            sent + _transfer(down, net.down_mbps), self._server.send(sent, down, net.server_mbps)
+            sent + _transfer(down, net.down_mbps),
+            self.state.server.send(sent, down, net.server_mbps),
         )
         waiting, crashes = 0.0, False
         if net.waiting != "none" or net.crash:
             waiting, crashes = self._life(node)
-        expires, life = sent + ttl, self._crashes[node] if self._crashes else 0
+        expires, life = sent + ttl, self.state.crashes[node] if self.state.crashes else 0
         begins = max(received, self._busy_until(node))
         if begins > expires:
             return Journey(node, sent, received, waiting, NEVER, expires, False, life, steps)
         earliest = begins + waiting + self._work(node, steps)
         if earliest > sent:
-            self._busy[node] = min(earliest, expires)
+            self.state.busy[node] = min(earliest, expires)
         # the server's link is taken in the order of sending: nothing may be computed out of it
         earliest = -NEVER if net.server_mbps is not None else earliest + latency
         task = Journey(node, sent, received, waiting, earliest, expires, crashes, life, steps)
-        self._open.setdefault(node, deque()).append(task)
+        self.state.under_way.setdefault(node, deque()).append(task)
         return task
 
     def _busy_until(self, node: int) -> float:
         """Return until when a node is busy, at least."""
-        free, waiting = self._free.get(node, 0.0), self._open.get(node)
-        busy = max(self._busy.get(node, 0.0), free)
-        if not waiting or node in self._gone:
+        free, waiting = self.state.free.get(node, 0.0), self.state.under_way.get(node)
+        busy = max(self.state.busy.get(node, 0.0), free)
+        if not waiting or node in self.state.gone:
             return busy
         first = waiting[0]
         begins = max(first.received, free)
@@ -189,24 +214,24 @@ class VirtualClock:
         those count: a node that fails took its time, too.
         """
         net, node = self.network, task.node
-        self._open[node].popleft()
-        if not self._open[node]:
-            del self._open[node]
-        start = max(task.received, self._free.get(node, 0.0))
-        if node in self._gone:
+        self.state.under_way[node].popleft()
+        if not self.state.under_way[node]:
+            del self.state.under_way[node]
+        start = max(task.received, self.state.free.get(node, 0.0))
+        if node in self.state.gone:
             if net.rejoin_seconds is None:
                 return NEVER
-            start = max(start, self._gone[node] + net.rejoin_seconds)
+            start = max(start, self.state.gone[node] + net.rejoin_seconds)
         if start > task.expires:
             return NEVER
         done = start + task.waiting + self._work(node, max(steps, task.steps))
         sent_back = done + _transfer(up, net.up_mbps)
         if sent_back > task.sent:  # a network in which nothing takes time needs no memory
-            self._free[node] = sent_back
+            self.state.free[node] = sent_back
         if task.crashes:
-            self._gone[node] = sent_back
-            self._crashes[node] += 1
-        arrived = self._server.receive(sent_back + net.latency_ms / 1e3, up, net.server_mbps)
+            self.state.gone[node] = sent_back
+            self.state.crashes[node] += 1
+        arrived = self.state.server.receive(sent_back + net.latency_ms / 1e3, up, net.server_mbps)
         return NEVER if net.loss and self._loses(node) else arrived
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
@@ -229,7 +254,7 @@ class VirtualClock:
 
     def present(self, node: int) -> bool:
         """Return whether a node is there now: it has joined, and has not crashed since."""
-        gone, back = self._gone.get(node, NEVER), self.network.rejoin_seconds
+        gone, back = self.state.gone.get(node, NEVER), self.network.rejoin_seconds
         away = gone <= self.now and (back is None or self.now < gone + back)
         return self.joined(node) <= self.now and not away
 
@@ -237,14 +262,17 @@ class VirtualClock:
         """Return the next moment at which one of these nodes joins or comes back; or `NEVER`."""
         back = self.network.rejoin_seconds
         moments = [self.joined(node) for node in nodes] if self.network.join_seconds else []
-        moments += [] if back is None else [gone + back for gone in self._gone.values()]
+        moments += [] if back is None else [gone + back for gone in self.state.gone.values()]
         return min((moment for moment in moments if moment > self.now), default=NEVER)
 
     def _life(self, node: int) -> tuple[float, bool]:
         """Draw a waiting time, and whether the node crashes after its reply."""
         net = self.network
         if node not in self._generators:
-            self._generators[node] = np.random.default_rng([self.seed, node, _LIFE])
+            drawn = np.random.PCG64([self.seed, node, _LIFE])  # `default_rng`'s own
+            drawn.advance(2 * self.state.draws[node])
+            self._generators[node] = np.random.Generator(drawn)
+        self.state.draws[node] += 1
         first, second = self._generators[node].random(2).tolist()
         mean = net.waiting_seconds / self.speed(node)
         waiting = {
@@ -257,8 +285,8 @@ class VirtualClock:
 
     def _loses(self, node: int) -> bool:
         """Draw from (seed, node, its replies so far) whether a node's next reply is lost."""
-        self._answers[node] += 1
-        random = np.random.default_rng([self.seed, node, self._answers[node], _LOSS])
+        self.state.answers[node] += 1
+        random = np.random.default_rng([self.seed, node, self.state.answers[node], _LOSS])
         return bool(random.random() < self.network.loss)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import count
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
@@ -15,13 +15,36 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from .clock import NEVER, Journey, VirtualClock, steps_of
-from .line import Line
+from .clock import NEVER, ClockState, Journey, VirtualClock, steps_of
+from .line import Line, LineState
 from .replies import Replies, size_of
 from .workers import Pool
 
 SERVER = 0  # node ids are 1 to n
 _START = datetime(1970, 1, 1, tzinfo=UTC)  # of virtual time: all nodes register just after
+
+
+@dataclass
+class GridState:
+    """All that a run has come to here, a moment at which every message under way was computed.
+
+    `number`: of messages; `count` by node; `sent`: journeys by message, `queues`: a node's messages
+    that are not dealt with, in order; `bounds`: a heap, before when none can arrive; `early`:
+    replies computed, not yet dealt with; `arrivals`: when they are there; `lives`: which life of a
+    node was sent to last; `nodes`: what they keep.
+    """
+
+    number: int = 0
+    count: Counter[int] = field(default_factory=Counter)
+    sent: dict[str, Journey] = field(default_factory=dict)
+    queues: dict[int, deque[str]] = field(default_factory=dict)
+    bounds: list[tuple[float, int, str]] = field(default_factory=list)
+    early: dict[str, Message] = field(default_factory=dict)
+    arrivals: dict[str, tuple[float, Message]] = field(default_factory=dict)
+    lives: dict[int, int] = field(default_factory=dict)
+    clock: ClockState = field(default_factory=ClockState)
+    line: LineState | None = None
+    nodes: dict[int, RecordDict] = field(default_factory=dict)
 
 
 class LocalGrid(Grid):
@@ -38,14 +61,7 @@ class LocalGrid(Grid):
         self._pool = pool
         self._nodes = range(1, nodes + 1)
         self._clock = clock or VirtualClock()
-        self._numbers = count(1)
-        self._counts = Counter[int]()  # node -> messages it was sent
-        self._sent: dict[str, Journey] = {}
-        self._queues: dict[int, deque[str]] = {}  # node -> what it was sent and has not answered
-        self._bounds: list[tuple[float, int, str]] = []  # a heap: before when none can arrive
-        self._early: dict[str, Message] = {}  # computed, not yet dealt with
-        self._arrivals: dict[str, tuple[float, Message]] = {}
-        self._lives: dict[int, int] = {}  # node -> which life of it was sent to last
+        self._state = GridState(clock=self._clock.state)
         self._open: Replies | None = None
         self._line: Line | None = None
 
@@ -67,6 +83,30 @@ class LocalGrid(Grid):
         self.settle()
         found = self._line.comparison if self._line else None
         return {} if found is None else found._asdict()
+
+    def save(self) -> GridState:
+        """Return all that the run has come to here: to be read at once, it goes on changing.
+
+        What is under way is computed first. Raises `OSError` if there is no room for what nodes
+        keep on its way here.
+        """
+        self.settle()
+        for reply in self._pool.drain():
+            self._state.early[reply.metadata.reply_to_message_id] = reply
+        self._state.line = self._line.state if self._line else None
+        self._state.nodes = self._pool.states()
+        return self._state
+
+    def load(self, state: GridState) -> None:
+        """Go on with what another grid of the same nodes and network has come to.
+
+        To be called before the first message, and after `follow`.
+        """
+        self._pool.load(state.nodes)
+        self._state, self._clock.state = state, state.clock
+        state.nodes = {}  # they are the pool's
+        if self._line and state.line:
+            self._line.load(state.line)
 
     def set_run(self, run: Run) -> None:
         """There is but one run."""
@@ -126,14 +166,15 @@ class LocalGrid(Grid):
         self, messages: Iterable[Message], ttl: float, timeout: float, in_turn: bool
     ) -> list[str]:
         self.settle()
-        if not self._sent:  # what bounds there are left are of replies that have come
-            self._bounds.clear()
+        state = self._state
+        if not state.sent:  # what bounds there are left are of replies that have come
+            state.bounds.clear()
         messages, sizes = list(messages), dict[int, tuple[int, float]]()
         followed: list[tuple[str, int, int]] = []
         for message in messages:
-            number, node = next(self._numbers), message.metadata.dst_node_id
-            self._counts[node] += 1
-            message_id = f"{node}-{self._counts[node]}"  # the same whoever else is sent any
+            node, state.number = message.metadata.dst_node_id, state.number + 1
+            state.count[node] += 1
+            message_id = f"{node}-{state.count[node]}"  # the same whoever else is sent any
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
@@ -144,12 +185,12 @@ class LocalGrid(Grid):
             task = self._clock.send(node, self._clock.now, down, ttl, steps)
             if task.earliest == NEVER:
                 continue
-            anew = task.life != self._lives.get(node, 0)
+            anew = task.life != state.lives.get(node, 0)
             if anew:
-                self._lives[node] = task.life
-            self._sent[message_id] = task
-            self._queues.setdefault(node, deque()).append(message_id)
-            heapq.heappush(self._bounds, (task.earliest, number, message_id))
+                state.lives[node] = task.life
+            state.sent[message_id] = task
+            state.queues.setdefault(node, deque()).append(message_id)
+            heapq.heappush(state.bounds, (task.earliest, state.number, message_id))
             self._pool.put(message, anew=anew, due=0.0 if in_turn else task.earliest)
         if self._line:
             self._line.push(followed, timeout)
@@ -171,7 +212,7 @@ class LocalGrid(Grid):
             self._line.send()
         ids = dict.fromkeys(message_ids)
         self._compute_until_sure(ids, deadline)
-        there = [(self._arrivals[i][0], i) for i in ids if i in self._arrivals]
+        there = [(self._state.arrivals[i][0], i) for i in ids if i in self._state.arrivals]
         now = min(min(there)[0] if there else NEVER, deadline)
         if now == NEVER:
             return []
@@ -179,7 +220,7 @@ class LocalGrid(Grid):
         taken = [i for arrival, i in there if arrival <= now]
         if self._line:
             self._line.take(taken) if taken else self._line.lose_track()
-        return [self._arrivals.pop(i)[1] for i in taken]
+        return [self._state.arrivals.pop(i)[1] for i in taken]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -200,7 +241,7 @@ class LocalGrid(Grid):
             self._line.send()
         for message_id in ids:
             self._compute(message_id)
-            arrival, reply = self._arrivals.pop(message_id, (NEVER, None))
+            arrival, reply = self._state.arrivals.pop(message_id, (NEVER, None))
             waited = min(arrival, deadline)
             if waited < NEVER:
                 last = max(last, waited)
@@ -222,41 +263,45 @@ class LocalGrid(Grid):
         Replies that are not asked for are computed with them: on a limited server's link the order
         decides, and when a node is free again depends on all it was sent.
         """
-        first = min((self._arrivals[i][0] for i in ids if i in self._arrivals), default=NEVER)
-        while self._bounds and self._bounds[0][0] <= min(max(first, self._clock.now), deadline):
-            message_id = heapq.heappop(self._bounds)[2]
+        first = min(
+            (self._state.arrivals[i][0] for i in ids if i in self._state.arrivals), default=NEVER
+        )
+        while self._state.bounds and self._state.bounds[0][0] <= min(
+            max(first, self._clock.now), deadline
+        ):
+            message_id = heapq.heappop(self._state.bounds)[2]
             self._compute(message_id, in_bulk=True)
-            if message_id in ids and message_id in self._arrivals:
-                first = min(first, self._arrivals[message_id][0])
+            if message_id in ids and message_id in self._state.arrivals:
+                first = min(first, self._state.arrivals[message_id][0])
 
     def _compute(self, message_id: str, in_bulk: bool = False) -> None:
         """Wait for a reply; keep it, unless it is lost, with its arrival time.
 
         `in_bulk`: some others that are due soon may be waited for, too.
         """
-        if message_id not in self._sent:
+        if message_id not in self._state.sent:
             return
-        node = self._sent[message_id].node
-        queue = self._queues[node]
+        node = self._state.sent[message_id].node
+        queue = self._state.queues[node]
         # a node's replies in the order sent: its queue and its losses are the same for any pool
-        while message_id in self._sent:
+        while message_id in self._state.sent:
             self._arrive(queue.popleft(), in_bulk)
         if not queue:
-            del self._queues[node]
+            del self._state.queues[node]
 
     def _settle_crashes(self, node: int) -> None:
         """Compute what a node may crash after: what it is sent next may find its state lost."""
         if self._clock.steady or self._clock.network.server_mbps is not None:
             return  # on a limited server's link replies are computed in the order of sending anyway
-        for message_id in tuple(self._queues.get(node, ())):
-            if message_id in self._sent and self._sent[message_id].crashes:
+        for message_id in tuple(self._state.queues.get(node, ())):
+            if message_id in self._state.sent and self._state.sent[message_id].crashes:
                 self._compute(message_id)
 
     def _arrive(self, message_id: str, in_bulk: bool) -> None:
-        while message_id not in self._early:
+        while message_id not in self._state.early:
             for reply in self._pool.get(in_bulk):
-                self._early[reply.metadata.reply_to_message_id] = reply
-        reply, task = self._early.pop(message_id), self._sent.pop(message_id)
+                self._state.early[reply.metadata.reply_to_message_id] = reply
+        reply, task = self._state.early.pop(message_id), self._state.sent.pop(message_id)
         steps, up = 0.0, 0
         if not reply.has_error():
             steps, up = _reported(reply.content, MetricRecord), size_of(reply.content)
@@ -264,7 +309,7 @@ class LocalGrid(Grid):
             self._line.answer(message_id, steps, up)
         arrival = self._clock.answer(task, steps, up)
         if arrival < NEVER:
-            self._arrivals[message_id] = (arrival, reply)
+            self._state.arrivals[message_id] = (arrival, reply)
 
 
 def _reported(content: RecordDict, kind: type[ConfigRecord | MetricRecord]) -> float:

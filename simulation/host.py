@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
@@ -71,14 +71,23 @@ class Host:
         """Drop a node's state: it begins anew."""
         self.contexts.pop(node, None)
 
-    def _new_context(self, node: int) -> Context:
+    @property
+    def states(self) -> dict[int, RecordDict]:
+        """What nodes keep here, by node; of those that keep something."""
+        return {node: context.state for node, context in self.contexts.items()}
+
+    def load(self, states: Mapping[int, RecordDict]) -> None:
+        """Let nodes go on with what they have kept, and no others with anything."""
+        self.contexts = {node: self._new_context(node, state) for node, state in states.items()}
+
+    def _new_context(self, node: int, state: RecordDict | None = None) -> Context:
         """Make a node's Context; it is kept only once the app has put state into it."""
         spec = self._spec
         return Context(
             run_id=spec.run_id,
             node_id=node,
             node_config={"partition-id": node - 1, "num-partitions": spec.nodes},
-            state=RecordDict(),
+            state=RecordDict() if state is None else state,
             run_config=spec.run_config,
         )
 

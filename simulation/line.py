@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import copy
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .clock import Network, VirtualClock
+from .clock import ClockState, Network, VirtualClock
 
 DOWN_MBPS, UP_MBPS = 10.0, 2.0  # a thin line, for networks in which no link is limited
 
@@ -54,6 +55,24 @@ class Traced(NamedTuple):
     timeout: float
 
 
+@dataclass
+class LineState:
+    """What was noted so far. `known`: nothing was decided otherwise than over this line; `calls`:
+    since replies were taken last; `last`: when a node's last reply was there, `now`: all that were
+    taken; `idle`: nothing was under way after them, `heard`: the nodes whose replies these were.
+    """
+
+    known: bool
+    calls: list[Pushed] = field(default_factory=list)
+    sent: dict[str, Traced] = field(default_factory=dict)
+    arrivals: dict[str, tuple[int, Times]] = field(default_factory=dict)
+    last: dict[int, Times] = field(default_factory=dict)
+    now: Times = (0.0, 0.0)
+    idle: bool = True
+    heard: set[int] = field(default_factory=set)
+    clocks: list[ClockState] = field(default_factory=list)
+
+
 class Line:
     """Follows a run on a clock for the real bytes and one for Flower's.
 
@@ -68,45 +87,47 @@ class Line:
             self._network.up_mbps, self._network.down_mbps = UP_MBPS, DOWN_MBPS
         self._clocks = tuple(VirtualClock(self._network, seed) for _ in range(2))
         self._plain = plain_bytes
-        self._known = not (network.loss or network.crash or network.join_seconds)
-        self._calls: list[Pushed] = []  # since replies were taken last
-        self._sent: dict[str, Traced] = {}
-        self._arrivals: dict[str, tuple[int, Times]] = {}
-        self._last: dict[int, Times] = {}  # node -> when its last reply was there
-        self._now: Times = (0.0, 0.0)  # when all replies that were taken are there
-        self._idle = True  # nothing was under way after the last replies were taken
-        self._heard: set[int] = set()  # the nodes whose replies these were
+        known = not (network.loss or network.crash or network.join_seconds)
+        self.state = LineState(known, clocks=[clock.state for clock in self._clocks])
+
+    def load(self, state: LineState) -> None:
+        """Go on with what another line has come to."""
+        self.state = state
+        for clock, kept in zip(self._clocks, state.clocks, strict=True):
+            clock.state = kept
 
     @property
     def comparison(self) -> Comparison | None:
         """The seconds up to the last reply that was taken; None if they cannot be known."""
-        if not self._known:
+        if not self.state.known:
             return None
-        return Comparison(self._network.down_mbps, self._network.up_mbps, *self._now)
+        return Comparison(self._network.down_mbps, self._network.up_mbps, *self.state.now)
 
     def push(self, messages: list[tuple[str, int, int]], timeout: float) -> None:
         """Note messages sent in one call."""
-        if self._known:
-            self._calls.append(Pushed(messages, timeout))
+        if self.state.known:
+            self.state.calls.append(Pushed(messages, timeout))
 
     def send(self) -> None:
         """Decide when what was pushed last was sent: before any of it is answered."""
-        calls, self._calls = self._calls, []
+        calls, self.state.calls = self.state.calls, []
         if not calls:
             return
         alone = all(len(call.messages) == 1 for call in calls)
-        if not self._idle and (self._network.server_mbps is not None or not alone):
+        if not self.state.idle and (self._network.server_mbps is not None or not alone):
             return self.lose_track()
-        own = alone and all(not self._idle or call.messages[0][1] in self._heard for call in calls)
+        own = alone and all(
+            not self.state.idle or call.messages[0][1] in self.state.heard for call in calls
+        )
         for messages, timeout in calls:
             for message_id, node, down in messages:
-                at = self._last.get(node, (0.0, 0.0)) if own else self._now
-                self._sent[message_id] = Traced(node, down, at, timeout)
-        self._idle = False
+                at = self.state.last.get(node, (0.0, 0.0)) if own else self.state.now
+                self.state.sent[message_id] = Traced(node, down, at, timeout)
+        self.state.idle = False
 
     def answer(self, message_id: str, steps: float, up: int) -> None:
         """Note a reply, in each node's order: its local steps and its bytes."""
-        if (sent := self._sent.pop(message_id, None)) is None:
+        if (sent := self.state.sent.pop(message_id, None)) is None:
             return
         (real, plain), (node, down, at, timeout) = self._clocks, sent
         down_plain, up_plain = self._plain if down else 0, self._plain if up else 0
@@ -114,24 +135,24 @@ class Line:
             real.arrival(node, at[0], down, steps, up),
             plain.arrival(node, at[1], down_plain, steps, up_plain),
         )
-        self._arrivals[message_id] = node, there
+        self.state.arrivals[message_id] = node, there
         if there[0] - at[0] > timeout or there[1] - at[1] > timeout:
             self.lose_track()
 
     def take(self, message_ids: Iterable[str]) -> None:
         """Note that the server has taken replies."""
-        if not self._known:
+        if not self.state.known:
             return
-        now = self._now
-        self._heard.clear()
+        now = self.state.now
+        self.state.heard.clear()
         for message_id in message_ids:
-            node, at = self._arrivals.pop(message_id)
-            self._heard.add(node)
-            self._last[node], now = at, (max(now[0], at[0]), max(now[1], at[1]))
-        self._now, self._idle = now, not (self._sent or self._arrivals)
+            node, at = self.state.arrivals.pop(message_id)
+            self.state.heard.add(node)
+            self.state.last[node], now = at, (max(now[0], at[0]), max(now[1], at[1]))
+        self.state.now, self.state.idle = now, not (self.state.sent or self.state.arrivals)
 
     def lose_track(self) -> None:
         """Note that something was decided that over another line had been decided otherwise."""
-        self._known = False
-        for kept in (self._calls, self._sent, self._arrivals, self._last):
+        self.state.known = False
+        for kept in (self.state.calls, self.state.sent, self.state.arrivals, self.state.last):
             kept.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 
@@ -69,6 +69,11 @@ class Queue:
             del self._under_way[node], self._latest[node]
             if node not in self._stateful:
                 self._home.pop(node, None)
+
+    def settle(self, homes: Mapping[int, int]) -> None:
+        """Take word of nodes that have state, and at which worker; before the first message."""
+        self._home.update(homes)
+        self._stateful.update(homes)
 
     def died(self, worker: int, lost: Iterable[Message]) -> None:
         """Note that a worker is gone, with its nodes' state and the messages it had taken."""

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,6 +46,18 @@ class Pool(Protocol):
         `in_bulk`: it may be waited for some more, while there is enough work for all.
         """
 
+    def drain(self) -> Iterator[Message]:
+        """Answer all that was taken; yield the replies that nobody has got yet."""
+
+    def states(self) -> dict[int, RecordDict]:
+        """Return what nodes keep, by node, once all was answered; to be read only.
+
+        Raises `OSError` if there is no room for it on its way here.
+        """
+
+    def load(self, states: Mapping[int, RecordDict]) -> None:
+        """Let nodes go on with what they have kept; before the first message."""
+
     def tend(self) -> None:
         """Send messages on to those who are out of work, and keep their replies; no waiting."""
 
@@ -70,6 +82,19 @@ class InProcess:
         if anew:
             self._host.forget(message.metadata.dst_node_id)
         yield self._host.answer(_private(message))[0]
+
+    def drain(self) -> Iterator[Message]:
+        """Answer and yield all that is queued."""
+        while self._queue:
+            yield from self.get()
+
+    def states(self) -> dict[int, RecordDict]:
+        """Return what nodes keep, the very records."""
+        return self._host.states
+
+    def load(self, states: Mapping[int, RecordDict]) -> None:
+        """Let nodes go on with what they have kept."""
+        self._host.load(states)
 
     def tend(self) -> None:
         """Nobody waits for work here."""
@@ -143,6 +168,36 @@ class Processes:
         while self._replies:
             yield self._replies.popleft()
 
+    def drain(self) -> Iterator[Message]:
+        """Wait for all that is under way; yield the replies."""
+        while self._replies or self._queue.under_way:
+            yield from self.get()
+
+    def states(self) -> dict[int, RecordDict]:
+        """Ask each worker for what its nodes keep."""
+        found: dict[int, RecordDict] = {}
+        for index, worker in enumerate(self._workers):
+            try:
+                worker.messages.send((None, None, False))
+                told, states, _ = worker.replies.receive()
+            except (EOFError, OSError):  # it died, and what its nodes kept with it
+                self._revive(index)
+                continue
+            if told is None:
+                raise OSError(states)
+            self._folders.tell_of(worker.replies)
+            found |= states
+        return found
+
+    def load(self, states: Mapping[int, RecordDict]) -> None:
+        """Start the workers anew, each with a share of the nodes and of what they have kept."""
+        homes = {node: place % len(self._workers) for place, node in enumerate(sorted(states))}
+        self._queue.settle(homes)
+        for index, worker in enumerate(self._workers):
+            self._end(worker)
+            own = {node: state for node, state in states.items() if homes[node] == index}
+            self._workers[index] = self._start(index, own)
+
     def tend(self) -> None:
         """Take replies that are ready, refill the workers that sent them."""
         self._receive(wait=False)
@@ -177,7 +232,7 @@ class Processes:
                 worker.process.join()
         self._folders.close()
 
-    def _start(self, index: int) -> _Worker:
+    def _start(self, index: int, states: Mapping[int, RecordDict] | None = None) -> _Worker:
         here, there = self._mp.Pipe()
         others = [w.connection for w in self._workers] + [here]
         others = others if self._mp.get_start_method() == "fork" else []
@@ -185,7 +240,7 @@ class Processes:
         folders, names = self._folders.paths, (f"in-{self._started}", f"out-{self._started}")
         process = self._mp.Process(
             target=_work,
-            args=(there, others, folders, names, self._spec, self._limits, index),
+            args=(there, others, folders, names, self._spec, self._limits, index, states or {}),
             daemon=True,
         )
         process.start()
@@ -229,12 +284,18 @@ class Processes:
         log.warning("worker %d: %s; started anew", index, reason)
         self._replies += [unavailable(m, reason) for m in worker.inflight.values()]
         self._queue.died(index, worker.inflight.values())
-        self._ready.unregister(worker.connection)
-        worker.connection.close()
-        for channel in (worker.messages, worker.replies):
-            channel.remove()
+        self._end(worker)
         self._workers[index] = self._start(index)
         self._feed_all()
+
+    def _end(self, worker: _Worker) -> None:
+        """End a worker, dead or alive, that another one takes the place of."""
+        self._ready.unregister(worker.connection)
+        worker.connection.close()
+        worker.process.terminate()
+        worker.process.join(timeout=5)
+        for channel in (worker.messages, worker.replies):
+            channel.remove()
 
 
 def _work(
@@ -245,6 +306,7 @@ def _work(
     spec: HostSpec,
     limits: Limits,
     index: int,
+    states: Mapping[int, RecordDict],
 ) -> None:
     """Serve messages until the other end closes; runs in a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -254,21 +316,30 @@ def _work(
         other.close()
     limits.apply(index)
     host, content = Host(spec), RecordDict()
+    host.load(states)
     messages, replies = (Channel(connection, folders, name, WINDOW) for name in names)
     with contextlib.suppress(EOFError, OSError):
         while True:
             fresh, metadata, anew = messages.receive()
+            if metadata is None:
+                _reply(replies, "", host.states, True)
+                continue
             content = content if fresh is None else fresh
             if anew:
                 host.forget(metadata.dst_node_id)
             message = message_of(RecordDict(dict(content)), metadata)
             reply, has_state = host.answer(message)
             answer = reply.error if reply.has_error() else reply.content
-            try:
-                replies.send((metadata.message_id, answer, has_state))
-            except EngineError as error:  # no room for it: that is the parent's to say
-                replies.send((None, str(error), False))
+            _reply(replies, metadata.message_id, answer, has_state)
     os._exit(0)  # no atexit work of the parent's in a forked child
+
+
+def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> None:
+    """Send what was asked for; if there is no room for it, that is the parent's to say."""
+    try:
+        replies.send((message_id, content, has_state))
+    except EngineError as error:
+        replies.send((None, str(error), False))
 
 
 def _start_method() -> str:
