@@ -1,8 +1,9 @@
 """A strategy's state as bytes and back: one dataclass of arrays and plain values, never pickled.
 
 Values are ints, floats, bools, strings, bytes, None, arrays, and lists, deques, sets, tuples,
-dicts, dataclasses and named tuples of such, as the fields' types say. An array that is there twice
-is stored once, and shared again. The bytes are those of a safetensors file.
+dicts, dataclasses and named tuples of such, as the fields' types say; Flower's records and
+messages, and what is `Told` with its own type (`strategy.values`). An array that is there twice is
+stored once, and shared again. The bytes are those of a safetensors file.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
+
+from strategy.values import FLOWERS, Told, made, told
 
 T = TypeVar("T")
 HEAD = "state"  # the tensor that holds all that is no array, as JSON
@@ -37,7 +40,7 @@ def to_bytes(state: Any, options: Mapping[str, str] | None = None) -> bytes:
     writer = _Writer()
     head = [type(state).__name__, dict(options or {}), writer.plain(state)]
     plain = json.dumps(head, separators=(",", ":"))
-    arrays = {str(place): np.ascontiguousarray(a) for place, a in enumerate(writer.arrays)}
+    arrays = {str(place): np.asarray(a, order="C") for place, a in enumerate(writer.arrays)}
     return save({HEAD: np.frombuffer(plain.encode(), np.uint8), **arrays})
 
 
@@ -75,6 +78,10 @@ class _Writer:
         """Return a value, an array as its place. Raises `TypeError` for other kinds."""
         if isinstance(value, PLAIN):
             return value
+        if isinstance(value, Told):
+            return told(value.value, self._placed)
+        if isinstance(value, FLOWERS):
+            return told(value, self._placed)
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, bytes | np.ndarray):
@@ -108,6 +115,13 @@ def _made(kind: Any, plain: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         return _made(kind, plain, arrays)
     if origin in (np.ndarray, NDArray):  # from NumPy 2.5 on the second is a type of its own
         return arrays[str(plain)]
+    if kind is Told:
+        return Told(made(plain, arrays))
+    if kind in FLOWERS:
+        found = made(plain, arrays)
+        if not isinstance(found, kind):
+            raise TypeError(f"{type(found).__name__} is no {kind.__name__}")
+        return found
     if kind is bytes:
         return arrays[str(plain)].tobytes()
     if kind in PLAIN:
