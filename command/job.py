@@ -9,7 +9,7 @@ import logging
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from command.errors import Diverged, Failed, clear_errors
-from command.saved import completed
+from command.saved import RESUME, completed, resumes
 from command.sweep import forget_failure, note_failure
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
@@ -70,7 +70,9 @@ def run(composed: DictConfig, folder: Path) -> None:
     with console.status("loading") if alone() else nullcontext():
         prepare(config)
     (folder / "result.json").unlink(missing_ok=True)  # an earlier run's, in the same folder
-    values = run_config(composed, output=str(folder))
+    values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
+    if resumes():
+        values[RESUME] = True
     task = Job(
         ROOT,
         values,

@@ -1,4 +1,7 @@
-"""A saved configuration: `--config-path RUN/.hydra --config-name config` runs it again."""
+"""A saved configuration: `--config-path RUN/.hydra --config-name config` runs it again.
+
+`resume=RUN` goes on with it: the same, in the same folder, from its checkpoint on.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from conf import Config, ConfigError
 from conf.load import HERE as CONF
 from conf.load import compose_config
+from strategy.checkpoint import expect
 
 # What conf/config.yaml says of Hydra itself; the file that Hydra saves has none of it.
 SETTINGS = (
@@ -21,12 +25,45 @@ SETTINGS = (
 )
 
 
+RESUME = "resume"  # the word, and the name that Hydra's job then has
+BESIDE = ("engine.", "verbose=", "checkpoint_every=")  # words that may stand beside it
+
+
+def resumes() -> bool:
+    """Return whether the job at hand goes on with a run."""
+    return HydraConfig.get().job.name == RESUME
+
+
+def resuming(words: list[str]) -> list[str]:
+    """Return Hydra's command line for one with `resume=`. Raises `ConfigError`, one line."""
+    found = [word.partition("=")[2] for word in words if word.startswith(f"{RESUME}=")]
+    others = [word for word in words if not word.startswith(f"{RESUME}=")]
+    for word in others:
+        if not word.startswith(BESIDE):
+            raise ConfigError(
+                f"{word} does not go with resume=: a run goes on as it began; beside it go "
+                "engine.workers=, verbose= and checkpoint_every="
+            )
+    if len(found) > 1 or not found[0]:
+        raise ConfigError("resume= takes the folder of one run, such as outputs/DATE/TIME")
+    folder = Path(found[0]).expanduser().absolute()
+    expect(folder)
+    if not (folder / ".hydra" / "config.yaml").is_file():
+        raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
+    place = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    own = [f"hydra.run.dir='{place}'", "hydra.output_subdir=null", f"hydra.job.name={RESUME}"]
+    saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
+    return [*others, *SETTINGS, *own, *saved]
+
+
 def command_line(words: list[str]) -> list[str]:
     """Return Hydra's command line for the user's.
 
     A relative `--config-path` starts in the working directory, as a person expects; Hydra's own
     starts at the module that it calls.
     """
+    if any(word.startswith(f"{RESUME}=") for word in words):
+        return resuming(words)
     given = get_args_parser().parse_args(words)
     if given.config_path is None or "://" in given.config_path:
         return words

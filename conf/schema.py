@@ -155,6 +155,9 @@ class Config:
     `device`: where torch computes, such as cuda; `verbose`: shows our log and Flower's; `timeout`:
     seconds (virtual ones on the local engine) after which a round goes on without the nodes that
     have not answered; an asynchronous server then sends them a message anew.
+    `checkpoint_every`: rounds (or pushes, or a cut model's mini-batches) from one checkpoint to the
+    next, with which `resume=` goes on; null or 0: none are written. Never more often than takes a
+    fiftieth of the run's time.
     """
 
     algorithm: str = "fedavg"
@@ -180,6 +183,7 @@ class Config:
     seed: int = from_to_below(0, 1 << 32, 0)
     timeout: float = above(0, FOREVER)
     eval_every: int = at_least(1, 1)
+    checkpoint_every: int | None = at_least(0, 1)
     device: str = "cpu"
     verbose: bool = False
 

@@ -84,15 +84,19 @@ class LocalGrid(Grid):
         found = self._line.comparison if self._line else None
         return {} if found is None else found._asdict()
 
+    def drain(self) -> None:
+        """Compute what is under way; it is not there any sooner."""
+        self.settle()
+        for reply in self._pool.drain():
+            self._state.early[reply.metadata.reply_to_message_id] = reply
+
     def save(self) -> GridState:
         """Return all that the run has come to here: to be read at once, it goes on changing.
 
         What is under way is computed first. Raises `OSError` if there is no room for what nodes
         keep on its way here.
         """
-        self.settle()
-        for reply in self._pool.drain():
-            self._state.early[reply.metadata.reply_to_message_id] = reply
+        self.drain()
         self._state.line = self._line.state if self._line else None
         self._state.nodes = self._pool.states()
         return self._state

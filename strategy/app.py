@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -11,16 +12,19 @@ from flwr.serverapp import Grid, ServerApp
 from compression import Layout, PayloadError
 from compression.flower import to_vector
 from compression.statistics import variances
-from conf import Config, load_config
+from conf import Config, ConfigError, load_config
 from conf.build import data_of, model_of
 from conf.check import check_target
 from conf.real_time import expect_real_time
 from conf.trust import output_of
+from strategy.checkpoint import forget
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
+from strategy.resume import Keeper, LastingGrid
 from strategy.schedule import Schedule
 from strategy.scheme import expect_named, scheme_for
 from strategy.segments import Segmented
+from strategy.stopping import Stopping
 from task.draws import OwnStream
 from task.flat import FlatModel
 from task.process import settle
@@ -35,13 +39,24 @@ def main(grid: Grid, context: Context) -> None:
     """Run the configured strategy over the grid's nodes."""
     config = load_config(context.run_config, count_nodes(grid))
     check_target("partition", config.partition)  # in one line, before every node refuses it
+    lasting = grid if isinstance(grid, LastingGrid) else None
     grid = OrderedGrid(grid)
     if grid.virtual_seconds is None:
         expect_real_time(config)
     settle()
-    run = Run(config, grid, Records(output_of(context.run_config)))
+    folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
+    if resume and not folder:
+        raise ConfigError("resume goes with output=, the folder of the run that is to go on")
+    run, stopping = Run(config, grid, Records(folder, anew=not resume)), Stopping()
+    keeper = Keeper(run, lasting, stopping)
+    run.prepare()
+    if resume:
+        keeper.load(Path(folder))
+    else:
+        forget(folder)
     try:
-        run.start()
+        with stopping if keeper.keeps else nullcontext():
+            run.start()
     except PayloadError as error:  # what has been learned is kept, and why there is no more of it
         run.finish(stopped=str(error))
         raise
@@ -50,6 +65,8 @@ def main(grid: Grid, context: Context) -> None:
             run.finish(stopped=why(error), measure=False)
         raise
     run.finish()
+    forget(folder)
+    stopping.go()  # a sweep, say, whose next run is not to begin
 
 
 def why(error: BaseException) -> str:
@@ -82,14 +99,17 @@ class Run:
         self.stepped = 0  # rounds that the schedule knows of
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not measured
 
+    def prepare(self) -> None:
+        """Take the model that the run begins with, and say to the grid what it is."""
+        self.initial = ArrayRecord(self.model.state_dict())
+        if getattr(self.strategy, "sends_models", True):
+            self.grid.follow(sum(len(array.data) for array in self.initial.values()))
+
     def start(self) -> None:
         """Train: the strategy's rounds, each measured and recorded by `round_done`."""
-        arrays = ArrayRecord(self.model.state_dict())
-        if getattr(self.strategy, "sends_models", True):
-            self.grid.follow(sum(len(array.data) for array in arrays.values()))
         self.strategy.start(
             self.grid,
-            arrays,
+            self.initial,
             num_rounds=self.config.rounds,
             timeout=self.config.timeout,
             train_config=self.train_config,

@@ -88,6 +88,20 @@ class Asynchronous(ParameterServer):
         self.in_flight, self.record_every, self.most = in_flight, record_every, most
         self.proximal_mu = proximal_mu
 
+    @property
+    def done(self) -> int:
+        """How many pushes there were."""
+        return self.state.done
+
+    def abandon(self) -> None:
+        """Give up what is under way: all nodes count as new, and are sent the model."""
+        state = self.state
+        state.flight.clear()
+        state.late.messages.clear()
+        state.resting.clear()
+        state.known.clear()
+        state.looked = -math.inf
+
     def summary(self) -> None:
         """Log what the strategy does."""
         policy = type(self.staleness).__name__

@@ -96,6 +96,15 @@ class SparseAveraging(ParameterServer):
         self.mask_received = mask_received
         self.uplink, self.downlink, self.seed = uplink, downlink, seed
 
+    @property
+    def done(self) -> int:
+        """How many rounds are through."""
+        return self.state.round
+
+    def abandon(self) -> None:
+        """Give up late replies; between two rounds nothing else is under way."""
+        self.state.exchange.late.messages.clear()
+
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""
         expect_trained(config.nodes, self.fraction_train, self.min_train_nodes)

@@ -50,7 +50,8 @@ class UnderWay:
 class SegmentedState(ServerState):
     """By segment: messages under way, how often it was handed out, whether it goes with the next
     message, failures in a row. `holders`: its node, `failed`: from whom it was taken; `accused`: by
-    which segment, how often in a row; `losses` and `errors` since the last record.
+    which segment, how often in a row; `losses` and `errors` since the last record; `cuts`: of the
+    model.
     """
 
     under_way: list[deque[UnderWay]] = field(default_factory=list)
@@ -66,6 +67,7 @@ class SegmentedState(ServerState):
     flow: FlowState = field(default_factory=FlowState)
     store: StoreState = field(default_factory=StoreState)
     copies: CopiesState = field(default_factory=CopiesState)
+    cuts: list[int] = field(default_factory=list)
     links: Links = field(default_factory=Links)
     now: float = 0.0  # when the state was what it is
 

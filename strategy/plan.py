@@ -118,15 +118,20 @@ class Plan:
         ]
 
 
-def plan_of(strategy: Segmented, config: Config, data: Data) -> Plan:
-    """Return a strategy's plan for the configured model. Raises `TaskError` if there is none."""
+def plan_of(
+    strategy: Segmented, config: Config, data: Data, cuts: tuple[int, ...] | None = None
+) -> Plan:
+    """Return a strategy's plan for the configured model. Raises `TaskError` if there is none.
+
+    `cuts`: of a run that goes on; else the strategy's.
+    """
     if not str(config.partition["_target_"]).endswith("IidPartitioner"):
         raise TaskError("the first node holds all of the data: leave partition=iid")
     make = partial(model_of, config, data)
     model = make()
     layers = layers_of(model)
     _expect_enough(strategy, config, data, model)
-    cuts = _cuts(strategy, config, data, len(layers))
+    cuts = _cuts(strategy, config, data, len(layers)) if cuts is None else cuts
     shape = tuple(data.train.images.shape[1:])
     parts = parts_of(make, cuts, shape)
     if len(parts) > config.nodes:

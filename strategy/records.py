@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from logging import getLogger
 from pathlib import Path
@@ -19,22 +20,41 @@ from safetensors.torch import save
 from torch import Tensor
 
 from compression.stages import DIVERGED
+from conf import ConfigError
+from strategy.values import Told
 
 Row = dict[str, Any]
 MEASURED = ("accuracy", "loss", "top5")
 OFTEN = 60.0  # seconds from one writing of the newest model to the next
 log = getLogger("edgewire")
+HISTORY = "history.jsonl"
 BLOWN_UP = 1000  # times the loss before training, at which a model has blown up
+
+
+@dataclass
+class RecordsState:
+    """Rows: the last, that in which the model was measured last, and first; of all that were the
+    best accuracy and the worst loss; seconds since the start; bytes of the history.
+    """
+
+    last: Told
+    measured: Told
+    first: Told
+    best: float | None
+    worst: float
+    seconds: float
+    size: int
 
 
 class Records:
     """Writes the result files of one run into `folder` ("": nothing is written).
 
-    Every row of the history holds the counters so far; the result is the last row and what is
-    known at the end. Floats that are not finite are written as null.
+    `anew`: the history begins anew; else `load` says with what it goes on. Every row of it holds
+    the counters so far; the result is the last row and what is known at the end. Floats that are
+    not finite are written as null.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, anew: bool = True) -> None:
         self.folder = Path(folder) if folder else None
         self.last: Row = {}
         self._measured: Row = {}  # the last row's in which the model was evaluated
@@ -46,9 +66,43 @@ class Records:
         self._kept: float | None = None  # when the model was; not yet: a first one is soon
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder is not None and anew:
             for name in ("model.safetensors", "result.json"):  # an earlier run's
                 (self.folder / name).unlink(missing_ok=True)
-            self._history = (self.folder / "history.jsonl").open("w")
+            self._history = (self.folder / HISTORY).open("w")
+
+    def save(self) -> RecordsState:
+        """Return what was recorded so far; the history up to here is on the disk then.
+
+        Raises `OSError` if it is not.
+        """
+        if self._history is None:
+            raise OSError("history.jsonl is not written any more")
+        os.fsync(self._history.fileno())
+        rows = Told(self.last), Told(self._measured), Told(self._first)
+        seconds = time.perf_counter() - self._start
+        return RecordsState(*rows, self._best, self._worst, seconds, self._history.tell())
+
+    def load(self, state: RecordsState) -> None:
+        """Go on with what was recorded; what the history holds of later is cut off.
+
+        Raises `ConfigError` for a history that ends before.
+        """
+        assert self.folder is not None
+        path = self.folder / HISTORY
+        if not path.is_file() or path.stat().st_size < state.size:
+            raise ConfigError(
+                f"resume={self.folder}: {HISTORY} lacks rows that were there: put it back as it "
+                "was, or begin anew"
+            )
+        self._history = path.open("r+")
+        self._history.truncate(state.size)
+        self._history.seek(state.size)
+        self.last, self._measured, self._first = (
+            dict(each.value) for each in (state.last, state.measured, state.first)
+        )
+        self._best, self._worst = state.best, state.worst
+        self._start = time.perf_counter() - state.seconds
 
     def add(self, row: Row) -> Row:
         """Append one round's row, with the seconds since the start; return it."""

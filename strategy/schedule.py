@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,14 +24,29 @@ class _Rate(torch.optim.SGD):
         """Nothing: torch's own would import its compiler."""
 
 
+@dataclass
+class ScheduleState:
+    """What a schedule was told: steps, and the losses of one that heeds them."""
+
+    steps: int = 0
+    losses: list[float] = field(default_factory=list)
+
+
 class Schedule:
     """The rate all nodes use in a round; kept at the server, since plateau needs the mean loss."""
 
     def __init__(self, node: Any, lr: float) -> None:
+        self.state = ScheduleState()
         self._options = node
         self._optimizer = _Rate(lr)
         self._scheduler = build("schedule", node)(self._optimizer)
         self._optimizer.step()  # a scheduler wants to come after an optimiser's first step
+
+    def load(self, state: ScheduleState) -> None:
+        """Take the steps that another schedule of the same options has taken."""
+        self.step(None, state.steps)
+        for loss in state.losses:
+            self.step(loss)
 
     @property
     def heeds_losses(self) -> bool:
@@ -51,6 +67,10 @@ class Schedule:
         plateau = self.heeds_losses
         if plateau and loss is None:
             return
+        if plateau and loss is not None:
+            self.state.losses += [loss] * min(rounds, 1)
+        else:
+            self.state.steps += rounds
         try:
             for _ in range(min(rounds, 1) if plateau else rounds):
                 self._scheduler.step(*([loss] if plateau else []))

@@ -12,7 +12,7 @@ from compression import Codec
 from compression.flower import flat_record, to_vector
 from conf import Config, ConfigError
 from conf.schema import FOREVER
-from strategy.dispatch import Dispatch, SegmentedState
+from strategy.dispatch import LOST, Dispatch, SegmentedState
 from strategy.flow import SCHEDULES, Backpropagation, Flow, FlowState, Synthetic
 from strategy.nodes import OrderedGrid
 from strategy.plan import AUTO, Plan, plan_of
@@ -97,6 +97,7 @@ class Segmented(ParameterServer):
         self.conditioned, self.hidden = conditioned, hidden if synthetic else 0
         self.segment_every, self.record_every = segment_every, record_every
         self.plan: Plan | None = None
+        self._problem: tuple[Config, Data] | None = None
 
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError` for what the nodes would not heed, or wait on for ever."""
@@ -111,6 +112,29 @@ class Segmented(ParameterServer):
                 "seconds after which another node takes a segment over"
             )
 
+    @property
+    def done(self) -> int:
+        """How many mini-batches are through."""
+        flow = self.state.flow
+        if not flow.done:
+            return 0
+        if self._goes_forward(len(flow.done)):
+            return flow.done[-1] * self.per_message
+        return flow.back[0] // self.micros
+
+    def abandon(self) -> None:
+        """Give up what is under way, and the nodes: segments are handed out with their copies."""
+        for row in self.state.under_way:
+            for sent in row:
+                sent.message_id, sent.reply = LOST if sent.message_id == LOST else "", None
+        self.state.holders[:] = [None] * len(self.state.holders)
+
+    def load(self, data: bytes) -> None:
+        """Take a state; the model is cut as it was, whatever would be the best cuts now."""
+        super().load(data)
+        if self._problem is not None and self.plan and self.plan.cuts != tuple(self.state.cuts):
+            self.plan = plan_of(self, *self._problem, cuts=tuple(self.state.cuts))
+
     def summary(self) -> None:
         """Log what the strategy does."""
         what = "synthetic gradients" if self.synthetic else "backpropagation over cuts"
@@ -118,7 +142,7 @@ class Segmented(ParameterServer):
 
     def cut(self, config: Config, data: Data) -> None:
         """Cut the configured model, or say why it cannot be: `TaskError`, `ValueError`."""
-        self.plan = plan_of(self, config, data)
+        self.plan, self._problem = plan_of(self, config, data), (config, data)
         self.rates = Rates(config.schedule, config.lr)
         alone = len(self.plan.cuts) == 0
         if not self.synthetic and self.per_message > 1 and not alone:
@@ -156,6 +180,7 @@ class Segmented(ParameterServer):
         )
         result = Result()
         result.arrays = initial_arrays
+        self.state.cuts = list(self.plan.cuts)
         if not goes_on:
             first = flat_record(to_vector(initial_arrays))
             self._evaluate(evaluate_fn, 0, num_rounds, first, result)
@@ -170,6 +195,10 @@ class Segmented(ParameterServer):
 
     def flow(self, segments: int, batches: int, state: FlowState) -> Flow:
         """Return the schedule of a run, with what was sent and answered so far."""
-        if self.synthetic or (segments == 1 and self.micros == 1):
+        if self._goes_forward(segments):
             return Synthetic(self.schedule, segments, batches, self.per_message, self.queue, state)
         return Backpropagation(self.schedule, segments, batches, self.micros, state)
+
+    def _goes_forward(self, segments: int) -> bool:
+        """Return whether a mini-batch passes each segment once."""
+        return self.synthetic or (segments == 1 and self.micros == 1)

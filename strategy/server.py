@@ -77,6 +77,15 @@ class ParameterServer(Strategy):
         """What the nodes have reported last; None if not one answered."""
         return self.state.train_metrics
 
+    @property
+    def done(self) -> int:
+        """How many units are through."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Give up what is under way: nobody will answer it, and nodes are sent messages anew."""
+        raise NotImplementedError
+
     def save(self) -> bytes:
         """Return the state as bytes."""
         return to_bytes(self.state, self._options())

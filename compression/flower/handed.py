@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flwr.app import Message
@@ -21,6 +22,14 @@ class Given(NamedTuple):
     round: int | None  # None: it says none
 
 
+@dataclass
+class HandedState:
+    """What each node was given last, and the models of the call before."""
+
+    given: dict[int, Given] = field(default_factory=dict)
+    last: set[bytes] = field(default_factory=set)
+
+
 def name_of(model: Model) -> bytes:
     """Return bytes that name a model's values: those of its own types, too."""
     own = (xxh3_64_digest(each.array.tobytes()) for each in model.own)
@@ -35,10 +44,9 @@ class Handed:
     its round has come to nothing. (In the same round the strategy asks in batches.)
     """
 
-    def __init__(self, receipts: Receipts) -> None:
+    def __init__(self, receipts: Receipts, state: HandedState | None = None) -> None:
         self._receipts = receipts
-        self._given: dict[int, Given] = {}  # by node
-        self._last: set[bytes] = set()  # models of the call before
+        self._state = HandedState() if state is None else state
 
     def give(self, messages: Iterable[Message], models: Mapping[int, Model]) -> None:
         """Settle what these messages to train tell; note what their nodes are given.
@@ -54,20 +62,20 @@ class Handed:
         if not given:
             return
         for node in self._receipts.pending:
-            if node in given and node in self._given:
-                new, old = given[node], self._given[node]
+            if node in given and node in self._state.given:
+                new, old = given[node], self._state.given[node]
                 again = new.round is None or new.round != old.round
                 self._receipts.settle(node, applied=new.model != old.model or not again)
         newest = {each.model for each in given.values()}
-        if newest & self._last:
+        if newest & self._state.last:
             self._give_up(given)
-        self._given |= given
-        self._last = newest
+        self._state.given |= given
+        self._state.last = newest
 
     def forget(self, nodes: Iterable[int]) -> None:
         """Forget nodes that are gone."""
         for node in nodes:
-            self._given.pop(node, None)
+            self._state.given.pop(node, None)
 
     def _give_up(self, given: Mapping[int, Given]) -> None:
         """Settle updates of rounds that have come to nothing."""
@@ -75,6 +83,6 @@ class Handed:
         for each in given.values():
             latest[each.model] = max(each.round or 0, latest.get(each.model, 0))
         for node in self._receipts.pending:
-            before = self._given.get(node)
+            before = self._state.given.get(node)
             if before and before.round is not None and before.round < latest.get(before.model, 0):
                 self._receipts.settle(node, applied=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from glob import escape
 from typing import cast
 
@@ -16,22 +17,51 @@ from ..layout import Layout
 from ..stages import PayloadError
 from ..statistics import expect_matches
 from .arrays import flat_record, layout_of, payload_of, records, to_vector, with_content
-from .dialogue import Dialogue, Key, Parcel
+from .dialogue import Dialogue, DialogueState, Key, Parcel
 from .form import Form, Model, converted, form_of_models, form_of_updates, is_float
 from .grids import GridWrapper
-from .handed import Handed
+from .handed import Handed, HandedState
 from .method import chosen
 from .notes import EXAMPLES, NOTE, ToNode, server_round, trains
 from .patience import FOREVER, Slowest, gathered
 from .receipts import OTHER_METHOD
-from .replies import Asked, Course, Underway, answered, came, expect_weight, odd_ones, rebuilt, used
-from .screen import Lengths, Screen, Screening, lengths, screened
+from .replies import (
+    Asked,
+    Course,
+    CourseState,
+    Underway,
+    answered,
+    came,
+    expect_weight,
+    odd_ones,
+    rebuilt,
+    used,
+)
+from .screen import Lengths, Screen, Screening, ScreenState, lengths, screened
 from .traffic import Traffic, flower_bytes, warn_of_no_names, warn_of_variances
-from .ways import Differences
+from .ways import Differences, DifferencesState
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
 MOST_SIZE = 4  # times the model's entries and tensors: what a reply with others may hold
 FEW = 64  # tensors: a model of fewer counts as one of so many there
+
+
+@dataclass
+class LinkState:
+    """All that a link has come to, while nothing is under way. `round`: of training; `counts`:
+    names of tensors that are no floats; what was warned of already.
+    """
+
+    round: int = 0
+    dialogue: DialogueState = field(default_factory=DialogueState)
+    differences: DifferencesState = field(default_factory=DifferencesState)
+    handed: HandedState = field(default_factory=HandedState)
+    course: CourseState = field(default_factory=CourseState)
+    screen: ScreenState = field(default_factory=ScreenState)
+    beside: ScreenState = field(default_factory=ScreenState)
+    counts: set[str] = field(default_factory=set)
+    warned: bool = False
+    led_below: bool = False
 
 
 class Link(GridWrapper):
@@ -60,7 +90,8 @@ class Link(GridWrapper):
     a reply is made anew of these and its model, whatever else is in it.
 
     `layout`: for nodes that know it, and a model of float32 alone, which then goes as one flat
-    vector on both sides; `plain_bytes`: of that model as Flower sends it.
+    vector on both sides; `plain_bytes`: of that model as Flower sends it. `state`: with which a
+    link of the same options goes on.
     """
 
     def __init__(
@@ -80,6 +111,7 @@ class Link(GridWrapper):
         layout: Layout | None = None,
         plain_bytes: int = 0,
         traffic: Traffic | None = None,
+        state: LinkState | None = None,
     ) -> None:
         if not isinstance(grid, Grid):
             raise TypeError(f"Link wraps a Grid of Flower's (flwr.serverapp.Grid), not {grid!r}")
@@ -89,23 +121,22 @@ class Link(GridWrapper):
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
-        self._differences = Differences(None if downlink is None else chosen(downlink), seed)
+        self.state = state = LinkState() if state is None else state
+        codec = None if downlink is None else chosen(downlink)
+        self._differences = Differences(codec, seed, state.differences)
         self._dialogue = Dialogue(
-            self._differences, self.traffic, layout, plain_bytes, uplink=uplink
+            self._differences, self.traffic, layout, plain_bytes, state.dialogue, uplink
         )
         self._uplink = uplink
-        self._course = Course(self.traffic, patience, few)
+        self._course = Course(self.traffic, patience, few, state.course)
         self._exact, self._layout = list(exact), layout
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
         self._underway = Underway()
-        self._handed = Handed(self._dialogue.receipts)
-        self._round = 0
-        self._counts: set[str] = set()  # names of tensors that are no floats
-        self._screen, self._metrics = Screen(screening), dict(metrics or {})
-        self._beside = Screen(screening, floor=1.0)  # of tensors of their own type
+        self._handed = Handed(self._dialogue.receipts, state.handed)
+        self._screen, self._metrics = Screen(screening, state.screen), dict(metrics or {})
+        self._beside = Screen(screening, state.beside, floor=1.0)  # of tensors of their own type
         self._lengths: dict[str, Lengths] = {}  # of updates, by the id of the message's
         self._slowest = defaultdict[str, Slowest](Slowest)  # by the type of messages
-        self._warned = self._led_below = False
 
     # Flower's Grid
 
@@ -113,7 +144,7 @@ class Link(GridWrapper):
         """Send messages; return their ids."""
         self._dialogue.receipts.applied(self._dialogue.receipts.pending)
         outgoing, sent = self._outgoing(list(messages))
-        self._round += any(each is not None and each.train for each in sent)
+        self.state.round += any(each is not None and each.train for each in sent)
         ids = list(super().push_messages(outgoing, ttl))
         self._underway.add(outgoing, sent)
         return ids
@@ -142,7 +173,7 @@ class Link(GridWrapper):
         outgoing, sent = self._outgoing(messages)
         train = any(each is not None and each.train for each in sent)
         if train:
-            self._round += 1
+            self.state.round += 1
             self._course.begin_round(asked=len(sent))
         if self.virtual_seconds is None and timeout is not None and timeout >= FOREVER:
             kind = outgoing[0].metadata.message_type if outgoing else ""
@@ -158,7 +189,7 @@ class Link(GridWrapper):
         for missing in filter(None, map(self._underway.take, ids)):
             self._course.leave_out(missing.number, missing.node, "no reply")
         if train:
-            self._course.end_round(self._round, used(replies, asked), came(replies))
+            self._course.end_round(self.state.round, used(replies, asked), came(replies))
         return replies
 
     def end(self) -> None:
@@ -185,11 +216,11 @@ class Link(GridWrapper):
 
         Among them is what was no float at first: a strategy's mean makes float64 of integers.
         """
-        if not self._round:
+        if not self.state.round:
             expect_matches(layout, tuple(self._exact))
         floats = dict(zip(layout.names, map(is_float, layout.dtypes), strict=True))
-        self._counts |= {name for name, float_ in floats.items() if not float_}
-        made = sorted(escape(name) for name in self._counts if floats.get(name))
+        self.state.counts |= {name for name, float_ in floats.items() if not float_}
+        made = sorted(escape(name) for name in self.state.counts if floats.get(name))
         return (*self._exact, *made)
 
     def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Asked | None]]:
@@ -224,9 +255,9 @@ class Link(GridWrapper):
         if found is None:
             return None
         plain, form = self._dialogue.plain_bytes, found[0]
-        if not self._led_below:
+        if not self.state.led_below:
             vector = converted(found[1], form_of_models(form), form).vector
-            self._led_below = warn_of_variances(form.layout, vector)
+            self.state.led_below = warn_of_variances(form.layout, vector)
         if self._layout is None:
             plain = flower_bytes(records(content, ArrayRecord)[0][1])
         return *found, plain
@@ -242,7 +273,7 @@ class Link(GridWrapper):
         form, values, plain = model
         content, node, train = message.content, message.metadata.dst_node_id, trains(message)
         self._differences.offer(values, form, named=self._layout is None)
-        number = server_round(content) or self._round + 1
+        number = server_round(content) or self.state.round + 1
         exact = list(form.patterns) or None
         note = ToNode(number, workers=workers if train else None, exact=exact)
         name = records(content, ArrayRecord)[0][0]
@@ -250,11 +281,11 @@ class Link(GridWrapper):
         try:
             encoded, parcel = dialogue.encoded(node, content, name, note, cache, decided=decided)
         except PayloadError as error:
-            if self._round:
+            if self.state.round:
                 raise
             raise PayloadError(f"{error}; a mask of infinities goes by exact=[its name]") from error
         self._dialogue.count_down(plain)
-        if not self._warned:
+        if not self.state.warned:
             self._look_at_names(form, next(iter(parcel.arrays.values())).data)
         kind, received = message.metadata.message_type, cast(Model, parcel.received)
         sent = Asked(node, number, kind, name, train, form, received, plain)
@@ -270,7 +301,7 @@ class Link(GridWrapper):
         if sent is None:
             node = reply.metadata.src_node_id
             reason = "its message was answered before, or never sent"
-            return self._refused(reply, node, self._round, reason)
+            return self._refused(reply, node, self.state.round, reason)
         try:
             note = self._dialogue.opened(reply, sent.node, sent.number, sent.plain_bytes)
             reply.content.pop(NOTE, None)
@@ -309,12 +340,12 @@ class Link(GridWrapper):
             self._lengths[reply.metadata.reply_to_message_id] = change
         flat = self._layout is not None
         reply.content[name] = flat_record(model.vector) if flat else form.arrays(model)
-        if not self._warned:
+        if not self.state.warned:
             self._look_at_names(form, payload, update.exact)
 
     def _look_at_names(self, form: Form, payload: bytes, exact: tuple[int, ...] = ()) -> None:
         """Warn once, of what goes up or down."""
-        self._warned = warn_of_no_names(form.whole.names, [*form.patterns, *exact], payload)
+        self.state.warned = warn_of_no_names(form.whole.names, [*form.patterns, *exact], payload)
 
     def _screened(self, replies: list[Message], asked: Sequence[Asked | None]) -> list[Message]:
         """Make errors of replies whose update is refused; make smaller what is too large."""
@@ -331,7 +362,7 @@ class Link(GridWrapper):
     ) -> list[Message]:
         """Return replies, errors in place of bad ones: by `id`, and why."""
         return [
-            self._left_out(reply, sent.node, self._round, bad[id(reply)])
+            self._left_out(reply, sent.node, self.state.round, bad[id(reply)])
             if sent is not None and id(reply) in bad
             else reply
             for reply, sent in zip(replies, asked, strict=True)

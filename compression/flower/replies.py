@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from logging import getLogger
 from typing import Any, NamedTuple, cast
 
@@ -266,6 +267,15 @@ HINTS = {
 }
 
 
+@dataclass
+class CourseState:
+    """Messages that asked for training; rounds in a row of no use: all, and those of `MANY`."""
+
+    asked: int = 0
+    hopeless: int = 0
+    hopeless_of_many: int = 0
+
+
 class Course:
     """What becomes of the nodes' replies: counted and named, and the run given up if for nothing.
 
@@ -275,17 +285,22 @@ class Course:
     which nodes get the model whole again.
     """
 
-    def __init__(self, traffic: Traffic, patience: int, few: int | None = None) -> None:
+    def __init__(
+        self,
+        traffic: Traffic,
+        patience: int,
+        few: int | None = None,
+        state: CourseState | None = None,
+    ) -> None:
         if not isinstance(patience, int) or patience < 1:
             raise ValueError(f"patience must be a number of rounds, at least 1, not {patience!r}")
         self._traffic, self._patience, self._few = traffic, patience, few or patience
         self._reasons: list[str] = []  # why replies of this round were left out
-        self._hopeless = self._hopeless_of_many = 0  # rounds in a row without one of use
-        self._asked = 0
+        self._state = CourseState() if state is None else state
 
     def begin_round(self, asked: int) -> None:
         """Begin a round in which so many nodes were asked."""
-        self._asked += asked
+        self._state.asked += asked
         self._reasons.clear()
 
     def leave_out(self, server_round: int, node: int, reason: str) -> None:
@@ -299,14 +314,15 @@ class Course:
         self._traffic.client_updates += used
         heals = any(HEALS in reason for reason in self._reasons)
         of_use = used or heals
-        self._hopeless = 0 if of_use else self._hopeless + bool(replies)
-        self._hopeless_of_many = 0 if of_use else self._hopeless_of_many + (replies >= MANY)
-        if self._hopeless >= self._few or self._hopeless_of_many >= self._patience:
+        state = self._state
+        state.hopeless = 0 if of_use else state.hopeless + bool(replies)
+        state.hopeless_of_many = 0 if of_use else state.hopeless_of_many + (replies >= MANY)
+        if state.hopeless >= self._few or state.hopeless_of_many >= self._patience:
             raise PayloadError(f"round {server_round}: {nobody_usable(self._reasons, replies)}")
 
     def end(self) -> None:
         """Raise `PayloadError` if nodes were asked, and not one update was ever used."""
-        if self._asked and not self._traffic.client_updates:
+        if self._state.asked and not self._traffic.client_updates:
             raise PayloadError("no node has answered: the model is as it was")
 
 

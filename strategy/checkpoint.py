@@ -1,0 +1,154 @@
+"""A run's checkpoint: one file of named parts in its folder, there in whole or not at all.
+
+The first line is JSON: what the file is, and each part's name, size and checksum; then the parts,
+one after the other. The one before stays until the new one is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64_hexdigest
+
+from conf import ConfigError
+
+FILE = "checkpoint"
+MARK, FORMAT = "edgewire-checkpoint", 1  # another format for what an older version cannot read
+SHARE = 0.02  # of a run's seconds, at most, that are spent on checkpoints
+log = getLogger("edgewire")
+
+
+class Checkpoints:
+    """Writes a run's checkpoints into `folder` ("": none are written).
+
+    One is due after every `every` units (rounds, pushes, mini-batches; 0 or None: never), and no
+    sooner than the run has gone on for so long that writing takes `SHARE` of its time.
+    """
+
+    def __init__(self, folder: str, every: int | None) -> None:
+        self.folder = Path(folder) if folder and every else None
+        self._every, self._done = every or 1, 0
+        self._next = -math.inf  # seconds: not before
+
+    def due(self, done: int) -> bool:
+        """Return whether it is time for one, after so many units."""
+        passed = done // self._every > self._done // self._every
+        return self.folder is not None and passed and time.perf_counter() >= self._next
+
+    def keep(self, done: int, parts: Mapping[str, bytes], began: float) -> None:
+        """Write one, of what was done so far. Never raises: the run is worth more.
+
+        `began`: the moment of `time.perf_counter()` at which the work on it began.
+        """
+        if self.folder is None:
+            return
+        try:
+            write(self.folder, parts)
+        except OSError as error:
+            self.miss(str(error))
+        self._done, now = done, time.perf_counter()
+        self._next = now + (now - began) / SHARE
+
+    def went_on(self, done: int) -> None:
+        """Note that the run has begun with so many units done."""
+        self._done = done
+
+    def miss(self, reason: str) -> None:
+        """Say why one was not written; the one before stays, and it is tried again."""
+        log.warning("no checkpoint could be written, the one before stays: %s", reason)
+
+    def give_up(self, reason: str) -> None:
+        """Write no more: nobody could go on with them."""
+        log.warning("no checkpoints of this run: %s", reason)
+        self.folder = None
+
+
+def write(folder: Path, parts: Mapping[str, bytes]) -> None:
+    """Write a checkpoint; who reads sees the one before, or this one. Raises `OSError`."""
+    said = [[name, len(part), xxh3_64_hexdigest(part)] for name, part in parts.items()]
+    head = json.dumps({MARK: FORMAT, "parts": said, "checksum": _checksum(said)})
+    partial = folder / f"{FILE}.part"
+    try:
+        with partial.open("wb") as file:
+            file.write(f"{head}\n".encode())
+            for part in parts.values():
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, folder / FILE)
+        _sync(folder)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def _checksum(said: list[list[Any]]) -> str:
+    return xxh3_64_hexdigest(json.dumps(said).encode())
+
+
+def _sync(folder: Path) -> None:
+    """Put a folder's own entries on the disk, where the system can."""
+    with suppress(OSError):
+        there = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(there)
+        finally:
+            os.close(there)
+
+
+def forget(folder: str) -> None:
+    """Remove a checkpoint: of an earlier run in the same folder, or of one that has ended."""
+    if folder:
+        with suppress(OSError):
+            (Path(folder) / FILE).unlink(missing_ok=True)
+
+
+def expect(folder: Path) -> None:
+    """Raise `ConfigError`, one line, for a folder with which nobody can go on."""
+    if not folder.is_dir():
+        raise ConfigError(f"resume={folder}: there is no such folder")
+    if (folder / FILE).is_file():
+        return
+    ended = None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        ended = json.loads((folder / "result.json").read_text())["ended"]
+    if ended == "finished":
+        raise ConfigError(f"resume={folder}: this run is finished, nothing is left to do")
+    raise ConfigError(
+        f"resume={folder}: there is no checkpoint; the run had written none yet, or was told not "
+        "to (checkpoint_every=)"
+    )
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    """Return a checkpoint's parts. Raises `ConfigError`, one line, for what is none."""
+    expect(folder)
+    try:
+        with (folder / FILE).open("rb") as file:
+            head: Any = json.loads(file.readline(1 << 20))
+            found = head[MARK]
+            if found != FORMAT:
+                raise ConfigError(
+                    f"resume={folder}: the checkpoint is of another version ({found!r}, not "
+                    f"{FORMAT}): go on with the version that has written it"
+                )
+            parts = {str(name): (file.read(size), said) for name, size, said in head["parts"]}
+            whole = not file.read(1) and head["checksum"] == _checksum(head["parts"])
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
+        raise ConfigError(f"resume={folder}: the checkpoint cannot be read: {error!r}") from error
+    if not whole or any(xxh3_64_hexdigest(part) != said for part, said in parts.values()):
+        raise ConfigError(
+            f"resume={folder}: the checkpoint is damaged; nothing of it can be used: begin anew"
+        )
+    return {name: part for name, (part, _) in parts.items()}

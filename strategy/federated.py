@@ -1,0 +1,250 @@
+"""Flower's strategies over a link: a round at a time, and all that they have come to as bytes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import isroutine
+from typing import Any, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import QFedAvg, Result, Strategy
+
+from compression import Codec
+from compression.flower import Link, Sheltered, Traffic, flat_record, layout_of, to_vector
+from compression.flower.link import LinkState
+from compression.flower.notes import EXAMPLES, LOSS, SECONDS, STEPS
+from compression.flower.screen import Screening
+from compression.flower.traffic import flower_bytes
+from strategy.server import FLOWER, HOPELESS, EvaluateFn
+from strategy.state import from_bytes, to_bytes
+from strategy.values import Told
+from task.steps import Evaluation
+
+DEFAULT = Screening()
+METRICS = {  # of our ClientApp's replies
+    "train": (LOSS, EXAMPLES, STEPS, SECONDS),
+    "evaluate": (*Evaluation._fields, EXAMPLES),
+}
+LEVEL = 10.0  # times the median of a round's losses, or as small a part of it
+
+
+def level(replies: list[Message]) -> list[Message]:
+    """Return replies whose losses are within `LEVEL` of the median, for who weighs by them.
+
+    q-FedAvg takes a step as short as the smallest loss makes it: a loss of 0 stops the model.
+    """
+    found = [
+        (metrics, float(cast(float, metrics[LOSS])))
+        for reply in replies
+        if not reply.has_error()
+        for metrics in reply.content.metric_records.values()
+    ]
+    if found:
+        usual = sorted(loss for _, loss in found)[(len(found) - 1) // 2]
+        for metrics, loss in found:
+            metrics[LOSS] = min(max(loss, usual / LEVEL), usual * LEVEL)
+    return replies
+
+
+@dataclass
+class FederatedState:
+    """`round`: the last; `arrays`: the model after it; `kept`: what the strategy, and those that it
+    wraps, keep in their attributes.
+    """
+
+    traffic: Traffic = field(default_factory=Traffic)
+    round: int = 0
+    arrays: Told = field(default_factory=lambda: Told(None))
+    link: LinkState = field(default_factory=LinkState)
+    kept: list[dict[str, Told]] = field(default_factory=list)
+
+
+class Federated(Sheltered):
+    """Any of Flower's strategies over a link, its draws from (seed, round) alone.
+
+    Flower's strategies sample nodes with Python's global generator, which other threads of a
+    process use too: it is set anew right before each round draws.
+
+    `save` returns all that a run has come to between two rounds (when `after_turn` is called);
+    one of the same options that has taken it by `load` goes on from there when it is started.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        downlink: Codec | None,
+        seed: int,
+        uplink: Codec | None = None,
+        screening: Screening = DEFAULT,
+    ) -> None:
+        super().__init__(strategy)
+        self._uplink, self._downlink, self._seed = uplink, downlink, seed
+        self._screening = screening
+        self._state = FederatedState()
+        self._goes_on = False  # with a state that was loaded
+        self.train_metrics: MetricRecord | None = None  # the last round's, from the nodes
+        self.evaluate_metrics: MetricRecord | None = None
+        self.after_turn: Callable[[], None] | None = None
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has crossed the network so far."""
+        return self._state.traffic
+
+    @property
+    def done(self) -> int:
+        """How many rounds are through."""
+        return self._state.round
+
+    def save(self) -> bytes:
+        """Return the state as bytes.
+
+        Raises `TypeError`, one line, for a strategy that keeps what nobody can put into bytes.
+        """
+        self._state.kept = [attributes_of(each) for each in self._wrapped()]
+        return to_bytes(self._state, self._options())
+
+    def load(self, data: bytes) -> None:
+        """Take a state with which the next `start` goes on.
+
+        Raises `StateError` for another's, or one that was saved with other options.
+        """
+        self._state, self._goes_on = from_bytes(FederatedState, data, self._options()), True
+        for strategy, kept in zip(self._wrapped(), self._state.kept, strict=True):
+            for name, value in kept.items():
+                setattr(strategy, name, value.value)
+
+    def abandon(self) -> None:
+        """Nothing is under way between two rounds."""
+
+    def _wrapped(self) -> list[Strategy]:
+        """Return the strategy, and those that it wraps."""
+        found = [self.strategy]
+        while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
+            found.append(inner)
+        return found
+
+    def _options(self) -> dict[str, str]:
+        """Return what a state is bound to."""
+        return {"strategy": " of ".join(type(each).__name__ for each in self._wrapped())}
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the strategy's rounds; arguments and result as `Strategy.start`, arrays flat."""
+        goes_on, self._goes_on = self._goes_on, False
+        if not goes_on:
+            self._state = FederatedState()
+        state, self._layout = self._state, layout_of(initial_arrays)
+        link = Link(
+            grid,
+            downlink=self._downlink,
+            seed=self._seed,
+            few=HOPELESS,
+            uplink=self._uplink,
+            screening=self._screening,
+            metrics=METRICS,
+            layout=self._layout,
+            plain_bytes=flower_bytes(initial_arrays),
+            traffic=self.traffic,
+            state=state.link,
+        )
+        FLOWER.info("Starting %s strategy:", type(self.strategy).__name__)
+        self.summary()
+        result = Result()
+        if not goes_on:
+            state.arrays = Told(flat_record(to_vector(initial_arrays)))
+            self._measure(evaluate_fn, num_rounds, result)
+        train_config = ConfigRecord() if train_config is None else train_config
+        configs = train_config, evaluate_config or ConfigRecord()
+        while state.round < num_rounds:
+            self._round(link, timeout, *configs, result)
+            self._measure(evaluate_fn, num_rounds, result)
+            if self.after_turn is not None:
+                self.after_turn()
+        link.end()
+        return result
+
+    def _round(
+        self,
+        link: Link,
+        timeout: float,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+        result: Result,
+    ) -> None:
+        """Do a round, its parts in the order of Flower's own `Strategy.start`."""
+        number, arrays = self._state.round + 1, self._state.arrays.value
+        messages = self.configure_train(number, arrays, train_config, link)
+        replies = link.send_and_receive(messages, timeout=timeout)
+        found, metrics = self.aggregate_train(number, replies)
+        if found is not None:
+            result.arrays = arrays = found
+        if metrics is not None:
+            result.train_metrics_clientapp[number] = metrics
+        messages = self.configure_evaluate(number, arrays, evaluate_config, link)
+        replies = link.send_and_receive(messages, timeout=timeout)
+        if (measured := self.aggregate_evaluate(number, replies)) is not None:
+            result.evaluate_metrics_clientapp[number] = measured
+        self._state.round, self._state.arrays = number, Told(arrays)
+
+    def _measure(self, evaluate_fn: EvaluateFn | None, of: int, result: Result) -> None:
+        """Hand the model over; keep what it gave."""
+        done, arrays = self._state.round, self._state.arrays.value
+        metrics = evaluate_fn(done, arrays) if evaluate_fn else None
+        if metrics is not None:
+            result.evaluate_metrics_serverapp[done] = metrics
+            FLOWER.info("[ROUND %d/%d] %s", done, of, metrics)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Configure training after setting the generator."""
+        random.seed(f"{self._seed} {server_round} train")
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Configure evaluation after setting the generator."""
+        random.seed(f"{self._seed} {server_round} evaluate")
+        return super().configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate, and keep what the nodes measured."""
+        if isinstance(self.strategy, QFedAvg):
+            replies = level(list(replies))
+        arrays, self.train_metrics = super().aggregate_train(server_round, replies)
+        return arrays, self.train_metrics
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Aggregate, and keep what the nodes measured."""
+        self.evaluate_metrics = super().aggregate_evaluate(server_round, replies)
+        return self.evaluate_metrics
+
+
+def attributes_of(strategy: Strategy) -> dict[str, Told]:
+    """Return what a strategy keeps; no functions and classes, nor a strategy that it wraps."""
+    return {name: Told(value) for name, value in vars(strategy).items() if not _is_rule(value)}
+
+
+def _is_rule(value: Any) -> bool:
+    """Return whether a value is one that does not change: how things are done, not what is."""
+    if isinstance(value, partial):
+        return _is_rule(value.func)
+    return isroutine(value) or isinstance(value, type | Strategy)

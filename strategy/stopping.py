@@ -1,0 +1,65 @@
+"""Ctrl-C and SIGTERM while a run has something to put down first: held back to a safe moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE = 5.0  # seconds for which a signal is held back at most
+Handler = Callable[[int, FrameType | None], object]
+
+
+class Stopping:
+    """A context in which the first signal to stop waits for `go`, and for `GRACE` seconds at most.
+
+    A second one does what it does elsewhere, at once. Only what somebody handles is held back, and
+    only in a process's main thread, which alone hears signals.
+    """
+
+    def __init__(self) -> None:
+        self.asked: int | None = None  # the number of the signal that waits
+        self._before: dict[int, Handler] = {}
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Stopping:
+        if threading.current_thread() is threading.main_thread():
+            for number in NUMBERS:
+                if callable(before := signal.getsignal(number)):
+                    self._before[number] = before
+                    signal.signal(number, self._hear)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def go(self) -> None:
+        """Do now what a signal that waits would have done: raise, as a rule."""
+        number, self.asked = self.asked, None
+        if number is not None:
+            self._before[number](number, None)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._timer is not None:
+            self._before[number](number, frame)
+            return
+        self.asked = number
+        self._timer = threading.Timer(GRACE, self._insist, (number,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _insist(self, number: int) -> None:
+        """Say it again, unless it was done meanwhile."""
+        if self.asked is not None:
+            os.kill(os.getpid(), number)
