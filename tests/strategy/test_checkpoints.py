@@ -1,0 +1,142 @@
+"""A run that was stopped goes on from its checkpoint, and leaves what it would have left."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from conf.load import run_config
+from simulation.job import Job
+from simulation.local import run_local
+from strategy import checkpoint
+from strategy.app import Run
+from tests.runs import composed
+
+ROOT = Path(__file__).parents[2]
+PRESETS = sorted(path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml"))
+STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
+OURS = {"asynchronous", "sparse_averaging", "split_backprop", "synthetic_gradients"}
+SMALL = ["dataset=digits", "batch_size=16", "eval_every=3"]
+ROUNDS = ["rounds=8", "nodes=6", "local_steps=2"]
+PUSHES = ["strategy.pushes=48", "strategy.record_every=3", "nodes=6", "eval_every=6"]
+CUT = ["rounds=10", "network.seconds_per_step=0.04", "batch_size=32"]
+REAL = {"seconds", "seconds_by_segment", "segments"}  # what is measured in real seconds
+
+
+class Stopped(Exception):
+    """The run is over, all of a sudden."""
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """Write a checkpoint each time, whatever it costs."""
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+
+
+def run(folder, words, workers=1, *, resume=False):
+    config = composed(*words)
+    values = {**run_config(config, str(folder)), "resume": resume}
+    run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=workers)
+
+
+def stopped_at(monkeypatch, record):
+    """Let a run end, without a word, when it records for the `record`-th time."""
+    done, count = Run.round_done, 0
+
+    def some(self, server_round, arrays):
+        nonlocal count
+        count += 1
+        if count == record:
+            monkeypatch.setattr(Run, "round_done", done)
+            raise Stopped
+        return done(self, server_round, arrays)
+
+    monkeypatch.setattr(Run, "round_done", some)
+
+
+def left(folder):
+    """Return what a run has left, but for what it measured in real seconds."""
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    rows.append(json.loads((folder / "result.json").read_text()))
+    kept = [{k: v for k, v in row.items() if k not in REAL} for row in rows]
+    return kept, (folder / "model.safetensors").read_bytes()
+
+
+def goes_on(monkeypatch, tmp_path, words, record, workers=(1, 1)):
+    run(tmp_path / "whole", words)
+    stopped_at(monkeypatch, record)
+    with pytest.raises(Stopped):
+        run(tmp_path / "stopped", words, workers[0])
+    assert (tmp_path / "stopped" / checkpoint.FILE).exists()
+    run(tmp_path / "stopped", words, workers[1], resume=True)
+    assert left(tmp_path / "stopped") == left(tmp_path / "whole")
+    assert not (tmp_path / "stopped" / checkpoint.FILE).exists()
+
+
+def words_of(preset):
+    strategy = composed(f"algorithm={preset}").strategy
+    words = [f"algorithm={preset}", *SMALL]
+    if "pushes" in strategy:
+        delta = ["local_steps=2"] if strategy.update == "delta" else []
+        return [*words, *PUSHES, *delta, "network.waiting_seconds=0.1"]
+    if "cuts" in strategy:
+        return [*words, *CUT]
+    short = ROUNDS if strategy.get("update") != "gradient" else ROUNDS[:2]
+    return [*words, *short]
+
+
+def middle_of(words):
+    """Return which of a run's records is one in its middle."""
+    return 8 if any("pushes=" in word for word in words) else 5
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_goes_on_bit_for_bit(monkeypatch, tmp_path, preset):
+    words = words_of(preset)
+    goes_on(monkeypatch, tmp_path, words, middle_of(words))
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - OURS))
+def test_every_strategy_of_flowers_goes_on_bit_for_bit(monkeypatch, tmp_path, strategy):
+    words = ["algorithm=fedavg", f"strategy={strategy}", *SMALL, *ROUNDS, "downlink=f2i"]
+    goes_on(monkeypatch, tmp_path, words, record=5)
+
+
+HARD = {
+    "lost replies, crashes, late ones": [
+        "algorithm=cesgd", *SMALL, "rounds=14", "nodes=6", "network=lte", "network.loss=0.2",
+        "network.crash=0.05", "network.rejoin_seconds=1", "timeout=0.4", "strategy.quorum=0.75",
+    ],
+    "memories over a link, drawn nodes": [
+        "algorithm=fedavg", "strategy=fedadam", *SMALL, *ROUNDS, "compression=esgd", "downlink=f2i",
+        "strategy.fraction_train=0.5", "strategy.fraction_evaluate=1", "dataset.holdout=0.2",
+    ],
+    "losses over a link": [
+        "algorithm=fedavg", *SMALL, *ROUNDS, "compression=dgc", "network=lte", "network.loss=0.2",
+        "timeout=2",
+    ],
+    "a plateau's rate": ["algorithm=fedavg_topk", *SMALL, *ROUNDS, "schedule=plateau",
+                         "schedule.patience=0", "schedule.threshold=0.9"],
+    "crashes and joins": [
+        "algorithm=adacomp", *SMALL, *PUSHES, "network=classes", "network.crash=0.03",
+        "network.rejoin_seconds=2", "network.join_seconds=5",
+        "network.loss=0.05", "timeout=30",
+    ],
+    "a limited server": ["algorithm=fedasync", *SMALL, *PUSHES, "local_steps=2", "network=adsl",
+                         "network.server_mbps=5"],
+    "differences": ["algorithm=adacomp", *SMALL, *PUSHES, "downlink=topk", "downlink.density=0.1"],
+    "a pipeline": [
+        "algorithm=split_backprop", *SMALL, *CUT, "strategy.schedule=pipeline",
+        "strategy.micro_batches=2", "compression=int4", "compression@gradients=int4",
+        "strategy.feedback=true", "strategy.segment_every=3",
+    ],
+}  # fmt: skip
+
+
+WORKERS = [(2, 2), (2, 1), (1, 3)]  # before and after
+
+
+@pytest.mark.parametrize(("name", "workers"), list(zip(HARD, WORKERS * 3, strict=False)))
+def test_whatever_happens_and_for_any_number_of_workers(monkeypatch, tmp_path, name, workers):
+    goes_on(monkeypatch, tmp_path, HARD[name], middle_of(HARD[name]), workers)
