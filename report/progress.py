@@ -64,6 +64,8 @@ class RunProgress:
         """Show the last complete line that was written since the last look."""
         if not self._history.exists():
             return
+        if self._history.stat().st_size < self._offset:  # cut off, where the run goes on
+            self._offset = 0
         with self._history.open() as file:
             file.seek(self._offset)
             text = file.read()
@@ -71,7 +73,10 @@ class RunProgress:
         if not lines:
             return
         self._offset += len(text[: text.rfind("\n") + 1].encode())
-        row = json.loads(lines[-1])
+        try:
+            row = json.loads(lines[-1])
+        except ValueError:  # the look fell into the middle of a line, of a history cut off
+            return
         if row["accuracy"] is not None:
             self._progress.update(self._task, accuracy=percent(row["accuracy"]))
         self._progress.update(

@@ -101,6 +101,7 @@ class Asynchronous(ParameterServer):
         state.resting.clear()
         state.known.clear()
         state.looked = -math.inf
+        state.dialogue.go_back()
 
     def summary(self) -> None:
         """Log what the strategy does."""

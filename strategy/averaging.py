@@ -104,6 +104,7 @@ class SparseAveraging(ParameterServer):
     def abandon(self) -> None:
         """Give up late replies; between two rounds nothing else is under way."""
         self.state.exchange.late.messages.clear()
+        self.state.dialogue.go_back()
 
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""

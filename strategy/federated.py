@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isroutine
@@ -21,7 +21,7 @@ from compression.flower.screen import Screening
 from compression.flower.traffic import flower_bytes
 from strategy.server import FLOWER, HOPELESS, EvaluateFn
 from strategy.state import from_bytes, to_bytes
-from strategy.values import Told
+from strategy.values import Told, told
 from task.steps import Evaluation
 
 DEFAULT = Screening()
@@ -106,6 +106,8 @@ class Federated(Sheltered):
         Raises `TypeError`, one line, for a strategy that keeps what nobody can put into bytes.
         """
         self._state.kept = [attributes_of(each) for each in self._wrapped()]
+        for strategy, kept in zip(self._wrapped(), self._state.kept, strict=True):
+            expect_kept(type(strategy).__name__, kept)
         return to_bytes(self._state, self._options())
 
     def load(self, data: bytes) -> None:
@@ -119,7 +121,8 @@ class Federated(Sheltered):
                 setattr(strategy, name, value.value)
 
     def abandon(self) -> None:
-        """Nothing is under way between two rounds."""
+        """Nothing is under way between two rounds, but nodes may have gone on."""
+        self._state.link.dialogue.go_back()
 
     def _wrapped(self) -> list[Strategy]:
         """Return the strategy, and those that it wraps."""
@@ -241,6 +244,15 @@ class Federated(Sheltered):
 def attributes_of(strategy: Strategy) -> dict[str, Told]:
     """Return what a strategy keeps; no functions and classes, nor a strategy that it wraps."""
     return {name: Told(value) for name, value in vars(strategy).items() if not _is_rule(value)}
+
+
+def expect_kept(name: str, kept: Mapping[str, Told]) -> None:
+    """Raise `TypeError`, with its name, for an attribute that cannot be put into bytes."""
+    for attribute, value in kept.items():
+        try:
+            told(value.value, lambda array: 0)
+        except TypeError as error:
+            raise TypeError(f"{name}.{attribute}: {error}") from error
 
 
 def _is_rule(value: Any) -> bool:

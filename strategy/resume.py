@@ -46,7 +46,7 @@ class Resumable(Protocol):
         """Take a state with which the next `start` goes on."""
 
     def abandon(self) -> None:
-        """Give up what is under way: nobody will answer it."""
+        """Give up what is under way; nodes may have gone on since the state was saved."""
 
 
 @runtime_checkable

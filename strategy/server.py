@@ -83,7 +83,10 @@ class ParameterServer(Strategy):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Give up what is under way: nobody will answer it, and nodes are sent messages anew."""
+        """Give up what is under way: nobody will answer it, and nodes are sent messages anew.
+
+        For a state that is older than what nodes have: they get the model whole.
+        """
         raise NotImplementedError
 
     def save(self) -> bytes:

@@ -113,6 +113,15 @@ class DialogueState:
     ledger: LedgerState = field(default_factory=LedgerState)
     receipts: ReceiptsState = field(default_factory=ReceiptsState)
 
+    def go_back(self) -> None:
+        """Note that nodes may have gone on since: on versions that this server does not know.
+
+        They get the model whole. Which of their replies are applied is known as it was: of those
+        that came later a node puts its last one back.
+        """
+        self.ledger.has.clear()
+        self.ledger.sent.clear()
+
 
 class Dialogue:
     """Brings nodes to the newest model, tells them what was applied, and reads their replies.

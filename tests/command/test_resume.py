@@ -1,0 +1,160 @@
+"""`resume=DIR`: what a person types when a run was killed; what is said where that cannot be."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from compression import PayloadError
+from strategy import checkpoint
+from strategy.app import Run
+from strategy.resume import RUN, RunState
+from strategy.state import from_bytes
+from tests.strategy.test_checkpoints import left
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["algorithm=esgd", "rounds=150", "eval_every=50", "nodes=3", "batch_size=16"]
+
+
+def rows_of(folder):
+    path = folder / "history.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the folder of a run that nobody has stopped."""
+    from command import main
+
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        words = [*WORDS, "engine.workers=1", f"hydra.run.dir={folder}"]
+        patch.setattr(sys, "argv", ["run.py", *words])
+        main.cli()
+    return folder
+
+
+@pytest.mark.usefixtures("listening")
+@pytest.mark.parametrize(
+    ("number", "workers", "then"), [(signal.SIGKILL, 2, 1), (signal.SIGTERM, 1, 2)], ids=str
+)
+def test_a_run_that_was_killed_leaves_what_it_would_have_left(
+    number, workers, then, whole, cli, tmp_path
+):
+    folder = tmp_path / "it's a run, killed"
+    place = str(folder).replace("'", "\\'")
+    command = [sys.executable, "run.py", *WORDS, f"engine.workers={workers}"]
+    started = subprocess.Popen(
+        [*command, f"hydra.run.dir='{place}'"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 240  # a busy machine takes long to import torch
+    while time.monotonic() < deadline and len(rows_of(folder)) < 40:
+        time.sleep(0.01)
+    started.send_signal(number)
+    try:
+        _, printed = started.communicate(timeout=60)
+    finally:
+        started.kill()
+    assert started.returncode == (-9 if number == signal.SIGKILL else 143)
+    assert "Traceback" not in printed
+    rows = rows_of(folder)
+    assert 40 <= len(rows) < 150
+    if number == signal.SIGTERM:  # all that it had done is in its last checkpoint
+        kept = from_bytes(RunState, checkpoint.read(folder)[RUN])
+        assert kept.records.last.value["round"] == json.loads(rows[-1])["round"]
+        assert json.loads((folder / "result.json").read_text())["ended"] == "interrupted"
+    before = (folder / ".hydra" / "overrides.yaml").read_text()
+    code, printed = cli(f"resume={folder}", f"engine.workers={then}")
+    assert (code, printed.err) == (0, "")
+    assert "accuracy" in printed.out
+    assert left(folder) == left(whole)
+    assert (folder / ".hydra" / "overrides.yaml").read_text() == before
+
+
+@pytest.fixture
+def stopped(cli, tmp_path, monkeypatch):
+    """Return the folder of a run that has ended early; a checkpoint is there."""
+    done, folder = Run.round_done, tmp_path / "stopped"
+
+    def some(self, server_round, arrays):
+        if server_round == 3:
+            raise PayloadError("the power is off")
+        return done(self, server_round, arrays)
+
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "round_done", some)
+        words = ["algorithm=esgd", "nodes=2", "rounds=5", "engine.workers=1", "batch_size=16"]
+        assert cli(*words, f"hydra.run.dir={folder}")[0] == 1
+    return folder
+
+
+def one_line(cli, *words):
+    """Return what is said of a mistake."""
+    code, printed = cli(*words)
+    assert code == 2
+    assert len(printed.err.strip().splitlines()) == 1
+    return printed.err
+
+
+def test_a_run_that_stopped_by_itself_goes_on_too(cli, stopped):
+    code, printed = cli(f"resume={stopped}", "checkpoint_every=2")
+    assert (code, printed.err) == (0, "")
+    rows = [json.loads(line)["round"] for line in rows_of(stopped)]
+    assert rows == [0, 1, 2, 3, 4, 5]
+    assert "this run is finished" in one_line(cli, f"resume={stopped}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rounds=9"], "rounds=9 does not go with resume="),
+        (["-m"], "-m does not go with resume="),
+        (["algorithm=esgd", "verbose=true"], "algorithm=esgd does not go with resume="),
+        (["resume=elsewhere"], "the folder of one run"),
+    ],
+)
+def test_other_words_are_refused_in_one_line(cli, stopped, words, said):
+    assert said in one_line(cli, f"resume={stopped}", *words)
+    assert (stopped / checkpoint.FILE).exists()
+
+
+def test_folders_of_which_nothing_can_be_made(cli, stopped, tmp_path):
+    assert "no such folder" in one_line(cli, f"resume={tmp_path / 'nowhere'}")
+    assert "there is no checkpoint" in one_line(cli, f"resume={tmp_path}")
+    assert "the folder of one run" in one_line(cli, "resume=")
+    (stopped / ".hydra" / "config.yaml").unlink()
+    assert "its configuration is gone" in one_line(cli, f"resume={stopped}")
+
+
+def test_what_was_done_to_the_folder_meanwhile_is_named(cli, stopped):
+    path, history = stopped / checkpoint.FILE, stopped / "history.jsonl"
+    whole, rows = path.read_bytes(), history.read_bytes()
+    for at in (0, 5, 40, 200, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        said = one_line(cli, f"resume={stopped}")
+        assert any(why in said for why in ("damaged", "cannot be read", "another version")), said
+    for part in (b"", whole[:-1], whole + b"x", b"x" * 100, whole[: len(whole) // 2]):
+        path.write_bytes(part)
+        assert f"resume={stopped}: the checkpoint" in one_line(cli, f"resume={stopped}")
+    path.write_bytes(whole)
+    history.write_bytes(rows[: len(rows) // 3])
+    assert "history.jsonl lacks rows" in one_line(cli, f"resume={stopped}")
+    history.write_bytes(rows)
+    config = stopped / ".hydra" / "config.yaml"
+    words = config.read_text()
+    config.write_text(words.replace("batch_size: 16", "batch_size: 17"))
+    assert "another batch_size= there (16)" in one_line(cli, f"resume={stopped}")
+    config.write_text(words)
+    assert cli(f"resume={stopped}")[0] == 0  # nothing of this has harmed it
+
+
+def test_another_run_in_the_same_folder_leaves_no_checkpoint_of_the_first(cli, stopped):
+    words = ["algorithm=esgd", "nodes=2", "rounds=2", "checkpoint_every=0", "engine.workers=1"]
+    assert cli(*words, f"hydra.run.dir={stopped}")[0] == 0
+    assert not (stopped / checkpoint.FILE).exists()
