@@ -1,0 +1,107 @@
+"""A server that goes on with an older state than its nodes, and none of the messages under way.
+
+As on real nodes, where a new run takes the place of one whose ServerApp was killed.
+"""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord
+
+from compression.flower import to_vector
+from compression.flower.grids import GridWrapper
+from compression.flower.replica import MODEL, REPLICA
+from compression.flower.state import kept
+from conf.build import data_of, model_of
+from conf.load import run_config
+from simulation.clock import VirtualClock
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+from strategy.nodes import OrderedGrid
+from strategy.scheme import scheme_for
+from task.flat import FlatModel
+from tests.runs import composed, configured
+
+SMALL = ["dataset=digits", "batch_size=16", "nodes=4"]
+PUSHES = ["strategy.pushes=60", "network=ideal", "eval_every=1"]
+CUT = ["rounds=18", "model=four_layers", "batch_size=32", "strategy.segment_every=3"]
+RUNS = {
+    "steps down": ["algorithm=esgd", "rounds=18", "strategy.verify_every=1"],
+    "momentum": ["algorithm=dgc", "rounds=18", "strategy.verify_every=1"],
+    "deltas": ["algorithm=fedavg_topk", "rounds=9"],
+    "over a link": ["algorithm=fedavg_f2i_both", "rounds=9", "local_steps=2", "compression=esgd"],
+    "pushes": ["algorithm=asgd", *PUSHES, "compression=topk"],
+    "differences": ["algorithm=adacomp", *PUSHES, "downlink=topk", "downlink.density=0.1"],
+    "mixed": ["algorithm=fedasync", *PUSHES, "local_steps=1"],
+    "cut, synthetic gradients": ["algorithm=synthetic_gradients", *CUT],
+    "cut, in sequence": ["algorithm=split_backprop", *CUT],
+}
+
+
+class Stopped(Exception):
+    """The server is gone."""
+
+
+class Real(GridWrapper):
+    """A grid of which nobody knows who will come, nor the time."""
+
+    @property
+    def virtual_seconds(self):
+        return None
+
+    @property
+    def next_change(self):
+        return None
+
+
+def begun(words, states):
+    """Return nodes that keep what these states say, and their grid."""
+    config = configured(*words)
+    pool = make_pool(HostSpec("client.app:app", 4, 1, run_config(composed(*words))), 1)
+    pool.load(states)
+    return pool, OrderedGrid(Real(LocalGrid(pool, 4, VirtualClock(config.network, config.seed))))
+
+
+def serve(words, grid, state=None, save_at=None, stop_at=None):
+    """Run a server; return it, what it had saved, and the last model that it recorded."""
+    config = configured(*words)
+    data = data_of(config)
+    scheme, models, saved = scheme_for(config, data), [], []
+    if state is not None:
+        scheme.load(state)
+        scheme.abandon()
+
+    def after_turn():
+        if scheme.done >= (save_at or config.rounds) and not saved:
+            saved.append(scheme.save())
+        if scheme.done >= (stop_at or config.rounds + 1):
+            raise Stopped
+
+    scheme.after_turn = after_turn
+    arrays = ArrayRecord(FlatModel(model_of(config, data)).state_dict())
+    given = arrays, config.rounds, config.timeout, ConfigRecord({"lr": config.lr})
+    with suppress(Stopped):
+        scheme.start(grid, *given, evaluate_fn=lambda done, a: models.append(to_vector(a).copy()))
+    return scheme, saved, models[-1]
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["memories kept", "memories lost"])
+@pytest.mark.parametrize("name", RUNS)
+def test_a_new_run_goes_on_with_nodes_that_are_ahead(name, keeps):
+    words = [RUNS[name][0], *SMALL, *RUNS[name][1:]]
+    rounds = configured(*words).rounds
+    pool, grid = begun(words, {})
+    before, (state,), _ = serve(words, grid, save_at=rounds // 3, stop_at=rounds // 2)
+    assert before.done >= rounds // 2
+    assert bool(pool.states()) == (name != "mixed")
+    pool, grid = begun(words, pool.states() if keeps else {})
+    after, _, model = serve(words, grid, state)
+    assert after.done == rounds
+    assert after.traffic.failures == before.traffic.failures == 0
+    assert np.isfinite(model).all()
+    replicas = [kept(each, REPLICA) for each in pool.states().values() if REPLICA in each]
+    if name in ("steps down", "momentum"):
+        (last,) = {replica[MODEL].tobytes() for replica in replicas}  # all have the same one
+        assert np.abs(np.frombuffer(last, np.float32) - model).max() < 1
