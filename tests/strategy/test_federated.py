@@ -1,17 +1,20 @@
 """Flower's strategies, a round at a time: what their own `start` does, and from a state on."""
 
+import random
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
-from compression.flower import to_vector
+from compression.flower import Link, Sheltered, flat_record, layout_of, to_vector
+from compression.flower.traffic import flower_bytes
 from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
-from strategy.federated import Federated
+from strategy.federated import METRICS, Federated
 from strategy.nodes import OrderedGrid
 from strategy.state import StateError
 from task.flat import FlatModel
@@ -20,17 +23,16 @@ from tests.runs import composed, configured
 WORDS = ["algorithm=fedavg", "nodes=3", "local_steps=1", "batch_size=8", "dataset.holdout=0.3"]
 
 
-class Theirs(Federated):
-    """Goes by the loop of Flower's own `start`, over the very link."""
+class Theirs(Sheltered):
+    """Goes by the loop of Flower's own `start`; draws as ours does."""
 
-    def _round(self, link, timeout, train_config, evaluate_config, result):
-        if self.done:
-            return
-        whole = Strategy.start(
-            self, link, self._state.arrays.value, 4, timeout, train_config, evaluate_config
-        )
-        vars(result).update(vars(whole))
-        self._state.round = 4
+    def configure_train(self, server_round, arrays, config, grid):
+        random.seed(f"1 {server_round} train")
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        random.seed(f"1 {server_round} evaluate")
+        return super().configure_evaluate(server_round, arrays, config, grid)
 
 
 def grid():
@@ -43,12 +45,6 @@ def initial():
     return ArrayRecord(FlatModel(model_of(config, data_of(config))).state_dict())
 
 
-def trained(kind, strategy, rounds=4):
-    made = kind(strategy, None, seed=1)
-    config = ConfigRecord({"lr": 0.1})
-    return made, made.start(grid(), initial(), rounds, train_config=config)
-
-
 def metrics_of(found):
     """Return metrics, without what nodes measured in real seconds."""
     return {
@@ -57,15 +53,20 @@ def metrics_of(found):
     }
 
 
-@pytest.mark.parametrize("kind", [FedAvg, FedAdam])
+@pytest.mark.parametrize("kind", [FedAvg, FedAdam, FedAvgM])
 def test_the_rounds_are_those_of_flowers_own_start(kind):
-    ours, found = trained(Federated, kind(fraction_train=0.7))
-    theirs, expected = trained(Theirs, kind(fraction_train=0.7))
+    arrays, config = initial(), ConfigRecord({"lr": 0.1})
+    layout, size = layout_of(arrays), flower_bytes(arrays)
+    ours = Federated(kind(fraction_train=0.7), None, seed=1)
+    found = ours.start(grid(), arrays, 4, train_config=config)
+    link = Link(grid(), layout=layout, plain_bytes=size, metrics=METRICS)
+    theirs = Theirs(kind(fraction_train=0.7), layout=layout)
+    expected = theirs.start(link, flat_record(to_vector(arrays)), 4, train_config=config)
     np.testing.assert_array_equal(to_vector(found.arrays), to_vector(expected.arrays))
     assert sorted(found.train_metrics_clientapp) == [1, 2, 3, 4]
     for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
         assert metrics_of(getattr(found, name)) == metrics_of(getattr(expected, name))
-    assert ours.traffic == theirs.traffic
+    assert ours.traffic == link.traffic
 
 
 def test_models_are_handed_over_before_the_first_round_and_after_each():
