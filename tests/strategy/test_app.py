@@ -1,6 +1,7 @@
 """The run on the server."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from simulation.host import HostSpec
 from simulation.job import Job
 from simulation.local import run_local
 from simulation.workers import make_pool
+from strategy import checkpoint
 from strategy.app import Run, main
 from strategy.nodes import OrderedGrid
 from strategy.records import Records
-from tests.runs import configured
+from tests.runs import composed, configured
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,3 +83,45 @@ def test_a_network_that_nothing_emulates_is_refused_where_time_is_real():
     context = Context(1, 1, {}, RecordDict(), values)
     with pytest.raises(ConfigError, match=r"time is real.*give network=ideal"):
         main(Real(job_grid()), context)
+
+
+class Remote(GridWrapper):
+    """A grid whose nodes are elsewhere: a checkpoint holds nothing of them."""
+
+
+@pytest.mark.parametrize("algorithm", ["esgd", "fedavg_f2i_both"])
+def test_on_nodes_of_their_own_a_new_run_goes_on_with_the_servers_part(
+    tmp_path, monkeypatch, algorithm
+):
+    words = [f"algorithm={algorithm}", "rounds=6", "nodes=2", "batch_size=16"]
+    values, done = run_config(composed(*words), str(tmp_path)), Run.round_done
+
+    def run(resume):
+        nodes = LocalGrid(make_pool(HostSpec("client.app:app", 2, 1, values), 1), 2)
+        app_config = {**values, "resume": resume}
+        main(Remote(nodes), Context(1, 0, {}, RecordDict(), app_config))
+
+    def fourth(self, server_round, arrays):
+        if server_round == 4:
+            raise KeyboardInterrupt
+        return done(self, server_round, arrays)
+
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "round_done", fourth)
+        with pytest.raises(KeyboardInterrupt):
+            run(False)
+    run(True)
+    rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == list(range(7))
+    assert rows[-1]["failures"] == 0
+    assert rows[-1]["client_updates"] == 12
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    with pytest.raises(ConfigError, match="this run is finished"):
+        run(True)
+
+
+def test_going_on_needs_the_folder_of_the_run():
+    values = {**run_config(composed("nodes=1")), "resume": True}
+    with pytest.raises(ConfigError, match="resume goes with output="):
+        main(job_grid(), Context(1, 0, {}, RecordDict(), values))
