@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -15,36 +15,14 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from .clock import NEVER, ClockState, Journey, VirtualClock, steps_of
-from .line import Line, LineState
+from .clock import NEVER, VirtualClock, steps_of
+from .line import Line
 from .replies import Replies, size_of
+from .state import GridState
 from .workers import Pool
 
 SERVER = 0  # node ids are 1 to n
 _START = datetime(1970, 1, 1, tzinfo=UTC)  # of virtual time: all nodes register just after
-
-
-@dataclass
-class GridState:
-    """All that a run has come to here, a moment at which every message under way was computed.
-
-    `number`: of messages; `count` by node; `sent`: journeys by message, `queues`: a node's messages
-    that are not dealt with, in order; `bounds`: a heap, before when none can arrive; `early`:
-    replies computed, not yet dealt with; `arrivals`: when they are there; `lives`: which life of a
-    node was sent to last; `nodes`: what they keep.
-    """
-
-    number: int = 0
-    count: Counter[int] = field(default_factory=Counter)
-    sent: dict[str, Journey] = field(default_factory=dict)
-    queues: dict[int, deque[str]] = field(default_factory=dict)
-    bounds: list[tuple[float, int, str]] = field(default_factory=list)
-    early: dict[str, Message] = field(default_factory=dict)
-    arrivals: dict[str, tuple[float, Message]] = field(default_factory=dict)
-    lives: dict[int, int] = field(default_factory=dict)
-    clock: ClockState = field(default_factory=ClockState)
-    line: LineState | None = None
-    nodes: dict[int, RecordDict] = field(default_factory=dict)
 
 
 class LocalGrid(Grid):
@@ -91,15 +69,14 @@ class LocalGrid(Grid):
             self._state.early[reply.metadata.reply_to_message_id] = reply
 
     def save(self) -> GridState:
-        """Return all that the run has come to here: to be read at once, it goes on changing.
+        """Return all that the run has come to here; to be read at once, as it goes on changing.
 
         What is under way is computed first. Raises `OSError` if there is no room for what nodes
         keep on its way here.
         """
         self.drain()
-        self._state.line = self._line.state if self._line else None
-        self._state.nodes = self._pool.states()
-        return self._state
+        line = self._line.state if self._line else None
+        return replace(self._state, line=line, nodes=self._pool.states())
 
     def load(self, state: GridState) -> None:
         """Go on with what another grid of the same nodes and network has come to.
@@ -107,8 +84,7 @@ class LocalGrid(Grid):
         To be called before the first message, and after `follow`.
         """
         self._pool.load(state.nodes)
-        self._state, self._clock.state = state, state.clock
-        state.nodes = {}  # they are the pool's
+        self._state, self._clock.state = replace(state, nodes={}), state.clock
         if self._line and state.line:
             self._line.load(state.line)
 

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
-import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Protocol
 
 from flwr.app import Context, Message, RecordDict
-from flwr.app.metadata import Metadata
 
 from .channel import Channel, Folders
 from .errors import EngineError
 from .host import Host, HostSpec, log, unavailable
 from .limits import Limits
 from .queue import Queue
+from .work import WINDOW, message_of, work
 
 NO_LIMITS = Limits()
-WINDOW = 2  # messages a worker has at a time: one at work, one waiting at its door
 THREADED = frozenset({"jax", "tensorflow"})  # start threads that a forked child would wait for
 BULK = 8  # replies waited for at most, where many are welcome; with 50 few were left to compute
 
@@ -111,11 +106,6 @@ class InProcess:
 def _private(message: Message) -> Message:
     """Return a message whose content dict is its own: many messages share one content."""
     return message_of(message.content.copy(), message.metadata)
-
-
-def message_of(content: RecordDict, metadata: Metadata) -> Message:
-    """Return a message with all of another one's metadata, as Flower's own transports make it."""
-    return Message(content=content, metadata=metadata)  # type: ignore[call-overload,no-any-return]
 
 
 @dataclass
@@ -239,7 +229,7 @@ class Processes:
         self._started += 1
         folders, names = self._folders.paths, (f"in-{self._started}", f"out-{self._started}")
         process = self._mp.Process(
-            target=_work,
+            target=work,
             args=(there, others, folders, names, self._spec, self._limits, index, states or {}),
             daemon=True,
         )
@@ -296,50 +286,6 @@ class Processes:
         worker.process.join(timeout=5)
         for channel in (worker.messages, worker.replies):
             channel.remove()
-
-
-def _work(
-    connection: Connection,
-    others: list[Connection],
-    folders: list[Path],
-    names: tuple[str, str],
-    spec: HostSpec,
-    limits: Limits,
-    index: int,
-    states: Mapping[int, RecordDict],
-) -> None:
-    """Serve messages until the other end closes; runs in a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    multiprocessing.current_process().daemon = False  # its app may start processes: a DataLoader's
-    for other in others:  # inherited by fork: open ends would hide the parent's closing
-        other.close()
-    limits.apply(index)
-    host, content = Host(spec), RecordDict()
-    host.load(states)
-    messages, replies = (Channel(connection, folders, name, WINDOW) for name in names)
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            fresh, metadata, anew = messages.receive()
-            if metadata is None:
-                _reply(replies, "", host.states, True)
-                continue
-            content = content if fresh is None else fresh
-            if anew:
-                host.forget(metadata.dst_node_id)
-            message = message_of(RecordDict(dict(content)), metadata)
-            reply, has_state = host.answer(message)
-            answer = reply.error if reply.has_error() else reply.content
-            _reply(replies, metadata.message_id, answer, has_state)
-    os._exit(0)  # no atexit work of the parent's in a forked child
-
-
-def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> None:
-    """Send what was asked for; if there is no room for it, that is the parent's to say."""
-    try:
-        replies.send((message_id, content, has_state))
-    except EngineError as error:
-        replies.send((None, str(error), False))
 
 
 def _start_method() -> str:

@@ -22,6 +22,7 @@ from conf import ConfigError
 
 FILE = "checkpoint"
 MARK, FORMAT = "edgewire-checkpoint", 1  # another format for what an older version cannot read
+PAUSE = 60.0  # seconds after one that could not be written, to the next
 SHARE = 0.02  # of a run's seconds, at most, that are spent on checkpoints
 log = getLogger("edgewire")
 
@@ -54,6 +55,7 @@ class Checkpoints:
             write(self.folder, parts)
         except OSError as error:
             self.miss(str(error))
+            return
         self._done, now = done, time.perf_counter()
         self._next = now + (now - began) / SHARE
 
@@ -64,6 +66,7 @@ class Checkpoints:
     def miss(self, reason: str) -> None:
         """Say why one was not written; the one before stays, and it is tried again."""
         log.warning("no checkpoint could be written, the one before stays: %s", reason)
+        self._next = time.perf_counter() + PAUSE
 
     def give_up(self, reason: str) -> None:
         """Write no more: nobody could go on with them."""

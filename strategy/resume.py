@@ -117,8 +117,8 @@ class Keeper:
                 parts[GRID] = to_bytes(self._lasting.save())
         except TypeError as error:
             self._checkpoints.give_up(str(error))
-        except OSError as error:
-            self._checkpoints.miss(str(error))
+        except (OSError, MemoryError) as error:
+            self._checkpoints.miss(str(error) or type(error).__name__)
         else:
             self._checkpoints.keep(done, parts, began)
 
