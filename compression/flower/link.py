@@ -17,6 +17,7 @@ from ..layout import Layout
 from ..stages import PayloadError
 from ..statistics import expect_matches
 from .arrays import flat_record, layout_of, payload_of, records, to_vector, with_content
+from .course import Course, CourseState
 from .dialogue import Dialogue, DialogueState, Key, Parcel
 from .form import Form, Model, converted, form_of_models, form_of_updates, is_float
 from .grids import GridWrapper
@@ -27,8 +28,6 @@ from .patience import FOREVER, Slowest, gathered
 from .receipts import OTHER_METHOD
 from .replies import (
     Asked,
-    Course,
-    CourseState,
     Underway,
     answered,
     came,
