@@ -52,6 +52,10 @@ class Journal:
             raise FolderError(f"--state {folder} cannot be used: {error.strerror}") from error
         self._shelves: dict[int, Shelf] = {}
 
+    def close(self) -> None:
+        """Let another node have the folder."""
+        self._lock.close()
+
     def key(self) -> ec.EllipticCurvePrivateKey:
         """Return this folder's own key; the first call makes it."""
         file = self.folder / "key"

@@ -72,57 +72,61 @@ class Shelf:
 
         Raises `OSError` if that cannot be; then all is as it was before.
         """
-        number, blobs = self._number + 1, list[memoryview]()
-        end = 0
-
-        def put(content: memoryview, mark: str) -> Blob:
-            nonlocal end
-            blobs.append(content)
-            end += content.nbytes
-            return Blob(number, end - content.nbytes, content.nbytes, mark)
-
-        last = put(memoryview(reply), xxh3_64_hexdigest(reply))
-        records, arrays = list[Any](), dict[tuple[str, str], Blob]()
-        kept = self._worth_keeping(state)
+        number = self._number + 1
+        draft = Draft(number)
+        last = draft.put(memoryview(reply))
+        found = {
+            (name, key): _bytes_of(array)
+            for name, record in state.items()
+            if isinstance(record, ArrayRecord)
+            for key, array in record.items()
+        }
+        arrays = self._unchanged({place: content for place, (_, content) in found.items()})
+        for place, (_, content) in found.items():
+            if place not in arrays:
+                arrays[place] = draft.put(content)
+        records = list[Any]()
         for name, record in state.items():
             if isinstance(record, ArrayRecord):
-                entries = []
-                for key, array in record.items():
-                    form, content = _bytes_of(array)
-                    mark = xxh3_64_hexdigest(content)
-                    blob = kept.get((name, key))
-                    if blob is None or blob.mark != mark or blob.size != content.nbytes:
-                        blob = put(content, mark)
-                    arrays[name, key] = blob
-                    entries.append([key, form, vars(blob)])
+                entries = [[k, found[name, k][0], vars(arrays[name, k])] for k in record]
                 records.append([name, "arrays", entries])
             else:
-                proto = (
-                    config_record_to_proto(record)
-                    if isinstance(record, ConfigRecord)
-                    else metric_record_to_proto(record)
-                )
-                content = memoryview(proto.SerializeToString())
                 kind = "config" if isinstance(record, ConfigRecord) else "metrics"
-                records.append([name, kind, vars(put(content, xxh3_64_hexdigest(content)))])
+                records.append([name, kind, vars(draft.put(_plain_bytes(record)))])
         answered = [*self.answered[1 - _ANSWERED :], message]
         head = {"answered": answered, "reply": vars(last), "records": records}
-        _write(self.folder, number, json.dumps(head).encode(), blobs)
+        _write(self.folder, number, json.dumps(head).encode(), draft.blobs)
         self.state, self.answered = state, answered
         self._number, self._reply, self._arrays = number, last, arrays
         _remove_others(self.folder, {number, *(blob.file for blob in arrays.values())})
 
-    def _worth_keeping(self, state: RecordDict) -> dict[tuple[str, str], Blob]:
-        """Return the arrays that may stay where they are: most of their file, and not small."""
-        live: dict[int, int] = {}
-        for (name, key), blob in self._arrays.items():
-            if isinstance(record := state.get(name), ArrayRecord) and key in record:
+    def _unchanged(self, found: dict[tuple[str, str], memoryview]) -> dict[tuple[str, str], Blob]:
+        """Return the arrays that stay where they are: not small, and most of their file."""
+        same, live = dict[tuple[str, str], Blob](), dict[int, int]()
+        for place, content in found.items():
+            blob = self._arrays.get(place)
+            if blob is None or blob.size != content.nbytes or blob.size <= _SMALL:
+                continue
+            if blob.mark == xxh3_64_hexdigest(content):
+                same[place] = blob
                 live[blob.file] = live.get(blob.file, 0) + blob.size
-        return {
-            place: blob
-            for place, blob in self._arrays.items()
-            if blob.size > _SMALL and live.get(blob.file, 0) * 2 > _size(self.folder, blob.file)
-        }
+        sizes = {file: _size(self.folder, file) for file in live}
+        return {p: b for p, b in same.items() if live[b.file] * 2 > sizes[b.file]}
+
+
+class Draft:
+    """The blobs of a file that is to be written."""
+
+    def __init__(self, number: int) -> None:
+        self.blobs = list[memoryview]()
+        self._number, self._end = number, 0
+
+    def put(self, content: memoryview) -> Blob:
+        """Add a blob; return where it will be."""
+        blob = Blob(self._number, self._end, content.nbytes, xxh3_64_hexdigest(content))
+        self.blobs.append(content)
+        self._end += content.nbytes
+        return blob
 
 
 def open_shelf(folder: Path) -> Shelf:
@@ -152,6 +156,12 @@ def _opened(folder: Path, number: int) -> Shelf:
         else:
             state[name] = _plain(kind, _read(folder, Blob(**content)))
     return Shelf(folder, state, head["answered"], number, reply, arrays)
+
+
+def _plain_bytes(record: ConfigRecord | MetricRecord) -> memoryview:
+    if isinstance(record, ConfigRecord):
+        return memoryview(config_record_to_proto(record).SerializeToString())
+    return memoryview(metric_record_to_proto(record).SerializeToString())
 
 
 def _plain(kind: str, content: bytes) -> ConfigRecord | MetricRecord:

@@ -92,8 +92,8 @@ class NodeState:
     def _start_anew(self, applied: int) -> None:
         """Drop what is kept: of `applied`, which the server has, this state knows nothing."""
         log.warning(
-            "this node's state ends with its reply %d, and the server has applied %d: the state was "
-            "lost, or is an old copy, so the node's memory starts anew",
+            "this node's state ends with its reply %d, and the server has applied %d: the state "
+            "was lost, or is an old copy, so the node's memory starts anew",
             self.sequence,
             applied,
         )
