@@ -120,7 +120,7 @@ class Plan:
 
 def plan_of(strategy: Segmented, config: Config, data: Data) -> Plan:
     """Return a strategy's plan for the configured model. Raises `TaskError` if there is none."""
-    if not str(config.partition["_target_"]).endswith("IidPartitioner"):
+    if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
         raise TaskError("the first node holds all of the data: leave partition=iid")
     make = partial(model_of, config, data)
     model = make()
