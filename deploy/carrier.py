@@ -93,16 +93,11 @@ class Carrier:
         (_, head), *objects, (_, last) = parts_of(bundle, LARGEST)
         request = PushMessagesRequest.FromString(head)
         response = self._fleet.call(request, PushMessagesResponse)
-        wanted = set(response.objects_to_push)
-        session = response.session_id
-        # At once: who sees the reply before its objects waits a whole second in Flower's grid.
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            sent = pool.map(
-                lambda each: self._push_object(request, session, *each),
-                [each for each in objects if each[0] in wanted],
-            )
-            for _ in sent:
-                pass  # or raise what went wrong
+        if wanted := set(response.objects_to_push):
+            needed = [each for each in objects if each[0] in wanted]
+            self._push_objects(request, response.session_id, needed)
+        else:
+            self._complete(request, objects)
         confirm = ConfirmMessageReceivedRequest.FromString(last)
         self._fleet.call(confirm, ConfirmMessageReceivedResponse)
 
@@ -118,9 +113,26 @@ class Carrier:
             self._sleep(pause)  # the message was seen before its objects
             pause = min(pause * 2, _LATE)
 
-    def _push_object(
-        self, reply: PushMessagesRequest, session: str, name: str, content: bytes
+    def _push_objects(
+        self, reply: PushMessagesRequest, session: str, objects: list[tuple[str, bytes]]
     ) -> None:
+        """Send objects, the reply itself as the last: where that is, the others are."""
+        # At once: who sees the reply before its objects waits a whole second in Flower's grid.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            stored = list(pool.map(lambda each: self._stored(reply, session, *each), objects[:-1]))
+        if not all([*stored, self._stored(reply, session, *objects[-1])]) and session:
+            raise httpx.RemoteProtocolError("the server has not stored an object of the reply")
+
+    def _complete(self, reply: PushMessagesRequest, objects: list[tuple[str, bytes]]) -> None:
+        """Send what may be missing of a reply that has been seen: it is not asked for again.
+
+        A server of Flower's takes such objects from who names no session, if they are missing.
+        """
+        if self._stored(reply, "", *objects[-1]):
+            self._push_objects(reply, "", objects)
+
+    def _stored(self, reply: PushMessagesRequest, session: str, name: str, content: bytes) -> bool:
+        """Send an object; return whether the server was in want of it."""
         request = PushObjectRequest(
             node=reply.node,
             run_id=reply.messages_list[0].metadata.run_id,
@@ -128,8 +140,7 @@ class Carrier:
             object_content=content,
             session_id=session,
         )
-        if not self._fleet.call(request, PushObjectResponse).stored:
-            raise httpx.RemoteProtocolError("the server has not stored an object of the reply")
+        return self._fleet.call(request, PushObjectResponse).stored
 
 
 def ids_of(tree: ObjectTree) -> list[str]:

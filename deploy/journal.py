@@ -61,7 +61,7 @@ class Journal:
         file = self.folder / "key"
         if not file.exists():
             made, _ = generate_key_pairs()
-            _replace(file, private_key_to_bytes(made))
+            _write(file, private_key_to_bytes(made))
         key = load_pem_private_key(file.read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise FolderError(f"{file} holds another kind of key: remove it")
@@ -80,7 +80,7 @@ class Journal:
     def remember(self, server: str, public_key: bytes, node_id: int) -> None:
         """Keep what `node_id` returns."""
         said = {"server": server, "key": public_key.hex(), "node": node_id}
-        _replace(self.folder / "node.json", json.dumps(said).encode())
+        _write(self.folder / "node.json", json.dumps(said).encode())
 
     # the message in hand
 
@@ -149,7 +149,7 @@ def _locked(file: Path) -> TextIO:
     return handle
 
 
-def _replace(file: Path, content: bytes) -> None:
+def _write(file: Path, content: bytes) -> None:
     """Write a small file, whole or not at all, and for this user alone."""
     draft = file.with_suffix(".draft")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

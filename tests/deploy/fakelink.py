@@ -38,7 +38,7 @@ class FakeLink(ThreadingHTTPServer):
         self.lock = threading.RLock()
         self.nodes, self.online, self.objects = {}, set(), {}
         self.queue, self.delivered = [], {}
-        self.replies, self.contents = {}, {}
+        self.replies, self.contents, self.pending, self.seen = {}, {}, set(), set()
         self.calls, self.faults = [], defaultdict(list)
         self.registers, self.code, self.clock = True, None, 0.0
         self.over = False
@@ -128,7 +128,11 @@ class FakeLink(ThreadingHTTPServer):
         assert metadata.message_id == tree.object_id
         before = self.replies.setdefault(metadata.reply_to_message_id, request)
         assert before == request, "another reply to the same message"
+        if metadata.reply_to_message_id in self.seen:  # by a ServerApp: it is as good as unknown
+            return fleet_pb2.PushMessagesResponse(session_id="another")
         missing = [name for name in ids_of(tree) if name not in self.contents]
+        self.pending.update(missing)
+        self.seen.add(metadata.reply_to_message_id)
         return fleet_pb2.PushMessagesResponse(objects_to_push=missing, session_id="s")
 
     def get_run(self, data):
@@ -144,8 +148,11 @@ class FakeLink(ThreadingHTTPServer):
 
     def push_object(self, data):
         request = message_pb2.PushObjectRequest.FromString(data)
-        self.contents[request.object_id] = request.object_content
-        return message_pb2.PushObjectResponse(stored=True)
+        stored = request.object_id in self.pending and request.session_id != "another"
+        if stored:
+            self.pending.discard(request.object_id)
+            self.contents[request.object_id] = request.object_content
+        return message_pb2.PushObjectResponse(stored=stored)
 
     def pull_object(self, data):
         name = message_pb2.PullObjectRequest.FromString(data).object_id
