@@ -56,20 +56,20 @@ class Member:
         return ProtoNode(node_id=self.node_id)
 
     def enter(self) -> None:
-        """Come online; what is online of an earlier life of this node ends first.
+        """Come online, or stay so: a node that was killed goes on as the one that it was.
 
-        Errors as the calls of `FleetClient`.
+        A heartbeat does that for a node that knows its id. To end its earlier life first would make
+        the server answer the message in hand itself, with an error. Errors as the calls of
+        `FleetClient`.
         """
-        if self._registers:
-            self._register()
         before = self._journal.node_id(self._fleet.address, self._fleet.public_key)
-        if before is not None:
-            self._end_earlier_life(before)
-        request = ActivateNodeRequest(
-            public_key=self._fleet.public_key, heartbeat_interval=INTERVAL
-        )
-        self.node_id = self._fleet.call(request, ActivateNodeResponse).node_id
-        if self.node_id != before:
+        if before is None or not self._goes_on(before):
+            if self._registers:
+                self._register()
+            request = ActivateNodeRequest(
+                public_key=self._fleet.public_key, heartbeat_interval=INTERVAL
+            )
+            self.node_id = self._fleet.call(request, ActivateNodeResponse).node_id
             self._journal.remember(self._fleet.address, self._fleet.public_key, self.node_id)
         self.known = True
         self._active.set()
@@ -80,9 +80,13 @@ class Member:
         """Take note that the server does not count this node as online any more."""
         self._active.clear()
 
+    def stop(self) -> None:
+        """Send no heartbeats any more; the server is not told."""
+        self._stopped.set()
+
     def leave(self) -> None:
         """Go offline; the server is not waited for long."""
-        self._stopped.set()
+        self.stop()
         if self.node_id:
             with suppress(httpx.TransportError, Refusal):
                 request = DeactivateNodeRequest(node_id=self.node_id)
@@ -96,14 +100,20 @@ class Member:
             if error.code != _KEY_IN_USE:
                 raise
 
-    def _end_earlier_life(self, before: int) -> None:
+    def _goes_on(self, before: int) -> bool:
+        """Return whether the server takes this node as the one that it was."""
+        self.node_id = before
         try:
-            self._fleet.call(DeactivateNodeRequest(node_id=before), DeactivateNodeResponse)
-            self.known = True
+            return self._heard()
         except Refusal as error:
-            if clock_trouble(error.ahead) is not None and error.status == 401:
+            if error.status not in (401, 404) or clock_trouble(error.ahead) is not None:
                 raise
-            self.known = error.status != 401  # 412: it knows the node, which is not online
+            self.known = False
+            return False
+
+    def _heard(self) -> bool:
+        request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=INTERVAL)
+        return self._fleet.call(request, SendNodeHeartbeatResponse).success
 
     def _beat(self) -> None:
         pause = _BEATS
@@ -112,8 +122,7 @@ class Member:
                 continue
             pause = _BEATS
             try:
-                request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=INTERVAL)
-                if not self._fleet.call(request, SendNodeHeartbeatResponse).success:
+                if not self._heard():
                     self.lose()
             except Refusal as error:
                 if error.status in (401, 404):

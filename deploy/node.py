@@ -52,13 +52,12 @@ def main(words: list[str] | None = None) -> None:
         Device(fleet, journal, member, config).serve()
     except OtherApp:
         log.info("another app: this process starts anew for it")
-        again = [sys.executable, *sys.orig_argv[1:]]
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # and is online all along
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         member.leave()
         fleet.close()
-    os.execv(sys.executable, again)
 
 
 class MistakenWord(ValueError):

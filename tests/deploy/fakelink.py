@@ -96,9 +96,6 @@ class FakeLink(ThreadingHTTPServer):
         if node is None or node in self.online:
             return 412, b'{"code":2004,"detail":"Failed to activate SuperNode."}'
         self.online.add(node)
-        if self.redelivers:
-            lost = [m for name, m in self.delivered.items() if name not in self.replies]
-            self.queue[:0] = lost
         return fleet_pb2.ActivateNodeResponse(node_id=node)
 
     def deactivate_node(self, data):
@@ -111,9 +108,16 @@ class FakeLink(ThreadingHTTPServer):
         return fleet_pb2.DeactivateNodeResponse()
 
     def send_node_heartbeat(self, data):
+        node = heartbeat_pb2.SendNodeHeartbeatRequest.FromString(data).node.node_id
+        if node not in self.nodes.values():
+            return 401, b""
+        self.online.add(node)
         return heartbeat_pb2.SendNodeHeartbeatResponse(success=True)
 
     def pull_messages(self, data):
+        if self.redelivers:  # a node that asks has replied to all that has reached it
+            lost = [m for name, m in self.delivered.items() if name not in self.replies]
+            self.queue[:0] = lost
         if not self.queue:
             return fleet_pb2.PullMessagesResponse()
         proto, tree = self.queue.pop(0)

@@ -45,6 +45,7 @@ class World:
 
     def die(self):
         """End the node without a word."""
+        self.member.stop()
         self.fleet.close()
         self.journal.close()
 
@@ -80,6 +81,7 @@ def world(fab, tmp_path, monkeypatch):
 
     yield make
     for each in made:
+        each.member.leave()
         each.link.stop()
         each.fleet.close()
 
@@ -170,7 +172,9 @@ def test_a_restarted_node_is_the_same_one(world, caplog):
     w.begin()
     caplog.clear()
     w.ask()
-    assert not w.steps(2)  # its earlier life was still online
+    assert not w.steps(2)  # its earlier life is still online
+    assert w.link.calls.count("activate_node") == 1
+    assert "deactivate_node" not in w.link.calls  # the server would fail the message in hand
     assert w.is_as_expected()
     assert len(w.link.nodes) == 1
     assert w.link.calls.count("get_fab") == 1
