@@ -125,7 +125,7 @@ def plan_of(
 
     `cuts`: of a run that goes on; else the strategy's.
     """
-    if not str(config.partition["_target_"]).endswith("IidPartitioner"):
+    if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
         raise TaskError("the first node holds all of the data: leave partition=iid")
     make = partial(model_of, config, data)
     model = make()

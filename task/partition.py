@@ -1,11 +1,14 @@
 """Which samples each simulated node holds.
 
-Any partitioner of `flwr_datasets` that goes by labels or sizes does, and `Sampled` of our own.
+Any partitioner of `flwr_datasets` that goes by labels or sizes does, and `Iid` and `Sampled` of
+our own.
 """
 
 import copy
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,12 +38,28 @@ class Sampled:
         return random.choice(total, self.samples, replace=False)
 
 
+@dataclass(frozen=True)
+class Iid:
+    """Equal shares of the shuffled data set, those of flwr_datasets' `IidPartitioner`.
+
+    A device has no use for the 100 MB that importing that one takes.
+    """
+
+    num_partitions: int
+
+    def cut(self, order: NDArray[np.int64], node: int) -> NDArray[np.int64]:
+        """A node's piece of all indices; the first pieces may be 1 longer."""
+        size, longer = divmod(len(order), self.num_partitions)
+        start = node * size + min(node, longer)
+        return order[start : start + size + (node < longer)]
+
+
 class Partition:
     """The indices of the samples of every node, computed when first asked for.
 
     Args:
         partitioner: an object of flwr_datasets (used on a copy, its `partition_by` being "label")
-            or `Sampled`.
+            or `Iid` or `Sampled`.
         labels: int64 (N,), the classes of all samples.
         nodes: number of nodes.
         seed: of the shuffling before the partitioner cuts, and of `Sampled`.
@@ -68,7 +87,7 @@ class Partition:
         self._labels = labels.cpu().numpy()
         self._nodes = nodes
         self._seed = seed
-        self._cut: Any = None
+        self._cut: Callable[[int], Any] | None = None
         self._indices: dict[int, Tensor] = {}
 
     def indices(self, node: int) -> Tensor:
@@ -90,7 +109,7 @@ class Partition:
             try:
                 if self._cut is None:
                     self._cut = self._prepare()
-                rows: NDArray[np.int64] = self._cut.load_partition(node)
+                rows: NDArray[np.int64] = self._cut(node)
             except (ValueError, TypeError, KeyError, IndexError) as error:
                 hint = (
                     "; give a larger partition.alpha"
@@ -102,17 +121,22 @@ class Partition:
             raise TaskError(f"the partition leaves node {node} without a sample: give fewer nodes")
         return rows
 
-    def _prepare(self) -> Any:
-        """A copy of the partitioner with the shuffled labels in it."""
-        from task.label_table import LabelTable
-
-        # Shuffled first: IidPartitioner cuts contiguous pieces, and folders come sorted by class.
+    def _prepare(self) -> Callable[[int], Any]:
+        """What returns a node's indices: the partitioner, or a copy with shuffled labels in it."""
+        # Shuffled first: pieces of equal shares are contiguous, and folders come sorted by class.
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(len(self._labels))
-        cut = copy.deepcopy(self._partitioner)
-        cut.dataset = LabelTable(order, self._labels[order])
-        if cut.num_partitions != self._nodes:
+        cut: Callable[[int], Any]
+        if isinstance(self._partitioner, Iid):
+            made, cut = self._partitioner.num_partitions, partial(self._partitioner.cut, order)
+        else:
+            from task.label_table import LabelTable
+
+            theirs = copy.deepcopy(self._partitioner)
+            theirs.dataset = LabelTable(order, self._labels[order])
+            made, cut = theirs.num_partitions, theirs.load_partition
+        if made != self._nodes:
             raise TaskError(
-                f"the partitioner makes {cut.num_partitions} partitions for nodes={self._nodes}: "
+                f"the partitioner makes {made} partitions for nodes={self._nodes}: "
                 f"leave partition.num_partitions as it is and set nodes"
             )
         return cut

@@ -18,6 +18,7 @@ KNOWS = {
     "task": set(),
     "simulation": set(),
     "report": set(),
+    "deploy": set(),
     "conf": {"compression", "task"},
     "client": {"compression", "conf", "task"},
     "strategy": {"compression", "conf", "task"},

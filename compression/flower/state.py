@@ -89,6 +89,19 @@ class NodeState:
             self.last = None
         self._tensors = tensors
 
+    def _start_anew(self, applied: int) -> None:
+        """Drop what is kept: of `applied`, which the server has, this state knows nothing."""
+        log.warning(
+            "this node's state ends with its reply %d, and the server has applied %d: the state "
+            "was lost, or is an old copy, so the node's memory starts anew",
+            self.sequence,
+            applied,
+        )
+        self.memory.clear()
+        self.last = None
+        self.sequence = applied
+        self.save()  # now: what follows may raise
+
     def encoded(
         self,
         codec: Codec,
@@ -106,12 +119,15 @@ class NodeState:
 
         `applied`: number of this node's last reply that is in the server's model (0: none). If
         that is not the last one sent, that one is put back into the memory first, so that nothing
-        is lost, and a payload never builds on one that the server does not have. A node that lost
-        its state goes on counting where the server is. None: nobody knows yet; nothing is put back,
-        now or later. Errors as `Codec.encode`.
+        is lost, and a payload never builds on one that the server does not have. A number beyond
+        `sequence` says that this state was lost, or is an old copy: what was sent meanwhile is
+        still in its memory, so that starts anew, and counts where the server is. None: nobody knows
+        yet; nothing is put back, now or later. Errors as `Codec.encode`.
         """
         self._expect(layout)
         arrived = applied == self.sequence
+        if applied is not None and applied > self.sequence:
+            self._start_anew(applied)
         if applied is not None and not arrived and self.last is not None:
             codec.put_back(self.last, layout, self.memory)
             self.last = None
@@ -127,7 +143,7 @@ class NodeState:
             as_before=arrived and self.sequence > 0,
             own=own,
         )
-        self.sequence = max(applied or 0, self.sequence) + 1
+        self.sequence += 1
         self.last = payload if codec.keeps else None
         self.save()
         return payload

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from task.errors import TaskError
-from task.partition import Partition, Sampled
+from task.partition import Iid, Partition, Sampled
 
 REPOSITORY = Path(__file__).parents[2]
 CONF = REPOSITORY / "conf" / "partition"
 MAKERS = {
-    "iid": lambda nodes, seed: flower.IidPartitioner(nodes),
+    "iid": lambda nodes, seed: Iid(nodes),
+    "theirs": lambda nodes, seed: flower.IidPartitioner(nodes),
     "dirichlet": lambda nodes, seed: flower.DirichletPartitioner(
         nodes, "label", alpha=1.0, min_partition_size=1, seed=seed
     ),
@@ -96,6 +97,16 @@ def test_shards_and_pathological_nodes_hold_two_classes_and_iid_ones_all():
         held = [len(labels[part].unique()) for part in all_indices(partition, 10)]
         assert max(held) == most
     assert min(held) == 10  # iid, though the labels came sorted
+
+
+@given(st.integers(1, 30), st.integers(0, 99), st.integers(0, 2**32 - 1))
+def test_equal_shares_are_those_of_flwr_datasets(nodes, more, seed):
+    labels = labels_of(nodes + more)
+    ours, theirs = (
+        all_indices(Partition(made, labels, nodes, seed), nodes)
+        for made in (Iid(nodes), flower.IidPartitioner(nodes))
+    )
+    assert all(map(torch.equal, ours, theirs))
 
 
 def test_iid_shares_differ_by_one_at_most():
@@ -197,6 +208,7 @@ def test_sampled_takes_what_is_there(samples):
         ),
         (flower.PathologicalPartitioner(40, "label", 11), "num_classes_per_partition"),
         (flower.ShardPartitioner(40, "label", 2, shard_size=100), "impossible"),
+        (Iid(39), "makes 39 partitions for nodes=40"),
         (flower.IidPartitioner(39), "makes 39 partitions for nodes=40"),
         (flower.IidPartitioner(41), "makes 41 partitions for nodes=40"),
         (flower.DirichletPartitioner(40, "target", 1.0), "target"),
@@ -210,7 +222,7 @@ def test_what_a_partitioner_cannot_do_is_one_line(made, says):
 
 
 @pytest.mark.parametrize("node", [-1, 5])
-@pytest.mark.parametrize("made", [flower.IidPartitioner(5), Sampled(3)])
+@pytest.mark.parametrize("made", [flower.IidPartitioner(5), Iid(5), Sampled(3)])
 def test_nodes_that_do_not_exist(made, node):
     with pytest.raises(TaskError, match=f"no node {node}"):
         Partition(made, labels_of(50), 5, 0).indices(node)

@@ -1,0 +1,1 @@
+"""Real devices: the node on a device, the server that they reach."""

@@ -1,0 +1,115 @@
+"""Apps on a device: bundles, unpacked once and kept by their hash, and the ClientApp in one."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import os
+import shutil
+import sys
+import tomllib
+import zipfile
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from flwr.app import UserConfig
+from flwr.clientapp import ClientApp
+from flwr.common.config import flatten_dict, fuse_dicts
+
+MOST_APPS, LARGEST_APP = 4, 256 << 20  # what is kept; bytes that one may unpack to
+log = getLogger("edgewire")
+
+
+class AppError(Exception):
+    """An app cannot be had, unpacked or loaded."""
+
+
+class OtherApp(Exception):
+    """This process has loaded another app: only a new process can load this one."""
+
+
+class Apps:
+    """The apps in a folder, of which a process loads one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._digest = ""  # of the app whose modules this process has begun to import
+        self._app: ClientApp | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def has(self, digest: str) -> bool:
+        """Return whether an app is here already."""
+        return self._path(digest).is_dir()
+
+    def put(self, digest: str, bundle: bytes) -> None:
+        """Unpack a bundle. Raises `AppError` if it is not the one, or no bundle at all."""
+        if hashlib.sha256(bundle).hexdigest() != digest:
+            raise AppError("the app's bundle is not the one that the run names")
+        draft = self._folder / "draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+                if sum(entry.file_size for entry in archive.infolist()) > LARGEST_APP:
+                    raise AppError("the app's bundle unpacks to more than a device can take")
+                archive.extractall(draft)  # which keeps within the folder
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            raise AppError(f"the app's bundle cannot be unpacked: {error}") from error
+        os.sync()  # one call for its many files
+        draft.rename(self._path(digest))
+        self._forget(digest)
+
+    def config(self, digest: str, overrides: UserConfig) -> UserConfig:
+        """Return an app's own configuration with a run's words over it."""
+        own = flatten_dict(self._described(digest).get("config", {}))
+        return fuse_dicts(own, overrides)
+
+    def load(self, digest: str) -> ClientApp:
+        """Return an app's ClientApp, loaded once.
+
+        Raises `OtherApp` if this process has loaded another, `AppError` if it does not load.
+        """
+        if self._digest not in ("", digest):
+            raise OtherApp(digest)
+        if self._app is None:
+            folder = self._path(digest)
+            reference = self._described(digest)["components"]["clientapp"]
+            os.utime(folder)
+            self._digest = digest
+            self._app = _loaded(reference, folder)
+        return self._app
+
+    def _path(self, digest: str) -> Path:
+        if not digest.isalnum():
+            raise AppError("the run names no hash of its app")
+        return self._folder / digest
+
+    def _described(self, digest: str) -> dict[str, Any]:
+        """Return [tool.flwr.app] of an app's pyproject.toml."""
+        try:
+            text = (self._path(digest) / "pyproject.toml").read_text(encoding="utf-8")
+            described: dict[str, Any] = tomllib.loads(text)["tool"]["flwr"]["app"]
+        except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
+            raise AppError(f"the app's pyproject.toml is none of a Flower app: {error}") from error
+        return described
+
+    def _forget(self, digest: str) -> None:
+        """Remove the apps that were not used for longest."""
+        others = [f for f in self._folder.iterdir() if f.name != digest]
+        others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        for folder in others[MOST_APPS - 1 :]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _loaded(reference: str, folder: Path) -> ClientApp:
+    """Import `module:attribute`, the app's folder before all others, as Flower does."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    module, _, attributes = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for attribute in attributes.split("."):
+        found = getattr(found, attribute)
+    if not isinstance(found, ClientApp):
+        raise AppError(f"{reference} is no ClientApp")
+    return found

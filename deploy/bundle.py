@@ -1,0 +1,41 @@
+"""Several named byte strings in one: how a message travels with its objects in one request.
+
+A bundle is a file of little-endian records, one after the other: u32 length of the name, u64 length
+of the content, the name (UTF-8), the content.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+_HEAD = struct.Struct("<IQ")
+
+
+def frames(parts: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return the bundle of these (name, content), in their order."""
+    pieces: list[bytes] = []
+    for name, content in parts:
+        encoded = name.encode()
+        pieces += [_HEAD.pack(len(encoded), len(content)), encoded, content]
+    return b"".join(pieces)
+
+
+def parts_of(data: bytes, limit: int) -> list[tuple[str, bytes]]:
+    """Return what `frames` was given.
+
+    Raises `ValueError` for a bundle of more than `limit` bytes, and for anything malformed.
+    """
+    if len(data) > limit:
+        raise ValueError(f"a bundle of {len(data)} bytes, and no more than {limit} are taken")
+    parts, at = list[tuple[str, bytes]](), 0
+    while at < len(data):
+        if at + _HEAD.size > len(data):
+            raise ValueError("the bundle ends within a record's head")
+        name, content = _HEAD.unpack_from(data, at)
+        start = at + _HEAD.size + name
+        at = start + content
+        if at > len(data):
+            raise ValueError("the bundle ends within a record")
+        parts.append((data[start - name : start].decode(), data[start:at]))  # may raise one, too
+    return parts

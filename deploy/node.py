@@ -1,0 +1,141 @@
+"""`python -m deploy.node`: a device's one process, which keeps the app loaded.
+
+It speaks Flower's Fleet API: any SuperLink will do, and any Flower app. It waits through whatever
+comes, and ends when it is told to (SIGTERM, SIGINT).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import ssl
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import UserConfig
+from flwr.common.config import parse_config_args
+
+from .apps import OtherApp
+from .device import Device
+from .fleet import FleetClient
+from .journal import FolderError, Journal
+from .member import Member
+
+log = logging.getLogger("edgewire")
+
+
+def main(words: list[str] | None = None) -> None:
+    """Run a node by the words on the command line. A mistake in them ends with code 2."""
+    parser = _parser()
+    given = parser.parse_args(words)
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        journal = Journal(given.state.expanduser())
+        file = given.auth_supernode_private_key
+        key = journal.key() if file is None else key_of(file.expanduser())
+        config = node_config_of(given.node_config)
+        fleet = client_of(given, key)
+    except (FolderError, MistakenWord) as error:
+        parser.error(str(error))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _ended)
+    member = Member(fleet, journal, registers=given.auth_supernode_private_key is None)
+    try:
+        Device(fleet, journal, member, config).serve()
+    except OtherApp:
+        log.info("another app: this process starts anew for it")
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # and is online all along
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        member.leave()
+        fleet.close()
+
+
+class MistakenWord(ValueError):
+    """One line about an option that will not do."""
+
+
+def key_of(file: Path) -> ec.EllipticCurvePrivateKey:
+    """Return a node's private key from a file of OpenSSH's form. Raises `MistakenWord`."""
+    try:
+        key = load_ssh_private_key(file.read_bytes(), None)
+    except OSError as error:
+        raise MistakenWord(f"--auth-supernode-private-key {file}: {error.strerror}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise MistakenWord(f"{file} is no private key (ssh-keygen -t ecdsa makes one)") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise MistakenWord(f"{file} must be an elliptic-curve key (ssh-keygen -t ecdsa)")
+    return key
+
+
+def node_config_of(words: str | None) -> UserConfig:
+    """Return the node's own configuration. Raises `MistakenWord`."""
+    try:
+        config: UserConfig = parse_config_args([words] if words else None)
+    except (click.ClickException, OSError, ValueError) as error:
+        text = error.message if isinstance(error, click.ClickException) else str(error)
+        raise MistakenWord(f"--node-config: {' '.join(text.split())}") from error
+    return config
+
+
+def client_of(given: argparse.Namespace, key: ec.EllipticCurvePrivateKey) -> FleetClient:
+    """Return a client of the server that is named. Raises `MistakenWord`."""
+    certificates = given.root_certificates
+    if given.insecure and certificates is not None:
+        raise MistakenWord("--insecure and --root-certificates exclude each other")
+    if given.insecure and given.auth_supernode_private_key is not None:
+        raise MistakenWord("a key is of no use without TLS: drop --insecure, and name the CA")
+    host, _, port = given.superlink.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise MistakenWord(f"--superlink must be host:port, not {given.superlink}")
+    try:
+        return FleetClient(
+            given.superlink,
+            key,
+            insecure=given.insecure,
+            root_certificates=certificates and certificates.expanduser(),
+        )
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror or str(error)
+        raise MistakenWord(f"--root-certificates {certificates}: {reason}") from error
+
+
+def _ended(number: int, frame: object) -> NoReturn:
+    """End in order: what is on disk is whole at any moment."""
+    raise SystemExit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m deploy.node", description=__doc__)
+    add = parser.add_argument
+    add("--superlink", required=True, metavar="HOST:PORT", help="the server's Fleet API")
+    add(
+        "--state",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="what the node keeps: its own folder",
+    )
+    add("--root-certificates", type=Path, metavar="FILE", help="the CA of the server's certificate")
+    add("--insecure", action="store_true", help="without TLS: only to try it out")
+    add(
+        "--auth-supernode-private-key",
+        type=Path,
+        metavar="FILE",
+        help="the node's key, which the server knows; without one it makes a key and registers it",
+    )
+    add("--node-config", metavar="WORDS", help="such as 'data=\"/its/folder\"'")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""What a node answers: how many messages it has had, and a sum that rounds one way only."""
+
+import os
+import time
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train("count")
+def count(message: Message, context: Context) -> Message:
+    state = context.state
+    number = int(state["counted"]["number"]) + 1 if "counted" in state else 1
+    total = state["kept"]["total"].numpy() if "kept" in state else np.zeros(5000)
+    total = (total + message.content["arrays"]["x"].numpy()) / 3
+    state["counted"] = MetricRecord({"number": number})
+    state["kept"] = ArrayRecord({"total": Array(total)})
+    if pause := float(context.node_config.get("pause", 0)):
+        time.sleep(pause)
+    metrics = MetricRecord({"number": number, "total": float(total.sum()), "process": os.getpid()})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+@app.train("fail")
+def fail(message: Message, context: Context) -> Message:
+    raise ZeroDivisionError("on purpose")

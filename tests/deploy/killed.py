@@ -1,0 +1,54 @@
+"""`python tests/deploy/killed.py WHERE TRIGGER -- words`: a node that kills itself at a point.
+
+WHERE: a function that a node calls, and whether just before or after it; TRIGGER: a file, and while
+that is not there nothing happens.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from deploy import device
+from deploy.carrier import Carrier
+from deploy.fleet import FleetClient
+from deploy.journal import Journal
+from deploy.node import main
+from deploy.shelf import Shelf
+
+POINTS = {
+    "claim": (Journal, "claim"),
+    "objects": (Carrier, "objects"),
+    "answered": (device, "answered"),
+    "rename": (Path, "replace"),
+    "commit": (Shelf, "commit"),
+    "push": (Carrier, "push"),
+    "call": (FleetClient, "call"),
+}
+
+
+def arm(where, trigger):
+    """Replace a function by one that ends this process, as by `kill -9`."""
+    name, _, when = where.partition("-")
+    owner, attribute = POINTS[name]
+    real = getattr(owner, attribute)
+
+    def counts(given):
+        if name == "call":
+            return type(given[1]).__name__ == when
+        return name != "rename" or given[0].name == "draft"
+
+    def deadly(*given, **options):
+        if when == "before" and counts(given) and trigger.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*given, **options)
+        if when != "before" and counts(given) and trigger.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, attribute, deadly)
+
+
+if __name__ == "__main__":
+    arm(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[4:])

@@ -1,0 +1,31 @@
+"""Flower's own SuperLink: its nodes and ours in one run; a clean end."""
+
+import json
+import re
+
+from tests.deploy.servers import eventually, field
+
+
+def totals(said):
+    """Return what each node said, in order, by the node."""
+    found = {}
+    for node, number, total in said:
+        found.setdefault(node, []).append((number, total))
+    return sorted(found.values())
+
+
+def test_a_stock_node_and_one_of_ours_in_the_same_run(tmp_path):
+    with field(tmp_path) as f:
+        f.superlink()
+        f.stock_node("theirs")
+        ours = f.node("ours")
+        f.online(2)
+        assert "plain Fleet calls" in eventually(lambda: f.said("ours.log"))
+        first = f.counted("first", nodes=2, rounds=2)["said"]
+        theirs, mine = totals(first)
+        assert theirs == mine
+        assert [number for number, _ in mine] == [1, 2]
+        online = json.loads((tmp_path / "ours" / "node.json").read_text())["node"]
+        ours.terminate()
+        assert ours.wait(5) == 0
+        assert re.search(rf"DeactivateNode\] Deactivated node_id={online}", f.said("superlink.log"))

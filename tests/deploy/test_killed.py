@@ -1,0 +1,77 @@
+"""A node killed with SIGKILL at any point of its work leaves the run as if nothing had happened."""
+
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.cli.build import build_fab_from_disk
+
+from tests.deploy.fakelink import FakeLink
+from tests.deploy.servers import COUNTING, ROOT, eventually, field
+
+KILLED = str(ROOT / "tests" / "deploy" / "killed.py")
+POINTS = [
+    "claim-before", "claim-after", "objects-after", "answered-before", "answered-after",
+    "rename-before", "rename-after", "commit-after", "push-after",
+]  # fmt: skip
+PLAIN = ["call-PushMessagesRequest", "call-PushObjectRequest"]
+
+
+def content(number):
+    return RecordDict({"arrays": ArrayRecord({"x": Array(np.full(5000, number + 0.1))})})
+
+
+def expected(count):
+    total = np.zeros(5000)
+    for number in range(count):
+        total = (total + (number + 0.1)) / 3
+        yield number + 1, float(total.sum())
+
+
+@pytest.fixture(scope="module")
+def fab():
+    return build_fab_from_disk(COUNTING)
+
+
+@pytest.mark.parametrize("bundled", [False, True])
+def test_a_node_killed_at_every_point_goes_on(bundled, fab, tmp_path):
+    link = FakeLink(fab, bundled=bundled, redelivers=True)
+    points = POINTS if bundled else POINTS + PLAIN
+    names, trigger = [], tmp_path / "trigger"
+    with field(tmp_path) as f:
+        f.port = link.server_port
+        for number, point in enumerate([*points, None]):
+            program = ("-m", "deploy.node") if point is None else (KILLED, point, trigger, "--")
+            trigger.unlink(missing_ok=True)
+            node = f.node("node", program=program)
+            eventually(lambda: link.nodes)
+            eventually(lambda: all(link.said(name) for name in names))  # what was left to do
+            names.append(link.ask(content(number), "train.count"))
+            if point is not None:
+                trigger.touch()
+                assert node.wait(20) == -signal.SIGKILL, (point, f.said("node.log"))
+        eventually(lambda: link.said(names[-1]))
+        node.terminate()
+        assert node.wait(5) == 0, f.said("node.log")
+    link.stop()
+    said = [link.said(name).content["metrics"] for name in names]
+    assert [(m["number"], m["total"]) for m in said] == list(expected(len(points) + 1))
+    assert len({m["process"] for m in said}) > len(points) / 2
+    assert not link.online
+
+
+def test_two_nodes_do_not_share_a_folder(tmp_path):
+    words = [sys.executable, "-m", "deploy.node", "--superlink", "127.0.0.1:1", "--insecure"]
+    with field(tmp_path) as f:
+        f.port = 1
+        f.node("node")
+        eventually(lambda: (tmp_path / "node" / "lock").exists())
+        eventually(lambda: "waiting: 127.0.0.1:1 is not reached" in f.said("node.log"))
+        done = subprocess.run(
+            [*words, "--state", str(tmp_path / "node")], cwd=ROOT, capture_output=True, text=True
+        )
+    assert done.returncode == 2
+    assert "another node runs on --state" in done.stderr

@@ -1,0 +1,102 @@
+"""What a device imports: nothing that it has no use for."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from conf.load import compose_config, run_config
+from tests.deploy.servers import ROOT
+
+HEAVY = {
+    "ray", "flwr_datasets", "datasets", "sklearn", "scipy", "pandas", "pyarrow", "matplotlib",
+    "seaborn", "torch._dynamo", "torch._inductor", "sympy", "triton", "networkx", "torchvision",
+    "fastapi", "uvicorn", "sqlalchemy",
+}  # fmt: skip
+WORK = """
+import json, sys
+import deploy.node
+early = sorted(sys.modules)
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.app import app
+from compression import decode_update, make_codec
+from compression.flower import payload_of
+from compression.flower.arrays import payload_record
+from compression.flower.notes import ToNode, written
+from conf import load_config
+from conf.build import data_of, model_of
+from task.flat import FlatModel
+
+values, node = json.load(sys.stdin)
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+context = Context(1, 1, node, RecordDict(), values)
+config = load_config(values, 2, node)
+flat = FlatModel(model_of(config, data_of(config, node.get("data"))), "cpu")
+vector = flat.state.detach().numpy().copy()
+from compression import Layout
+layout = Layout(flat.names, flat.shapes, ("float32",) * len(flat.names))
+payload = make_codec().encode(vector, layout)
+content = RecordDict({
+    "arrays": payload_record(payload),
+    "edgewire": written(ToNode(1)),
+    "config": ConfigRecord({"server-round": 1, "lr": 0.01, "number": 1}),
+})
+reply = app(Message(content, 1, sys.argv[1]), context)
+update = decode_update(payload_of(reply.content)[1], layout).dense()
+print(json.dumps([early, sorted(sys.modules), float(np.abs(update).sum())]))
+"""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    draw = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (folder / label).mkdir()
+        for number in range(6):
+            pixels = draw.integers(0, 255, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("train.step", "algorithm=esgd dataset=digits model=mlp"),
+        (
+            "train",
+            "algorithm=fedavg_f2i dataset=imagefolder dataset.classes=[cat,dog] model=lenet5",
+        ),
+        ("train.step", "algorithm=dgc dataset=imagefolder dataset.classes=[cat,dog] model=lenet5"),
+    ],
+)
+def test_a_node_at_work_has_imported_nothing_heavy(kind, words, photos):
+    values = run_config(compose_config([*words.split(), "nodes=2", "network=ideal"]))
+    node = {"data": str(photos)} if "imagefolder" in words else {"partition-id": 1}
+    done = subprocess.run(
+        [sys.executable, "-c", WORK, kind],
+        input=json.dumps([values, node]), cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    early, modules, size = json.loads(done.stdout)
+    assert size > 0  # it has trained
+    assert {"torch", "client.trainer", "deploy.device"} <= set(modules)
+    assert HEAVY & set(modules) == set()
+    assert not {"torch", "hydra", "compression", "client", "conf", "task"} & set(early)
+
+
+def test_the_extra_for_devices_brings_all_of_that():
+    extras = tomllib.loads((ROOT / "compression" / "pyproject.toml").read_text())["project"]
+    named = " ".join(extras["optional-dependencies"]["node"] + extras["dependencies"])
+    assert all(
+        name in named for name in ("torch", "flwr", "httpx", "hydra-core", "pillow", "xxhash")
+    )
+    assert not any(name in named for name in ("ray", "simulation", "datasets", "scikit-learn"))
