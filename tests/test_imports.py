@@ -19,6 +19,7 @@ KNOWS = {
     "simulation": set(),
     "report": set(),
     "conf": {"compression", "task"},
+    "deploy": {"client", "compression", "conf", "simulation", "task"},
     "client": {"compression", "conf", "task"},
     "strategy": {"compression", "conf", "task"},
     "command": {"compression", "conf", "report", "simulation", "strategy", "task"},

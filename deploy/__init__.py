@@ -1,0 +1,1 @@
+"""Real devices: the server and its gate, keys, and what runs on a device."""

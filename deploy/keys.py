@@ -1,0 +1,3 @@
+"""Keys."""
+
+CA, SERVER = "ca", "server"
