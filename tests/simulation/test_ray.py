@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from flwr.proto.run_pb2 import RunStatus
 
+from simulation.control import cause_of
 from simulation.errors import EngineError, UsageError
-from simulation.ray import cause_of, run_ray
+from simulation.ray import run_ray
 
 PYPROJECT = """
 [project]
