@@ -1,1 +1,1 @@
-"""Real devices: the server and its gate, keys, and what runs on a device."""
+"""Real devices: the node on a device, the server that they reach."""

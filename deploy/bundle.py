@@ -1,7 +1,7 @@
-"""A message and its objects in one piece: named parts, one after the other.
+"""Several named byte strings in one: how a message travels with its objects in one request.
 
-A part is the length of its name (u32), the length of its content (u64), both little-endian, then
-the name in UTF-8 and the content.
+A bundle is a file of little-endian records, one after the other: u32 length of the name, u64 length
+of the content, the name (UTF-8), the content.
 """
 
 from __future__ import annotations
@@ -9,34 +9,33 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-HEAD = struct.Struct("<IQ")
-LONGEST_NAME = 1024  # bytes
+_HEAD = struct.Struct("<IQ")
 
 
 def frames(parts: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the parts, (name, content) each, as one piece."""
+    """Return the bundle of these (name, content), in their order."""
     pieces: list[bytes] = []
     for name, content in parts:
-        word = name.encode()
-        pieces += [HEAD.pack(len(word), len(content)), word, content]
+        encoded = name.encode()
+        pieces += [_HEAD.pack(len(encoded), len(content)), encoded, content]
     return b"".join(pieces)
 
 
 def parts_of(data: bytes, limit: int) -> list[tuple[str, bytes]]:
-    """Return the parts of a piece.
+    """Return what `frames` was given.
 
-    Raises `ValueError` for what is longer than `limit` bytes, or no such piece.
+    Raises `ValueError` for a bundle of more than `limit` bytes, and for anything malformed.
     """
     if len(data) > limit:
-        raise ValueError(f"{len(data)} bytes, more than {limit}")
-    found, place = list[tuple[str, bytes]](), 0
-    while place < len(data):
-        if place + HEAD.size > len(data):
-            raise ValueError("it ends within the head of a part")
-        name, content = HEAD.unpack_from(data, place)
-        start = place + HEAD.size
-        if name > LONGEST_NAME or name + content > len(data) - start:
-            raise ValueError("a part is longer than what is there")
-        found.append((data[start : start + name].decode(), data[start + name :][:content]))
-        place = start + name + content
-    return found
+        raise ValueError(f"a bundle of {len(data)} bytes, and no more than {limit} are taken")
+    parts, at = list[tuple[str, bytes]](), 0
+    while at < len(data):
+        if at + _HEAD.size > len(data):
+            raise ValueError("the bundle ends within a record's head")
+        name, content = _HEAD.unpack_from(data, at)
+        start = at + _HEAD.size + name
+        at = start + content
+        if at > len(data):
+            raise ValueError("the bundle ends within a record")
+        parts.append((data[start - name : start].decode(), data[start:at]))  # may raise one, too
+    return parts

@@ -16,6 +16,7 @@ from conf.build import data_of, model_of
 from conf.check import check_target
 from conf.real_time import expect_real_time
 from conf.trust import output_of
+from deploy.grid import bundled
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.schedule import Schedule
@@ -35,7 +36,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the configured strategy over the grid's nodes."""
     config = load_config(context.run_config, count_nodes(grid))
     check_target("partition", config.partition)  # in one line, before every node refuses it
-    grid = OrderedGrid(grid)
+    grid = OrderedGrid(bundled(grid))
     if grid.virtual_seconds is None:
         expect_real_time(config)
     settle()
