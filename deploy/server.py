@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import Any
 
 from conf.trust import DATA, OUTPUT
+from deploy.certificates import CA, SERVER
 from deploy.gate import Gate
-from deploy.keys import CA, SERVER
 from simulation.errors import UsageError
 
 PORT = 8000  # as Flower's own

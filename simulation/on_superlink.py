@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import httpx
-from flwr.cli.utils import flwr_cli_exc_handler
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -28,12 +27,12 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.supercore.control import ControlHttpClient
 
-from .control import bundle, cause_of, follow, one_line
+from .control import bundle, cause_of, follow
 from .errors import EngineError, UsageError
 from .host import log
 from .job import Job
 from .processes import orderly_exit, undisturbed
-from .reach import Superlink
+from .reach import Superlink, one_line_errors
 from .results import GROWING, Near, Served, Source, fetch_all, follow_history
 
 RESULT = "result.json"
@@ -80,19 +79,6 @@ def refuse(job: Job, address: str | None, wait: float) -> None:
             "engine=superlink cannot honour verbose=true, its log goes to superlink.log in the "
             "run folder: drop it"
         )
-
-
-@contextmanager
-def one_line_errors(address: str) -> Iterator[None]:
-    """Raise what the Control API refuses, and a lost connection, as `EngineError`."""
-    try:
-        with flwr_cli_exc_handler():
-            yield
-    except click.ClickException as error:
-        raise EngineError(f"the SuperLink at {address} says: {one_line(error.message)}") from error
-    except httpx.HTTPError as error:
-        reason = one_line(str(error)) or type(error).__name__
-        raise EngineError(f"the SuperLink at {address} is gone: {reason}") from error
 
 
 def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import httpx
+from flwr.cli.utils import flwr_cli_exc_handler
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from .errors import UsageError
+from .control import one_line
+from .errors import EngineError, UsageError
 
 _SECONDS = 10.0
 
@@ -18,16 +23,23 @@ _SECONDS = 10.0
 class Superlink:
     """A SuperLink at an address, asked from inside: its Control API is for its own machine.
 
-    `certificate`: the file of the CA that has signed the SuperLink's; None: it has no TLS.
+    `certificate`: the file of the CA that has signed the SuperLink's; None: it has no TLS. `words`:
+    how these two are given, for what is said of mistakes.
 
     Raises `UsageError`, one line, if none answers, or not as it is asked.
     """
 
-    def __init__(self, address: str, certificate: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        certificate: str | None = None,
+        words: tuple[str, str] = ("engine.address=", "engine.certificate="),
+    ) -> None:
+        self._word = words[1]
         if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}", address):
-            raise UsageError(f"engine.address={address}: give HOST:PORT, as in 127.0.0.1:8000")
+            raise UsageError(f"{words[0]}{address}: give HOST:PORT, as in 127.0.0.1:8000")
         self.address = address
-        self.root = None if certificate is None else _read(certificate)
+        self.root = None if certificate is None else _read(certificate, words[1])
         verify = True if certificate is None else ssl.create_default_context(cafile=certificate)
         url = f"{'http' if certificate is None else 'https'}://{address}"
         self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS, trust_env=False)
@@ -72,7 +84,7 @@ class Superlink:
     def _why(self, error: httpx.TransportError) -> str:
         text = str(error)
         if "WRONG_VERSION_NUMBER" in text or "record layer" in text:
-            return f"the SuperLink at {self.address} has no TLS: drop engine.certificate"
+            return f"the SuperLink at {self.address} has no TLS: it is not to be asked for one"
         if "CERTIFICATE_VERIFY_FAILED" in text:
             reason = text.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
             return f"the certificate of {self.address} is not what it should be: {reason}"
@@ -83,16 +95,29 @@ class Superlink:
     def _tls(self) -> str:
         return (
             f"what answers at {self.address} speaks no plain HTTP: if it has TLS, give "
-            "engine.certificate=keys/ca.crt"
+            f"{self._word}keys/ca.crt"
         )
 
 
-def _read(certificate: str) -> bytes:
+def _read(certificate: str, word: str) -> bytes:
     try:
         content = Path(certificate).read_bytes()
         ssl.create_default_context(cadata=content.decode("ascii"))
     except OSError as error:
-        raise UsageError(f"engine.certificate={certificate}: {error.strerror}") from error
+        raise UsageError(f"{word}{certificate}: {error.strerror}") from error
     except (ValueError, ssl.SSLError) as error:
-        raise UsageError(f"engine.certificate={certificate}: this is no certificate") from error
+        raise UsageError(f"{word}{certificate}: this is no certificate") from error
     return content
+
+
+@contextmanager
+def one_line_errors(address: str) -> Iterator[None]:
+    """Raise what the Control API refuses, and a lost connection, as `EngineError`."""
+    try:
+        with flwr_cli_exc_handler():
+            yield
+    except click.ClickException as error:
+        raise EngineError(f"the SuperLink at {address} says: {one_line(error.message)}") from error
+    except httpx.HTTPError as error:
+        reason = one_line(str(error)) or type(error).__name__
+        raise EngineError(f"the SuperLink at {address} is gone: {reason}") from error

@@ -36,18 +36,24 @@ from deploy.gate import Gate
 
 
 class Server:
-    """A SuperLink on a free port of 127.0.0.1; `bundling`: whether it is one of ours."""
+    """A SuperLink on a free port of 127.0.0.1; `bundling`: whether it is one of ours.
 
-    def __init__(self, bundling=True, output=None):
+    `keys`: the folder of `deploy.keys`, for TLS.
+    """
+
+    def __init__(self, bundling=True, output=None, keys=None):
         app = create_app()
         if bundling:
             app.add_middleware(Bundling, output=output)
         app.add_middleware(Gate, closed=False)
         self.state = app.state.linkstate_factory.state()
+        tls = {}
+        if keys is not None:
+            tls = {"ssl_certfile": keys / "server.crt", "ssl_keyfile": keys / "server.key"}
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, **tls))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
     def __enter__(self):
