@@ -31,7 +31,7 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesRequest,
     PushAppMessagesResponse,
 )
-from flwr.supercore.error import FlowerError
+from flwr.supercore.error import ApiErrorCode, FlowerError
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
@@ -96,9 +96,10 @@ def from_node(
 
     What the response lists as `objects_to_push` was not among the objects, and is pushed singly.
     """
+    run = request.messages_list[0].metadata.run_id
     with whole(state):
+        expect_known(run, state)
         response = fleet.push_messages(request, state)
-        run = request.messages_list[0].metadata.run_id
 
         def store(name: str) -> bool:
             pushed = PushObjectRequest(
@@ -114,6 +115,12 @@ def from_node(
         if confirm is not None:
             fleet.confirm_message_received(confirm, state, state.object_store)
         return response
+
+
+def expect_known(run: int, state: Any) -> None:
+    """Raise Flower's error for a run that is over if the server does not know it (any more)."""
+    if not state.get_run_info(run_ids=[run]):
+        raise FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, f"run {run} is unknown")
 
 
 def for_server(request: PullAppMessagesRequest, state: Any, task: Any) -> Load | None:

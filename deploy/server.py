@@ -1,9 +1,12 @@
 """`python -m deploy.server`: Flower's SuperLink for real devices, and a gate before it.
 
-With TLS, keys of nodes and a database file, by what `python -m deploy.keys` has made. Everything
-but what nodes need is for this machine alone (`deploy.gate`), a node's pull waits until there is
-something, and a message travels in one piece (`deploy.bundling`). A Flower of another version that
-offers no place for these listens on this machine alone, or, without the latter, says so.
+With TLS and keys of nodes, by what `python -m deploy.keys` has made. Everything but what nodes need
+is for this machine alone (`deploy.gate`), a node's pull waits until there is something, and a
+message travels in one piece (`deploy.bundling`). Who may take part is kept in a file
+(`deploy.registry`); `--database` keeps all in Flower's, and a round takes several times as long.
+
+A Flower of another version that offers no place for the gate listens on this machine alone; one
+that has no bundles is served plainly. Each says so in a line.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from deploy.gate import Gate
 from simulation.errors import UsageError
 
 PORT = 8000  # as Flower's own
+NODES = "nodes.json"
 EXTENSIONS = "flwr.superlink.extensions"
 
 
@@ -57,8 +61,9 @@ def parser() -> argparse.ArgumentParser:
         "--state",
         type=Path,
         default=Path("superlink"),
-        help="the folder for the database and for runs' results (default: %(default)s)",
+        help="the folder for registered nodes and for runs' results (default: %(default)s)",
     )
+    add("--database", action="store_true", help="Flower's database file in it: slow, keeps all")
     add("--data", type=Path, help="the folder below which runs may read data (default: ./data)")
     add("--insecure", action="store_true", help="no TLS and no keys: on this machine, for trying")
     add("--any-node", action="store_true", help="take nodes without a key that is registered")
@@ -68,7 +73,8 @@ def parser() -> argparse.ArgumentParser:
 def command_line(options: argparse.Namespace) -> list[str]:
     """Return Flower's words for ours. Raises `UsageError` for what cannot be."""
     words = ["--host", options.host, "--port", str(options.port)]
-    words += ["--database", str(options.state / "superlink.db")]
+    if options.database:
+        words += ["--database", str(options.state / "superlink.db")]
     words += ["--disable-runtime-dependency-installation"]
     if options.insecure:
         if not is_local(options.host):
@@ -109,10 +115,15 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     ]
     try:
         from deploy.bundling import Bundling
+        from deploy.registry import Registry, load
     except ImportError as error:
         warn(f"this Flower is another: nodes poll and send single objects ({error})")
         return found
-    return [*found, (Bundling, {"output": output_of(options)})]
+    found.append((Bundling, {"output": output_of(options)}))
+    if not options.database and not options.insecure:
+        load(options.state / NODES)
+        found.append((Registry, {"file": options.state / NODES}))
+    return found
 
 
 def has_place(extensions: ModuleType | None, app: ModuleType | None) -> bool:

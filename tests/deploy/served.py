@@ -33,18 +33,21 @@ from flwr.superlink.main import create_app
 from deploy.bundle import frames, parts_of
 from deploy.bundling import Bundling
 from deploy.gate import Gate
+from deploy.registry import Registry
 
 
 class Server:
     """A SuperLink on a free port of 127.0.0.1; `bundling`: whether it is one of ours.
 
-    `keys`: the folder of `deploy.keys`, for TLS.
+    `keys`: the folder of `deploy.keys`, for TLS; `nodes`: the file of registered nodes.
     """
 
-    def __init__(self, bundling=True, output=None, keys=None):
+    def __init__(self, bundling=True, output=None, keys=None, nodes=None):
         app = create_app()
         if bundling:
             app.add_middleware(Bundling, output=output)
+        if nodes is not None:
+            app.add_middleware(Registry, file=nodes)
         app.add_middleware(Gate, closed=False)
         self.state = app.state.linkstate_factory.state()
         tls = {}

@@ -11,6 +11,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
 from deploy import keys
+from deploy.registry import load
+from simulation.errors import UsageError
 from tests.deploy.served import Server
 
 
@@ -113,6 +115,29 @@ def test_nodes_come_and_go(tool, tmp_path):
         code, _, error = tool(*there, "--insecure", "list")
         assert code == 2
         assert "speaks no plain HTTP" in error
+
+
+def test_who_may_take_part_outlives_the_server(tool, tmp_path):
+    tool("server", "here")
+    tool("node", "kitchen", "garden")
+    file, seen = tmp_path / "nodes.json", []
+    for words in (["register", "kitchen", "garden"], ["revoke", "garden"], ["list"]):
+        with Server(keys=tmp_path / "keys", nodes=file) as server:
+            assert tool("--superlink", server.address, *words)[0] == 0
+            seen.append(tool("--superlink", server.address, "list")[1])
+    first, second, third = seen
+    assert len(first) == 2
+    assert second == third == [line for line in first if line.startswith("kitchen ")]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '[{"nodeId": "x"}]', "[", '{"a": 1}'])
+def test_a_damaged_file_of_nodes_is_one_line(tmp_path, text):
+    file = tmp_path / "nodes.json"
+    assert load(file) == []
+    file.write_text(text)
+    with pytest.raises(UsageError, match="damaged: move it away"):
+        load(file)
 
 
 def test_without_a_superlink_there_is_one_line(tool):

@@ -21,15 +21,17 @@ def keys(tmp_path):
     return tmp_path
 
 
-def test_tls_keys_of_nodes_and_a_database_are_what_is_there_without_a_word(keys):
-    words = server.command_line(options("--keys", keys, "--state", keys / "state"))
+def test_tls_and_keys_of_nodes_are_what_is_there_without_a_word(keys):
+    words = server.command_line(options("--keys", keys, "--state", keys, "--database"))
     said = dict(pairwise(words))
     assert "--enable-supernode-auth" in words
     assert said["--ssl-ca-certfile"] == str(keys / "ca.crt")
     assert said["--ssl-certfile"] == str(keys / "server.crt")
     assert said["--ssl-keyfile"] == str(keys / "server.key")
-    assert said["--database"] == str(keys / "state" / "superlink.db")
+    assert said["--database"] == str(keys / "superlink.db")
     assert "--insecure" not in words
+    words = server.command_line(options("--keys", keys, "--state", keys))
+    assert "--database" not in words  # 240 statements a message
 
 
 def test_without_certificates_it_says_what_makes_them(tmp_path, capsys):
@@ -57,7 +59,7 @@ def test_the_gate_comes_first():
     (kind, said), *others = server.gated(options())
     assert kind is Gate
     assert said == {"closed": True}
-    assert [each.__name__ for each, _ in others] == ["Bundling"]
+    assert [each.__name__ for each, _ in others] == ["Bundling", "Registry"]
     assert server.gated(options("--any-node"))[0] == (Gate, {"closed": False})
 
 
