@@ -86,7 +86,7 @@ _PREFIXES = ("Simulation failed with exception: ", "ServerApp failed with except
 _EMPTY_WORDS = {
     "": "the run failed without saying why",
     "An error was encountered. Ending simulation.": "the simulation failed",
-    "No heartbeat received from the task": "the simulation died; was it out of memory?",
+    "No heartbeat received from the task": "the run's process died: out of memory?",
 }
 
 

@@ -103,10 +103,10 @@ def _read(certificate: str, word: str) -> bytes:
     try:
         content = Path(certificate).read_bytes()
         ssl.create_default_context(cadata=content.decode("ascii"))
+    except (ValueError, ssl.SSLError) as error:  # the latter is an OSError
+        raise UsageError(f"{word}{certificate}: this is no certificate") from error
     except OSError as error:
         raise UsageError(f"{word}{certificate}: {error.strerror}") from error
-    except (ValueError, ssl.SSLError) as error:
-        raise UsageError(f"{word}{certificate}: this is no certificate") from error
     return content
 
 

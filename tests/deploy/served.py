@@ -5,15 +5,16 @@ import socket
 import threading
 import time
 from base64 import b64encode
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import uvicorn
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
+from flwr.common.serde import message_to_proto, user_config_from_proto
 from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -34,6 +35,7 @@ from deploy.bundle import frames, parts_of
 from deploy.bundling import Bundling
 from deploy.gate import Gate
 from deploy.registry import Registry
+from simulation.host import load_object
 
 
 class Server:
@@ -95,6 +97,11 @@ class FakeNode:
         activate = fleet_pb2.ActivateNodeRequest(public_key=self.public, heartbeat_interval=30)
         body = self.call(activate, "activate-node").content
         self.node = Node(node_id=fleet_pb2.ActivateNodeResponse.FromString(body).node_id)
+
+    def leave(self):
+        request = fleet_pb2.DeactivateNodeRequest(node_id=self.node.node_id)
+        self.call(request, "deactivate-node")
+        self.http.close()
 
     def headers(self):
         stamp = datetime.datetime.now(datetime.UTC).isoformat()
@@ -166,6 +173,46 @@ class FakeNode:
             session_id=response.session_id,
         )
         self.call(request, "push-object")
+
+
+class Fleet:
+    """Nodes in a thread of this process, that answer with our own ClientApp."""
+
+    def __init__(self, address, count):
+        self._nodes = [FakeNode(address) for _ in range(count)]
+        self._contexts = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self._done.set()
+        self._thread.join()
+        for each in self._nodes:
+            each.leave()
+
+    def _serve(self):
+        while not self._done.is_set():
+            for index, node in enumerate(self._nodes):
+                if (message := node.message(wait=0.02)) is not None:
+                    reply = load_object("client.app:app")(message, self._context(index, message))
+                    with suppress(httpx.HTTPStatusError):  # the run is over
+                        node.reply_to(message, reply.content)
+
+    def _context(self, index, message):
+        run, node = message.metadata.run_id, self._nodes[index]
+        if (run, index) not in self._contexts:
+            body = node.call(GetRunRequest(node=node.node, run_id=run), "get-run").content
+            config = user_config_from_proto(GetRunResponse.FromString(body).run.override_config)
+            place = {"partition-id": index, "num-partitions": len(self._nodes)}
+            context = Context(run, node.node.node_id, place, RecordDict(), config)
+            self._contexts[run, index] = context
+            TaskIdentity.task_id, TaskIdentity.run_id = 1, run
+            TaskIdentity.node_id = node.node.node_id
+        return self._contexts[run, index]
 
 
 def question(node, number=0):

@@ -205,7 +205,11 @@ ValueError: no such dataset
         ("no such dataset", LOG, "ValueError: no such dataset"),
         ("said\nnowhere else", LOG, "said nowhere else"),
         ("An error was encountered. Ending simulation.", LOG, "FirstError: in an actor"),
-        ("No heartbeat received from the task", "", "the simulation died; was it out of memory?"),
+        (
+            "No heartbeat received from the task",
+            "",
+            "the run's process died: out of memory?",
+        ),
         ("", "", "the run failed without saying why"),
     ],
 )
