@@ -17,6 +17,7 @@ from conf.build import data_of, model_of
 from conf.check import check_target
 from conf.real_time import expect_real_time
 from conf.trust import output_of
+from deploy.grid import bundled
 from strategy.checkpoint import forget
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
@@ -40,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
     config = load_config(context.run_config, count_nodes(grid))
     check_target("partition", config.partition)  # in one line, before every node refuses it
     lasting = grid if isinstance(grid, LastingGrid) else None
-    grid = OrderedGrid(grid)
+    grid = OrderedGrid(bundled(grid))
     if grid.virtual_seconds is None:
         expect_real_time(config)
     settle()

@@ -20,8 +20,9 @@ KNOWS = {
     "report": set(),
     "deploy": set(),
     "conf": {"compression", "task"},
+    "deploy": {"client", "compression", "conf", "simulation", "task"},
     "client": {"compression", "conf", "task"},
-    "strategy": {"compression", "conf", "task"},
+    "strategy": {"compression", "conf", "deploy", "task"},
     "command": {"compression", "conf", "report", "simulation", "strategy", "task"},
 }
 

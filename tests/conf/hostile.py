@@ -30,6 +30,7 @@ NAMES = [
     *("task.datasets.load_folder", "task.datasets.folder.Path.rmdir", "task.registry.Registry"),
     *("conf.load.compose_config", "conf.trust.remember", "conf.build.build", "command.job.run"),
     *("simulation.local.run_local", "simulation.on_ray.run_on_ray", "simulation.ray.run_ray"),
+    "simulation.on_superlink.run_on_superlink",
     *("strategy.records.Records", "strategy.records.os.replace", "strategy.app.main"),
     *("flwr.serverapp.strategy.FedAvg.start", "flwr.serverapp.strategy.strategy.time.sleep"),
     *("flwr.serverapp.strategy.fedavg.FedAvg", "flwr.serverapp.strategy.strategy_utils.os"),

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from flwr.proto.run_pb2 import RunStatus
 
+from simulation.control import cause_of
 from simulation.errors import EngineError, UsageError
-from simulation.ray import cause_of, run_ray
+from simulation.ray import run_ray
 
 PYPROJECT = """
 [project]
@@ -204,7 +205,11 @@ ValueError: no such dataset
         ("no such dataset", LOG, "ValueError: no such dataset"),
         ("said\nnowhere else", LOG, "said nowhere else"),
         ("An error was encountered. Ending simulation.", LOG, "FirstError: in an actor"),
-        ("No heartbeat received from the task", "", "the simulation died; was it out of memory?"),
+        (
+            "No heartbeat received from the task",
+            "",
+            "the run's process died: out of memory?",
+        ),
         ("", "", "the run failed without saying why"),
     ],
 )

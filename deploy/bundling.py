@@ -1,0 +1,208 @@
+"""What a SuperLink of ours has beyond Flower's: pulls that wait, and messages in one piece.
+
+    GET  /v1/fleet/edgewire          "1": all of this is there
+    POST /v1/fleet/edgewire/pull     a node's message with its objects, once there is one
+    POST /v1/fleet/edgewire/push     a node's reply with its objects; confirms what it replies to
+    POST /v1/runtime/edgewire/pull   a ServerApp's replies, once there are any
+    POST /v1/runtime/edgewire/push   a ServerApp's messages
+    GET  /v1/control/edgewire/runs/RUN         what a run has left, as JSON: name and size
+    GET  /v1/control/edgewire/runs/RUN/FILE    one of these, from byte `?start=` on
+
+A pull's body is Flower's request of that name, a push's `deploy.bundle` with it as the first part,
+"request". A pull gives frames, a push Flower's response. A header `edgewire-wait` says for how many
+seconds to wait. Who asks is checked as Flower does: a node's signature, a ServerApp's token. The
+rest is for inside, which the gate before this sees to.
+
+Flower's own calls go on as before, and wake who waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import HTTPException
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.supercore.constant import TASK_TOKEN_HEADER
+from flwr.supercore.dependencies.task import authenticate_task
+from flwr.supercore.error import http_error_translator
+from flwr.superlink.dependencies.linkstate import get_linkstate
+from flwr.superlink.routers.fleet.node_auth import authenticate_node
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Protobuf
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from deploy import carry
+from deploy.bell import Bell
+from deploy.bundle import frames, parts_of
+from deploy.gate import App, Scope, Send
+from deploy.results import results_of
+
+OURS = "edgewire"
+WAIT = f"{OURS}-wait"
+USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
+NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0  # seconds between two looks though no bell has rung
+OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds for the objects of a message that is there
+LIMIT = 2 << 30  # bytes of a bundle
+WAKING = ("/v1/fleet/push-messages", "/v1/runtime/push-messages", "/v1/control/stop-run")
+PLAIN = "application/octet-stream"
+Kind = TypeVar("Kind", bound=Protobuf)
+
+
+class Bundling:
+    """Wraps a SuperLink's ASGI app, and answers what Flower's own does not know.
+
+    `output`: the folder below which its ServerApps leave their results; None: nowhere.
+    """
+
+    def __init__(self, app: App, output: Path | None = None) -> None:
+        self._app = app
+        self._output = output
+        self._bell = Bell()
+        self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+            ("GET", f"/v1/fleet/{OURS}"): self._hello,
+            ("POST", f"/v1/fleet/{OURS}/pull"): self._node_pulls,
+            ("POST", f"/v1/fleet/{OURS}/push"): self._node_pushes,
+            ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
+            ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
+        }
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Answer a request that is ours; pass any other on."""
+        if scope["type"] == "lifespan":  # a line for each request is too many
+            logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+        answer = self._route(scope) if scope["type"] == "http" else None
+        if answer is None:
+            await self._app(scope, receive, send)
+            if scope["type"] == "http" and scope["path"] in WAKING:
+                self._bell.ring()
+            return
+        request = Request(scope, receive)
+        response = await http_error_translator(request, answer)
+        await response(scope, receive, send)
+
+    def _route(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
+        found = self._routes.get((scope["method"], scope["path"]))
+        if found is None and scope["path"].startswith(f"/v1/control/{OURS}/runs/"):
+            return partial(results_of, self._output)
+        return found
+
+    async def _hello(self, request: Request) -> Response:
+        return PlainTextResponse("1")
+
+    async def _node_pulls(self, request: Request) -> Response:
+        wanted = _read(PullMessagesRequest, await _body(request))
+        await _as_node(request, wanted)
+        state, node = get_linkstate(request), wanted.node.node_id
+
+        def look() -> Awaitable[carry.Load | None]:
+            return run_in_threadpool(carry.for_node, wanted, state)
+
+        load = await self._bell.wait_for(
+            ("node", node), look, _seconds(request), NODE_LOOKS, alone=True
+        )
+        return await _loaded(load) or _frames([("response", b"")])
+
+    async def _node_pushes(self, request: Request) -> Response:
+        parts = dict(_parts(await _body(request)))
+        pushed = _read(PushMessagesRequest, parts.pop("request", b""))
+        confirm = parts.pop("confirm", None)
+        await _as_node(request, pushed)
+        if [m.metadata.src_node_id for m in pushed.messages_list] != [pushed.node.node_id]:
+            raise HTTPException(400, "a push holds one message, of the node that pushes it")
+        confirmed = None if confirm is None else _read(ConfirmMessageReceivedRequest, confirm)
+        state = get_linkstate(request)
+        response = await run_in_threadpool(carry.from_node, pushed, parts, confirmed, state)
+        self._bell.ring(("run", pushed.messages_list[0].metadata.run_id))
+        return Response(response.SerializeToString(), media_type=PLAIN)
+
+    async def _server_pulls(self, request: Request) -> Response:
+        state, task = get_linkstate(request), await _task(request)
+        wanted = _read(PullAppMessagesRequest, await _body(request))
+
+        def look() -> Awaitable[carry.Load | None]:
+            return run_in_threadpool(carry.for_server, wanted, state, task)
+
+        load = await self._bell.wait_for(
+            ("run", task.run_id), look, _seconds(request), SERVER_LOOKS
+        )
+        response = await _loaded(load)
+        if load is not None:
+            await run_in_threadpool(carry.received, load, state)
+        return response or _frames([("response", b"")])
+
+    async def _server_pushes(self, request: Request) -> Response:
+        state, task = get_linkstate(request), await _task(request)
+        parts = dict(_parts(await _body(request)))
+        pushed = _read(PushAppMessagesRequest, parts.pop("request", b""))
+        response = await run_in_threadpool(carry.from_server, pushed, parts, state, task)
+        nodes = {message.metadata.dst_node_id for message in pushed.messages_list}
+        if nodes:
+            self._bell.ring(*(("node", node) for node in nodes))
+        return Response(response.SerializeToString(), media_type=PLAIN)
+
+
+async def _as_node(request: Request, claimed: Protobuf) -> None:
+    """Let Flower check that a request is of the node that it says it is."""
+    request.state.protobuf_request = claimed
+    await run_in_threadpool(authenticate_node, request)
+
+
+async def _task(request: Request) -> Any:
+    """Return the task that a ServerApp's token stands for, as Flower checks it."""
+    token = request.headers.get(TASK_TOKEN_HEADER)
+    return await run_in_threadpool(authenticate_task, request, token, get_linkstate(request))
+
+
+async def _body(request: Request) -> bytes:
+    if int(request.headers.get("content-length", LIMIT + 1)) > LIMIT:
+        raise HTTPException(413, f"a bundle says how long it is, and has at most {LIMIT} bytes")
+    return await request.body()
+
+
+def _parts(body: bytes) -> list[tuple[str, bytes]]:
+    try:
+        return parts_of(body, LIMIT)
+    except ValueError as error:
+        raise HTTPException(400, f"this is no bundle: {error}") from error
+
+
+def _read(kind: type[Kind], content: bytes) -> Kind:
+    try:
+        found: Kind = kind.FromString(content)
+    except DecodeError as error:
+        raise HTTPException(400, f"this is no {kind.DESCRIPTOR.name}") from error
+    return found
+
+
+def _seconds(request: Request) -> float:
+    """Return for how long a pull may wait."""
+    try:
+        asked = float(request.headers.get(WAIT, USUAL_WAIT))
+    except ValueError as error:
+        raise HTTPException(400, f"{WAIT} is a number of seconds") from error
+    return min(max(asked, 0.0), LONGEST_WAIT) if asked == asked else 0.0
+
+
+async def _loaded(load: carry.Load | None) -> Response | None:
+    """Return what was found once all of its objects are there, or are not to be waited for."""
+    if load is None:
+        return None
+    until = time.monotonic() + OBJECTS_WAIT
+    while load.missing and time.monotonic() < until:
+        await asyncio.sleep(OBJECTS_LOOK)
+        await run_in_threadpool(load.fetch)
+    return _frames(load.parts())
+
+
+def _frames(parts: list[tuple[str, bytes]]) -> Response:
+    return Response(frames(parts), media_type=PLAIN)

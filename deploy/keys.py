@@ -1,0 +1,149 @@
+"""`python -m deploy.keys`: a CA, the server's certificate, nodes' keys, and who may take part.
+
+    python -m deploy.keys server my.server.org 203.0.113.5    a CA, if there is none, and the rest
+    python -m deploy.keys node kitchen garden                 a key for each of these nodes
+    python -m deploy.keys register kitchen garden             they may take part from now on
+    python -m deploy.keys list                                who may, and who is online
+    python -m deploy.keys revoke garden                       and no more
+
+The last three ask a SuperLink, on its own machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    RegisterNodeRequest,
+    UnregisterNodeRequest,
+)
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.control import ControlHttpClient
+
+from deploy.certificates import CA, make_ca, make_node, make_server, node_files, public_key
+from simulation.errors import EngineError, UsageError
+from simulation.reach import Superlink, one_line_errors
+
+GONE = ("unregistered", "deleted")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Do what the words say; return an exit code. A mistake is one line, and code 2, else 1."""
+    given = parser().parse_args(words)
+    try:
+        for line in given.call(given):
+            print(line)
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    text, _, more = (__doc__ or "").partition("\n\n")
+    made = argparse.ArgumentParser(
+        prog="python -m deploy.keys",
+        description=text,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--keys", type=Path, default=Path("keys"), help="the folder (%(default)s)")
+    made.add_argument("--superlink", default="127.0.0.1:8000", help="HOST:PORT (%(default)s)")
+    made.add_argument("--insecure", action="store_true", help="the SuperLink has no TLS")
+    kinds = made.add_subparsers(required=True, metavar="COMMAND")
+    server = kinds.add_parser("server", help="make a CA and the server's certificate")
+    server.add_argument("names", nargs="+", help="its names and addresses, as nodes will say them")
+    server.add_argument("--renew", action="store_true", help="a new certificate for the old key")
+    server.set_defaults(call=_server)
+    for name, call, text in (
+        ("node", _node, "make keys of nodes"),
+        ("register", _register, "let nodes take part"),
+        ("revoke", _revoke, "let nodes take part no more"),
+    ):
+        kind = kinds.add_parser(name, help=text)
+        kind.add_argument("names", nargs="+")
+        kind.set_defaults(call=call)
+    kinds.add_parser("list", help="say who may take part").set_defaults(call=_list)
+    return made
+
+
+def _server(given: argparse.Namespace) -> list[str]:
+    made = make_ca(given.keys) + make_server(given.keys, given.names, given.renew)
+    return [f"made {path}" for path in made]
+
+
+def _node(given: argparse.Namespace) -> list[str]:
+    for name in given.names:
+        for file in node_files(given.keys, name):
+            if file.exists():
+                raise UsageError(f"{file} is there already, and stays: move it away first")
+    return [f"made {path}" for name in given.names for path in make_node(given.keys, name)]
+
+
+def _register(given: argparse.Namespace) -> list[str]:
+    found = {name: public_key(given.keys, name) for name in given.names}
+    lines = []
+    with _asked(given) as control:
+        there = _nodes(control)
+        for name, key in found.items():
+            if known := next((each for each in there if each.public_key == key), None):
+                lines.append(f"{name} is registered already, as node {known.node_id}")
+                continue
+            if any(each.name == name for each in there):
+                raise UsageError(f"another key is registered as {name}: revoke that one first")
+            node = control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
+            lines.append(f"registered {name} as node {node}")
+    return lines
+
+
+def _revoke(given: argparse.Namespace) -> list[str]:
+    lines = []
+    with _asked(given) as control:
+        there = _nodes(control)
+        for name in given.names:
+            node = next((each for each in there if name in (each.name, str(each.node_id))), None)
+            if node is None:
+                raise UsageError(f"no node {name} is registered: list says who is")
+            control.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+            lines.append(f"revoked {node.name or node.node_id}")
+    return lines
+
+
+def _list(given: argparse.Namespace) -> list[str]:
+    with _asked(given) as control:
+        there = sorted(_nodes(control), key=lambda each: each.name)
+    return [
+        f"{each.name or '-'} {each.node_id} {each.status}"
+        + (f" since {each.last_activated_at}" if each.status == "online" else "")
+        for each in there
+    ] or ["no node is registered"]
+
+
+@contextmanager
+def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
+    """Yield a client of the SuperLink that was named. Raises `EngineError`, one line."""
+    root = None if given.insecure else str(given.keys / f"{CA}.crt")
+    superlink = Superlink(given.superlink, root, ("--superlink ", "--keys: "))
+    control = superlink.control()
+    try:
+        with one_line_errors(given.superlink):
+            yield control
+    finally:
+        control.close()
+        superlink.close()
+
+
+def _nodes(control: ControlHttpClient) -> list[NodeInfo]:
+    """Return the nodes that may take part."""
+    found = control.ListNodes(ListNodesRequest()).nodes_info
+    return [each for each in found if each.status not in GONE]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Which nodes may take part outlives the server; what is under way does not.
+
+A SuperLink's database costs 240 statements a message, which is most of the time of a round with
+small messages. What it would keep of a run is of no use after a restart, as its ServerApp is gone:
+a run is resumed as another one. So the state is in memory, and this file beside it holds the nodes
+that are registered, under the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flwr.proto.node_pb2 import NodeInfo
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from starlette.concurrency import run_in_threadpool
+
+from deploy.gate import App, Scope, Send
+from simulation.errors import UsageError
+
+CHANGING = ("/v1/control/register-node", "/v1/control/unregister-node")
+ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"
+
+
+class Registry:
+    """Wraps a SuperLink's ASGI app: puts nodes back as it starts, and notes every change."""
+
+    def __init__(self, app: App, file: Path) -> None:
+        self._app = app
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Pass a request on; who hears that a node is registered finds it in the file."""
+        if scope["type"] == "lifespan":
+            restore(_state(scope), self._file)
+        elif scope["type"] == "http" and scope["path"] in CHANGING:
+            state = _state(scope)
+
+            async def noted(message: Scope) -> None:
+                if message["type"] == "http.response.start":
+                    await run_in_threadpool(save, state, self._file)
+                await send(message)
+
+            await self._app(scope, receive, noted)
+            return
+        await self._app(scope, receive, send)
+
+
+def save(state: Any, file: Path) -> None:
+    """Write the nodes of a state that is in memory: the file before, or this one, is always there.
+
+    Raises `OSError`.
+    """
+    with state.lock:
+        nodes = [MessageToDict(each) for each in state.nodes.values() if each.status != GONE]
+    partial = file.with_suffix(".part")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(handle, "w") as text:
+        json.dump(nodes, text, indent=1)
+        text.flush()
+        os.fsync(handle)
+    os.replace(partial, file)
+
+
+def restore(state: Any, file: Path) -> None:
+    """Put the nodes of a file, if there is one, into a state that is in memory.
+
+    Raises `UsageError` for a file that is damaged.
+    """
+    for node in load(file):
+        if node.status == ONLINE:
+            node.status, node.online_until = OFFLINE, 0.0
+        with state.lock:
+            state.nodes[node.node_id] = node
+            state.node_public_key_to_node_id[node.public_key] = node.node_id
+            state.owner_to_node_ids.setdefault(node.owner_aid, set()).add(node.node_id)
+
+
+def load(file: Path) -> list[NodeInfo]:
+    """Return the nodes of a file, none if there is none. Raises `UsageError` as `restore`."""
+    try:
+        return [ParseDict(each, NodeInfo()) for each in json.loads(file.read_text())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, ParseError) as error:
+        raise UsageError(f"{file} is damaged: move it away, and register nodes anew") from error
+
+
+def _state(scope: Scope) -> Any:
+    return scope["app"].state.linkstate_factory.state()

@@ -1,0 +1,112 @@
+"""Runs at a SuperLink, by its Control API: submitted, followed, and why they have failed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.app import UserConfig
+from flwr.cli.build import build_fab_from_files
+from flwr.cli.utils import collect_files
+from flwr.common.config import flatten_dict, get_fab_config
+from flwr.proto.control_pb2 import ListRunsRequest, StreamLogsRequest
+from flwr.proto.run_pb2 import RunStatus
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+
+from .errors import EngineError, UsageError
+
+_POLL_SECONDS = 0.5
+_LAST_LINES_SECONDS = 3.0  # how long a finished run's log may take to arrive
+
+
+def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
+    """Return a bundle of the app, as `fab-include` says, and its `[tool.flwr.app]`.
+
+    Raises `EngineError` for a folder without an app, `UsageError` for a key of `run_config` that
+    the app does not have.
+    """
+    try:
+        content, _ = build_fab_from_files(_files(app_dir))
+        app: dict[str, Any] = get_fab_config(content)["tool"]["flwr"]["app"]
+    except (ValueError, OSError) as error:
+        raise EngineError(f"{app_dir} is no Flower app: {one_line(str(error))}") from error
+    if unknown := sorted(run_config.keys() - flatten_dict(app.get("config")).keys()):
+        raise UsageError(
+            f"{', '.join(unknown)}: not in [tool.flwr.app.config] of {app_dir / 'pyproject.toml'}"
+        )
+    return Fab(hashlib.sha256(content).hexdigest(), content, {}), app
+
+
+def _files(app_dir: Path) -> dict[str, bytes | Path]:
+    """What `flwr run` collects, but for hidden folders: looking through a `.venv` takes seconds."""
+    files: dict[str, bytes | Path] = {}
+    for entry in app_dir.resolve().iterdir():
+        if entry.is_file():
+            files[entry.name] = entry
+        elif entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
+            files |= {f"{entry.name}/{name}": path for name, path in collect_files(entry).items()}
+    return files
+
+
+def follow(
+    client: ControlHttpClient, run_id: int, log: Path, on_poll: Callable[[], None] | None
+) -> RunStatus:
+    """Wait for the run's end, its output going to `log`; returns its last status."""
+    copier = threading.Thread(target=_copy_log, args=(client, run_id, log), daemon=True)
+    copier.start()
+    while True:
+        runs = client.ListRuns(ListRunsRequest(run_id=run_id))
+        status: RunStatus = runs.run_dict[run_id].status
+        if on_poll is not None:
+            on_poll()
+        if status.status == "finished":
+            copier.join(_LAST_LINES_SECONDS)
+            return status
+        time.sleep(_POLL_SECONDS)
+
+
+def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
+    with log.open("a", encoding="utf-8") as output, suppress(httpx.HTTPError):
+        for part in client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=0.0)):
+            output.write(part.log_output)
+            output.flush()
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*(?P<line>[A-Z]\w*: (?P<message>.+))")
+_PREFIXES = ("Simulation failed with exception: ", "ServerApp failed with exception: ")
+_EMPTY_WORDS = {
+    "": "the run failed without saying why",
+    "An error was encountered. Ending simulation.": "the simulation failed",
+    "No heartbeat received from the task": "the run's process died: out of memory?",
+}
+
+
+def cause_of(status: RunStatus, log: str) -> str:
+    """Return why the run failed, one line: the ServerApp's exception, or the log's first."""
+    if status.sub_status == "stopped":
+        return "the run was stopped"
+    details = status.details
+    for prefix in _PREFIXES:
+        details = details.removeprefix(prefix)
+    details = one_line(details)
+    lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
+    raised = [match for match in map(_RAISED.fullmatch, lines) if match]
+    if details not in _EMPTY_WORDS:
+        # Flower leaves out the exception's name, without which a KeyError says only 'name'.
+        named = (match["line"] for match in raised if match["message"] == details)
+        return next(named, details)
+    return raised[0]["line"] if raised else _EMPTY_WORDS[details]
+
+
+def one_line(text: str) -> str:
+    """Return a text on one line."""
+    return " ".join(text.split())

@@ -1,0 +1,170 @@
+"""`engine=superlink`: a job on real devices, by a SuperLink that runs already.
+
+The ServerApp is a process of the SuperLink's machine, and leaves its files there. They are brought
+into the run folder: by the server, if it is one of ours (`deploy.server`), or from this machine's
+own EDGEWIRE_OUTPUT; else a line says where they are.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.supercore.control import ControlHttpClient
+
+from .control import bundle, cause_of, follow
+from .errors import EngineError, UsageError
+from .host import log
+from .job import Job
+from .processes import orderly_exit, undisturbed
+from .reach import Superlink, one_line_errors
+from .results import GROWING, Near, Served, Source, fetch_all, follow_history
+
+RESULT = "result.json"
+_LOOK_SECONDS = 1.0
+_END_SECONDS = 15.0  # for a ServerApp that was stopped to write what it has
+_OUTPUT = "EDGEWIRE_OUTPUT"
+
+
+def run_on_superlink(
+    job: Job, *, address: str | None = None, certificate: str | None = None, wait: float = 3600.0
+) -> None:
+    """Run a job to its end at the SuperLink at `address`. Its log: `superlink.log`.
+
+    `certificate`: the file of the CA that has signed the SuperLink's certificate; None: no TLS.
+    `wait`: seconds for as many nodes as the job has to come online.
+
+    Raises `UsageError` for what cannot be, `EngineError` for a run that failed, was stopped, or has
+    left no result.
+    """
+    refuse(job, address, wait)
+    superlink = Superlink(str(address), certificate)
+    text = superlink.control()
+    try:
+        with orderly_exit(), one_line_errors(str(address)):
+            _run(job, superlink, text, wait)
+    finally:
+        text.close()
+        superlink.close()
+
+
+def refuse(job: Job, address: str | None, wait: float) -> None:
+    """Raise `UsageError` for what this engine cannot honour."""
+    if not address:
+        raise UsageError("engine=superlink needs engine.address=HOST:PORT of a SuperLink")
+    if not wait >= 0:
+        raise UsageError(f"engine.wait must be 0 or more seconds, not {wait:g}")
+    if job.only_virtual:
+        raise UsageError(
+            f"engine=superlink has no virtual clock and cannot honour {job.only_virtual}, "
+            "or engine=local"
+        )
+    if job.verbose:
+        raise UsageError(
+            "engine=superlink cannot honour verbose=true, its log goes to superlink.log in the "
+            "run folder: drop it"
+        )
+
+
+def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float) -> None:
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    values = {**job.run_config, "output": name}
+    fab, _ = bundle(job.app_dir, values)
+    wait_for_nodes(control, job.nodes, wait)
+    source = source_of(superlink, name)
+    (job.folder / GROWING).unlink(missing_ok=True)
+    output = job.folder / "superlink.log"
+    output.write_bytes(b"")
+    request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
+    run_id = control.StartRun(request).run_id
+    if not run_id:
+        raise EngineError(f"the SuperLink at {superlink.address} takes no app of this size")
+
+    def look() -> None:
+        if source is not None:
+            follow_history(source, job.folder)
+
+    try:
+        status = follow(control, run_id, output, look)
+    except BaseException:
+        with undisturbed():
+            _stop(control, run_id, source, job.folder)
+        raise
+    found = [] if source is None else fetch_all(source, job.folder)
+    if status.sub_status != "completed":
+        cause = cause_of(status, output.read_text(encoding="utf-8", errors="replace"))
+        raise EngineError(f"{cause} (log: {output})")
+    if source is None:
+        raise EngineError(
+            f"the run is done; its files are on the SuperLink's machine, in {name} below its "
+            f"{_OUTPUT}: no server of ours hands them out"
+        )
+    if RESULT not in found:
+        raise EngineError(f"the run has ended, and left no {RESULT} (log: {output})")
+
+
+def source_of(superlink: Superlink, name: str) -> Source | None:
+    """Return where a run's files will be, None if nobody here can read them."""
+    if superlink.bundles:
+        return Served(superlink.http, name)
+    if folder := os.environ.get(_OUTPUT):
+        return Near(Path(folder) / name)
+    return None
+
+
+def wait_for_nodes(control: ControlHttpClient, wanted: int, seconds: float) -> None:
+    """Wait until so many nodes are online, and say how many there are whenever that changes.
+
+    Raises `UsageError` if there are more, `EngineError` if after `seconds` there are less.
+    """
+    deadline, before = time.monotonic() + seconds, -1
+    while (there := online(control)) < wanted:
+        if there != before:
+            log.warning("waiting for nodes: %d of %d are online", there, wanted)
+        if time.monotonic() >= deadline:
+            raise EngineError(
+                f"{there} of {wanted} nodes came online within engine.wait={seconds:g} s: start "
+                f"the others, or give nodes={max(there, 1)}"
+            )
+        before = there
+        time.sleep(_LOOK_SECONDS)
+    if there > wanted:
+        raise UsageError(f"{there} nodes are online, and all take part: give nodes={there}")
+
+
+def online(control: ControlHttpClient) -> int:
+    """Return how many nodes are online."""
+    found = control.ListNodes(ListNodesRequest())
+    now = datetime.fromisoformat(found.now).timestamp()  # by its clock
+    return sum(each.status == "online" and each.online_until > now for each in found.nodes_info)
+
+
+def _stop(control: ControlHttpClient, run_id: int, source: Source | None, folder: Path) -> None:
+    """End a run that nobody waits for any more, and keep what it writes as it ends."""
+    kept: Callable[[], Any] = dict if source is None else source.sizes
+    with suppress(httpx.HTTPError, click.ClickException, SystemExit):
+        if control.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status.status == (
+            "finished"
+        ):
+            return
+        control.StopRun(StopRunRequest(run_id=run_id))
+        until = time.monotonic() + _END_SECONDS
+        while source is not None and RESULT not in kept() and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS / 2)
+        if source is not None:
+            fetch_all(source, folder)

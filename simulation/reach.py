@@ -1,0 +1,123 @@
+"""A SuperLink that somebody else has started: whether it is there, and a client of it."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import httpx
+from flwr.cli.utils import flwr_cli_exc_handler
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from .control import one_line
+from .errors import EngineError, UsageError
+
+_SECONDS = 10.0
+
+
+class Superlink:
+    """A SuperLink at an address, asked from inside: its Control API is for its own machine.
+
+    `certificate`: the file of the CA that has signed the SuperLink's; None: it has no TLS. `words`:
+    how these two are given, for what is said of mistakes.
+
+    Raises `UsageError`, one line, if none answers, or not as it is asked.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        certificate: str | None = None,
+        words: tuple[str, str] = ("engine.address=", "engine.certificate="),
+    ) -> None:
+        self._word = words[1]
+        if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}", address):
+            raise UsageError(f"{words[0]}{address}: give HOST:PORT, as in 127.0.0.1:8000")
+        self.address = address
+        self.root = None if certificate is None else _read(certificate, words[1])
+        verify = True if certificate is None else ssl.create_default_context(cafile=certificate)
+        url = f"{'http' if certificate is None else 'https'}://{address}"
+        self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS, trust_env=False)
+        self._expect()
+
+    def control(self) -> ControlHttpClient:
+        """Return a client of the Control API, to be closed."""
+        return ControlHttpClient.from_server_address(
+            self.address,
+            insecure=self.root is None,
+            root_certificates=self.root,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    @property
+    def bundles(self) -> bool:
+        """Whether it is one of ours (`deploy.server`)."""
+        found = self.http.get("/v1/fleet/edgewire")
+        return found.status_code == 200 and found.text == "1"
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.http.close()
+
+    def _expect(self) -> None:
+        """Raise `UsageError` unless a SuperLink answers."""
+        try:
+            found = self.http.get("/health")
+        except httpx.RemoteProtocolError as error:
+            raise UsageError(self._tls()) from error
+        except httpx.TransportError as error:
+            self.close()
+            raise UsageError(self._why(error)) from error
+        if found.status_code == 403:
+            raise UsageError(
+                f"the SuperLink at {self.address} takes runs from its own machine alone: start "
+                "this there, or through `ssh -L PORT:127.0.0.1:PORT`"
+            )
+        if not found.is_success:
+            raise UsageError(f"no SuperLink answers at {self.address}: status {found.status_code}")
+
+    def _why(self, error: httpx.TransportError) -> str:
+        text = str(error)
+        if "WRONG_VERSION_NUMBER" in text or "record layer" in text:
+            return f"the SuperLink at {self.address} has no TLS: it is not to be asked for one"
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            reason = text.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
+            return f"the certificate of {self.address} is not what it should be: {reason}"
+        if isinstance(error, httpx.ReadError | httpx.ReadTimeout) and self.root is None:
+            return self._tls()
+        return f"no SuperLink answers at {self.address}: {text or type(error).__name__}"
+
+    def _tls(self) -> str:
+        return (
+            f"what answers at {self.address} speaks no plain HTTP: if it has TLS, give "
+            f"{self._word}keys/ca.crt"
+        )
+
+
+def _read(certificate: str, word: str) -> bytes:
+    try:
+        content = Path(certificate).read_bytes()
+        ssl.create_default_context(cadata=content.decode("ascii"))
+    except (ValueError, ssl.SSLError) as error:  # the latter is an OSError
+        raise UsageError(f"{word}{certificate}: this is no certificate") from error
+    except OSError as error:
+        raise UsageError(f"{word}{certificate}: {error.strerror}") from error
+    return content
+
+
+@contextmanager
+def one_line_errors(address: str) -> Iterator[None]:
+    """Raise what the Control API refuses, and a lost connection, as `EngineError`."""
+    try:
+        with flwr_cli_exc_handler():
+            yield
+    except click.ClickException as error:
+        raise EngineError(f"the SuperLink at {address} says: {one_line(error.message)}") from error
+    except httpx.HTTPError as error:
+        reason = one_line(str(error)) or type(error).__name__
+        raise EngineError(f"the SuperLink at {address} is gone: {reason}") from error

@@ -1,0 +1,232 @@
+"""A SuperLink in this process, with what ours has beyond Flower's, and who asks it."""
+
+import datetime
+import socket
+import threading
+import time
+from base64 import b64encode
+from contextlib import contextmanager, suppress
+
+import httpx
+import uvicorn
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto, user_config_from_proto
+from flwr.proto import fleet_pb2, message_pb2
+from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.primitives.asymmetric import (
+    generate_key_pairs,
+    public_key_to_bytes,
+    sign_message,
+)
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.superlink.main import create_app
+
+from deploy.bundle import frames, parts_of
+from deploy.bundling import Bundling
+from deploy.gate import Gate
+from deploy.registry import Registry
+from simulation.host import load_object
+
+
+class Server:
+    """A SuperLink on a free port of 127.0.0.1; `bundling`: whether it is one of ours.
+
+    `keys`: the folder of `deploy.keys`, for TLS; `nodes`: the file of registered nodes.
+    """
+
+    def __init__(self, bundling=True, output=None, keys=None, nodes=None):
+        app = create_app()
+        if bundling:
+            app.add_middleware(Bundling, output=output)
+        if nodes is not None:
+            app.add_middleware(Registry, file=nodes)
+        app.add_middleware(Gate, closed=False)
+        self.state = app.state.linkstate_factory.state()
+        tls = {}
+        if keys is not None:
+            tls = {"ssl_certfile": keys / "server.crt", "ssl_keyfile": keys / "server.key"}
+        self._socket = socket.socket()
+        self._socket.bind(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, **tls))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
+
+    def __enter__(self):
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *error):
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def begin_run(self):
+        """Begin a run; return a grid of Flower's, as its ServerApp has it."""
+        run = self.state.create_run(
+            None, None, None, {}, NOOP_FEDERATION_ID, None, "<id:none>", TaskType.SERVER_APP
+        )
+        task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
+        token = self.state.claim_task(task)
+        self.state.activate_task(task)
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task, run, 1
+        grid = HttpGrid(self.address, insecure=True, token=token)
+        grid.set_run(self.state.get_run_info(run_ids=[run])[0])
+        return grid
+
+
+class FakeNode:
+    """A node that registers itself and speaks the wire's protocol by hand."""
+
+    def __init__(self, address):
+        self._key, public = generate_key_pairs()
+        self.public = public_key_to_bytes(public)
+        self.http = httpx.Client(base_url=f"http://{address}", trust_env=False)
+        self.call(fleet_pb2.RegisterNodeFleetRequest(public_key=self.public), "register-node")
+        activate = fleet_pb2.ActivateNodeRequest(public_key=self.public, heartbeat_interval=30)
+        body = self.call(activate, "activate-node").content
+        self.node = Node(node_id=fleet_pb2.ActivateNodeResponse.FromString(body).node_id)
+
+    def leave(self):
+        request = fleet_pb2.DeactivateNodeRequest(node_id=self.node.node_id)
+        self.call(request, "deactivate-node")
+        self.http.close()
+
+    def headers(self):
+        stamp = datetime.datetime.now(datetime.UTC).isoformat()
+        return {
+            "content-type": "application/protobuf",
+            "flwr-public-key": b64encode(self.public).decode(),
+            "flwr-timestamp": stamp,
+            "flwr-signature": b64encode(sign_message(self._key, stamp.encode())).decode(),
+        }
+
+    def call(self, request, path):
+        """Ask for one of Flower's calls."""
+        found = self.http.post(
+            f"/v1/fleet/{path}", content=request.SerializeToString(), headers=self.headers()
+        )
+        return found.raise_for_status()
+
+    def pull(self, wait=0.0, node=None):
+        """Return the parts of a pull: the response, and objects by name."""
+        request = fleet_pb2.PullMessagesRequest(node=node or self.node)
+        found = self.http.post(
+            "/v1/fleet/edgewire/pull",
+            content=request.SerializeToString(),
+            headers={**self.headers(), "edgewire-wait": str(wait)},
+            timeout=60,
+        )
+        (_, head), *objects = parts_of(found.raise_for_status().content, 1 << 30)
+        return fleet_pb2.PullMessagesResponse.FromString(head), dict(objects)
+
+    def message(self, wait=0.0):
+        """Return a message that has come, None if there is none."""
+        response, objects = self.pull(wait)
+        if not response.messages_list:
+            return None
+        name = response.messages_list[0].metadata.message_id
+        message = inflate_object_from_contents(name, objects)
+        message.metadata.__dict__["_message_id"] = name
+        return message
+
+    def reply_to(self, message, content, *, confirm=True, source=None, bare=False):
+        """Push a reply, `bare`: without its objects; return what the server answers."""
+        reply = Message(content, reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = source or self.node.node_id
+        request = fleet_pb2.PushMessagesRequest(node=self.node)
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            self.objects = {n: o.deflate() for n, o in get_all_nested_objects(reply).items()}
+            request.messages_list.append(message_to_proto(remove_content_from_message(reply)))
+            request.message_object_trees.append(get_object_tree(reply))
+        parts = [] if bare else [*self.objects.items()]
+        if confirm:
+            received = message_pb2.ConfirmMessageReceivedRequest(
+                node=self.node,
+                run_id=message.metadata.run_id,
+                message_object_id=message.metadata.message_id,
+            )
+            parts.append(("confirm", received.SerializeToString()))
+        body = frames([("request", request.SerializeToString()), *parts])
+        found = self.http.post("/v1/fleet/edgewire/push", content=body, headers=self.headers())
+        return fleet_pb2.PushMessagesResponse.FromString(found.raise_for_status().content)
+
+    def push_object(self, message, response, name):
+        """Push one object of the last reply by Flower's own call."""
+        request = message_pb2.PushObjectRequest(
+            node=self.node,
+            run_id=message.metadata.run_id,
+            object_id=name,
+            object_content=self.objects[name],
+            session_id=response.session_id,
+        )
+        self.call(request, "push-object")
+
+
+class Fleet:
+    """Nodes in a thread of this process, that answer with our own ClientApp."""
+
+    def __init__(self, address, count):
+        self._nodes = [FakeNode(address) for _ in range(count)]
+        self._contexts = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self._done.set()
+        self._thread.join()
+        for each in self._nodes:
+            each.leave()
+
+    def _serve(self):
+        while not self._done.is_set():
+            for index, node in enumerate(self._nodes):
+                if (message := node.message(wait=0.02)) is not None:
+                    reply = load_object("client.app:app")(message, self._context(index, message))
+                    with suppress(httpx.HTTPStatusError):  # the run is over
+                        node.reply_to(message, reply.content)
+
+    def _context(self, index, message):
+        run, node = message.metadata.run_id, self._nodes[index]
+        if (run, index) not in self._contexts:
+            body = node.call(GetRunRequest(node=node.node, run_id=run), "get-run").content
+            config = user_config_from_proto(GetRunResponse.FromString(body).run.override_config)
+            place = {"partition-id": index, "num-partitions": len(self._nodes)}
+            context = Context(run, node.node.node_id, place, RecordDict(), config)
+            self._contexts[run, index] = context
+            TaskIdentity.task_id, TaskIdentity.run_id = 1, run
+            TaskIdentity.node_id = node.node.node_id
+        return self._contexts[run, index]
+
+
+def question(node, number=0):
+    """Return a message to a node."""
+    content = RecordDict({"question": ConfigRecord({"number": number})})
+    return Message(content, node, "query")
+
+
+@contextmanager
+def later(seconds, call):
+    """Within, a call is made in another thread after a while."""
+    timer = threading.Timer(seconds, call)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()

@@ -1,0 +1,87 @@
+"""`engine=superlink`, for real: a server in a process of its own, its ServerApp, nodes here."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.deploy.served import Fleet
+
+WORDS = ["engine=superlink", "algorithm=esgd", "nodes=2", "eval_every=3", "lr=0.1"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Start `python -m deploy.server`; return its address."""
+    folder = tmp_path_factory.mktemp("server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["--insecure", "--host", "127.0.0.1", "--port", str(port), "--state", str(folder / "s")]
+    with (folder / "log").open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deploy.server", *words], stdout=output, stderr=output
+        )
+    try:
+        address, until = f"127.0.0.1:{port}", time.monotonic() + 60
+        while time.monotonic() < until:
+            try:
+                httpx.get(f"http://{address}/health")
+                break
+            except httpx.TransportError:
+                assert process.poll() is None, (folder / "log").read_text()
+                time.sleep(0.05)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def result_of(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_a_run_ends_as_on_the_local_engine(server, command):
+    with Fleet(server, 2):
+        code, _, folder = command(*WORDS, "rounds=6", f"engine.address={server}")
+    assert code == 0
+    _, _, local = command(*WORDS, "rounds=6", "engine=local", "engine.workers=1")
+    here, there = result_of(folder), result_of(local)
+    for key in ("accuracy", "loss", "uplink_bytes", "downlink_bytes", "client_updates", "ended"):
+        assert here[key] == there[key]
+    lines = [(each / "history.jsonl").read_text().splitlines() for each in (folder, local)]
+    assert len(lines[0]) == len(lines[1]) == 7
+    assert (folder / "model.safetensors").read_bytes() == (local / "model.safetensors").read_bytes()
+    assert "Starting SparseAveraging" in (folder / "superlink.log").read_text()
+
+
+def test_a_run_that_fails_is_a_line(server, command):
+    with Fleet(server, 2):
+        code, said, folder = command(*WORDS, "dataset.root=/etc", f"engine.address={server}")
+    assert code == 1
+    assert "dataset.root=/etc: a run that is submitted" in said.err
+    assert said.err.count("\n") == 1
+    assert not (folder / "result.json").exists()
+
+
+def test_a_run_that_is_stopped_keeps_what_it_has(server, command, tmp_path):
+    def interrupt():
+        until = time.monotonic() + 60
+        while not list(tmp_path.glob("*/history.jsonl")) and time.monotonic() < until:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stop = threading.Thread(target=interrupt)
+    stop.start()
+    with Fleet(server, 2):
+        code, _, folder = command(*WORDS, "rounds=100000", f"engine.address={server}")
+    stop.join()
+    assert code == 128 + signal.SIGTERM
+    assert result_of(folder)["ended"] == "interrupted"

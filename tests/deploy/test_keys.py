@@ -1,0 +1,147 @@
+"""Keys and certificates: what is made, what is never overwritten, and who may take part."""
+
+import ssl
+import stat
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.cli.supernode.register import try_load_public_key
+
+from deploy import keys
+from deploy.registry import load
+from simulation.errors import UsageError
+from tests.deploy.served import Server
+
+
+@pytest.fixture
+def tool(tmp_path, capsys):
+    """Run the command; return (exit code, lines, what went wrong)."""
+
+    def call(*words):
+        code = keys.main(["--keys", str(tmp_path / "keys"), *words])
+        said = capsys.readouterr()
+        return code, said.out.splitlines(), said.err
+
+    return call
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_ca_a_server_and_nodes(tool, tmp_path):
+    folder = tmp_path / "keys"
+    code, lines, _ = tool("server", "my.server.org", "192.0.2.5", "2001:db8::7")
+    assert code == 0
+    assert lines == [f"made {folder / n}" for n in ("ca.key", "ca.crt", "server.key", "server.crt")]
+    assert tool("node", "kitchen")[0] == 0
+    for path in (folder, folder / "nodes"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for path in folder.rglob("*.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    made = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(names.get_values_for_type(x509.DNSName)) == {"my.server.org", "localhost"}
+    found = {str(each) for each in names.get_values_for_type(x509.IPAddress)}
+    assert found == {"192.0.2.5", "2001:db8::7", "127.0.0.1", "::1"}
+
+
+def test_flower_takes_nodes_keys(tool, tmp_path):
+    tool("node", "kitchen")
+    folder = tmp_path / "keys" / "nodes"
+    private = load_ssh_private_key((folder / "kitchen.key").read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert try_load_public_key(folder / "kitchen.pub").startswith(b"-----BEGIN PUBLIC KEY")
+
+
+@pytest.mark.parametrize(
+    "words", [["server", "other"], ["node", "a"], ["node", "b", "a"], ["server", "--renew", "1.2"]]
+)
+def test_nothing_that_is_there_is_overwritten(tool, tmp_path, words):
+    tool("server", "here")
+    tool("node", "a")
+    before = content(tmp_path)
+    code, lines, error = tool(*words)
+    assert (code, lines, error.count("\n")) == (2, [], 1)
+    assert content(tmp_path) == before
+
+
+def test_a_certificate_is_renewed_for_the_same_key(tool, tmp_path):
+    tool("server", "here")
+    before = content(tmp_path)
+    assert tool("server", "--renew", "there")[0] == 0
+    changed = {path.name for path, old in before.items() if path.read_bytes() != old}
+    assert changed == {"server.crt"}
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden", "a b"])
+def test_a_nodes_name_is_one(tool, tmp_path, name):
+    assert tool("node", name)[0] == 2
+    assert content(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["1.2.3", "a_b!", "http://x", "a b", "x:8000"])
+def test_a_servers_name_is_one(tool, name):
+    code, _, error = tool("server", name)
+    assert code == 2
+    assert "is no name or address" in error
+
+
+def test_nodes_come_and_go(tool, tmp_path):
+    tool("server", "here")
+    tool("node", "kitchen", "garden")
+    with Server(keys=tmp_path / "keys") as server:
+        there = ["--superlink", server.address]
+        trusted = ssl.create_default_context(cafile=tmp_path / "keys" / "ca.crt")
+        trusted.verify_flags |= ssl.VERIFY_X509_STRICT
+        assert httpx.get(f"https://{server.address}/health", verify=trusted).is_success
+        assert tool(*there, "list")[1] == ["no node is registered"]
+        _, (line,), _ = tool(*there, "register", "kitchen")
+        number = line.removeprefix("registered kitchen as node ")
+        assert number.isdecimal()
+        assert tool(*there, "register", "kitchen", "garden")[1][0] == (
+            f"kitchen is registered already, as node {number}"
+        )
+        assert [line.split()[::2] for line in tool(*there, "list")[1]] == [
+            ["garden", "registered"], ["kitchen", "registered"]
+        ]  # fmt: skip
+        assert tool(*there, "revoke", number)[1] == ["revoked kitchen"]
+        assert [line.split()[0] for line in tool(*there, "list")[1]] == ["garden"]
+        code, _, error = tool(*there, "revoke", "kitchen")
+        assert (code, error) == (2, "error: no node kitchen is registered: list says who is\n")
+        code, _, error = tool(*there, "--insecure", "list")
+        assert code == 2
+        assert "speaks no plain HTTP" in error
+
+
+def test_who_may_take_part_outlives_the_server(tool, tmp_path):
+    tool("server", "here")
+    tool("node", "kitchen", "garden")
+    file, seen = tmp_path / "nodes.json", []
+    for words in (["register", "kitchen", "garden"], ["revoke", "garden"], ["list"]):
+        with Server(keys=tmp_path / "keys", nodes=file) as server:
+            assert tool("--superlink", server.address, *words)[0] == 0
+            seen.append(tool("--superlink", server.address, "list")[1])
+    first, second, third = seen
+    assert len(first) == 2
+    assert second == third == [line for line in first if line.startswith("kitchen ")]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '[{"nodeId": "x"}]', "[", '{"a": 1}'])
+def test_a_damaged_file_of_nodes_is_one_line(tmp_path, text):
+    file = tmp_path / "nodes.json"
+    assert load(file) == []
+    file.write_text(text)
+    with pytest.raises(UsageError, match="damaged: move it away"):
+        load(file)
+
+
+def test_without_a_superlink_there_is_one_line(tool):
+    tool("server", "here")
+    code, _, error = tool("--superlink", "127.0.0.1:9", "list")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "no SuperLink answers at 127.0.0.1:9" in error

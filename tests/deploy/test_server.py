@@ -1,0 +1,88 @@
+"""The server's own command line: what it gives Flower's, and when it will not listen."""
+
+from itertools import pairwise
+from types import ModuleType
+
+import pytest
+
+from deploy import server
+from deploy.gate import Gate
+from simulation.errors import UsageError
+
+
+def options(*words):
+    return server.parser().parse_args([str(word) for word in words])
+
+
+@pytest.fixture
+def keys(tmp_path):
+    for name in ("ca.crt", "server.crt", "server.key"):
+        (tmp_path / name).write_text("")
+    return tmp_path
+
+
+def test_tls_and_keys_of_nodes_are_what_is_there_without_a_word(keys):
+    words = server.command_line(options("--keys", keys, "--state", keys, "--database"))
+    said = dict(pairwise(words))
+    assert "--enable-supernode-auth" in words
+    assert said["--ssl-ca-certfile"] == str(keys / "ca.crt")
+    assert said["--ssl-certfile"] == str(keys / "server.crt")
+    assert said["--ssl-keyfile"] == str(keys / "server.key")
+    assert said["--database"] == str(keys / "superlink.db")
+    assert "--insecure" not in words
+    words = server.command_line(options("--keys", keys, "--state", keys))
+    assert "--database" not in words  # 240 statements a message
+
+
+def test_without_certificates_it_says_what_makes_them(tmp_path, capsys):
+    assert server.main(["--keys", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: there is no {tmp_path / 'ca.crt'}: `python -m deploy.keys server "
+        "NAME-OR-ADDRESS` makes it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_what_is_not_encrypted_stays_on_this_machine(host, local):
+    asked = options("--insecure", "--host", host)
+    if local:
+        assert "--insecure" in server.command_line(asked)
+    else:
+        with pytest.raises(UsageError, match=r"goes with --host 127\.0\.0\.1"):
+            server.command_line(asked)
+
+
+def test_the_gate_comes_first():
+    (kind, said), *others = server.gated(options())
+    assert kind is Gate
+    assert said == {"closed": True}
+    assert [each.__name__ for each, _ in others] == ["Bundling", "Registry"]
+    assert server.gated(options("--any-node"))[0] == (Gate, {"closed": False})
+
+
+def test_without_a_place_for_the_gate_nobody_else_gets_in(monkeypatch, capsys):
+    monkeypatch.setattr(server, "has_place", lambda extensions, app: False)
+    with pytest.raises(UsageError, match="takes no gate"):
+        server.gated(options())
+    assert server.gated(options("--host", "127.0.0.1")) == []
+    assert "takes no gate" in capsys.readouterr().err
+
+
+def test_a_place_is_one_that_the_app_asks():
+    extensions, app = ModuleType("extensions"), ModuleType("app")
+    assert not server.has_place(None, None)
+    assert not server.has_place(extensions, app)
+    extensions.get_middleware = lambda: ()
+    assert not server.has_place(extensions, app)
+    app.extensions = extensions
+    assert server.has_place(extensions, app)
+
+
+def test_nobody_else_says_where_a_request_is_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    found = server.environment(options("--state", tmp_path / "state"))
+    assert found["FORWARDED_ALLOW_IPS"] == "127.0.0.1,::1"
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0

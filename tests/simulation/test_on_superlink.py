@@ -1,0 +1,143 @@
+"""`engine=superlink`: what it refuses, how it waits for nodes, and how files come home.
+
+Runs at a real server are those of `tests/deploy/test_engine.py`.
+"""
+
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from flwr.proto.control_pb2 import ListNodesResponse
+from flwr.proto.node_pb2 import NodeInfo
+
+from simulation import on_superlink
+from simulation.errors import EngineError, UsageError
+from simulation.job import Job
+from simulation.on_superlink import refuse, wait_for_nodes
+from simulation.reach import Superlink
+from simulation.results import Near, fetch_all, follow_history
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+class Nodes:
+    """A Control API with one more node online at each look, beside some that are not."""
+
+    def __init__(self, online):
+        self.online = iter(online)
+
+    def ListNodes(self, request):
+        def node(status, until):
+            return NodeInfo(status=status, online_until=NOW.timestamp() + until)
+
+        there = [node("online", 9)] * next(self.online)
+        gone = [node("online", -1), node("offline", 9), node("registered", 0)]
+        return ListNodesResponse(nodes_info=[*there, *gone], now=NOW.isoformat())
+
+
+@contextmanager
+def answering(status, text=b""):
+    """Answer all that is asked with a status; yield the address."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *words):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "address", "wait", "line"),
+    [
+        ({}, None, 1.0, "needs engine.address=HOST:PORT"),
+        ({}, "a:1", -1.0, "engine.wait must be 0 or more"),
+        ({}, "a:1", float("nan"), "engine.wait must be 0 or more"),
+        ({"only_virtual": "network.loss=0.1: give network.loss=0"}, "a:1", 1.0, "no virtual clock"),
+        ({"verbose": True}, "a:1", 1.0, "its log goes to superlink.log"),
+    ],
+)
+def test_what_it_cannot_honour_is_refused(options, address, wait, line):
+    with pytest.raises(UsageError, match=line):
+        refuse(Job(Path(), {}, 3, Path(), **options), address, wait)
+
+
+def test_it_waits_for_nodes_and_says_how_many_there_are(monkeypatch, caplog):
+    monkeypatch.setattr(on_superlink.time, "sleep", lambda seconds: None)
+    wait_for_nodes(Nodes([0, 0, 1, 1, 2]), 2, 60)
+    assert caplog.messages == [f"waiting for nodes: {n} of 2 are online" for n in (0, 1)]
+
+
+def test_nodes_that_do_not_come_are_a_line():
+    with pytest.raises(EngineError, match=r"1 of 2 nodes came online .* or give nodes=1$"):
+        wait_for_nodes(Nodes([1]), 2, 0)
+
+
+def test_more_nodes_than_asked_for_would_take_part():
+    with pytest.raises(UsageError, match="3 nodes are online, and all take part: give nodes=3"):
+        wait_for_nodes(Nodes([3]), 2, 0)
+
+
+@pytest.mark.parametrize("address", ["", "here", "here:", ":1", "a b:1", "http://a:1", "a:b"])
+def test_an_address_is_a_host_and_a_port(address):
+    with pytest.raises(UsageError, match=r"give HOST:PORT, as in 127\.0\.0\.1:8000"):
+        Superlink(address)
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [(403, "takes runs from its own machine alone.*ssh -L"), (404, "no SuperLink answers")],
+)
+def test_what_answers_must_be_a_superlink(status, line):
+    with answering(status) as address, pytest.raises(UsageError, match=line):
+        Superlink(address)
+
+
+def test_a_certificate_that_will_not_do_is_a_line(tmp_path):
+    (tmp_path / "a").write_text("no certificate")
+    for name, line in (("a", "this is no certificate"), ("b", "No such file")):
+        with pytest.raises(UsageError, match=line):
+            Superlink("127.0.0.1:9", str(tmp_path / name))
+
+
+def test_flowers_own_server_has_no_bundles():
+    with answering(200, b"0") as address:
+        superlink = Superlink(address)
+        assert not superlink.bundles
+        superlink.close()
+
+
+def test_files_come_home_while_they_grow(tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    here.mkdir()
+    source = Near(there)
+    follow_history(source, here)  # there is nothing yet
+    assert fetch_all(source, here) == []
+    there.mkdir()
+    for text in ("one\n", "one\ntw", "one\ntwo\nthree\n"):
+        (there / "history.jsonl").write_text(text)
+        follow_history(source, here)
+        assert (here / "history.jsonl").read_text() == text
+    (there / "history.jsonl").write_text("one\ntwo\nthree\nfour\n")
+    (there / "result.json").write_text("{}")
+    (there / "model.safetensors.part").write_text("half")
+    (here / "result.json").write_text("an older one, and a longer one")
+    assert sorted(fetch_all(source, here)) == ["history.jsonl", "result.json"]
+    assert {each.name: each.read_text() for each in here.iterdir()} == {
+        "history.jsonl": "one\ntwo\nthree\nfour\n",
+        "result.json": "{}",
+    }
