@@ -18,7 +18,6 @@ KNOWS = {
     "task": set(),
     "simulation": set(),
     "report": set(),
-    "deploy": set(),
     "conf": {"compression", "task"},
     "deploy": {"client", "compression", "conf", "simulation", "task"},
     "client": {"compression", "conf", "task"},
