@@ -129,8 +129,9 @@ class Bundling:
         state, task = get_linkstate(request), await _task(request)
         wanted = _read(PullAppMessagesRequest, await _body(request))
 
-        def look() -> Awaitable[carry.Load | None]:
-            return run_in_threadpool(carry.for_server, wanted, state, task)
+        async def look() -> carry.Load | None:
+            await _task(request)  # a run that is stopped meanwhile takes its token along
+            return await run_in_threadpool(carry.for_server, wanted, state, task)
 
         load = await self._bell.wait_for(
             ("run", task.run_id), look, _seconds(request), SERVER_LOOKS

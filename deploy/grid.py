@@ -8,6 +8,7 @@ all messages with their objects at once, and its pull waits at the server until 
 from __future__ import annotations
 
 import math
+import signal
 import ssl
 import time
 from collections.abc import Iterable
@@ -85,13 +86,19 @@ class Connection:
         return found.status_code == 200 and found.text == "1"
 
     def post(self, what: str, content: bytes, wait: float = 0.0) -> bytes:
-        """Ask for "push" or "pull"; tried again while the server is not there for a moment."""
+        """Ask for "push" or "pull"; tried again while the server is not there for a moment.
+
+        A run that was ended at the server ends as if this process were told to.
+        """
         headers = {**self._headers, "edgewire-wait": f"{wait:g}"}
         pause = 0.1
         while True:
             try:
                 path = f"/v1/runtime/edgewire/{what}"
                 found = self._http.post(path, content=content, headers=headers)
+                if found.status_code == 401:  # a run takes its token along
+                    signal.raise_signal(signal.SIGTERM)
+                    raise ConnectionError("the run was ended at the server")
                 if found.status_code not in (502, 503, 504):
                     return found.raise_for_status().content
                 reason = f"status {found.status_code}"

@@ -1,14 +1,17 @@
 """Pulls that wait, and messages in one piece: for nodes and ServerApps, on a real SuperLink."""
 
+import signal
 import threading
 import time
 
 import httpx
 import pytest
 from flwr.app import ConfigRecord, RecordDict
+from flwr.proto.control_pb2 import StopRunRequest
 
 from deploy.bundle import frames
 from deploy.grid import BundledGrid, bundled
+from simulation.reach import Superlink
 from tests.deploy.served import FakeNode, Server, later, question
 
 
@@ -205,3 +208,23 @@ def test_what_a_run_has_left_is_handed_out(server, tmp_path):
     for path in ("two", "one/result.json", "one/.hidden", "one/link", "..", "one/..", "%2e%2e",
                  "..%2fsecret", "one/..%2f..%2fsecret", "one/%2e%2e/%2e%2e/secret"):  # fmt: skip
         assert httpx.get(f"{url}/{path}").status_code in (403, 404)
+
+
+def test_a_run_that_is_stopped_ends_its_server_at_once(server):
+    """As Flower's own process does at its next heartbeat, up to half a minute later."""
+    node, flowers = FakeNode(server.address), server.begin_run()
+    grid = bundled(flowers)
+    ids = grid.push_messages([question(node.node.node_id)])
+    told = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    control = Superlink(server.address).control()
+    stop = StopRunRequest(run_id=flowers.run.run_id)
+    try:
+        begun = time.monotonic()
+        with later(0.2, lambda: control.StopRun(stop)), pytest.raises(ConnectionError):
+            grid.pull_before(ids, grid.now + 20)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        control.close()
+    assert time.monotonic() - begun < 5
+    assert told == [signal.SIGTERM]
