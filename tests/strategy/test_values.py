@@ -97,7 +97,8 @@ def test_records_and_messages():
     assert found.replies["bad"].error.reason == "no power"
 
 
-@pytest.mark.parametrize("value", [object(), len, np.random.default_rng(), [object()]], ids=repr)
+@pytest.mark.parametrize("value", [object(), len, np.random.default_rng(), [object()]],
+                         ids=["object", "function", "generator", "list"])  # fmt: skip
 def test_what_cannot_be_kept_is_named(value):
     with pytest.raises(TypeError, match="a state cannot hold"):
         to_bytes(Kept(Told(value)))
