@@ -99,15 +99,19 @@ class Run:
             expect_named(config, layout)
         self.stepped = 0  # rounds that the schedule knows of
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not measured
+        self.initial: ArrayRecord | None = None  # what it begins with
 
     def prepare(self) -> None:
         """Take the model that the run begins with, and say to the grid what it is."""
-        self.initial = ArrayRecord(self.model.state_dict())
+        self.initial = arrays = ArrayRecord(self.model.state_dict())
         if getattr(self.strategy, "sends_models", True):
-            self.grid.follow(sum(len(array.data) for array in self.initial.values()))
+            self.grid.follow(sum(len(array.data) for array in arrays.values()))
 
     def start(self) -> None:
         """Train: the strategy's rounds, each measured and recorded by `round_done`."""
+        if self.initial is None:
+            self.prepare()
+        assert self.initial is not None
         self.strategy.start(
             self.grid,
             self.initial,
