@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 from .errors import UsageError
+from .host import log
 from .job import Job
 from .ray import run_ray
+
+RESULT = "result.json"
+STOP = "stop"  # the file in the run folder that tells a ServerApp of ours to end
+_END_SECONDS = 20.0  # for what it has to write then, after the round in hand
 
 
 def run_on_ray(
@@ -15,15 +23,36 @@ def run_on_ray(
     Raises `UsageError` for what Ray would drop without a word, and as `run_ray`.
     """
     refuse(job, gpus_per_client)
-    run_ray(
-        job.app_dir,
-        run_config=job.run_config,
-        num_nodes=job.nodes,
-        actors=actors or None,
-        gpus_per_client=gpus_per_client,
-        address=address,
-        log_file=job.folder / "ray.log",
-    )
+    stop = job.folder / STOP
+    stop.unlink(missing_ok=True)
+    try:
+        run_ray(
+            job.app_dir,
+            run_config=job.run_config,
+            num_nodes=job.nodes,
+            actors=actors or None,
+            gpus_per_client=gpus_per_client,
+            address=address,
+            log_file=job.folder / "ray.log",
+            on_stop=lambda: ask_to_end(job.folder),
+        )
+    finally:
+        stop.unlink(missing_ok=True)
+
+
+def ask_to_end(folder: Path) -> None:
+    """Let a run end after the round in hand, with a result; wait for that, but not for long.
+
+    It is interrupted once more by whoever does not want to wait at all. A run that has not begun
+    has nothing to keep.
+    """
+    if not (folder / "history.jsonl").exists():
+        return
+    (folder / STOP).touch()
+    log.warning("the run ends after the round in hand, in %.0f s at most", _END_SECONDS)
+    until = time.monotonic() + _END_SECONDS
+    while not (folder / RESULT).exists() and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def refuse(job: Job, gpus_per_client: float) -> None:

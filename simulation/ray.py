@@ -41,6 +41,7 @@ def run_ray(
     address: str | None = None,
     log_file: Path | None = None,
     on_poll: Callable[[], None] | None = None,
+    on_stop: Callable[[], None] | None = None,
 ) -> None:
     """Run the Flower app in `app_dir` (its folder with `pyproject.toml`) to its end.
 
@@ -55,6 +56,8 @@ def run_ray(
             cluster's machines must see the same Python packages and the same temporary folder.
         log_file: where the run's log goes; without it a temporary file, kept after a failure.
         on_poll: called about twice a second while the run goes on.
+        on_stop: called when this process is told to stop, before the run's processes are ended;
+            those hear no signals.
 
     The ServerApp and the ClientApps run in this process's working directory, with its environment.
 
@@ -96,6 +99,10 @@ def run_ray(
             reason = f"Flower's SuperLink ended with code {server.poll()}"
             reason = reason if server.poll() is not None else one_line(error.message)
             raise EngineError(f"{reason} (log: {log})") from error
+        except (KeyboardInterrupt, SystemExit):
+            if on_stop is not None:
+                on_stop()
+            raise
     if status.sub_status != "completed":
         cause = cause_of(status, log.read_text(encoding="utf-8", errors="replace"))
         raise EngineError(f"{cause} (log: {log})")

@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     if resume and not folder:
         raise ConfigError("resume goes with output=, the folder of the run that is to go on")
-    run, stopping = Run(config, grid, Records(folder, anew=not resume)), Stopping()
+    run, stopping = Run(config, grid, Records(folder, anew=not resume)), Stopping(folder)
     keeper = Keeper(run, lasting, stopping)
     run.prepare()
     if resume:

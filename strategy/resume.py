@@ -100,8 +100,8 @@ class Keeper:
         """Write a checkpoint if it is time, or somebody wants the run to end; then it ends."""
         assert self._strategy is not None
         done = self._strategy.done
-        asked = self._stopping.asked is not None
-        if done < self._run.config.rounds and (asked or self._checkpoints.due(done)):
+        due = self._stopping.wanted or self._checkpoints.due(done)
+        if done < self._run.config.rounds and due:
             self._keep(self._strategy, done)
         self._stopping.go()
 

@@ -1,5 +1,9 @@
 """The same configuration and seed give the same model on every engine."""
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -67,3 +71,27 @@ def test_steps_are_the_same_on_ray_and_for_any_number_of_workers(run):
             assert torch.equal(model[name], tensor)
         for key in ("client_updates", "uplink_bytes", "downlink_bytes"):
             assert result[key] == expected[key]
+
+
+def test_a_run_on_ray_that_is_stopped_keeps_what_it_has(command, monkeypatch, left_over, tmp_path):
+    """Its ServerApp is a thread that hears no signals; what it leaves, another run goes on with."""
+    monkeypatch.chdir(ROOT)
+
+    def interrupt():
+        until = time.monotonic() + 120
+        while not list(tmp_path.glob("*/history.jsonl")) and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stop = threading.Thread(target=interrupt)
+    stop.start()
+    words = ["algorithm=esgd", "nodes=2", "rounds=100000", "engine.actors=1"]
+    code, printed, folder = command(*words, "engine=ray")
+    stop.join()
+    assert code == 128 + signal.SIGTERM
+    assert "ends after the round in hand" in printed.out
+    assert result_of(folder)["ended"] == "interrupted"
+    assert all(w.isfinite().all() for w in load_file(folder / "model.safetensors").values())
+    assert (folder / "checkpoint").exists()
+    assert not (folder / "stop").exists()
+    assert left_over() == []

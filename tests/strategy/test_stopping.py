@@ -80,3 +80,15 @@ def test_other_threads_hear_no_signals(heard):
     thread.start()
     thread.join()
     assert found == [before]
+
+
+def test_a_file_is_heard_where_no_signal_is(tmp_path):
+    stop = Stopping(str(tmp_path))
+    stop.go()
+    assert not stop.wanted
+    (tmp_path / stopping.STOP).touch()
+    assert stop.wanted
+    with pytest.raises(KeyboardInterrupt):
+        stop.go()
+    assert not stop.wanted
+    stop.go()
