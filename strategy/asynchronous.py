@@ -98,8 +98,8 @@ class Asynchronous(ParameterServer):
         state = self.state
         state.flight.clear()
         state.late.messages.clear()
-        state.resting.clear()
-        state.known.clear()
+        state.turns.resting.clear()
+        state.turns.known.clear()
         state.looked = -math.inf
         state.dialogue.go_back()
 

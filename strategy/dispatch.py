@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -16,73 +14,21 @@ from compression.flower.arrays import payload_records
 from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, SECONDS, Work, number
 from compression.flower.patience import Slowest
 from compression.flower.tensors import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT
-from strategy.activations import ActivationStore, StoreState
-from strategy.copies import Copies, CopiesState
+from strategy.activations import ActivationStore
+from strategy.copies import Copies
 from strategy.crew import Crew
-from strategy.flow import FlowState, Task
-from strategy.links import Links, Opened, opened, plain_bytes
+from strategy.flow import Task
+from strategy.links import Opened, opened, plain_bytes
 from strategy.nodes import OrderedGrid
 from strategy.plan import Plan
-from strategy.server import HOPELESS, ServerState
+from strategy.segmented_state import LOST, SegmentedState, UnderWay
+from strategy.server import HOPELESS
 
 if TYPE_CHECKING:
     from strategy.segments import Segmented
 
 SEGMENT_MESSAGE = "train.segment"  # the type of these messages
 TRIES = 3  # failures in a row, and another node takes over
-LOST = "lost"  # in place of a message's id: what it was to hold has been lost
-
-
-@dataclass
-class UnderWay:
-    """A task under way: its message, and what that holds for who may have to take over."""
-
-    task: Task
-    arrays: dict[str, bytes]
-    copy: str  # what is asked for of the segment
-    message_id: str = ""
-    number: int = 0
-    when: float = 0.0  # a moment of the grid's `now`
-    reply: Opened | None = None
-
-
-@dataclass
-class SegmentedState(ServerState):
-    """By segment: messages under way, how often it was handed out, whether it goes with the next
-    message, failures in a row. `holders`: its node, `failed`: from whom it was taken; `accused`: by
-    which segment, how often in a row; `losses` and `errors` since the last record; `cuts`: of the
-    model.
-    """
-
-    under_way: list[deque[UnderWay]] = field(default_factory=list)
-    handed: list[int] = field(default_factory=list)
-    fresh: list[bool] = field(default_factory=list)
-    hopeless: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    errors: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    holders: list[int | None] = field(default_factory=list)
-    failed: Counter[int] = field(default_factory=Counter)
-    accused: Counter[tuple[int, int]] = field(default_factory=Counter)
-    flow: FlowState = field(default_factory=FlowState)
-    store: StoreState = field(default_factory=StoreState)
-    copies: CopiesState = field(default_factory=CopiesState)
-    cuts: list[int] = field(default_factory=list)
-    links: Links = field(default_factory=Links)
-    now: float = 0.0  # when the state was what it is
-
-    def begin(self, segments: int) -> None:
-        """Begin with nothing sent."""
-        self.under_way = [deque() for _ in range(segments)]
-        self.handed, self.hopeless = [0] * segments, [0] * segments
-        self.fresh = [True] * segments
-        self.links.begin(segments)
-
-    def shift(self, by: float) -> None:
-        """Move all moments."""
-        for row in self.under_way:
-            for sent in row:
-                sent.when += by
 
 
 class Dispatch:
@@ -271,33 +217,36 @@ class Dispatch:
             if reply.error is not None:
                 raise PayloadError(reply.error)
             self._open(sent, reply)
-            self._state.hopeless[task.segment] = 0
-            if task.phase != "backward":
-                self._state.accused.pop((task.segment - 1, task.segment), None)
-            elif not self._strategy.synthetic:
-                self._state.accused.pop((task.segment + 1, task.segment), None)
-            self._state.traffic.client_updates += task.steps and bool(task.phase)
         except PayloadError as error:
-            reason = str(error)
-            self._failed(task.segment, reason)
-            if sent.copy:
-                self.copies.failed(task.segment)
-            failed = reply.error is not None
-            for what, sender in ((ACTIVATIONS, -1), (GRADIENTS_OF, 1)):
-                if failed and what in reason and 0 <= task.segment + sender < len(self._sent):
-                    self._accuse(task.segment + sender, task.segment)
-            if self._fails_often(task.segment) and self._crew.replace(task.segment, fails=True):
-                self._hand_out(task.segment, anew=True)
-                return False
-            lacks = failed and NO_SEGMENT in reason
-            gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            if lacks or gone:
-                if gone:
-                    self._crew.replace(task.segment)
-                self._hand_out(task.segment, anew=True)
-                return False
-            self._store.lose(task.batch)
+            return self._without(sent, reply, str(error))
+        self._state.hopeless[task.segment] = 0
+        if task.phase != "backward":
+            self._state.accused.pop((task.segment - 1, task.segment), None)
+        elif not self._strategy.synthetic:
+            self._state.accused.pop((task.segment + 1, task.segment), None)
+        self._state.traffic.client_updates += task.steps and bool(task.phase)
         return True
+
+    def _without(self, sent: UnderWay, reply: Opened, reason: str) -> bool:
+        """Go on without what a reply should have held; False: the task is to be done again."""
+        segment, failed = sent.task.segment, reply.error is not None
+        self._failed(segment, reason)
+        if sent.copy:
+            self.copies.failed(segment)
+        for what, sender in ((ACTIVATIONS, segment - 1), (GRADIENTS_OF, segment + 1)):
+            if failed and what in reason and 0 <= sender < len(self._sent):
+                self._accuse(sender, segment)
+        gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        if self._fails_often(segment) and self._crew.replace(segment, fails=True):
+            self._hand_out(segment, anew=True)
+        elif gone or (failed and NO_SEGMENT in reason):
+            if gone:
+                self._crew.replace(segment)
+            self._hand_out(segment, anew=True)
+        else:
+            self._store.lose(sent.task.batch)
+            return True
+        return False
 
     def _open(self, sent: UnderWay, reply: Opened) -> None:
         """Take what a reply holds. Raises `PayloadError` for what cannot be used."""

@@ -27,6 +27,7 @@ from strategy.mean import MeanState, MixState, SparseMean, StatisticsMix
 from strategy.nodes import OrderedGrid
 from strategy.server import HOPELESS, STEP_MESSAGE, ServerState
 from strategy.staleness import Counted, Seen
+from strategy.turns import Turns, TurnsState
 from task.optimizers import SGD
 
 if TYPE_CHECKING:
@@ -44,16 +45,11 @@ class Sent(NamedTuple):
     model: NDArray[np.float32] | None  # that the node got, if it is to be mixed
 
 
-LONGEST = 64  # times the pushes of all nodes that one rests, and one more
-
-
 @dataclass
 class PushesState(ServerState):
-    """`done`: pushes; `flight`: messages under way by their ids, in the order of sending; `known`:
-    nodes that are sent messages, `count`: how many; `losses` with their weights, and `stale`ness,
-    since the last record; `looked`: when to look for new nodes; `failed`: by node, replies in a row
-    of no use, `hopeless`: whose are too many, `resting`: nodes, until so many pushes; `buffered`:
-    updates in `mean` and `mix`; `now`: when the state was what it is.
+    """`done`: pushes; `flight`: messages under way by their ids, in the order of sending; `losses`
+    with their weights, and `stale`ness, since the last record; `looked`: when to look for new
+    nodes; `buffered`: updates in `mean` and `mix`; `now`: when the state was what it is.
     """
 
     done: int = 0
@@ -63,14 +59,10 @@ class PushesState(ServerState):
     counted: Counted = field(default_factory=Counted)
     flight: dict[str, Sent] = field(default_factory=dict)
     late: LateState = field(default_factory=LateState)
-    known: set[int] = field(default_factory=set)
-    count: Counter[int] = field(default_factory=Counter)
+    turns: TurnsState = field(default_factory=TurnsState)
     losses: list[tuple[float, float]] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
     looked: float = -math.inf
-    failed: Counter[int] = field(default_factory=Counter)
-    hopeless: set[int] = field(default_factory=set)
-    resting: list[tuple[int, int]] = field(default_factory=list)
     buffered: int = 0
     mean: MeanState = field(default_factory=MeanState)
     mix: MixState = field(default_factory=MixState)
@@ -108,7 +100,7 @@ class Pushes:
         )
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean)
-        self._late = Late(grid, state.late)
+        self._late, self._turns = Late(grid, state.late), Turns(strategy.most, state.turns)
         self._screen = Screen(strategy.screening, state.screen)
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
@@ -136,8 +128,8 @@ class Pushes:
         """
         state, strategy = self._state, self._strategy
         self._greet()
-        if state.resting:
-            self._wake()
+        for node in self._turns.over(state.done, idle=not state.flight):
+            self._send(node)
         replies = self._grid.pull_before(state.flight, self._deadline())
         if not replies and not self._anybody():
             if state.done % strategy.record_every:
@@ -156,7 +148,8 @@ class Pushes:
                 record(state.done)
             if last:
                 break
-            self._again(sent.node)
+            if not self._turns.rests(sent.node, state.done):
+                self._send(sent.node)
         state.now = self._grid.now
         return True
 
@@ -173,62 +166,31 @@ class Pushes:
             if sent.node in grid.get_node_ids():
                 self._send(sent.node)
             else:
-                state.known.discard(sent.node)
+                self._turns.lose(sent.node)
                 state.looked = min(state.looked, grid.next_look)
         if grid.now >= state.looked:
             under_way = Counter(sent.node for sent in state.flight.values())
             here = grid.get_node_ids()
             if gone := self._dialogue.gone(lambda: here):
                 self._forget(gone)
-            for node in here:
-                if node not in state.known:
-                    state.known.add(node)
-                    for _ in range(self._strategy.in_flight - under_way[node]):
-                        self._send(node)
+            for node in self._turns.meet(here):
+                for _ in range(self._strategy.in_flight - under_way[node]):
+                    self._send(node)
             state.looked = grid.next_look
 
     def _forget(self, nodes: set[int]) -> None:
         """Forget nodes that are gone, and what they were sent."""
         state = self._state
-        for each in (self._late, self._screen, self._strategy):
+        for each in (self._late, self._screen, self._strategy, self._turns):
             each.forget(nodes)
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
-        state.resting = [(when, node) for when, node in state.resting if node not in nodes]
-        state.known -= nodes
-        state.hopeless -= nodes
-        for node in nodes:
-            del state.count[node], state.failed[node]
 
     def _useless(self, node: int, reason: str) -> None:
         """Count a message that brought nothing; the run ends when for long no node's has."""
-        state = self._state
         self._strategy.fail(node, reason)
-        state.failed[node] += 1
-        if state.failed[node] == HOPELESS:
-            state.hopeless.add(node)
-        if state.hopeless >= state.known:
+        if self._turns.useless(node):
             count = f"{HOPELESS} updates of every node in a row"
             raise PayloadError(f"{count} were of no use: {reason}")
-
-    def _again(self, node: int) -> None:
-        """Send a node the model; later if it fails again and again, or is too far ahead."""
-        state, most = self._state, self._strategy.most
-        rest = min(2 ** max(state.failed[node] - 1, 0), LONGEST) - 1
-        if most is not None and not rest:
-            counts = sorted(state.count[each] for each in state.known)
-            rest = state.count[node] > most * counts[len(counts) // 2]
-        if rest:
-            state.resting.append((state.done + rest * len(state.known), node))
-        else:
-            self._send(node)
-
-    def _wake(self) -> None:
-        """Send the model to nodes that have rested; to all if there is nobody else."""
-        state = self._state
-        over = [node for when, node in state.resting if when <= state.done or not state.flight]
-        state.resting = [(w, node) for w, node in state.resting if node not in set(over)]
-        for node in over:
-            self._send(node)
 
     def _deadline(self) -> float:
         """Return when to look again, if no reply comes before."""
@@ -242,8 +204,7 @@ class Pushes:
     def _send(self, node: int) -> None:
         """Send a node the model as it is now."""
         state, strategy = self._state, self._strategy
-        state.count[node] += 1
-        count = state.count[node]
+        count = self._turns.next(node)
         if self._downlink:
             self._offer(self._downlink)
         note = ToNode(count, workers=strategy.buffer)
@@ -256,7 +217,7 @@ class Pushes:
 
     def _offer(self, downlink: Differences) -> None:
         """Give the newest model to a downlink of differences."""
-        if downlink.crowded(len(self._state.known)):
+        if downlink.crowded(len(self._turns)):
             downlink.tidy(self._dialogue.ledger.held)
         model = Model(self._replica.model)
         downlink.offer(model, form_of_updates(self.layout), named=False)
@@ -275,8 +236,7 @@ class Pushes:
         except PayloadError as error:
             self._useless(sent.node, str(error))
             return
-        self._state.failed.pop(sent.node, None)
-        self._state.hopeless.discard(sent.node)
+        self._turns.used(sent.node)
         self._dialogue.receipts.applied([sent.node])
         self._state.traffic.client_updates += 1
         self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))

@@ -12,11 +12,12 @@ from compression import Codec
 from compression.flower import flat_record, to_vector
 from conf import Config, ConfigError
 from conf.schema import FOREVER
-from strategy.dispatch import LOST, Dispatch, SegmentedState
+from strategy.dispatch import Dispatch
 from strategy.flow import SCHEDULES, Backpropagation, Flow, FlowState, Synthetic
 from strategy.nodes import OrderedGrid
 from strategy.plan import AUTO, Plan, plan_of
 from strategy.schedule import Rates
+from strategy.segmented_state import LOST, SegmentedState
 from strategy.server import FLOWER, EvaluateFn, ParameterServer, expect_positive
 from task.datasets import Data
 

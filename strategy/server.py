@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, is_dataclass
 from logging import getLogger
@@ -78,16 +79,16 @@ class ParameterServer(Strategy):
         return self.state.train_metrics
 
     @property
+    @abstractmethod
     def done(self) -> int:
         """How many units are through."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abandon(self) -> None:
         """Give up what is under way: nobody will answer it, and nodes are sent messages anew.
 
         For a state that is older than what nodes have: they get the model whole.
         """
-        raise NotImplementedError
 
     def save(self) -> bytes:
         """Return the state as bytes."""

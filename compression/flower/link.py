@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from glob import escape
 from typing import cast
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
@@ -15,14 +14,14 @@ from flwr.serverapp import Grid
 from ..codec import Codec
 from ..layout import Layout
 from ..stages import PayloadError
-from ..statistics import expect_matches
-from .arrays import flat_record, layout_of, payload_of, records, to_vector, with_content
+from .arrays import flat_record, payload_of, records, with_content
 from .course import Course, CourseState
 from .dialogue import Dialogue, DialogueState, Key, Parcel
-from .form import Form, Model, converted, form_of_models, form_of_updates, is_float
+from .form import Form, Model
 from .grids import GridWrapper
 from .handed import Handed, HandedState
 from .method import chosen
+from .models import Found, Models, ModelsState
 from .notes import EXAMPLES, NOTE, ToNode, server_round, trains
 from .patience import FOREVER, Slowest, gathered
 from .receipts import OTHER_METHOD
@@ -37,7 +36,7 @@ from .replies import (
     used,
 )
 from .screen import Lengths, Screen, Screening, ScreenState, lengths, screened
-from .traffic import Traffic, flower_bytes, warn_of_no_names, warn_of_variances
+from .traffic import Traffic, warn_of_no_names
 from .ways import Differences, DifferencesState
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
@@ -47,8 +46,8 @@ FEW = 64  # tensors: a model of fewer counts as one of so many there
 
 @dataclass
 class LinkState:
-    """All that a link has come to, while nothing is under way. `round`: of training; `counts`:
-    names of tensors that are no floats; what was warned of already.
+    """All that a link has come to, while nothing is under way. `round`: of training; `warned`: of
+    tensors without names.
     """
 
     round: int = 0
@@ -58,9 +57,8 @@ class LinkState:
     course: CourseState = field(default_factory=CourseState)
     screen: ScreenState = field(default_factory=ScreenState)
     beside: ScreenState = field(default_factory=ScreenState)
-    counts: set[str] = field(default_factory=set)
+    models: ModelsState = field(default_factory=ModelsState)
     warned: bool = False
-    led_below: bool = False
 
 
 class Link(GridWrapper):
@@ -128,7 +126,8 @@ class Link(GridWrapper):
         )
         self._uplink = uplink
         self._course = Course(self.traffic, patience, few, state.course)
-        self._exact, self._layout = list(exact), layout
+        self._models = Models(layout, exact, plain_bytes, state.models)
+        self._layout = layout
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
         self._underway = Underway()
         self._handed = Handed(self._dialogue.receipts, state.handed)
@@ -197,35 +196,10 @@ class Link(GridWrapper):
 
     # down
 
-    def _model(self, content: RecordDict) -> tuple[Form, Model] | None:
-        """Return a content's model, its first ArrayRecord, and how its changes travel."""
-        found = records(content, ArrayRecord)
-        if not found or payload_of(content) is not None:
-            return None
-        if NOTE in content:
-            raise ValueError(f"a message's record {NOTE!r} is the link's: give yours another name")
-        arrays = found[0][1]
-        if self._layout is not None:
-            return form_of_updates(self._layout, tuple(self._exact)), Model(to_vector(arrays))
-        form = form_of_updates(layout := layout_of(arrays), self._patterns(layout))
-        return form, form_of_models(form).model(arrays)
-
-    def _patterns(self, layout: Layout) -> tuple[str, ...]:
-        """Return the patterns of names of tensors that travel in their own type.
-
-        Among them is what was no float at first: a strategy's mean makes float64 of integers.
-        """
-        if not self.state.round:
-            expect_matches(layout, tuple(self._exact))
-        floats = dict(zip(layout.names, map(is_float, layout.dtypes), strict=True))
-        self.state.counts |= {name for name, float_ in floats.items() if not float_}
-        made = sorted(escape(name) for name in self.state.counts if floats.get(name))
-        return (*self._exact, *made)
-
     def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Asked | None]]:
         """Return messages with payloads in place of models; nodes share one encoded copy."""
         cache: dict[Key, tuple[RecordDict, Parcel]] = {}
-        models: dict[int, tuple[Form, Model, int] | None] = {}
+        models: dict[int, Found | None] = {}
         if gone := self._dialogue.gone(self._grid.get_node_ids):
             for each in (self._underway, self._handed, self._screen, self._beside):
                 each.forget(gone)
@@ -233,8 +207,9 @@ class Link(GridWrapper):
         made, sent = list[Message](), list[Asked | None]()
         for message in messages:
             if id(message.content) not in models:
-                models[id(message.content)] = self._looked_at(message.content)
-        self._handed.give(messages, {key: found[1] for key, found in models.items() if found})
+                found = self._models.of(message.content, first=not self.state.round)
+                models[id(message.content)] = found
+        self._handed.give(messages, {key: each.model for key, each in models.items() if each})
         busy = set[int]()
         for message in messages:
             if (model := models[id(message.content)]) is None:
@@ -249,22 +224,10 @@ class Link(GridWrapper):
             sent.append(remembered)
         return made, sent
 
-    def _looked_at(self, content: RecordDict) -> tuple[Form, Model, int] | None:
-        found = self._model(content)
-        if found is None:
-            return None
-        plain, form = self._dialogue.plain_bytes, found[0]
-        if not self.state.led_below:
-            vector = converted(found[1], form_of_models(form), form).vector
-            self.state.led_below = warn_of_variances(form.layout, vector)
-        if self._layout is None:
-            plain = flower_bytes(records(content, ArrayRecord)[0][1])
-        return *found, plain
-
     def _encoded(
         self,
         message: Message,
-        model: tuple[Form, Model, int],
+        model: Found,
         workers: int,
         cache: dict[Key, tuple[RecordDict, Parcel]],
         decided: bool,

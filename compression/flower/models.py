@@ -1,0 +1,83 @@
+"""The model in what a strategy sends: which record it is, and how its changes travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from glob import escape
+from typing import NamedTuple
+
+from flwr.app import ArrayRecord, RecordDict
+
+from ..layout import Layout
+from ..statistics import expect_matches
+from .arrays import layout_of, payload_of, records, to_vector
+from .form import Form, Model, converted, form_of_models, form_of_updates, is_float
+from .notes import NOTE
+from .traffic import flower_bytes, warn_of_variances
+
+
+@dataclass
+class ModelsState:
+    """`counts`: names of tensors that are no floats; whether variances have led below 0."""
+
+    counts: set[str] = field(default_factory=set)
+    led_below: bool = False
+
+
+class Found(NamedTuple):
+    """A model, how its changes travel, and its bytes as Flower sends it."""
+
+    form: Form
+    model: Model
+    plain_bytes: int
+
+
+class Models:
+    """Finds the model in a message's content: its first ArrayRecord.
+
+    `exact`: patterns of names of tensors that travel in their own type. `layout`: of a model that
+    is float32 alone, for nodes that know it; `plain_bytes`: of that one.
+    """
+
+    def __init__(
+        self, layout: Layout | None, exact: Sequence[str], plain_bytes: int, state: ModelsState
+    ) -> None:
+        self._layout, self._exact, self._plain_bytes = layout, tuple(exact), plain_bytes
+        self._state = state
+
+    def of(self, content: RecordDict, *, first: bool) -> Found | None:
+        """Return the model in a content, None if there is none; `first`: none was sent before.
+
+        Raises `ValueError` for a record that has the link's name, or an `exact` without a tensor.
+        """
+        there = records(content, ArrayRecord)
+        if not there or payload_of(content) is not None:
+            return None
+        if NOTE in content:
+            raise ValueError(f"a message's record {NOTE!r} is the link's: give yours another name")
+        found = self._in(there[0][1], first)
+        if not self._state.led_below:
+            vector = converted(found.model, form_of_models(found.form), found.form).vector
+            self._state.led_below = warn_of_variances(found.form.layout, vector)
+        return found
+
+    def _in(self, arrays: ArrayRecord, first: bool) -> Found:
+        if self._layout is not None:
+            form, model = form_of_updates(self._layout, self._exact), Model(to_vector(arrays))
+            return Found(form, model, self._plain_bytes)
+        layout = layout_of(arrays)
+        form = form_of_updates(layout, self._patterns(layout, first))
+        return Found(form, form_of_models(form).model(arrays), flower_bytes(arrays))
+
+    def _patterns(self, layout: Layout, first: bool) -> tuple[str, ...]:
+        """Return the patterns of names of tensors that travel in their own type.
+
+        Among them is what was no float at first: a strategy's mean makes float64 of integers.
+        """
+        if first:
+            expect_matches(layout, self._exact)
+        floats = dict(zip(layout.names, map(is_float, layout.dtypes), strict=True))
+        self._state.counts |= {name for name, float_ in floats.items() if not float_}
+        made = sorted(escape(name) for name in self._state.counts if floats.get(name))
+        return (*self._exact, *made)
