@@ -18,6 +18,7 @@ from compression.flower import Link, Sheltered, Uplink, layout_of, to_vector
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.workers import make_pool
+from tests.compression.flower.apps import ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import INT8, NODES, initial, linked, run
 
 CLIP = 0.1
@@ -254,3 +255,17 @@ def test_where_the_server_clips_any_method_will_do(name):
     linked(strategy, app, arrays=without_scalars())
     assert len(inner.norms) == 3 * NODES
     assert max(inner.norms) <= CLIP * (1 + 1e-5)
+
+
+def test_options_that_cannot_be_are_refused():
+    grid = grid_of(moving(to_targets))
+    with pytest.raises(TypeError, match="'topk' is a sparsifier: sparsifier='dense' is another"):
+        Uplink("topk", sparsifier="dense")
+    for seed in (-1, 1.5, "a"):
+        with pytest.raises(ValueError, match="seed must be a whole number"):
+            Uplink("qsgd", seed=seed)
+        with pytest.raises(ValueError, match="seed must be a whole number"):
+            Link(grid, seed=seed)
+    link = Link(grid, exact=["embeding*"])
+    with pytest.raises(ValueError, match="matches no tensor"):
+        link.send_and_receive(ask(link, initial()))

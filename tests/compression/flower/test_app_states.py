@@ -1,0 +1,115 @@
+"""An app's state is its own, and what a link keeps beside it is right whatever the app does."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import FedAvg
+
+from compression.flower import Link, Uplink
+from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
+from tests.compression.flower.federation import SHAPES, initial, linked
+
+
+@pytest.mark.parametrize("options", [{"downlink": "int8"}, {}])
+def test_an_app_sees_nothing_of_ours_in_its_state_and_may_clear_it(options):
+    """Not even after rounds in which the link has kept a memory, and a copy of the model, there."""
+    seen = []
+
+    def train(node, values, state):
+        seen.append(sorted(state))
+        state.clear()
+        state["own"] = ConfigRecord({"x": 1})
+        return to_targets(node, values, state)
+
+    app = moving(train, Uplink("topk", density=0.5))
+    _, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, rounds=4, **options)
+    assert seen == [[]] * NODES + [["own"]] * 3 * NODES
+    assert (traffic.client_updates, traffic.failures) == (4 * NODES, 0)
+
+
+def test_a_nodes_error_leaves_its_memory_where_it_was():
+    given = np.zeros(36 * 5 + 36 + 4 + 1)
+
+    def train(node, values, state):
+        if not state:
+            state["times"] = ConfigRecord({"n": 0})
+        state["times"]["n"] += 1
+        if state["times"]["n"] == 2:
+            raise RuntimeError("no power")
+        made = to_targets(node, values, state)
+        given[:] += np.concatenate(
+            [(made["arrays"][n] - values[n]).reshape(-1).astype(np.float64) for n in SHAPES]
+        )
+        return made
+
+    uplink = Uplink("topk", density=0.2)
+    start, rounds = initial(), 60
+    app = moving(train, uplink)
+    one = {"min_train_nodes": 1, "min_available_nodes": 1, "fraction_evaluate": 0}
+    model, traffic = linked(FedAvg(**one), app, 1, arrays=start, rounds=rounds, patience=2)
+    assert (traffic.failures, traffic.client_updates) == (1, rounds - 1)
+    moved = np.concatenate([(model[n] - start[n].numpy()).reshape(-1) for n in SHAPES])
+    unsent = np.abs(given - moved).max()
+    assert unsent < 0.5 * np.abs(given).max()  # nothing is counted twice, little is kept back
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("method", ["topk", "int8", "powersgd"])
+def test_an_update_that_was_taken_is_not_put_back_whatever_the_models_type(method, kind):
+    """Else it would count again and again: a model that moves by 1 each round runs away."""
+    options = {"topk": {"density": 1.0}, "int8": {"feedback": True}}.get(method, {})
+
+    def train(node, values, state):
+        return {"arrays": {n: value + np.asarray(1, value.dtype) for n, value in values.items()}}
+
+    start = ArrayRecord({"w": Array(np.zeros((6, 6), kind)), "b": Array(np.zeros(4, kind))})
+    app = moving(train, Uplink(method, **options))
+    model, _ = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=start, rounds=6)
+    for value in model.values():
+        np.testing.assert_allclose(value, 6, rtol=1e-2)
+        assert value.dtype == kind
+
+
+def test_one_of_two_models_that_did_not_change_is_not_the_other():
+    """Two groups of nodes, each with a model: what one did not take is put back, and only that."""
+
+    def train(node, values, state):
+        return {"arrays": {name: value + 1 for name, value in values.items()}}
+
+    link = Link(grid_of(moving(train, Uplink("topk", density=1.0)), 2))
+    models = [ArrayRecord({"w": Array(np.full(8, 10.0 * g, np.float32))}) for g in (1, 2)]
+    first = []
+    for _ in range(3):
+        messages = [m for g in (0, 1) for m in ask(link, models[g], nodes=[g + 1])]
+        replies = {r.metadata.src_node_id: r.content["arrays"] for r in
+                   link.send_and_receive(messages)}  # fmt: skip
+        first.append([replies[n]["w"].numpy()[0] for n in (1, 2)])
+        models[1] = replies[2]  # the first group's is never taken
+    np.testing.assert_allclose(first, [[11, 21], [12, 22], [13, 23]])
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("method", ["int8", "topk", "dgc", "powersgd"])
+def test_few_nodes_of_which_a_part_is_asked_and_one_fails_at_times(method, nodes):
+    def train(node, values, state):
+        state["n"] = ConfigRecord({"n": state["n"]["n"] + 1 if "n" in state else 1})
+        if node == 0 and state["n"]["n"] % 3 == 0:
+            raise RuntimeError("no power")
+        moved = to_targets(node, values, state)["arrays"]
+        del moved["conv.bias"]  # a layer less
+        return {"arrays": moved}
+
+    class Body(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            mean, metrics = super().aggregate_train(server_round, replies)
+            return mean and ArrayRecord({**initial(), **mean}), metrics
+
+    strategy = Body(fraction_train=0.5, min_train_nodes=1, min_available_nodes=1,
+                    fraction_evaluate=0)  # fmt: skip
+    app = moving(train, Uplink(method))
+    model, traffic = linked(strategy, app, nodes, rounds=8, downlink="int8", patience=2)
+    assert traffic.failures in (1, 2)
+    assert traffic.client_updates + traffic.failures == 8
+    assert tuple(model) == tuple(SHAPES)
+    assert all(np.isfinite(value).all() for value in model.values())
+    np.testing.assert_array_equal(model["conv.bias"], initial()["conv.bias"].numpy())

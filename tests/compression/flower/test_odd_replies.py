@@ -1,0 +1,231 @@
+"""Replies with other tensors or records than usual, and messages that are not all alike.
+
+What is valid works over a link as it does without; what is not costs that reply alone.
+"""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from compression.flower import Link, Uplink
+from simulation.grid import LocalGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+from tests.compression.flower.apps import NODES, ask, grid_of, moving, only_of, to_targets
+from tests.compression.flower.federation import SHAPES, initial, linked, node_app
+
+HALF_UP, HALF_DOWN = ("conv.weight", "conv.bias"), ("scale", "fc.weight")
+
+
+def part(arrays, names):
+    return ArrayRecord({name: arrays[name] for name in names})
+
+
+def values_of(arrays):
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def test_arrays_in_the_answer_to_an_evaluation_travel_as_they_are(caplog):
+    """They are no model: they are not rounded, and a memory knows nothing of them."""
+    matrix = np.random.default_rng(2).normal(size=(3, 3)).astype(np.float32)
+    seen = []
+
+    class Seeing(FedAvg):
+        def aggregate_evaluate(self, server_round, replies):
+            seen.extend(reply.content.pop("confusion")["counts"].numpy() for reply in replies)
+            return None
+
+    def evaluate(node, values, state):
+        return {"confusion": {"counts": matrix}}
+
+    app = moving(to_targets, Uplink("topk", density=0.3, quantizer="int8"), evaluate)
+    _, traffic = linked(Seeing(fraction_evaluate=1), app, NODES, rounds=2)
+    assert len(seen) == 2 * NODES
+    for found in seen:
+        np.testing.assert_array_equal(found, matrix)
+    assert traffic.failures == 0
+    assert not [each for each in caplog.records if each.name == "edgewire"]
+
+
+def test_replies_without_arrays_come_as_they_are_if_none_has_any():
+    app = moving(lambda node, values, state: {}, Uplink("int8"))
+    link = Link(grid_of(app))
+    replies = link.send_and_receive(ask(link, initial()))
+    assert [dict(r.content["metrics"]) for r in replies] == [
+        {"num-examples": 2, "loss": 1.0}
+    ] * NODES
+    assert link.traffic.failures == 0
+
+
+def test_a_reply_without_arrays_among_others_is_left_out():
+    def train(node, values, state):
+        return to_targets(node, values, state) if node == 1 else {}
+
+    link = Link(grid_of(moving(train, Uplink("int8"))))
+    replies = link.send_and_receive(ask(link, initial()))
+    assert sorted(reply.has_error() for reply in replies) == [False, True, True]
+    assert link.traffic.failures == 2
+
+
+def test_two_records_of_metrics_are_for_the_strategy_to_take():
+    def with_more(reply):
+        reply.content["timings"] = MetricRecord({"seconds": 1.0})
+        return reply
+
+    app = node_app(Uplink("int8"))
+    link = Link(grid_of(lambda message, context: with_more(app(message, context))))
+    replies = link.send_and_receive(ask(link, initial()))
+    assert {frozenset(r.content) for r in replies} == {frozenset({"arrays", "metrics", "timings"})}
+
+
+@pytest.mark.parametrize("uneven", [True, False])
+def test_nodes_that_answer_with_other_layers_each(uneven):
+    """As in training by parts: who asks for it gets all of them, and the values are right."""
+    names = (HALF_UP, HALF_DOWN, ("conv.bias",))
+
+    def train(node, values, state):
+        moved = to_targets(node, values, state)["arrays"]
+        return {"arrays": {name: moved[name] for name in names[node]}}
+
+    link = Link(grid_of(moving(train, Uplink("dense"))), uneven=uneven)
+    replies = link.send_and_receive(ask(link, initial()))
+    assert link.traffic.failures == (0 if uneven else NODES - 1)
+    for reply in replies:
+        if uneven:
+            node, arrays = reply.metadata.src_node_id - 1, values_of(reply.content["arrays"])
+            assert tuple(arrays) == names[node]
+            expected = to_targets(node, values_of(initial()), None)["arrays"]
+            for name, value in arrays.items():
+                np.testing.assert_array_equal(value, expected[name].astype(np.float32))
+
+
+def test_nodes_that_are_sent_other_layers_each():
+    """What differs because the messages did is no mistake."""
+    link = Link(grid_of(moving(to_targets, Uplink("int8"))), downlink="int8")
+    for _ in range(3):
+        messages = [
+            *ask(link, part(initial(), HALF_UP), nodes=[1]),
+            *ask(link, part(initial(), HALF_DOWN), nodes=[2, 3]),
+        ]
+        replies = link.send_and_receive(messages)
+        found = {r.metadata.src_node_id: tuple(r.content["arrays"]) for r in replies}
+        assert found == {1: HALF_UP, 2: HALF_DOWN, 3: HALF_DOWN}
+
+
+def test_layers_that_take_turns_are_not_mistaken_for_each_other():
+    """Of the same size, so that only their names tell: a difference would leave most of one out."""
+    rng, seen = np.random.default_rng(3), []
+
+    def train(node, values, state):
+        seen.append(values)
+        return {"arrays": values}
+
+    link = Link(grid_of(moving(train, Uplink("dense")), 1), downlink="topk")
+    layers = {name: rng.normal(size=100).astype(np.float32) for name in ("first", "second")}
+    for number in range(4):
+        name = ("first", "second")[number % 2]
+        arrays = ArrayRecord({name: Array(layers[name])})
+        (reply,) = link.send_and_receive(ask(link, arrays))
+        assert not reply.has_error()
+        assert list(seen[-1]) == [name]
+        np.testing.assert_array_equal(seen[-1][name], layers[name])
+
+
+def test_what_is_exact_stays_so_in_an_answer_with_a_layer_less():
+    def train(node, values, state):
+        moved = to_targets(node, values, state)["arrays"]
+        del moved["scale"]
+        return {"arrays": moved}
+
+    link = Link(grid_of(moving(train, Uplink("int8"))), exact=["fc.*"])
+    for reply in link.send_and_receive(ask(link, initial())):
+        node, values = reply.metadata.src_node_id - 1, values_of(reply.content["arrays"])
+        expected = to_targets(node, values_of(initial()), None)["arrays"]["fc.weight"]
+        np.testing.assert_array_equal(values["fc.weight"], expected.astype(np.float32))
+        assert "scale" not in values
+
+
+@pytest.mark.parametrize("method", ["dense", "int8"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda values: {**values, "scale": np.zeros(12, np.float32)},
+        lambda values: {**values, "fc.weight": values["fc.weight"][None]},
+        lambda values: {n: v for n, v in values.items() if n != "scale"},
+        lambda values: {f"x{n}": v for n, v in values.items()},
+        lambda values: {**values, "more": np.zeros(3)},
+    ],
+)
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_tensors_other_than_those_sent_cost_that_reply_alone(method, other, nodes):
+    """Also of two nodes: what is usual is what was asked, not what came first."""
+    model, traffic = linked(
+        FedAvg(fraction_evaluate=0), moving(only_of(0, other), Uplink(method)), nodes
+    )
+    assert traffic.failures == 3
+    assert {name: value.shape for name, value in model.items()} == SHAPES
+
+
+def test_a_clipping_norm_of_the_apps_own_changes_nothing():
+    """It is Flower's key for differential privacy; here nobody clips to it."""
+    link = Link(grid_of(moving(to_targets, Uplink("int8"))))
+    found = {}
+    for norm in (1e-3, 1e9):
+        replies = link.send_and_receive(ask(link, initial(), clipping_norm=norm))
+        found[norm] = [values_of(reply.content["arrays"]) for reply in replies]
+    for one, other in zip(*found.values(), strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_records_and_metrics_of_an_apps_own_are_left_alone():
+    app = ClientApp(mods=[Uplink("int8")])
+
+    @app.train()
+    def train(message, context):
+        metrics = MetricRecord({"num-examples": 2, "seconds": 12345.0})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    link = Link(grid_of(app))
+    for reply in link.send_and_receive(ask(link, initial())):
+        assert reply.content["metrics"]["seconds"] == 12345.0
+    content = RecordDict({"arrays": initial(), "edgewire": ConfigRecord({"mine": 1})})
+    with pytest.raises(ValueError, match="give yours another name"):
+        link.send_and_receive([Message(content, 1, "train", group_id="1")])
+
+
+@pytest.mark.parametrize("code", [3, 4, 5])
+def test_a_round_in_which_nobody_was_reached_is_survived(code):
+    class Away(LocalGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            error = Error(code, "Error: Node Unavailable")
+            list(super().send_and_receive(messages))  # which gives them their ids
+            return [Message(error, reply_to=message) for message in messages]
+
+    grid = Away(make_pool(HostSpec(moving(to_targets, Uplink("int8")), NODES, 1, {}), 1), NODES)
+    link = Link(grid)
+    assert all(reply.has_error() for reply in link.send_and_receive(ask(link, initial())))
+    assert link.traffic.failures == NODES
+
+
+def test_messages_of_different_types_are_not_compared():
+    app = ClientApp(mods=[Uplink("int8")])
+
+    @app.query()
+    def query(message, context):
+        return Message(RecordDict({"m": MetricRecord({"num-examples": 0})}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = MetricRecord({"num-examples": 2, "loss": 1.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    link = Link(grid_of(app))
+    kinds = ["evaluate", "evaluate", "query"]
+    messages = [
+        ask(link, initial(), kind, [node])[0]
+        for kind, node in zip(kinds, link.get_node_ids(), strict=True)
+    ]
+    assert not any(reply.has_error() for reply in link.send_and_receive(messages))

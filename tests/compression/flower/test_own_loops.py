@@ -1,0 +1,79 @@
+"""Apps that push and pull in a loop of their own, without a strategy and without rounds."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.supercore.run import Run
+
+from compression.flower import Link, Traffic, Uplink
+from simulation.grid import LocalGrid
+from simulation.guest.grid import GuestGrid
+from simulation.host import HostSpec
+from simulation.workers import make_pool
+from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
+from tests.compression.flower.federation import SHAPES, initial
+
+
+@pytest.mark.parametrize("downlink", [None, "int8"])
+@pytest.mark.parametrize("method", ["dense", "topk", "qsgd"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_app_with_a_loop_of_its_own_that_does_not_wait(method, downlink, workers):
+    """It pushes and pulls, mixes what has come into the model at once, and asks that node again."""
+    options = {"density": 0.5} if method == "topk" else {}
+    app = moving(to_targets, Uplink(method, **options))
+    pool = make_pool(HostSpec(app, NODES, 1, {}), workers)
+    try:
+        grid = GuestGrid(LocalGrid(pool, NODES), Run.create_empty(1))
+        link = Link(grid, downlink=downlink, traffic=Traffic())
+        arrays, done = initial(), 0
+        waiting = set(link.push_messages(ask(link, arrays)))
+        while done < 60:
+            replies = link.pull_messages(waiting)
+            for reply in replies:
+                assert not reply.has_error(), reply.error.reason
+                waiting.discard(reply.metadata.reply_to_message_id)
+                theirs, mine = reply.content["arrays"], arrays
+                arrays = ArrayRecord({
+                    n: Array(np.asarray((mine[n].numpy() + theirs[n].numpy()) / 2, np.float32))
+                    for n in mine
+                })  # fmt: skip
+                done += 1
+                waiting |= {
+                    *link.push_messages(ask(link, arrays, nodes=[reply.metadata.src_node_id]))
+                }
+    finally:
+        pool.close()
+    assert link.traffic.client_updates == done
+    assert link.traffic.failures == 0
+    for name, array in arrays.items():
+        target = len(name) + 1  # the nodes' mean
+        assert (
+            np.abs(array.numpy() - target).max()
+            < np.abs(initial()[name].numpy() - target).max() / 2
+        )
+
+
+def test_a_message_to_a_node_that_is_gone_spoils_nothing():
+    grid = GuestGrid(grid_of(moving(to_targets, Uplink("int8"))), Run.create_empty(1))
+    link = Link(grid, downlink="int8")
+    ids = link.push_messages(ask(link, initial(), nodes=[1, 77, 3]))
+    assert len(ids) == 2
+    replies = link.pull_messages(ids)
+    while len(replies) < 2:
+        replies += link.pull_messages(ids[len(replies) :])
+    assert sorted(r.metadata.src_node_id for r in replies) == [1, 3]
+    assert tuple(replies[0].content["arrays"]) == tuple(SHAPES)
+
+
+def test_updates_of_a_loop_without_rounds_draw_differently():
+    """A method that draws would else round each of a node's updates in the same direction."""
+
+    def train(node, values, state):
+        return {"arrays": {"w": np.linspace(0, 1, 50, dtype=np.float32)}}
+
+    link = Link(grid_of(moving(train, Uplink("qsgd")), 1))
+    start, seen = ArrayRecord({"w": Array(np.zeros(50, np.float32))}), []
+    for _ in range(3):
+        (reply,) = link.pull_messages(link.push_messages(ask(link, start)))
+        seen.append(reply.content["arrays"]["w"].numpy())
+    assert len({values.tobytes() for values in seen}) == 3
