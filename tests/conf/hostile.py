@@ -7,8 +7,10 @@ import copy
 import functools
 import json
 
+import pytest
 from omegaconf import OmegaConf
 
+from conf import ConfigError, load_config
 from tests.runs import composed
 
 SECRET, HIDDEN = "EDGEWIRE_TEST_SECRET", "hunter2-of-this-node"
@@ -143,3 +145,14 @@ def _plain(words):
 def submitted(config, output=""):
     """Return the `run_config` with which a configuration arrives."""
     return {"config": json.dumps(config), "output": output}
+
+
+def refused(config, node_config=None):
+    """Return why a submitted configuration is refused: one line without a secret in it."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(submitted(config), 2, node_config)
+    told = str(caught.value)
+    assert HIDDEN not in told
+    assert "\n" not in told
+    assert len(told) < 600
+    return told

@@ -1,0 +1,124 @@
+"""A strategy of a user's own: what it hands on reaches Flower's, and what it takes is checked."""
+
+import pytest
+
+from conf import ConfigError
+from conf.build import build
+from conf.check import check_target
+
+OWN = """
+from flwr.serverapp.strategy import FedAvg
+
+class Own(FedAvg):
+    def __init__(self, shout: bool = False, **options):
+        super().__init__(**options)
+
+class Further(Own):
+    def __init__(self, *, often: int = 1, **options):
+        super().__init__(**options)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Return the group `strategy` for classes of a user's package, that hand options on."""
+    (tmp_path / "own_strategies.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda name, **options: {"_target_": f"own_strategies.{name}", **options}
+
+
+@pytest.mark.parametrize("name", ["Own", "Further"])
+def test_a_strategy_that_hands_options_on_gets_them(own, name):
+    node = own(name, fraction_train=0.5, shout=True)
+    check_target("strategy", node)
+    assert build("strategy", node).fraction_train == 0.5
+
+
+@pytest.mark.parametrize(
+    ("option", "part"),
+    [
+        ({"shout": 3}, "strategy.shout must be bool, not 3"),
+        ({"often": "x"}, "strategy.often must be int"),
+        ({"fraction_train": "x"}, "strategy.fraction_train must be float, not 'x'"),
+        ({"fraction_train": float("nan")}, "finite"),
+    ],
+)
+def test_the_types_of_options_that_are_handed_on_are_checked(own, option, part):
+    with pytest.raises(ConfigError, match=part):
+        check_target("strategy", own("Further", **option))
+
+
+def test_what_nobody_takes_is_named(own):
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'bata'"):
+        build("strategy", own("Own", bata=1))
+
+
+ANNOTATED = """
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, Optional
+
+from flwr.serverapp.strategy import Strategy
+
+if TYPE_CHECKING:
+    from somewhere import Thing
+
+Number = Optional[float]
+
+class Plain(Strategy):
+    def __init__(
+        self,
+        rate: float | None = None,
+        alias: Number = None,
+        kind: Literal["a", "b"] | None = None,
+        any: Any | None = None,
+        call: Callable[[int], str] | None = None,
+        whole: int = 0,
+    ) -> None: ...
+
+class Unknown(Strategy):
+    def __init__(self, thing: Thing | None = None, rate: float = 0.1) -> None: ...
+
+class Silent(Strategy):
+    __signature__ = "it does not say"
+"""
+
+
+@pytest.fixture
+def annotated(tmp_path, monkeypatch):
+    (tmp_path / "own_annotated.py").write_text(ANNOTATED)
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda name, **options: {"_target_": f"own_annotated.{name}", **options}
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ({"rate": 1}, None),
+        ({"rate": None}, None),
+        ({"rate": "x"}, "strategy.rate must be float or null, not 'x'"),
+        ({"alias": "x"}, "strategy.alias must be float or null, not 'x'"),
+        ({"kind": "a"}, None),
+        ({"any": 3}, None),
+        ({"call": 3}, "strategy.call must be null, not 3"),
+        ({"whole": 0.5}, "strategy.whole must be int, not 0.5"),
+    ],
+)
+def test_annotations_that_are_written_as_text_are_read_where_they_stand(annotated, option, line):
+    if line is None:
+        check_target("strategy", annotated("Plain", **option))
+    else:
+        with pytest.raises(ConfigError) as caught:
+            check_target("strategy", annotated("Plain", **option))
+        assert str(caught.value) == line
+
+
+def test_what_only_a_type_checker_knows_is_not_checked_but_names_are(annotated):
+    check_target("strategy", annotated("Unknown", thing=3, rate="x"))
+    with pytest.raises(ConfigError, match=r"strategy\.thin is not an option .* strategy\.thing\?"):
+        check_target("strategy", annotated("Unknown", thin=3))
+
+
+def test_a_target_that_does_not_say_what_it_takes_may_take_anything(annotated):
+    check_target("strategy", annotated("Silent", rate="x"))
