@@ -1,4 +1,4 @@
-"""Flower apps in folders, and the command that runs them."""
+"""Flower apps in folders, what they begin with, and the command that runs them."""
 
 import re
 import subprocess
@@ -23,6 +23,27 @@ clientapp = "{client}"
 
 [tool.flwr.app.config]
 {config}
+"""
+
+# The beginnings of an app's two files; what is appended to the first is its main.
+SERVER = """
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+
+def ask(grid, kind, nodes=None):
+    content = RecordDict()
+    nodes = nodes or grid.get_node_ids()
+    return [Message(content, node, kind, group_id="1") for node in nodes]
+
+@app.main()
+def main(grid, context):
+"""
+
+CLIENT = """
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+app = ClientApp()
 """
 
 

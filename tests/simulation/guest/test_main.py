@@ -1,7 +1,6 @@
-"""The command, for real: apps of all kinds, and what is said of those that cannot be run."""
+"""The command, for real: apps of all kinds, whatever their modules are called."""
 
 import os
-import signal
 import sys
 
 import pytest
@@ -9,29 +8,17 @@ import torch
 from flwr.app import ArrayRecord
 
 from compression.flower.traffic import flower_bytes
-from simulation.guest import main
 from simulation.guest.modules import HOME, OURS
-from tests.simulation.guest.apps import APPS, ROOT, simulate, start, summary, write
-
-SERVER = """
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import ServerApp
-app = ServerApp()
-
-def ask(grid, kind, nodes=None):
-    content = RecordDict()
-    nodes = nodes or grid.get_node_ids()
-    return [Message(content, node, kind, group_id="1") for node in nodes]
-
-@app.main()
-def main(grid, context):
-"""
-
-CLIENT = """
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-app = ClientApp()
-"""
+from tests.simulation.guest.apps import (
+    APPS,
+    CLIENT,
+    ROOT,
+    SERVER,
+    simulate,
+    start,
+    summary,
+    write,
+)
 
 
 def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path):
@@ -256,96 +243,3 @@ def test_edgewire_is_a_flower_app_too():
     assert found["sent"] == found["answered"] == 2
     assert 0 < 3 * found["up"] < found["down"]
     assert found["virtual"] > 0  # it reports its steps
-
-
-@pytest.fixture
-def cli(monkeypatch, capfd, at_home):
-    """Run the command's words in this process; return the exit code and its one line."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["simulation", *map(str, words)])
-        code = main.main(0.0)
-        return code, capfd.readouterr()
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ([], "path"),
-        (["/nowhere"], "there is no folder /nowhere"),
-        (["docs"], "docs is no Flower app"),
-        (["--nodes", "0"], "--nodes must be at least 1, not 0"),
-        (["--nodes", "many"], "--nodes: invalid int value: 'many'"),
-        (["--workers", "-1"], "--workers must be at least 0"),
-        (["--seed", "-1"], "--seed must be at least 0"),
-        (["--network", "wifi"], "there is no wifi; there are: adsl"),
-        (["--run-config", "rate=1"], "there is no rate in"),
-        (["--wrokers", "1"], "--wrokers 1"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(cli, words, part):
-    app = [] if len(words) < 2 else [APPS / "sklearn_float64"]
-    code, printed = cli(*app, *words)
-    assert code == 2
-    (line,) = printed.err.splitlines()
-    assert line.startswith("error: ")
-    assert part in line
-    assert not printed.out
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("import nothing_like_it", "ModuleNotFoundError: No module named 'nothing_like_it'"),
-        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
-        ("raise SystemExit(0)", "SystemExit: 0"),
-        ("x = (", "SyntaxError: '(' was never closed"),
-        ("app = 3", "is no ServerApp, but int"),
-        ("ap = 3", "has no attribute 'app'"),
-    ],
-)
-@pytest.mark.parametrize("verbose", [False, True])
-def test_an_app_that_cannot_be_imported_is_named_with_the_reason(
-    cli, tmp_path, text, part, verbose
-):
-    files = {"broken_server.py": text, "broken_client.py": CLIENT}
-    app = write(tmp_path / "toy", files, "broken_server:app", "broken_client:app")
-    code, printed = cli(app, *["--verbose"] * verbose)
-    assert code == 2
-    *before, line = printed.err.splitlines()
-    assert line.startswith("error: ")
-    assert f"broken_server:app of {app}" in line
-    assert part in line
-    assert bool(before) == verbose
-    assert ("Traceback" in printed.err) == verbose
-
-
-def test_what_a_serverapp_raises_is_logged_in_full_and_ends_the_run(tmp_path):
-    server = (
-        SERVER + "    grid.send_and_receive(ask(grid, 'train'))\n    raise KeyError('accuracy')"
-    )
-    client = CLIENT + "\n@app.train()\ndef train(m, c):\n    raise RuntimeError('no power')\n"
-    app = write(tmp_path / "toy", {"server.py": server, "client.py": client})
-    process = start(app, "--nodes", "2", "--workers", "2")
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert not out
-    assert err.splitlines()[-1] == "error: the ServerApp raised KeyError: 'accuracy'"
-    assert err.count("Traceback") == 3
-    assert err.count("RuntimeError: no power") == 2
-
-
-def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path, listening):
-    client = CLIENT + (
-        "\nimport time\n@app.train()\ndef train(m, c):\n"
-        "    print('at work', flush=True)\n    time.sleep(600)\n"
-    )
-    server = SERVER + "    grid.send_and_receive(ask(grid, 'train'))\n"
-    app = write(tmp_path / "toy", {"server.py": server, "client.py": client})
-    process = start(app, "--nodes", "1", "--workers", "1")
-    assert process.stdout.readline() == "at work\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "stopped\n")

@@ -1,0 +1,102 @@
+"""The command when it cannot go on: mistakes, apps that fail and an interrupt end in one line."""
+
+import signal
+import sys
+
+import pytest
+
+from simulation.guest import main
+from tests.simulation.guest.apps import APPS, CLIENT, SERVER, start, write
+
+
+@pytest.fixture
+def cli(monkeypatch, capfd, at_home):
+    """Run the command's words in this process; return the exit code and its one line."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["simulation", *map(str, words)])
+        code = main.main(0.0)
+        return code, capfd.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "path"),
+        (["/nowhere"], "there is no folder /nowhere"),
+        (["docs"], "docs is no Flower app"),
+        (["--nodes", "0"], "--nodes must be at least 1, not 0"),
+        (["--nodes", "many"], "--nodes: invalid int value: 'many'"),
+        (["--workers", "-1"], "--workers must be at least 0"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--network", "wifi"], "there is no wifi; there are: adsl"),
+        (["--run-config", "rate=1"], "there is no rate in"),
+        (["--wrokers", "1"], "--wrokers 1"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(cli, words, part):
+    app = [] if len(words) < 2 else [APPS / "sklearn_float64"]
+    code, printed = cli(*app, *words)
+    assert code == 2
+    (line,) = printed.err.splitlines()
+    assert line.startswith("error: ")
+    assert part in line
+    assert not printed.out
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("import nothing_like_it", "ModuleNotFoundError: No module named 'nothing_like_it'"),
+        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("x = (", "SyntaxError: '(' was never closed"),
+        ("app = 3", "is no ServerApp, but int"),
+        ("ap = 3", "has no attribute 'app'"),
+    ],
+)
+@pytest.mark.parametrize("verbose", [False, True])
+def test_an_app_that_cannot_be_imported_is_named_with_the_reason(
+    cli, tmp_path, text, part, verbose
+):
+    files = {"broken_server.py": text, "broken_client.py": CLIENT}
+    app = write(tmp_path / "toy", files, "broken_server:app", "broken_client:app")
+    code, printed = cli(app, *["--verbose"] * verbose)
+    assert code == 2
+    *before, line = printed.err.splitlines()
+    assert line.startswith("error: ")
+    assert f"broken_server:app of {app}" in line
+    assert part in line
+    assert bool(before) == verbose
+    assert ("Traceback" in printed.err) == verbose
+
+
+def test_what_a_serverapp_raises_is_logged_in_full_and_ends_the_run(tmp_path):
+    server = (
+        SERVER + "    grid.send_and_receive(ask(grid, 'train'))\n    raise KeyError('accuracy')"
+    )
+    client = CLIENT + "\n@app.train()\ndef train(m, c):\n    raise RuntimeError('no power')\n"
+    app = write(tmp_path / "toy", {"server.py": server, "client.py": client})
+    process = start(app, "--nodes", "2", "--workers", "2")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert not out
+    assert err.splitlines()[-1] == "error: the ServerApp raised KeyError: 'accuracy'"
+    assert err.count("Traceback") == 3
+    assert err.count("RuntimeError: no power") == 2
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path, listening):
+    client = CLIENT + (
+        "\nimport time\n@app.train()\ndef train(m, c):\n"
+        "    print('at work', flush=True)\n    time.sleep(600)\n"
+    )
+    server = SERVER + "    grid.send_and_receive(ask(grid, 'train'))\n"
+    app = write(tmp_path / "toy", {"server.py": server, "client.py": client})
+    process = start(app, "--nodes", "1", "--workers", "1")
+    assert process.stdout.readline() == "at work\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "stopped\n")
