@@ -1,7 +1,7 @@
-import gzip
+"""Every data set by its name: read as published, missing, damaged, downloaded and resized."""
+
 import hashlib
 import pickle
-import struct
 import urllib.error
 from pathlib import Path
 
@@ -11,42 +11,12 @@ import torch
 from omegaconf import OmegaConf
 
 import task.datasets.digits as digits_module
-import task.datasets.mnist as mnist_module
 from task.datasets import data_names, load_data
 from task.errors import TaskError
+from tests.task.data import one_line, write_mnist
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
-
-
-@pytest.fixture(scope="module")
-def published():
-    """Torchvision's own readers; imported here, as that takes seconds and two workers collect."""
-    from torchvision import datasets
-
-    return datasets
-
-
-def idx(array):
-    return struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
-
-
-def write_mnist(folder, zipped=False, train=12, test=5):
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    written = {}
-    for prefix, count in (("train", train), ("t10k", test)):
-        images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        labels = (np.arange(count) % 10).astype(np.uint8)
-        for stem, array in (
-            (f"{prefix}-images-idx3-ubyte", images),
-            (f"{prefix}-labels-idx1-ubyte", labels),
-        ):
-            name, content = stem, idx(array)
-            if zipped:
-                name, content = f"{stem}.gz", gzip.compress(content)
-            (folder / name).write_bytes(content)
-        written[prefix] = (images, labels)
-    return written
+pytestmark = pytest.mark.usefixtures("empty_place")
 
 
 def write_cifar(root, reader, monkeypatch):
@@ -73,18 +43,6 @@ def write_cifar(root, reader, monkeypatch):
     meta["md5"] = store(meta["filename"], {meta["key"]: [str(i) for i in range(10)]})
     monkeypatch.setattr(reader, "meta", meta)
     return batches
-
-
-def one_line(error):
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-@pytest.fixture(autouse=True)
-def _empty_place(tmp_path, monkeypatch):
-    """No data in the current folder, and none from Debian."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mnist_module, "DEBIAN", tmp_path / "debian")
 
 
 def test_every_data_set_has_its_yaml_and_the_other_way_round():
@@ -134,39 +92,6 @@ def test_digits_are_split_the_same_way_for_ever():
     assert hashlib.sha256(labels).hexdigest()[:16] == "7d108ee8fe30bb90"
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize(
-    ("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
-)
-@pytest.mark.parametrize("given", [False, True])
-def test_mnist_files(tmp_path, name, folder, zipped, given):
-    root = tmp_path / ("elsewhere" if given else "data")
-    written = write_mnist(root / folder / "raw", zipped)
-    data = load_data(name, root=str(root) if given else None)
-    for split, prefix in ((data.train, "train"), (data.test, "t10k")):
-        assert split.images.dtype == torch.uint8
-        assert split.labels.dtype == torch.int64
-        assert np.array_equal(split.images[:, 0].numpy(), written[prefix][0])
-        assert np.array_equal(split.labels.numpy(), written[prefix][1])
-    assert (data.classes, len(data.mean), len(data.std)) == (10, 1, 1)
-
-
-def test_plain_files_are_read_as_torchvision_reads_them(tmp_path, published):
-    write_mnist(tmp_path / "MNIST" / "raw")
-    expected = published.MNIST(tmp_path, train=True)
-    data = load_data("mnist", root=str(tmp_path))
-    assert torch.equal(data.train.images[:, 0], expected.data)
-    assert torch.equal(data.train.labels, expected.targets)
-
-
-def test_fashion_mnist_of_debian(tmp_path):
-    written = write_mnist(tmp_path / "debian", zipped=True)
-    data = load_data("fashion_mnist")
-    assert np.array_equal(data.test.images[:, 0].numpy(), written["t10k"][0])
-    with pytest.raises(TaskError, match="not found"):
-        load_data("fashion_mnist", root=str(tmp_path))
-
-
 def test_missing_says_where_it_looked_and_what_to_do(tmp_path):
     with pytest.raises(TaskError) as error:
         load_data("fashion_mnist")
@@ -186,65 +111,6 @@ def test_missing_says_where_it_looked_and_what_to_do(tmp_path):
             f"{name} not found: looked in /nowhere/{place}; "
             "give dataset.root=FOLDER, or dataset.download=true"
         )
-
-
-def test_a_missing_one_of_four_files_is_missing_data(tmp_path):
-    write_mnist(tmp_path / "MNIST" / "raw")
-    (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(TaskError, match="mnist not found"):
-        load_data("mnist", root=str(tmp_path))
-
-
-BROKEN = {
-    "empty": lambda content: b"",
-    "truncated": lambda content: content[:-1],
-    "too long": lambda content: content + b"x",
-    "header": lambda content: b"\1" + content[1:],
-    "dimensions": lambda content: content[:3] + b"\2" + content[4:],
-    "huge": lambda content: content[:4] + b"\xff" * 12 + content[16:],
-}
-
-
-@pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("damage", BROKEN)
-def test_broken_idx_file_is_named(tmp_path, damage, zipped):
-    folder = tmp_path / "MNIST" / "raw"
-    write_mnist(folder, zipped)
-    path = folder / ("t10k-images-idx3-ubyte" + ".gz" * zipped)
-    content = path.read_bytes()
-    if zipped:
-        content = gzip.decompress(content)
-    content = BROKEN[damage](content)
-    path.write_bytes(gzip.compress(content) if zipped else content)
-    with pytest.raises(TaskError) as error:
-        load_data("mnist", root=str(tmp_path))
-    assert one_line(error).startswith(f"{path} is broken (")
-
-
-CUT_SHORT = gzip.compress(b"x" * 1000, mtime=0)[:-9]  # 0: names of tests hold no time
-
-
-@pytest.mark.parametrize("content", [b"no gzip at all", CUT_SHORT])
-def test_broken_gz_is_named(tmp_path, content):
-    folder = tmp_path / "MNIST" / "raw"
-    write_mnist(folder, zipped=True)
-    (folder / "train-labels-idx1-ubyte.gz").write_bytes(content)
-    with pytest.raises(TaskError) as error:
-        load_data("mnist", root=str(tmp_path))
-    assert one_line(error).startswith(f"{folder}/train-labels-idx1-ubyte.gz is broken (")
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [np.full(12, 10, np.uint8), np.zeros(11, np.uint8)],
-    ids=["a class too many", "a label too few"],
-)
-def test_wrong_labels_are_named(tmp_path, labels):
-    folder = tmp_path / "MNIST" / "raw"
-    write_mnist(folder)
-    (folder / "train-labels-idx1-ubyte").write_bytes(idx(labels))
-    with pytest.raises(TaskError, match="train-labels-idx1-ubyte is broken"):
-        load_data("mnist", root=str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

@@ -8,6 +8,7 @@ from PIL import Image
 
 from task.datasets import load_data, load_folder
 from task.errors import TaskError
+from tests.task.data import one_line
 
 
 def photo(path, colour=(200, 100, 50), size=(40, 30), mode="RGB"):
@@ -19,11 +20,6 @@ def photos(folder, classes=("cat", "dog"), count=10, suffix="png"):
     for number, name in enumerate(classes):
         for index in range(count):
             photo(folder / name / f"{index:02}.{suffix}", (10 * index, 50 * number, 7))
-
-
-def one_line(error):
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def test_class_folders_become_a_fixed_80_20_split(tmp_path):

@@ -1,0 +1,105 @@
+"""MNIST's files and Fashion-MNIST's: read as torchvision reads them, and named if broken."""
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+
+from task.datasets import load_data
+from task.errors import TaskError
+from tests.task.data import idx, one_line, write_mnist
+
+pytestmark = pytest.mark.usefixtures("empty_place")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
+)
+@pytest.mark.parametrize("given", [False, True])
+def test_mnist_files(tmp_path, name, folder, zipped, given):
+    root = tmp_path / ("elsewhere" if given else "data")
+    written = write_mnist(root / folder / "raw", zipped)
+    data = load_data(name, root=str(root) if given else None)
+    for split, prefix in ((data.train, "train"), (data.test, "t10k")):
+        assert split.images.dtype == torch.uint8
+        assert split.labels.dtype == torch.int64
+        assert np.array_equal(split.images[:, 0].numpy(), written[prefix][0])
+        assert np.array_equal(split.labels.numpy(), written[prefix][1])
+    assert (data.classes, len(data.mean), len(data.std)) == (10, 1, 1)
+
+
+def test_plain_files_are_read_as_torchvision_reads_them(tmp_path, published):
+    write_mnist(tmp_path / "MNIST" / "raw")
+    expected = published.MNIST(tmp_path, train=True)
+    data = load_data("mnist", root=str(tmp_path))
+    assert torch.equal(data.train.images[:, 0], expected.data)
+    assert torch.equal(data.train.labels, expected.targets)
+
+
+def test_fashion_mnist_of_debian(tmp_path):
+    written = write_mnist(tmp_path / "debian", zipped=True)
+    data = load_data("fashion_mnist")
+    assert np.array_equal(data.test.images[:, 0].numpy(), written["t10k"][0])
+    with pytest.raises(TaskError, match="not found"):
+        load_data("fashion_mnist", root=str(tmp_path))
+
+
+def test_a_missing_one_of_four_files_is_missing_data(tmp_path):
+    write_mnist(tmp_path / "MNIST" / "raw")
+    (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(TaskError, match="mnist not found"):
+        load_data("mnist", root=str(tmp_path))
+
+
+BROKEN = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[:-1],
+    "too long": lambda content: content + b"x",
+    "header": lambda content: b"\1" + content[1:],
+    "dimensions": lambda content: content[:3] + b"\2" + content[4:],
+    "huge": lambda content: content[:4] + b"\xff" * 12 + content[16:],
+}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("damage", BROKEN)
+def test_broken_idx_file_is_named(tmp_path, damage, zipped):
+    folder = tmp_path / "MNIST" / "raw"
+    write_mnist(folder, zipped)
+    path = folder / ("t10k-images-idx3-ubyte" + ".gz" * zipped)
+    content = path.read_bytes()
+    if zipped:
+        content = gzip.decompress(content)
+    content = BROKEN[damage](content)
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    with pytest.raises(TaskError) as error:
+        load_data("mnist", root=str(tmp_path))
+    assert one_line(error).startswith(f"{path} is broken (")
+
+
+CUT_SHORT = gzip.compress(b"x" * 1000, mtime=0)[:-9]  # 0: names of tests hold no time
+
+
+@pytest.mark.parametrize("content", [b"no gzip at all", CUT_SHORT])
+def test_broken_gz_is_named(tmp_path, content):
+    folder = tmp_path / "MNIST" / "raw"
+    write_mnist(folder, zipped=True)
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(content)
+    with pytest.raises(TaskError) as error:
+        load_data("mnist", root=str(tmp_path))
+    assert one_line(error).startswith(f"{folder}/train-labels-idx1-ubyte.gz is broken (")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.full(12, 10, np.uint8), np.zeros(11, np.uint8)],
+    ids=["a class too many", "a label too few"],
+)
+def test_wrong_labels_are_named(tmp_path, labels):
+    folder = tmp_path / "MNIST" / "raw"
+    write_mnist(folder)
+    (folder / "train-labels-idx1-ubyte").write_bytes(idx(labels))
+    with pytest.raises(TaskError, match="train-labels-idx1-ubyte is broken"):
+        load_data("mnist", root=str(tmp_path))
