@@ -54,6 +54,7 @@ class Apps:
                 if sum(entry.file_size for entry in archive.infolist()) > LARGEST_APP:
                     raise AppError("the app's bundle unpacks to more than a device can take")
                 archive.extractall(draft)  # which keeps within the folder
+        # no zip or a damaged one, a form or compression unknown to zipfile, an encrypted entry
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
             raise AppError(f"the app's bundle cannot be unpacked: {error}") from error
         os.sync()  # one call for its many files
