@@ -31,8 +31,11 @@ from .member import Member
 log = logging.getLogger("edgewire")
 
 
-def main(words: list[str] | None = None) -> None:
-    """Run a node by the words on the command line. A mistake in them ends with code 2."""
+def main(words: list[str] | None = None, client: type[FleetClient] = FleetClient) -> None:
+    """Run a node by the words on the command line. A mistake in them ends with code 2.
+
+    `client`: what it speaks to the server with.
+    """
     parser = _parser()
     given = parser.parse_args(words)
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
@@ -42,7 +45,7 @@ def main(words: list[str] | None = None) -> None:
         file = given.auth_supernode_private_key
         key = journal.key() if file is None else key_of(file.expanduser())
         config = node_config_of(given.node_config)
-        fleet = client_of(given, key)
+        fleet = client_of(given, key, client)
     except (FolderError, MistakenWord) as error:
         parser.error(str(error))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,7 +90,11 @@ def node_config_of(words: str | None) -> UserConfig:
     return config
 
 
-def client_of(given: argparse.Namespace, key: ec.EllipticCurvePrivateKey) -> FleetClient:
+def client_of(
+    given: argparse.Namespace,
+    key: ec.EllipticCurvePrivateKey,
+    kind: type[FleetClient] = FleetClient,
+) -> FleetClient:
     """Return a client of the server that is named. Raises `MistakenWord`."""
     certificates = given.root_certificates
     if given.insecure and certificates is not None:
@@ -98,7 +105,7 @@ def client_of(given: argparse.Namespace, key: ec.EllipticCurvePrivateKey) -> Fle
     if not host or not port.isdecimal() or "/" in host:
         raise MistakenWord(f"--superlink must be host:port, not {given.superlink}")
     try:
-        return FleetClient(
+        return kind(
             given.superlink,
             key,
             insecure=given.insecure,

@@ -1,0 +1,234 @@
+"""Real processes over thin lines: bytes of the interfaces beside those of `result.json`.
+
+    python -m benchmarks.namespaces                        # as root; JSON on stdout; 15 minutes
+    python -m benchmarks.namespaces --cases esgd,adacomp   # some of them
+    python -m benchmarks.namespaces --cases '' --idle 300  # what nothing costs
+    python -m benchmarks.namespaces --plain                # Flower's own SuperLink in place of ours
+
+A server (`deploy.server`, TLS and keys) and four nodes (`deploy.node`) have a network namespace
+each, with 10 Mbit/s from each node to the server. All cases follow each other on the same nodes.
+Of each case: accuracy, seconds, payload bytes as the run has counted them, bytes of all frames on
+the lines meanwhile, and their ratio. `push_seconds` is the median of a reply's. The first case is
+`app`, one step of eSGD: nodes fetch the app there, and keep it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.netns import SERVER, Lines, lines
+from benchmarks.timing import ROOT
+from simulation.errors import UsageError
+
+NODES, PORT, LOCAL = 4, 8000, "127.0.0.1:8000"
+LARGE = ["model=resnet18", "local_steps=1", "batch_size=8", "lr=0.01"]
+CASES = {
+    "esgd": ["algorithm=esgd", "rounds=60", "eval_every=60"],
+    "adacomp": ["algorithm=adacomp", "network=ideal", "strategy.pushes=240", "eval_every=240"],
+    "synthetic_gradients": ["algorithm=synthetic_gradients", "rounds=40", "eval_every=40"],
+    "fedavg_f2i": ["algorithm=fedavg_f2i", *LARGE, "rounds=2", "eval_every=2"],
+    "fedavg_dgc": ["algorithm=fedavg_dgc", *LARGE, "rounds=5", "eval_every=5"],
+    "fedavg_topk": ["algorithm=fedavg_topk", *LARGE, "rounds=2", "eval_every=2"],
+    "fedavg": ["algorithm=fedavg", *LARGE, "rounds=1"],
+}
+FIRST = ["algorithm=esgd", "rounds=1"]
+WITH_LOG = 4000  # characters of a log that an error shows
+
+
+class Field:
+    """The processes, in a folder of their own; all of them end with it."""
+
+    def __init__(self, made: Lines, folder: Path, stack: ExitStack, plain: bool) -> None:
+        self.lines, self.folder, self._stack, self._plain = made, folder, stack, plain
+        scripts = sysconfig.get_path("scripts")
+        self._environment = {
+            **os.environ,
+            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "FLWR_HOME": str(folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "EDGEWIRE_OUTPUT": str(folder / "runs"),
+            "SSL_CERT_FILE": str(folder / "keys" / "ca.crt"),
+        }
+
+    def begin(self) -> None:
+        """Make keys, start the server and the nodes; return when all are online."""
+        names = [f"n{i}" for i in range(len(self.lines.nodes))]
+        self._keys("server", SERVER)
+        self._keys("node", *names)
+        self.start(self.lines.server, self._server(), "server")
+        self._until(lambda: self._keys("register", *names, check=False).returncode == 0)
+        for i, (name, namespace) in enumerate(zip(names, self.lines.nodes, strict=True)):
+            self.start(namespace, self._node(name, i, len(names)), name)
+        self._until(lambda: self._keys("list").stdout.count(" online ") == len(names))
+
+    def run(self, words: Sequence[str], name: str) -> dict[str, Any]:
+        """Run to the end; return what the run has counted, and what the lines have."""
+        for log in self.folder.glob("*.pushes"):
+            log.unlink()
+        folder, before, began = self.folder / name, self.lines.counters(), time.monotonic()
+        done = self._within(
+            ["run.py", "engine=superlink", f"engine.address={LOCAL}", f"nodes={NODES}", *words,
+             f"engine.certificate={self.folder / 'keys' / 'ca.crt'}", f"hydra.run.dir={folder}"],
+            self.lines.server,
+        )  # fmt: skip
+        seconds, after = time.monotonic() - began, self.lines.counters()
+        if done.returncode:
+            return {"error": (done.stderr.strip() or done.stdout.strip())[-WITH_LOG:]}
+        result = json.loads((folder / "result.json").read_text())
+        return {
+            "accuracy": result["accuracy"],
+            "failures": result["failures"],
+            "seconds": round(seconds, 1),
+            "updates": result["client_updates"],
+            **beside(result, before, after),
+            **self._pushed(),
+        }
+
+    def idle(self, seconds: float) -> dict[str, float]:
+        """Return what a node costs while nothing happens, a second and a day."""
+        before = self.lines.counters()
+        time.sleep(seconds)
+        after = self.lines.counters()
+        share = sum(after[way] - before[way] for way in before) / len(self.lines.nodes)
+        a_day = share / seconds * 86400 / 1e6
+        return {"bytes_a_second": round(share / seconds, 1), "megabytes_a_day": round(a_day, 2)}
+
+    def start(self, namespace: str, words: Sequence[str], log: str) -> None:
+        """Start a process that goes on; what it says is in a file."""
+        with (self.folder / f"{log}.log").open("wb") as output:
+            process = subprocess.Popen(
+                self.lines.within(namespace, words),
+                stdout=output, stderr=output, cwd=self.folder, start_new_session=True,
+                env=self._environment | {"EDGEWIRE_TIMED": str(self.folder / f"{log}.pushes")},
+            )  # fmt: skip
+        self._stack.callback(end, process)
+
+    def _server(self) -> list[str]:
+        keys = self.folder / "keys"
+        if not self._plain:
+            return [sys.executable, "-m", "deploy.server", "--keys", str(keys)]
+        return [
+            "flower-superlink", "--port", str(PORT), "--enable-supernode-auth",
+            "--disable-runtime-dependency-installation",
+            "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt"),
+            "--ssl-keyfile", str(keys / "server.key"),
+        ]  # fmt: skip
+
+    def _node(self, name: str, place: int, count: int) -> list[str]:
+        keys = self.folder / "keys"
+        return [
+            sys.executable, "-m", "benchmarks.timed_node", "--superlink", f"{SERVER}:{PORT}",
+            "--state", str(self.folder / name), "--root-certificates", str(keys / "ca.crt"),
+            "--auth-supernode-private-key", str(keys / "nodes" / f"{name}.key"),
+            "--node-config", f"partition-id={place} num-partitions={count}",
+        ]  # fmt: skip
+
+    def _keys(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        made = ["-m", "deploy.keys", "--keys", str(self.folder / "keys"), *words]
+        done = self._within(made, self.lines.server)
+        if check and done.returncode:
+            raise UsageError(f"deploy.keys: {done.stderr.strip()}")
+        return done
+
+    def _within(self, words: Sequence[str], namespace: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.lines.within(namespace, [sys.executable, *words]),
+            capture_output=True, text=True, check=False, cwd=ROOT, env=self._environment,
+        )  # fmt: skip
+
+    def _until(self, found: Any, seconds: float = 90.0) -> None:
+        end = time.monotonic() + seconds
+        while not found():
+            if time.monotonic() > end:
+                logs = [file.read_text()[-WITH_LOG:] for file in self.folder.glob("*.log")]
+                raise UsageError("\n".join(["the server or its nodes did not come up:", *logs]))
+            time.sleep(0.5)
+
+    def _pushed(self) -> dict[str, Any]:
+        texts = [file.read_text() for file in self.folder.glob("*.pushes")]
+        found = [json.loads(line)["seconds"] for text in texts for line in text.splitlines()]
+        return {"push_seconds": round(statistics.median(found), 3)} if found else {}
+
+
+def beside(
+    result: dict[str, Any], before: dict[str, int], after: dict[str, int]
+) -> dict[str, Any]:
+    """Return the bytes of a run's payloads, those on the lines, and their ratios."""
+    found: dict[str, Any] = {}
+    for way, name in (("up", "uplink_bytes"), ("down", "downlink_bytes")):
+        on_line, payloads = after[way] - before[way], result[name]
+        found[way] = {"payloads": payloads, "line": on_line}
+        if payloads:
+            found[way]["ratio"] = round(on_line / payloads, 3)
+    return found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all that it has started."""
+    for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(seconds)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+@contextmanager
+def field(plain: bool, up: str, down: str | None) -> Iterator[Field]:
+    """Namespaces, a server and nodes that are online."""
+    with ExitStack() as stack:
+        made = stack.enter_context(lines(NODES))
+        made.shape(up, down)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = Field(made, folder, stack, plain)
+        found.begin()
+        yield found
+
+
+def main() -> int:
+    """Print what was measured; a mistake is one line, and code 2."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--idle", type=float, default=0.0, help="seconds, before the cases")
+    parser.add_argument("--up", default="10mbit", help="from a node to the server (%(default)s)")
+    parser.add_argument("--down", help="from the server to a node; by default not limited")
+    parser.add_argument("--plain", action="store_true", help="Flower's own SuperLink")
+    args = parser.parse_args()
+    report: dict[str, Any] = {}
+    try:
+        chosen = {name: CASES[name] for name in args.cases.split(",") if name}
+        with field(args.plain, args.up, args.down) as found:
+            if args.idle:
+                report["idle"] = found.idle(args.idle)
+            for name, words in ({"app": FIRST} | chosen).items() if chosen else ():
+                report[name] = found.run(words, name)
+                print(name, report[name], file=sys.stderr, flush=True)
+    except KeyError as error:
+        print(f"error: there is no case {error}: {', '.join(CASES)}", file=sys.stderr)
+        return 2
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    json.dump(report, sys.stdout, indent=1)
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""A server and devices in network namespaces of their own, each device on a thin line.
+
+It takes root, and iproute2's `ip` and `tc` (with its qdisc `tbf`). A bridge in the server's
+namespace joins the lines; what a line carries is read from its interface's counters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from simulation.errors import UsageError
+
+NET = "10.77.0"  # nobody else sees it: all of it is within these namespaces
+SERVER = f"{NET}.1"
+BURST, LATENCY = "16kb", "500ms"  # of the token bucket, and the longest queue before it
+
+
+class Lines:
+    """Namespaces `server` and `nodes`, by their names; SERVER is the server's address."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self.server = f"{name}s"
+        self.nodes = [f"{name}n{i}" for i in range(count)]
+
+    def within(self, namespace: str, words: Sequence[str]) -> list[str]:
+        """Return a command that runs another in a namespace."""
+        return ["ip", "netns", "exec", namespace, *words]
+
+    def counters(self) -> dict[str, int]:
+        """Return how many bytes all devices have sent ("up") and got ("down") so far.
+
+        Of frames as an interface counts them: Ethernet's, IP's and TCP's headers are in it.
+        """
+        said = _run("ip", "-n", self.server, "-s", "-j", "link", "show", "type", "veth")
+        lines = [each["stats64"] for each in json.loads(said)]
+        return {
+            "up": sum(each["rx"]["bytes"] for each in lines),
+            "down": sum(each["tx"]["bytes"] for each in lines),
+        }
+
+    def shape(self, up: str, down: str | None) -> None:
+        """Limit what each line carries, as in 10mbit; None: as fast as it goes."""
+        for i, node in enumerate(self.nodes):
+            _limit(node, "up", up)
+            if down is not None:
+                _limit(self.server, f"l{i}", down)
+
+
+@contextmanager
+def lines(count: int) -> Iterator[Lines]:
+    """Make namespaces, which end here. Raises `UsageError` where that cannot be."""
+    if os.geteuid() != 0:
+        raise UsageError("network namespaces are made by root alone: run this as root")
+    made = Lines(f"ew{os.getpid()}", count)
+    try:
+        _join(made)
+        yield made
+    finally:
+        for each in (made.server, *made.nodes):
+            subprocess.run(["ip", "netns", "del", each], capture_output=True, check=False)
+
+
+def _join(made: Lines) -> None:
+    for each in (made.server, *made.nodes):
+        _run("ip", "netns", "add", each)
+        _run("ip", "-n", each, "link", "set", "lo", "up")
+    server = ("ip", "-n", made.server)
+    _run(*server, "link", "add", "name", "bridge", "type", "bridge")
+    _run(*server, "addr", "add", f"{SERVER}/24", "dev", "bridge")
+    _run(*server, "link", "set", "bridge", "up")
+    for i, node in enumerate(made.nodes):
+        peer = ("peer", "name", "up", "netns", node)
+        _run(*server, "link", "add", f"l{i}", "type", "veth", *peer)
+        _run(*server, "link", "set", f"l{i}", "master", "bridge", "up")
+        _run("ip", "-n", node, "addr", "add", f"{NET}.{i + 2}/24", "dev", "up")
+        _run("ip", "-n", node, "link", "set", "dev", "up", "up")
+    for each in (made.server, *made.nodes):  # a neighbour's chatter is no traffic of ours
+        switch = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+        _run(*made.within(each, ["sh", "-c", f"echo 1 > {switch}"]))
+
+
+def _limit(namespace: str, device: str, rate: str) -> None:
+    bucket = ("tbf", "rate", rate, "burst", BURST, "latency", LATENCY)
+    _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *bucket)
+
+
+def _run(*words: str) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no {words[0]}: install iproute2") from error
+    if done.returncode:
+        raise UsageError(f"{' '.join(words)}: {done.stderr.strip() or 'failed'}")
+    return done.stdout
