@@ -36,7 +36,7 @@ from simulation.errors import UsageError
 NODES, PORT, LOCAL = 4, 8000, "127.0.0.1:8000"
 LARGE = ["model=resnet18", "local_steps=1", "batch_size=8", "lr=0.01"]
 CASES = {
-    "esgd": ["algorithm=esgd", "rounds=60", "eval_every=60"],
+    "esgd": ["algorithm=esgd", "compression.drop=0.875", "rounds=60", "eval_every=60"],
     "adacomp": ["algorithm=adacomp", "network=ideal", "strategy.pushes=240", "eval_every=240"],
     "synthetic_gradients": ["algorithm=synthetic_gradients", "rounds=40", "eval_every=40"],
     "fedavg_f2i": ["algorithm=fedavg_f2i", *LARGE, "rounds=2", "eval_every=2"],
@@ -166,9 +166,7 @@ class Field:
         return {"push_seconds": round(statistics.median(found), 3)} if found else {}
 
 
-def beside(
-    result: dict[str, Any], before: dict[str, int], after: dict[str, int]
-) -> dict[str, Any]:
+def beside(result: dict[str, Any], before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
     """Return the bytes of a run's payloads, those on the lines, and their ratios."""
     found: dict[str, Any] = {}
     for way, name in (("up", "uplink_bytes"), ("down", "downlink_bytes")):

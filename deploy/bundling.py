@@ -3,6 +3,7 @@
     GET  /v1/fleet/edgewire          "1": all of this is there
     POST /v1/fleet/edgewire/pull     a node's message with its objects, once there is one
     POST /v1/fleet/edgewire/push     a node's reply with its objects; confirms what it replies to
+    POST /v1/fleet/edgewire/thin/pull, /push   the same in fewer bytes; a pull is a heartbeat, too
     POST /v1/runtime/edgewire/pull   a ServerApp's replies, once there are any
     POST /v1/runtime/edgewire/push   a ServerApp's messages
     GET  /v1/control/edgewire/runs/RUN         what a run has left, as JSON: name and size
@@ -10,10 +11,11 @@
 
 A pull's body is Flower's request of that name, a push's `deploy.bundle` with it as the first part,
 "request". A pull gives frames, a push Flower's response. A header `edgewire-wait` says for how many
-seconds to wait. Who asks is checked as Flower does: a node's signature, a ServerApp's token. The
-rest is for inside, which the gate before this sees to.
+seconds to wait. Thin ones begin with a `deploy.seal`, and their bundles are `deploy.thin`; a pull
+that has found nothing is empty. Who asks is checked as Flower does: a node's signature, a
+ServerApp's token. The rest is for inside, which the gate before this sees to.
 
-Flower's own calls go on as before, and wake who waits.
+Flower's own calls go on as before, and wake who waits. An app's bundle goes zipped to who takes it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any, TypeVar
 from fastapi import HTTPException
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.supercore.constant import TASK_TOKEN_HEADER
 from flwr.supercore.dependencies.task import authenticate_task
@@ -38,16 +41,21 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from deploy import carry
+from deploy import carry, thin
 from deploy.bell import Bell
 from deploy.bundle import frames, parts_of
 from deploy.gate import App, Scope, Send
 from deploy.results import results_of
+from deploy.seal import Seal, opened
 
 OURS = "edgewire"
+THIN = f"{OURS}-thin"
+APP = "/v1/fleet/get-fab"
 WAIT = f"{OURS}-wait"
 USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
 NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0  # seconds between two looks though no bell has rung
@@ -56,6 +64,7 @@ LIMIT = 2 << 30  # bytes of a bundle
 WAKING = ("/v1/fleet/push-messages", "/v1/runtime/push-messages", "/v1/control/stop-run")
 PLAIN = "application/octet-stream"
 Kind = TypeVar("Kind", bound=Protobuf)
+Reader = Callable[[bytes, int], list[tuple[str, bytes]]]
 
 
 class Bundling:
@@ -66,12 +75,15 @@ class Bundling:
 
     def __init__(self, app: App, output: Path | None = None) -> None:
         self._app = app
+        self._zipped = GZipMiddleware(app, compresslevel=9)
         self._output = output
         self._bell = Bell()
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", f"/v1/fleet/{OURS}"): self._hello,
             ("POST", f"/v1/fleet/{OURS}/pull"): self._node_pulls,
             ("POST", f"/v1/fleet/{OURS}/push"): self._node_pushes,
+            ("POST", f"/v1/fleet/{OURS}/thin/pull"): self._thin_pulls,
+            ("POST", f"/v1/fleet/{OURS}/thin/push"): self._thin_pushes,
             ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
             ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
         }
@@ -82,8 +94,9 @@ class Bundling:
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
         answer = self._route(scope) if scope["type"] == "http" else None
         if answer is None:
-            await self._app(scope, receive, send)
-            if scope["type"] == "http" and scope["path"] in WAKING:
+            path = scope["path"] if scope["type"] == "http" else ""
+            await (self._zipped if path == APP else self._app)(scope, receive, send)
+            if path in WAKING:
                 self._bell.ring()
             return
         request = Request(scope, receive)
@@ -97,33 +110,58 @@ class Bundling:
         return found
 
     async def _hello(self, request: Request) -> Response:
-        return PlainTextResponse("1")
+        return PlainTextResponse("1", headers={THIN: str(thin.FORM)})
 
     async def _node_pulls(self, request: Request) -> Response:
         wanted = _read(PullMessagesRequest, await _body(request))
         await _as_node(request, wanted)
+        return _frames(await self._found(request, wanted, _seconds(request)))
+
+    async def _thin_pulls(self, request: Request) -> Response:
+        seal, _ = await _sealed(request)
+        await run_in_threadpool(carry.heard, seal.node_id, get_linkstate(request))
+        wanted = PullMessagesRequest(node=Node(node_id=seal.node_id))
+        parts = await self._found(request, wanted, min(seal.wait, LONGEST_WAIT))
+        return Response(thin.thin(parts) if parts[0][1] else b"")
+
+    async def _found(
+        self, request: Request, wanted: PullMessagesRequest, seconds: float
+    ) -> list[tuple[str, bytes]]:
+        """Return a message for a node as parts, once there is one, or that there is none."""
         state, node = get_linkstate(request), wanted.node.node_id
 
         def look() -> Awaitable[carry.Load | None]:
             return run_in_threadpool(carry.for_node, wanted, state)
 
-        load = await self._bell.wait_for(
-            ("node", node), look, _seconds(request), NODE_LOOKS, alone=True
-        )
-        return await _loaded(load) or _frames([("response", b"")])
+        load = await self._bell.wait_for(("node", node), look, seconds, NODE_LOOKS, alone=True)
+        return await _loaded(load)
 
     async def _node_pushes(self, request: Request) -> Response:
-        parts = dict(_parts(await _body(request)))
+        parts = _parts(await _body(request))
+        return await self._stored(request, parts, None)
+
+    async def _thin_pushes(self, request: Request) -> Response:
+        seal, rest = await _sealed(request)
+        return await self._stored(request, _parts(rest, thin.parts_of), seal.node_id)
+
+    async def _stored(
+        self, request: Request, found: list[tuple[str, bytes]], asks: int | None
+    ) -> Response:
+        """Store a node's reply. `asks`: the node, if it is checked already who asks."""
+        parts = dict(found)
         pushed = _read(PushMessagesRequest, parts.pop("request", b""))
         confirm = parts.pop("confirm", None)
-        await _as_node(request, pushed)
-        if [m.metadata.src_node_id for m in pushed.messages_list] != [pushed.node.node_id]:
+        if asks is None:
+            await _as_node(request, pushed)
+            asks = pushed.node.node_id
+        said = [pushed.node.node_id, *(m.metadata.src_node_id for m in pushed.messages_list)]
+        if said != [asks, asks]:
             raise HTTPException(400, "a push holds one message, of the node that pushes it")
         confirmed = None if confirm is None else _read(ConfirmMessageReceivedRequest, confirm)
         state = get_linkstate(request)
         response = await run_in_threadpool(carry.from_node, pushed, parts, confirmed, state)
         self._bell.ring(("run", pushed.messages_list[0].metadata.run_id))
-        return Response(response.SerializeToString(), media_type=PLAIN)
+        return Response(response.SerializeToString())
 
     async def _server_pulls(self, request: Request) -> Response:
         state, task = get_linkstate(request), await _task(request)
@@ -136,10 +174,10 @@ class Bundling:
         load = await self._bell.wait_for(
             ("run", task.run_id), look, _seconds(request), SERVER_LOOKS
         )
-        response = await _loaded(load)
+        parts = await _loaded(load)
         if load is not None:
             await run_in_threadpool(carry.received, load, state)
-        return response or _frames([("response", b"")])
+        return _frames(parts)
 
     async def _server_pushes(self, request: Request) -> Response:
         state, task = get_linkstate(request), await _task(request)
@@ -158,6 +196,19 @@ async def _as_node(request: Request, claimed: Protobuf) -> None:
     await run_in_threadpool(authenticate_node, request)
 
 
+async def _sealed(request: Request) -> tuple[Seal, bytes]:
+    """Return who sends a thin request, as Flower checks it, and what it holds."""
+    try:
+        seal, rest = opened(await _body(request))
+    except ValueError as error:
+        raise HTTPException(400, f"this is no thin request: {error}") from error
+    key = await run_in_threadpool(carry.key_of, seal.node_id, get_linkstate(request))
+    headers = Headers(seal.headers(key))
+    signed = Request({**request.scope, "headers": headers.raw})
+    await _as_node(signed, PullMessagesRequest(node=Node(node_id=seal.node_id)))
+    return seal, rest
+
+
 async def _task(request: Request) -> Any:
     """Return the task that a ServerApp's token stands for, as Flower checks it."""
     token = request.headers.get(TASK_TOKEN_HEADER)
@@ -170,9 +221,9 @@ async def _body(request: Request) -> bytes:
     return await request.body()
 
 
-def _parts(body: bytes) -> list[tuple[str, bytes]]:
+def _parts(body: bytes, read: Reader = parts_of) -> list[tuple[str, bytes]]:
     try:
-        return parts_of(body, LIMIT)
+        return read(body, LIMIT)
     except ValueError as error:
         raise HTTPException(400, f"this is no bundle: {error}") from error
 
@@ -194,15 +245,15 @@ def _seconds(request: Request) -> float:
     return min(max(asked, 0.0), LONGEST_WAIT) if asked == asked else 0.0
 
 
-async def _loaded(load: carry.Load | None) -> Response | None:
+async def _loaded(load: carry.Load | None) -> list[tuple[str, bytes]]:
     """Return what was found once all of its objects are there, or are not to be waited for."""
     if load is None:
-        return None
+        return [("response", b"")]
     until = time.monotonic() + OBJECTS_WAIT
     while load.missing and time.monotonic() < until:
         await asyncio.sleep(OBJECTS_LOOK)
         await run_in_threadpool(load.fetch)
-    return _frames(load.parts())
+    return load.parts()
 
 
 def _frames(parts: list[tuple[str, bytes]]) -> Response:

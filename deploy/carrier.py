@@ -28,7 +28,6 @@ from flwr.proto.node_pb2 import Node as ProtoNode
 from .bundle import parts_of
 from .fleet import LARGEST, FleetClient
 
-WAIT = 20  # seconds for which a server that can waits for a message
 REQUEST, CONFIRM = "request", "confirm"  # the first and the last part of a reply's bundle
 _EAGER, _IDLE, _GROWTH = 0.05, 3.0, 1.3  # seconds between questions to a server that cannot wait
 _SOON, _LATE = 0.02, 1.0  # seconds until an object that is under way is asked for again
@@ -61,7 +60,7 @@ class Carrier:
         """Return the next message; None if there is none, after some waiting."""
         request = PullMessagesRequest(node=node)
         if self._bundles:
-            response, self._came = self._fleet.pull(request, WAIT)
+            response, self._came = self._fleet.pull(request)
         else:
             response = self._fleet.call(request, PullMessagesResponse)
         if response.messages_list:

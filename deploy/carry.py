@@ -74,6 +74,19 @@ def whole(state: Any) -> AbstractContextManager[Any]:
     return getattr(state, "session", nullcontext)()
 
 
+def key_of(node_id: int, state: Any) -> bytes:
+    """Return a node's public key; none at all for a node that there is not."""
+    found = state.get_node_info(node_ids=[node_id])
+    return found[0].public_key if found else b""
+
+
+def heard(node_id: int, state: Any) -> None:
+    """Take note that a node is there, as of one that sends a heartbeat."""
+    found = state.get_node_info(node_ids=[node_id])
+    if found and found[0].heartbeat_interval > 0:
+        state.acknowledge_node_heartbeat(node_id, found[0].heartbeat_interval)
+
+
 def for_node(request: PullMessagesRequest, state: Any) -> Load | None:
     """Return a message for a node, with its objects; None if there is none."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
 from logging import getLogger
 
@@ -23,11 +24,8 @@ from .journal import Journal
 from .waiting import clock_trouble
 
 INTERVAL = 30.0  # seconds: who is not heard for twice as long counts as offline
-_BEATS, _AGAIN, _LEAVING = (
-    20.0,
-    5.0,
-    3.0,
-)  # seconds between calls; after one that failed; at the end
+_BEATS, _AGAIN, _LEAVING = 20.0, 5.0, 3.0  # seconds between beats; after a failed one; at the end
+_LEAST = 0.5  # seconds
 _KEY_IN_USE = 23  # Flower's code
 log = getLogger("edgewire")
 
@@ -118,9 +116,10 @@ class Member:
     def _beat(self) -> None:
         pause = _BEATS
         while not self._stopped.wait(pause):
-            if not self.active:
+            counted = self._fleet.counted_until - time.monotonic()
+            pause = min(max(counted, _LEAST), _BEATS) if counted > 0 else _BEATS
+            if counted > 0 or not self.active:
                 continue
-            pause = _BEATS
             try:
                 if not self._heard():
                     self.lose()

@@ -18,6 +18,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,7 @@ from simulation.errors import UsageError
 
 PORT = 8000  # as Flower's own
 NODES = "nodes.json"
+KEPT = 75  # seconds for which a connection is kept while a node computes: a new one costs it 3 kB
 EXTENSIONS = "flwr.superlink.extensions"
 
 
@@ -150,6 +152,8 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
         app: Any = module("flwr.superlink.main")
         if hasattr(app, "get_middleware"):
             app.get_middleware = ours
+    uvicorn: Any = module("uvicorn")
+    uvicorn.run = partial(uvicorn.run, timeout_keep_alive=KEPT)
     flower_superlink()
 
 
