@@ -38,7 +38,12 @@ LARGE = ["model=resnet18", "local_steps=1", "batch_size=8", "lr=0.01"]
 CASES = {
     "esgd": ["algorithm=esgd", "compression.drop=0.875", "rounds=60", "eval_every=60"],
     "adacomp": ["algorithm=adacomp", "network=ideal", "strategy.pushes=240", "eval_every=240"],
-    "synthetic_gradients": ["algorithm=synthetic_gradients", "rounds=40", "eval_every=40"],
+    "synthetic_gradients": [
+        "algorithm=synthetic_gradients",
+        "network.seconds_per_step=0.01",
+        "rounds=40",
+        "eval_every=40",
+    ],
     "fedavg_f2i": ["algorithm=fedavg_f2i", *LARGE, "rounds=2", "eval_every=2"],
     "fedavg_dgc": ["algorithm=fedavg_dgc", *LARGE, "rounds=5", "eval_every=5"],
     "fedavg_topk": ["algorithm=fedavg_topk", *LARGE, "rounds=2", "eval_every=2"],

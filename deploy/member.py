@@ -25,7 +25,6 @@ from .waiting import clock_trouble
 
 INTERVAL = 30.0  # seconds: who is not heard for twice as long counts as offline
 _BEATS, _AGAIN, _LEAVING = 20.0, 5.0, 3.0  # seconds between beats; after a failed one; at the end
-_LEAST = 0.5  # seconds
 _KEY_IN_USE = 23  # Flower's code
 log = getLogger("edgewire")
 
@@ -33,11 +32,15 @@ log = getLogger("edgewire")
 class Member:
     """A node's membership.
 
-    `registers`: the node has a key of its own making, which it makes known itself.
+    `registers`: the node has a key of its own making, which it makes known itself. `beats`: seconds
+    between two heartbeats; while the client knows that it is counted, there are none.
     """
 
-    def __init__(self, fleet: FleetClient, journal: Journal, *, registers: bool) -> None:
+    def __init__(
+        self, fleet: FleetClient, journal: Journal, *, registers: bool, beats: float = _BEATS
+    ) -> None:
         self._fleet, self._journal, self._registers = fleet, journal, registers
+        self._pause = beats
         self._stopped, self._active = threading.Event(), threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self.node_id = 0
@@ -114,10 +117,10 @@ class Member:
         return self._fleet.call(request, SendNodeHeartbeatResponse).success
 
     def _beat(self) -> None:
-        pause = _BEATS
+        pause = self._pause
         while not self._stopped.wait(pause):
             counted = self._fleet.counted_until - time.monotonic()
-            pause = min(max(counted, _LEAST), _BEATS) if counted > 0 else _BEATS
+            pause = min(counted, self._pause) if counted > 0 else self._pause
             if counted > 0 or not self.active:
                 continue
             try:

@@ -83,7 +83,8 @@ class _Writer:
     def __init__(self) -> None:
         self.numbers = list[int]()
         self._text, self._raw = list[bytes](), list[bytes]()
-        self._places: dict[bytes, int] = {}
+        self._places: dict[bytes, int] = {}  # of names, counted from 1
+        self._count = 0
         self._room = MOST // 2  # the numbers take less than the other half
 
     def put(self, name: bytes, content: bytes) -> None:
@@ -103,7 +104,8 @@ class _Writer:
         else:
             self.numbers.append(len(content) + 1)
             self._raw.append(content)
-        self._places.setdefault(name, len(self._places))
+        self._count += 1
+        self._places[name] = self._count
 
     def _look_into(self, content: bytes) -> None:
         found = list(_NAME.finditer(content))
@@ -112,9 +114,8 @@ class _Writer:
         for match in found:
             self._say(content[at : match.start()])
             at = match.end()
-            place = self._places.get(match[0])
-            self.numbers.append(0 if place is None else place + 1)
-            if place is None:
+            self.numbers.append(place := self._places.get(match[0], 0))
+            if not place:
                 self._raw.append(bytes.fromhex(match[0].decode()))
         self._say(content[at:])
 

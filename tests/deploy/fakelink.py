@@ -15,8 +15,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from deploy import thin
 from deploy.bundle import frames, parts_of
 from deploy.carrier import ids_of
+from deploy.seal import opened
 
 RUN = 77
 LIMIT = 1 << 30
@@ -26,7 +28,8 @@ class FakeLink(ThreadingHTTPServer):
     """Serves one app's run.
 
     `faults`: call -> what goes wrong with its next uses: "lost" (it never arrives), "unanswered"
-    (it arrives, its answer does not) or a status. `bundled`: it has the bundled calls.
+    (it arrives, its answer does not) or a status. `bundled`: it has the bundled calls;
+    "thin": these as thin ones, too.
     """
 
     daemon_threads = True
@@ -179,6 +182,16 @@ class FakeLink(ThreadingHTTPServer):
         parts = [("response", response.SerializeToString())]
         return frames([*parts, *((name, self.objects[name]) for name in objects)])
 
+    def edgewire_thin_pull(self, data):
+        seal, rest = opened(data)
+        assert seal.node_id in self.nodes.values()
+        assert rest == b""
+        parts = parts_of(self.edgewire_pull(b""), LIMIT)
+        return thin.thin(parts) if parts[0][1] else b""
+
+    def edgewire_thin_push(self, data):
+        return self.edgewire_push(frames(thin.parts_of(opened(data)[1], LIMIT)))
+
     def edgewire_push(self, data):
         (first, request), *objects, (last, confirm) = parts_of(data, LIMIT)
         assert (first, last) == ("request", "confirm")
@@ -200,13 +213,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         has = self.server.bundled and self.path == "/v1/fleet/edgewire"
-        self.answer(200 if has else 404, b"1" if has else b"")
+        says = {"edgewire-thin": str(thin.FORM)} if self.server.bundled == "thin" else {}
+        self.answer(200 if has else 404, b"1" if has else b"", says)
 
     def do_POST(self):
         server = self.server
         data = self.rfile.read(int(self.headers["content-length"]))
         call = self.path.removeprefix("/v1/fleet/").replace("-", "_").replace("/", "_")
-        assert {"flwr-public-key", "flwr-timestamp", "flwr-signature"} <= {*self.headers}
+        signed = {"flwr-public-key", "flwr-timestamp", "flwr-signature"} & {*self.headers}
+        assert len(signed) == (0 if "thin" in call else 3)
         server.calls.append(call)
         fault = server.faults[call].pop(0) if server.faults[call] else None
         if fault == "lost":
@@ -220,15 +235,17 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "unanswered":
             self.close_connection = True
             return
-        if call == "edgewire_pull" and len(made) < 40:
+        if call.startswith("edgewire") and call.endswith("pull") and len(made) < 40:
             time.sleep(0.02)  # as one that waits, though not for long
         if isinstance(made, tuple):
             self.answer(*made)
         else:
             self.answer(200, made if isinstance(made, bytes) else made.SerializeToString())
 
-    def answer(self, status, content):
+    def answer(self, status, content, headers=()):
         self.send_response(status)
+        for name in headers:
+            self.send_header(name, headers[name])
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

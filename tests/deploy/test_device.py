@@ -86,7 +86,7 @@ def world(fab, tmp_path, monkeypatch):
         each.fleet.close()
 
 
-@pytest.mark.parametrize("bundled", [False, True])
+@pytest.mark.parametrize("bundled", [False, True, "thin"])
 def test_it_answers_message_after_message(bundled, world, caplog):
     w = world(bundled=bundled)
     w.steps()
@@ -96,12 +96,13 @@ def test_it_answers_message_after_message(bundled, world, caplog):
     assert w.is_as_expected()
     assert len({m["process"] for m in w.said()}) == 1
     assert w.link.calls.count("get_fab") == w.link.calls.count("get_run") == 1
-    assert {"pull_object", "push_object"}.isdisjoint(w.link.calls) == bundled
+    assert {"pull_object", "push_object"}.isdisjoint(w.link.calls) == bool(bundled)
+    assert w.link.calls.count("edgewire_thin_push") == (4 if bundled == "thin" else 0)
     assert caplog.text.count("no bundled calls") == (not bundled)
     assert not w.link.objects  # each message was confirmed
 
 
-@pytest.mark.parametrize("bundled", [False, True])
+@pytest.mark.parametrize("bundled", [False, True, "thin"])
 def test_an_error_of_the_app_is_told_as_flower_does(bundled, world):
     w = world(bundled=bundled)
     w.steps()

@@ -1,0 +1,98 @@
+"""Thin bundles: what was put in comes out, a message takes few bytes, and damage is an error."""
+
+import hashlib
+from contextlib import suppress
+
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compression.flower.arrays import payload_record
+from deploy.bundle import frames
+from deploy.thin import SMALL, parts_of, thin
+from tests.deploy.served import question
+
+LIMIT = 1 << 24
+PAYLOAD = hashlib.shake_256(b"payload").digest(4770)
+
+
+def name_of(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+@st.composite
+def bundles(draw):
+    """Parts of which contents name others, or some that are not there; names of all kinds."""
+    parts = []
+    for _ in range(draw(st.integers(0, 6))):
+        words = st.one_of(
+            st.binary(max_size=30),
+            st.sampled_from([name_of(b""), "0" * 64, "ab" * 40, *(n for n, _ in parts)]).map(
+                str.encode
+            ),
+        )
+        content = b"".join(draw(st.lists(words, max_size=5)))
+        content *= draw(st.sampled_from([1, 1, 1, 4000]))
+        name = draw(st.sampled_from([name_of(content), "request", "", "ä", "f" * 64, "F" * 64]))
+        parts.append((name, content))
+    return parts
+
+
+@given(bundles())
+def test_what_was_put_in_comes_out(parts):
+    assert parts_of(thin(parts), LIMIT) == parts
+
+
+@given(bundles().filter(bool), st.data())
+def test_one_that_is_damaged_is_refused_or_read_as_something_else(parts, data):
+    whole = bytearray(thin(parts))
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    with pytest.raises(ValueError, match=r"\w"):
+        parts_of(bytes(cut), LIMIT)
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    with suppress(ValueError):
+        parts_of(bytes(whole), LIMIT)
+
+
+@given(st.binary(max_size=100))
+def test_anything_else_is_parts_or_a_value_error(data):
+    with suppress(ValueError):
+        parts_of(data, 100)
+
+
+def test_a_message_takes_few_bytes_beside_its_payload():
+    content = RecordDict({
+        "arrays": payload_record(PAYLOAD),
+        "metrics": MetricRecord({"loss": 0.3125, "num-examples": 64, "seconds": 0.0062}),
+        "edgewire": ConfigRecord({"number": 17, "sequence": 17}),
+    })  # fmt: skip
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 5, 6, 7
+    message = Message(content, reply_to=question(1))
+    parts = [(name, each.deflate()) for name, each in get_all_nested_objects(message).items()]
+    assert len(parts) == 7
+    assert len(frames(parts)) - len(PAYLOAD) > 1500
+    assert len(thin(parts)) - len(PAYLOAD) < 300
+
+
+def test_large_ones_go_as_they_are():
+    large = bytes(SMALL + 1)
+    bundle = thin([(name_of(large), large)])
+    assert large in bundle
+    assert len(bundle) < len(large) + 80
+
+
+def test_no_more_comes_out_than_is_taken():
+    """A few bytes may stand for many: deflated ones, and names that are said again and again."""
+    many = [
+        (name_of(b"x"), b"x"),
+        *((f"part {i}", name_of(b"x").encode() * 250) for i in range(99)),
+    ]
+    bundle = thin(many)
+    assert len(bundle) < 2000
+    assert parts_of(bundle, 99 * 16_000 + 1) == many
+    for limit in (len(bundle) - 1, 99 * 16_000):
+        with pytest.raises(ValueError, match="taken"):
+            parts_of(bundle, limit)

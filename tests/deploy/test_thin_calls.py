@@ -1,0 +1,167 @@
+"""Thin calls of a node, on a real SuperLink: the same messages, fewer bytes, the same checks."""
+
+import hashlib
+import time
+
+import httpx
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    PullMessagesRequest,
+    RegisterNodeFleetRequest,
+    RegisterNodeFleetResponse,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.primitives.asymmetric import generate_key_pairs
+
+from deploy.fleet import FleetClient, Refusal
+from deploy.grid import bundled
+from deploy.member import Member
+from deploy.seal import sealed
+from deploy.work import answered, message_of
+from tests.deploy.served import FakeNode, Server, later, question
+
+
+class ThinNode:
+    """A node that asks as ours do, by hand."""
+
+    def __init__(self, address, interval=30.0):
+        self.fleet = FleetClient(address, generate_key_pairs()[0], insecure=True)
+        key = self.fleet.public_key
+        self.fleet.call(RegisterNodeFleetRequest(public_key=key), RegisterNodeFleetResponse)
+        activate = ActivateNodeRequest(public_key=key, heartbeat_interval=interval)
+        self.node = Node(node_id=self.fleet.call(activate, ActivateNodeResponse).node_id)
+        assert self.fleet.bundles()
+
+    def pull(self, node=None):
+        return self.fleet.pull(PullMessagesRequest(node=node or self.node))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server() as there:
+        yield there
+
+
+@pytest.fixture
+def node(server):
+    made = ThinNode(server.address)
+    yield made
+    made.fleet.close()
+
+
+def test_a_message_goes_and_its_reply_comes(server, node):
+    grid = bundled(server.begin_run())
+    (asked,) = grid.push_messages([question(node.node.node_id, 7)])
+    response, objects = node.pull()
+    message = message_of(response, objects)
+    assert message.metadata.message_id == asked
+    assert message.content["question"]["number"] == 7
+
+    def app(message, context):
+        return type(message)(RecordDict({"said": ConfigRecord({"n": 8})}), reply_to=message)
+
+    class Context:
+        run_id, node_id = message.metadata.run_id, node.node.node_id
+
+    bundle = answered(message, Context(), lambda: app)
+    assert list(node.fleet.push(bundle).objects_to_push) == []
+    (found,) = grid.pull_before([asked], grid.now + 5)
+    assert found.content["said"]["n"] == 8
+    assert found.metadata.src_node_id == node.node.node_id
+    assert len(server.state.object_store) == 0
+
+
+def test_it_waits_until_there_is_something(server, node):
+    grid = bundled(server.begin_run())
+    with later(0.3, lambda: grid.push_messages([question(node.node.node_id, 3)])):
+        begun = time.monotonic()
+        response, _ = node.pull()
+        assert 0.25 < time.monotonic() - begun < 5
+    assert len(response.messages_list) == 1
+
+
+def test_a_pull_is_a_heartbeat(server):
+    node = ThinNode(server.address, interval=10.0)
+    (before,) = server.state.get_node_info(node_ids=[node.node.node_id])
+    until = before.online_until
+    assert node.fleet.counted_until == 0
+    grid = bundled(server.begin_run())
+    grid.push_messages([question(node.node.node_id)])
+    begun = time.monotonic()
+    node.pull()
+    (after,) = server.state.get_node_info(node_ids=[node.node.node_id])
+    assert after.online_until > until
+    assert after.heartbeat_interval == 10.0
+    assert begun < node.fleet.counted_until <= begun + 50
+
+
+def test_who_has_another_key_gets_nothing(server, node):
+    other = ThinNode(server.address)
+    grid = bundled(server.begin_run())
+    grid.push_messages([question(node.node.node_id)])
+    for asked in (node.node, Node(node_id=12345)):
+        with pytest.raises(Refusal, match="401"):
+            other.pull(asked)
+    url = f"http://{server.address}/v1/fleet/edgewire/thin/pull"
+    late = sealed(node.node.node_id, 0, lambda stamp: b"no signature")
+    assert httpx.post(url, content=late).status_code == 401
+    assert httpx.post(url, content=b"").status_code == 400
+    assert len(node.pull()[0].messages_list) == 1
+
+
+def test_an_apps_bundle_goes_zipped(server, node):
+    content = b"the same again " * 20000
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    run = server.state.create_run(
+        "a/b", "1", server.state.store_fab(fab), {}, NOOP_FEDERATION_ID, None, "<id:none>",
+        TaskType.SERVER_APP,
+    )  # fmt: skip
+    task = server.state.get_run_info(run_ids=[run])[0].primary_task_id
+    server.state.claim_task(task)
+    server.state.activate_task(task)
+    request = GetFabRequest(node=node.node, hash_str=fab.hash_str, run_id=run)
+    assert node.fleet.call(request, GetFabResponse).fab.content == content
+    other = FakeNode(server.address)  # its headers are those of Flower's own nodes
+    found = other.call(GetFabRequest(node=other.node, hash_str=fab.hash_str, run_id=run), "get-fab")
+    assert found.num_bytes_downloaded < len(content) / 50
+    assert GetFabResponse.FromString(found.content).fab.content == content
+    other.leave()
+
+
+class Counted:
+    """A client that counts heartbeats."""
+
+    def __init__(self, seconds):
+        self.counted_until, self.beats = time.monotonic() + seconds, []
+        self.address, self.public_key = "here", b"key"
+
+    def call(self, request, kind, **options):
+        self.beats.append(time.monotonic())
+        return kind(node_id=5) if kind is ActivateNodeResponse else kind(success=True)
+
+
+class Journal:
+    """One that knows nothing."""
+
+    def node_id(self, server, key):
+        return None
+
+    def remember(self, *said):
+        pass
+
+
+def test_who_is_counted_anyway_sends_no_heartbeats():
+    fleet = Counted(0.3)
+    member = Member(fleet, Journal(), registers=False, beats=0.02)
+    member.enter()
+    time.sleep(0.6)
+    member.stop()
+    _, *beats = fleet.beats
+    assert len(beats) > 3
+    assert min(beats) > fleet.counted_until
