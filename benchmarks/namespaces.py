@@ -3,6 +3,7 @@
     python -m benchmarks.namespaces                        # as root; JSON on stdout; 15 minutes
     python -m benchmarks.namespaces --cases esgd,adacomp   # some of them
     python -m benchmarks.namespaces --cases '' --idle 300  # what nothing costs
+    python -m benchmarks.namespaces --cases '' --outside   # what one without a key gets
     python -m benchmarks.namespaces --plain                # Flower's own SuperLink in place of ours
 
 A server (`deploy.server`, TLS and keys) and four nodes (`deploy.node`) have a network namespace
@@ -25,6 +26,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from simulation.errors import UsageError
 NODES, PORT, LOCAL = 4, 8000, "127.0.0.1:8000"
 LARGE = ["model=resnet18", "local_steps=1", "batch_size=8", "lr=0.01"]
 CASES = {
+    "esgd_half": ["algorithm=esgd", "rounds=60", "eval_every=60"],
     "esgd": ["algorithm=esgd", "compression.drop=0.875", "rounds=60", "eval_every=60"],
     "adacomp": ["algorithm=adacomp", "network=ideal", "strategy.pushes=240", "eval_every=240"],
     "synthetic_gradients": [
@@ -104,6 +107,21 @@ class Field:
             **beside(result, before, after),
             **self._pushed(),
         }
+
+    def outside(self) -> dict[str, Any]:
+        """Ask for everything from a node's namespace, without a registered key, while a run goes on.
+
+        Return how many tries there were, those that were not refused, and what the run came to.
+        """
+        number = self._keys("list").stdout.split()[1]
+        words = ["-m", "tests.deploy.outsider", f"{SERVER}:{PORT}",
+                 str(self.folder / "keys" / "ca.crt"), number, "1", "0" * 64]  # fmt: skip
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(self._within, words, self.lines.nodes[0])
+            run = self.run(CASES["esgd"], "outside")
+        lines = [json.loads(line) for line in asked.result().stdout.splitlines()]
+        let_in = [name for name, _, status, _ in lines if status < 400]
+        return {"tries": len(lines), "let_in": let_in, "run": run}
 
     def idle(self, seconds: float) -> dict[str, float]:
         """Return what a node costs while nothing happens, a second and a day."""
@@ -211,6 +229,7 @@ def main() -> int:
     parser.add_argument("--idle", type=float, default=0.0, help="seconds, before the cases")
     parser.add_argument("--up", default="10mbit", help="from a node to the server (%(default)s)")
     parser.add_argument("--down", help="from the server to a node; by default not limited")
+    parser.add_argument("--outside", action="store_true", help="and ask without a registered key")
     parser.add_argument("--plain", action="store_true", help="Flower's own SuperLink")
     args = parser.parse_args()
     report: dict[str, Any] = {}
@@ -219,6 +238,8 @@ def main() -> int:
         with field(args.plain, args.up, args.down) as found:
             if args.idle:
                 report["idle"] = found.idle(args.idle)
+            if args.outside:
+                report["outside"] = found.outside()
             for name, words in ({"app": FIRST} | chosen).items() if chosen else ():
                 report[name] = found.run(words, name)
                 print(name, report[name], file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""Tries all that a server has, as one who has its address and a key of his own; prints what came.
+
+    python -m tests.deploy.outsider HOST:PORT CA-FILE NODE RUN APP-HASH OBJECT...
+
+Of each try a line of JSON: what, status, and the body (base64).
+"""
+
+import json
+import sys
+from base64 import b64encode
+
+import httpx
+from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.primitives.asymmetric import (
+    generate_key_pairs,
+    public_key_to_bytes,
+    sign_message,
+)
+from flwr.superlink.main import create_app
+
+from deploy.bundle import frames
+from deploy.seal import opened, sealed
+from deploy.thin import thin
+
+OURS = [
+    "/v1/fleet/edgewire/pull", "/v1/fleet/edgewire/push", "/v1/runtime/edgewire/pull",
+    "/v1/runtime/edgewire/push", "/v1/control/edgewire/runs/", "/docs", "/openapi.json",
+]  # fmt: skip
+
+
+def tries(key, public, node, run, digest, objects):
+    """Yield what to try: (name, path, body, who signs: "key", "nobody")."""
+    for path in [*create_app().openapi()["paths"], *OURS]:
+        for signs in ("key", "nobody"):
+            yield f"empty to {path}", path, b"", signs
+    me = Node(node_id=node)
+    requests = {
+        "register-node": fleet_pb2.RegisterNodeFleetRequest(public_key=public),
+        "activate-node": fleet_pb2.ActivateNodeRequest(public_key=public, heartbeat_interval=30),
+        "deactivate-node": fleet_pb2.DeactivateNodeRequest(node_id=node),
+        "unregister-node": fleet_pb2.UnregisterNodeFleetRequest(node_id=node),
+        "send-node-heartbeat": heartbeat_pb2.SendNodeHeartbeatRequest(
+            node=me, heartbeat_interval=30
+        ),
+        "pull-messages": fleet_pb2.PullMessagesRequest(node=me),
+        "push-messages": fleet_pb2.PushMessagesRequest(node=me),
+        "get-run": run_pb2.GetRunRequest(node=me, run_id=run),
+        "get-fab": fab_pb2.GetFabRequest(node=me, run_id=run, hash_str=digest),
+        "edgewire/pull": fleet_pb2.PullMessagesRequest(node=me),
+    }
+    for path, request in requests.items():
+        for signs in ("key", "nobody"):
+            yield f"{path} by {signs}", f"/v1/fleet/{path}", request.SerializeToString(), signs
+    for name in objects:
+        wanted = message_pb2.PullObjectRequest(node=me, run_id=run, object_id=name)
+        yield "pull-object", "/v1/fleet/pull-object", wanted.SerializeToString(), "key"
+    bundle = [("request", requests["push-messages"].SerializeToString())]
+    yield "push", "/v1/fleet/edgewire/push", frames(bundle), "key"
+    seal = sealed(node, 0, lambda stamp: sign_message(key, stamp))
+    yield "thin pull", "/v1/fleet/edgewire/thin/pull", seal, "nobody"
+    yield "thin push", "/v1/fleet/edgewire/thin/push", seal + thin(bundle), "nobody"
+    yield "thin pull of none", "/v1/fleet/edgewire/thin/pull", b"", "nobody"
+
+
+def main():
+    address, certificate, node, run, digest, *objects = sys.argv[1:]
+    key, public = generate_key_pairs()
+    public = public_key_to_bytes(public)
+    client = httpx.Client(base_url=f"https://{address}", verify=certificate, trust_env=False)
+
+    def signed():
+        seal, _ = opened(sealed(0, 0, lambda stamp: sign_message(key, stamp)))
+        return seal.headers(public) | {"content-type": "application/protobuf"}
+
+    for name, path, body, signs in tries(key, public, int(node), int(run), digest, objects):
+        headers = signed() if signs == "key" else {"content-type": "application/protobuf"}
+        for method in ("POST", "GET"):
+            found = client.request(method, path, content=body, headers=headers)
+            print(json.dumps([f"{method} {name}", path, found.status_code,
+                              b64encode(found.content).decode()]))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A server as it is meant to be run, asked from outside: none of its runs and nodes is touched.
+
+Outside is who comes by an address of this machine that is no loopback one. From a network namespace
+`python -m benchmarks.namespaces --outside` asks the same.
+"""
+
+import hashlib
+import json
+import socket
+import subprocess
+import sys
+from base64 import b64decode
+from contextlib import suppress
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    PullMessagesRequest,
+    PullMessagesResponse,
+)
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.fab import Fab
+
+from deploy import keys
+from deploy.carrier import ids_of
+from deploy.fleet import FleetClient
+from deploy.node import key_of
+from simulation.reach import Superlink
+from tests.deploy.servers import COUNTING, ROOT, eventually, field, free_port
+
+REFUSED = {400, 401, 403, 404, 405, 412}  # the last: a node of an unknown key is not activated
+MODEL = np.full(5000, 0.1).tobytes()  # of the counting app's first message
+
+
+def own_address():
+    """Return an address of this machine that is not a loopback one; None if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return None
+        return probe.getsockname()[0]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Start a server with TLS and keys, a run, and a node that has a message of it to fetch."""
+    if (address := own_address()) is None:
+        pytest.skip("this machine has no address but loopback ones: nobody is outside")
+    folder, port = tmp_path_factory.mktemp("outside"), free_port()
+    made, inside, ca = folder / "keys", f"127.0.0.1:{port}", str(folder / "keys" / "ca.crt")
+
+    def key(*words):
+        assert keys.main(["--keys", str(made), "--superlink", inside, *words]) == 0
+
+    with field(folder) as f:
+        key("server", address)
+        key("node", "kitchen")
+        f.environment["SSL_CERT_FILE"] = ca
+        process = f.start(
+            [sys.executable, "-m", "deploy.server", "--port", str(port), "--keys", str(made),
+             "--state", str(folder / "state")], "server.log",
+        )  # fmt: skip
+
+        def up():
+            assert process.poll() is None, f.said("server.log")
+            with suppress(httpx.TransportError):
+                return httpx.get(f"https://{inside}/health", verify=ca).is_success
+
+        eventually(up, 60)
+        key("register", "kitchen")
+        secret = key_of(made / "nodes" / "kitchen.key")
+        node = FleetClient(f"{address}:{port}", secret, root_certificates=made / "ca.crt")
+        activate = ActivateNodeRequest(public_key=node.public_key, heartbeat_interval=300)
+        number = node.call(activate, ActivateNodeResponse).node_id
+        superlink = Superlink(inside, ca)
+        control = superlink.control()
+        content = build_fab_from_disk(COUNTING)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        config = {"nodes": 1, "rounds": 1, "out": str(folder / "out.json")}
+        run = control.StartRun(
+            StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(config))
+        ).run_id
+        pulled = eventually(lambda: message(node, number), 60)
+        yield SimpleNamespace(
+            address=f"{address}:{port}", ca=ca, control=control, node=node, number=number, run=run,
+            app=fab.hash_str, objects=ids_of(pulled.message_object_trees[0]),
+        )  # fmt: skip
+        control.close()
+        superlink.close()
+        node.close()
+
+
+def message(node, number):
+    """Return what a node finds, if there is something."""
+    request = PullMessagesRequest(node=Node(node_id=number))
+    found = node.call(request, PullMessagesResponse)
+    return found if found.messages_list else None
+
+
+def told(world):
+    """Return the runs and the nodes of the server, as they are told inside."""
+    runs = world.control.ListRuns(ListRunsRequest()).run_dict
+    nodes = world.control.ListNodes(ListNodesRequest()).nodes_info
+    return (
+        {number: run.status.status for number, run in runs.items()},
+        [(each.node_id, each.status, each.online_until) for each in nodes],
+    )
+
+
+def test_nothing_is_had_or_changed_without_a_registered_key(world):
+    before = told(world)
+    assert before[0] == {world.run: "running"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.deploy.outsider", world.address, world.ca, str(world.number),
+         str(world.run), world.app, *world.objects],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    tries = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(tries) > 300
+    assert {(name, path) for name, path, status, _ in tries if status not in REFUSED} == set()
+    for name, path, status, body in tries:
+        if not path.startswith("/v1/fleet/"):
+            assert status == 403, (name, path)
+        assert len(b64decode(body)) < 1000
+        assert MODEL[:32] not in b64decode(body)
+    assert told(world) == before
+
+
+def test_who_has_one_gets_the_model(world):
+    """So the tries above are made where there is something to be had."""
+    found = b""
+    for name in world.objects:
+        request = PullObjectRequest(
+            node=Node(node_id=world.number), run_id=world.run, object_id=name
+        )
+        found += world.node.call(request, PullObjectResponse).object_content
+    assert MODEL in found
+    assert world.node.bundles()
