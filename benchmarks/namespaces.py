@@ -109,7 +109,7 @@ class Field:
         }
 
     def outside(self) -> dict[str, Any]:
-        """Ask for everything from a node's namespace, without a registered key, while a run goes on.
+        """Ask for all there is from a node's namespace, without a registered key, during a run.
 
         Return how many tries there were, those that were not refused, and what the run came to.
         """

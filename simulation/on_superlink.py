@@ -27,7 +27,7 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.supercore.control import ControlHttpClient
 
-from .control import bundle, cause_of, follow
+from .control import bundle, cause_of, deflated, follow
 from .errors import EngineError, UsageError
 from .host import log
 from .job import Job
@@ -85,6 +85,8 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     values = {**job.run_config, "output": name}
     fab, _ = bundle(job.app_dir, values)
+    if not superlink.bundles:  # ours zips it as a whole as it sends it, which is less
+        fab = deflated(fab)
     wait_for_nodes(control, job.nodes, wait)
     source = source_of(superlink, name)
     (job.folder / GROWING).unlink(missing_ok=True)

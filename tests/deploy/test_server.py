@@ -4,6 +4,7 @@ from itertools import pairwise
 from types import ModuleType
 
 import pytest
+import uvicorn
 
 from deploy import server
 from deploy.gate import Gate
@@ -86,3 +87,13 @@ def test_nobody_else_says_where_a_request_is_from(tmp_path, monkeypatch):
     found = server.environment(options("--state", tmp_path / "state"))
     assert found["FORWARDED_ALLOW_IPS"] == "127.0.0.1,::1"
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0
+
+
+def test_a_connection_is_kept_while_a_node_computes(monkeypatch):
+    kept = []
+    monkeypatch.setattr(uvicorn, "run", lambda **options: kept.append(options))
+    monkeypatch.setattr(
+        "flwr.superlink.cli.flower_superlink.flower_superlink", lambda: uvicorn.run(app=None)
+    )
+    server.serve([])
+    assert kept == [{"app": None, "timeout_keep_alive": server.KEPT}]
