@@ -147,7 +147,7 @@ class Field:
         if not self._plain:
             return [sys.executable, "-m", "deploy.server", "--keys", str(keys)]
         return [
-            "flower-superlink", "--port", str(PORT), "--enable-supernode-auth",
+            "flower-superlink", "--host", "0.0.0.0", "--port", str(PORT), "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
             "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt"),
             "--ssl-keyfile", str(keys / "server.key"),

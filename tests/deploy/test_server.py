@@ -1,5 +1,6 @@
 """The server's own command line: what it gives Flower's, and when it will not listen."""
 
+from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
 
@@ -92,8 +93,7 @@ def test_nobody_else_says_where_a_request_is_from(tmp_path, monkeypatch):
 def test_a_connection_is_kept_while_a_node_computes(monkeypatch):
     kept = []
     monkeypatch.setattr(uvicorn, "run", lambda **options: kept.append(options))
-    monkeypatch.setattr(
-        "flwr.superlink.cli.flower_superlink.flower_superlink", lambda: uvicorn.run(app=None)
-    )
+    theirs = import_module("flwr.superlink.cli.flower_superlink")
+    monkeypatch.setattr(theirs, "flower_superlink", lambda: uvicorn.run(app=None))
     server.serve([])
     assert kept == [{"app": None, "timeout_keep_alive": server.KEPT}]
