@@ -233,6 +233,7 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="Flower's own SuperLink")
     args = parser.parse_args()
     report: dict[str, Any] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends in any case
     try:
         chosen = {name: CASES[name] for name in args.cases.split(",") if name}
         with field(args.plain, args.up, args.down) as found:
