@@ -96,3 +96,12 @@ def test_no_more_comes_out_than_is_taken():
     for limit in (len(bundle) - 1, 99 * 16_000):
         with pytest.raises(ValueError, match="taken"):
             parts_of(bundle, limit)
+
+
+def test_the_form_stays_what_its_number_says():
+    """Devices and servers of different versions read each other's: a change takes another FORM."""
+    content = b"ConfigRecord  31\x00loss"
+    name = name_of(content)
+    data = "011d000000e3018a31310209514e06466646068c14008a832250341597e4a7290000"
+    found = parts_of(bytes.fromhex(data), LIMIT)
+    assert found == [("request", b"of " + name.encode()), (name, content)]
