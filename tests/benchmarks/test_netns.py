@@ -1,4 +1,4 @@
-"""Namespaces for the benchmark of thin lines: what a line carries is counted, and all of it ends."""
+"""Namespaces for the benchmark of thin lines: what a line carries is counted, and it all ends."""
 
 import subprocess
 import sys
