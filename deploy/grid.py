@@ -2,7 +2,7 @@
 
 Flower's own grid sends each object by itself, and asks again and again for replies. This one sends
 all messages with their objects at once, and its pull waits at the server until there is a reply
-(`deploy.bundling`). Chosen by `bundled`, which leaves any other grid as it is.
+(`deploy.bundling`). Chosen by `deploy.grids.bundled`, where this Flower is one that it goes with.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import signal
 import ssl
 import time
 from collections.abc import Iterable
-from logging import getLogger
 from typing import Any, cast
 
 import httpx
@@ -26,7 +25,6 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesRequest,
     PushAppMessagesResponse,
 )
-from flwr.serverapp import Grid
 from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE, TASK_TOKEN_HEADER
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -36,29 +34,13 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from compression.flower.grids import PolledGrid, TimedGrid
+from compression.flower.grids import PolledGrid
 from compression.flower.patience import FOREVER, gathered
 from deploy.bundle import frames, parts_of
 
 LONGEST_WAIT = 20.0  # seconds that one pull waits at the server
 MARGIN = 30.0  # seconds beyond that for a request
 LIMIT = 4 << 30  # bytes of a pull
-log = getLogger("edgewire")
-
-
-def bundled(grid: Grid | TimedGrid) -> Grid | TimedGrid:
-    """Return a grid that sends bundles if this is one of Flower's to a server that takes them."""
-    try:
-        from flwr.superlink.grid.http_grid import HttpGrid
-
-        if isinstance(grid, HttpGrid):
-            client = Connection(grid)
-            if client.takes_bundles():
-                return BundledGrid(grid, client)
-            log.warning("this server takes no bundles: each object is sent by itself")
-    except (ImportError, AttributeError, httpx.HTTPError) as error:
-        log.warning("no bundles, each object is sent by itself: %s", error)
-    return grid
 
 
 class Connection:

@@ -19,14 +19,21 @@ import click
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import UserConfig
-from flwr.common.config import parse_config_args
 
-from .apps import OtherApp
-from .device import Device
-from .fleet import FleetClient
-from .journal import FolderError, Journal
-from .member import Member
+from .releases import lacking
+
+_MISSING: ImportError | None = None
+try:
+    from flwr.app import UserConfig
+    from flwr.common.config import parse_config_args
+
+    from .apps import OtherApp
+    from .device import Device
+    from .fleet import FleetClient
+    from .journal import FolderError, Journal
+    from .member import Member
+except ImportError as error:  # another release of Flower, or none: said when it is called
+    _MISSING = error
 
 log = logging.getLogger("edgewire")
 
@@ -38,6 +45,8 @@ def main(words: list[str] | None = None, client: type[FleetClient] = FleetClient
     """
     parser = _parser()
     given = parser.parse_args(words)
+    if _MISSING is not None:
+        parser.error(lacking(_MISSING))
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:

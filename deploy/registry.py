@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from starlette.concurrency import run_in_threadpool
 from deploy.gate import App, Scope, Send
 from simulation.errors import UsageError
 
+KEPT = ("nodes", "node_public_key_to_node_id", "owner_to_node_ids", "lock")  # of Flower's state
 CHANGING = ("/v1/control/register-node", "/v1/control/unregister-node")
+log = getLogger("edgewire")
 ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"
 
 
@@ -30,13 +33,19 @@ class Registry:
     def __init__(self, app: App, file: Path) -> None:
         self._app = app
         self._file = file
+        self._keeps = True
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
         """Pass a request on; who hears that a node is registered finds it in the file."""
         if scope["type"] == "lifespan":
-            restore(_state(scope), self._file)
-        elif scope["type"] == "http" and scope["path"] in CHANGING:
-            state = _state(scope)
+            state = state_of(scope)
+            self._keeps = all(hasattr(state, each) for each in KEPT)
+            if self._keeps:
+                restore(state, self._file)
+            else:
+                log.warning("this Flower keeps nodes otherwise: who is registered is not written")
+        elif self._keeps and scope["type"] == "http" and scope["path"] in CHANGING:
+            state = state_of(scope)
 
             async def noted(message: Scope) -> None:
                 if message["type"] == "http.response.start":
@@ -88,5 +97,6 @@ def load(file: Path) -> list[NodeInfo]:
         raise UsageError(f"{file} is damaged: move it away, and register nodes anew") from error
 
 
-def _state(scope: Scope) -> Any:
+def state_of(scope: Scope) -> Any:
+    """Return the state of the SuperLink that a request, or a start, is of."""
     return scope["app"].state.linkstate_factory.state()

@@ -26,6 +26,7 @@ from typing import Any
 from conf.trust import DATA, OUTPUT
 from deploy.certificates import CA, SERVER
 from deploy.gate import Gate
+from deploy.releases import WANTED, installed
 from simulation.errors import UsageError
 
 PORT = 8000  # as Flower's own
@@ -104,25 +105,33 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     Nothing where Flower has no place for it. Raises `UsageError` if the SuperLink would be open to
     other machines without a gate.
     """
+    if module("flwr.superlink.routers.fleet") is None:
+        raise UsageError(
+            f"this version of Flower ({installed()}) has no Fleet API over HTTP: "
+            f"`pip install '{WANTED}'`"
+        )
     if not has_place(module(EXTENSIONS), module("flwr.superlink.main")):
         if is_local(options.host):
             warn("this Flower takes no gate: all of the server is open to this machine's users")
             return []
         raise UsageError(
             "this version of Flower takes no gate, and without one anybody could start runs: "
-            "install flwr 1.41, or listen on --host 127.0.0.1 behind a proxy for /v1/fleet/ alone"
+            f"install '{WANTED}', or listen on --host 127.0.0.1 behind a proxy for /v1/fleet/ alone"
         )
     found: list[tuple[Any, dict[str, Any]]] = [
         (Gate, {"closed": not (options.insecure or options.any_node)})
     ]
     try:
         from deploy.bundling import Bundling
-        from deploy.registry import Registry, load
+        from deploy.fits import expect_handlers
+
+        expect_handlers()
+        found.append((Bundling, {"output": output_of(options)}))
     except ImportError as error:
         warn(f"this Flower is another: nodes poll and send single objects ({error})")
-        return found
-    found.append((Bundling, {"output": output_of(options)}))
     if not options.database and not options.insecure:
+        from deploy.registry import Registry, load
+
         load(options.state / NODES)
         found.append((Registry, {"file": options.state / NODES}))
     return found

@@ -17,7 +17,7 @@ from conf.build import data_of, model_of
 from conf.check import check_target
 from conf.real_time import expect_real_time
 from conf.trust import output_of
-from deploy.grid import bundled
+from deploy.grids import bundled
 from strategy.checkpoint import forget
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records

@@ -10,7 +10,8 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.control_pb2 import StopRunRequest
 
 from deploy.bundle import frames
-from deploy.grid import BundledGrid, bundled
+from deploy.grid import BundledGrid
+from deploy.grids import bundled
 from simulation.reach import Superlink
 from tests.deploy.served import FakeNode, Server, later, question
 
