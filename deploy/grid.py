@@ -80,7 +80,7 @@ class Connection:
                 found = self._http.post(path, content=content, headers=headers)
                 if found.status_code == 401:  # a run takes its token along
                     signal.raise_signal(signal.SIGTERM)
-                    raise ConnectionError("the run was ended at the server")
+                    raise SystemExit("the run was ended at the server")  # the signal is held back
                 if found.status_code not in (502, 503, 504):
                     return found.raise_for_status().content
                 reason = f"status {found.status_code}"
