@@ -1,6 +1,7 @@
 """What a SuperLink of ours has beyond Flower's: pulls that wait, and messages in one piece.
 
     GET  /v1/fleet/edgewire          "1": all of this is there
+    GET  /v1/fleet/edgewire/status   as JSON what the server knows of the node that signs
     POST /v1/fleet/edgewire/pull     a node's message with its objects, once there is one
     POST /v1/fleet/edgewire/push     a node's reply with its objects; confirms what it replies to
     POST /v1/fleet/edgewire/thin/pull, /push   the same in fewer bytes; a pull is a heartbeat, too
@@ -23,17 +24,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from base64 import b64decode
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import HTTPException
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
-from flwr.supercore.constant import TASK_TOKEN_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TASK_TOKEN_HEADER
 from flwr.supercore.dependencies.task import authenticate_task
 from flwr.supercore.error import http_error_translator
 from flwr.superlink.dependencies.linkstate import get_linkstate
@@ -44,12 +47,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from deploy import carry, thin
 from deploy.bell import Bell
 from deploy.bundle import frames, parts_of
 from deploy.gate import App, Scope, Send
+from deploy.registry import status_of
 from deploy.results import results_of
 from deploy.seal import Seal, opened
 
@@ -80,6 +84,7 @@ class Bundling:
         self._bell = Bell()
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", f"/v1/fleet/{OURS}"): self._hello,
+            ("GET", f"/v1/fleet/{OURS}/status"): self._status,
             ("POST", f"/v1/fleet/{OURS}/pull"): self._node_pulls,
             ("POST", f"/v1/fleet/{OURS}/push"): self._node_pushes,
             ("POST", f"/v1/fleet/{OURS}/thin/pull"): self._thin_pulls,
@@ -111,6 +116,14 @@ class Bundling:
 
     async def _hello(self, request: Request) -> Response:
         return PlainTextResponse("1", headers={THIN: str(thin.FORM)})
+
+    async def _status(self, request: Request) -> Response:
+        asks = _read(ActivateNodeRequest, b"")
+        with suppress(KeyError, ValueError):  # without a key, Flower refuses it below
+            asks.public_key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER])
+        await _as_node(request, asks)
+        state = get_linkstate(request)
+        return JSONResponse(await run_in_threadpool(status_of, asks.public_key, state))
 
     async def _node_pulls(self, request: Request) -> Response:
         wanted = _read(PullMessagesRequest, await _body(request))

@@ -63,7 +63,7 @@ class Refusal(Exception):
     def __init__(self, response: httpx.Response) -> None:
         self.status = response.status_code
         self.code, self.detail = _said(response)
-        self.ahead = _ahead(response)
+        self.ahead = ahead_of(response)
         self.path = response.request.url.path
         super().__init__(f"{self.path} was refused: {self.status} {self.detail}")
 
@@ -112,9 +112,13 @@ class FleetClient:
 
     def bundles(self) -> bool:
         """Ask the server whether it has the bundled calls."""
-        response = self._http.get(self._base + BUNDLED, headers=self._signed())
+        response = self.get(BUNDLED)
         self._thin = response.headers.get(THIN) == str(thin.FORM)
-        return response.status_code == 200 and response.content.strip() == b"1"
+        return says_bundled(response)
+
+    def get(self, path: str) -> httpx.Response:
+        """Ask for what is below the Fleet API; the response may be a refusal."""
+        return self._http.get(self._base + path, headers=self._signed())
 
     def pull(
         self, request: fleet_pb2.PullMessagesRequest
@@ -194,6 +198,11 @@ class FleetClient:
         return parsed
 
 
+def says_bundled(response: httpx.Response) -> bool:
+    """Return whether this says that a server has the bundled calls."""
+    return response.status_code == 200 and response.content.strip() == b"1"
+
+
 def _said(response: httpx.Response) -> tuple[int | None, str]:
     """Return Flower's code of an error, if it is one of Flower's, and the error in words."""
     try:
@@ -204,7 +213,8 @@ def _said(response: httpx.Response) -> tuple[int | None, str]:
     return code if isinstance(code, int) else None, detail or response.reason_phrase
 
 
-def _ahead(response: httpx.Response) -> float | None:
+def ahead_of(response: httpx.Response) -> float | None:
+    """Return by how many seconds this machine's clock is ahead of a dated response's."""
     try:
         theirs = parsedate_to_datetime(response.headers["date"])
         return (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()

@@ -62,20 +62,13 @@ class Journal:
         if not file.exists():
             made, _ = generate_key_pairs()
             _write(file, private_key_to_bytes(made))
-        key = load_pem_private_key(file.read_bytes(), None)
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise FolderError(f"{file} holds another kind of key: remove it")
-        return key
+        return own_key(file)
 
     # who this node is
 
     def node_id(self, server: str, public_key: bytes) -> int | None:
         """Return the id that this key had at this server; None: it has not been there."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads((self.folder / "node.json").read_text())
-            if (said["server"], said["key"]) == (server, public_key.hex()):
-                return int(said["node"])
-        return None
+        return known_id(self.folder, server, public_key)
 
     def remember(self, server: str, public_key: bytes, node_id: int) -> None:
         """Keep what `node_id` returns."""
@@ -129,6 +122,38 @@ class Journal:
             old = number >= MOST_RUNS or time.time() - used > KEPT_SECONDS
             if old and not inside:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the key that a node has made for itself. Raises `FolderError`, and `OSError`."""
+    try:
+        key = load_pem_private_key(file.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise FolderError(f"{file} is damaged: remove it") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FolderError(f"{file} holds another kind of key: remove it")
+    return key
+
+
+def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
+    """Return the id that a key had at a server, as the node on this folder remembers it."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        said = json.loads((folder / "node.json").read_text())
+        if (said["server"], said["key"]) == (server, public_key.hex()):
+            return int(said["node"])
+    return None
+
+
+def is_taken(folder: Path) -> bool:
+    """Return whether a node runs on this folder now; nothing in it is changed."""
+    try:
+        with (folder / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _time(path: Path) -> float:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from .releases import lacking
 
-_MISSING: ImportError | None = None
+MISSING: ImportError | None = None
 try:
     from flwr.app import UserConfig
     from flwr.common.config import parse_config_args
@@ -33,7 +33,7 @@ try:
     from .journal import FolderError, Journal
     from .member import Member
 except ImportError as error:  # another release of Flower, or none: said when it is called
-    _MISSING = error
+    MISSING = error
 
 log = logging.getLogger("edgewire")
 
@@ -43,10 +43,10 @@ def main(words: list[str] | None = None, client: type[FleetClient] = FleetClient
 
     `client`: what it speaks to the server with.
     """
-    parser = _parser()
-    given = parser.parse_args(words)
-    if _MISSING is not None:
-        parser.error(lacking(_MISSING))
+    reader = parser()
+    given = reader.parse_args(words)
+    if MISSING is not None:
+        reader.error(lacking(MISSING))
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -56,7 +56,7 @@ def main(words: list[str] | None = None, client: type[FleetClient] = FleetClient
         config = node_config_of(given.node_config)
         fleet = client_of(given, key, client)
     except (FolderError, MistakenWord) as error:
-        parser.error(str(error))
+        reader.error(str(error))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ended)
     member = Member(fleet, journal, registers=given.auth_supernode_private_key is None)
@@ -130,9 +130,10 @@ def _ended(number: int, frame: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m deploy.node", description=__doc__)
-    add = parser.add_argument
+def parser(prog: str = "python -m deploy.node", text: str | None = None) -> argparse.ArgumentParser:
+    """Return what reads a node's words; `prog`, `text`: whose they are, and what that does."""
+    made = argparse.ArgumentParser(prog=prog, description=text or __doc__)
+    add = made.add_argument
     add("--superlink", required=True, metavar="HOST:PORT", help="the server's Fleet API")
     add(
         "--state",
@@ -150,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the node's key, which the server knows; without one it makes a key and registers it",
     )
     add("--node-config", metavar="WORDS", help="such as 'data=\"/its/folder\"'")
-    return parser
+    return made
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from starlette.concurrency import run_in_threadpool
 
 from deploy.gate import App, Scope, Send
+from deploy.releases import installed
 from simulation.errors import UsageError
 
 KEPT = ("nodes", "node_public_key_to_node_id", "owner_to_node_ids", "lock")  # of Flower's state
@@ -95,6 +97,16 @@ def load(file: Path) -> list[NodeInfo]:
         return []
     except (OSError, ValueError, TypeError, ParseError) as error:
         raise UsageError(f"{file} is damaged: move it away, and register nodes anew") from error
+
+
+def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
+    """Return what the server knows of the node with a key, and its versions if it knows the key."""
+    number = state.get_node_id_by_public_key(public_key)
+    found = [] if number is None else state.get_node_info(node_ids=[number])
+    if not found:
+        return {"registered": False}
+    versions = {"flwr": installed(), "python": platform.python_version()}
+    return {"registered": True, "node": number, "status": found[0].status, **versions}
 
 
 def state_of(scope: Scope) -> Any:

@@ -50,10 +50,10 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+def parser(prog: str = "python -m deploy.server") -> argparse.ArgumentParser:
+    """Return what reads the command line; `prog`: whose that is."""
     made = argparse.ArgumentParser(
-        prog="python -m deploy.server",
+        prog=prog,
         description="Flower's SuperLink for real devices; further options are Flower's own.",
     )
     add = made.add_argument

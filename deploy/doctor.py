@@ -1,0 +1,62 @@
+"""`python -m deploy.doctor`: what is in the way of a node here, or of the server; a line each.
+
+    python -m deploy.doctor --superlink my.server.org:8000 ...    on a device, the node's own words
+    python -m deploy.doctor --server                              on the server's machine
+
+Each line says ok, warning or wrong, and what to do. Nothing is changed. The exit code is 0 if
+nothing is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+
+from .findings import WRONG, Check, Finding, bits, findings, python
+from .node import MISSING, parser
+from .releases import lacking
+
+PROG = "python -m deploy.doctor"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print what was found; return an exit code."""
+    words = list(sys.argv[1:] if words is None else words)
+    wrong = False
+    for finding in findings(_for_server(words) if "--server" in words else _for_node(words)):
+        print(finding, flush=True)
+        wrong = wrong or finding.level == WRONG
+    return int(wrong)
+
+
+def _for_server(words: list[str]) -> Iterable[tuple[str, Check]]:
+    from .server import parser as of_server
+    from .server_checks import checks
+
+    options, _ = of_server(f"{PROG} --server").parse_known_args(
+        [each for each in words if each != "--server"]
+    )
+    return checks(options)
+
+
+def _for_node(words: list[str]) -> Iterable[tuple[str, Check]]:
+    text, _, more = (__doc__ or "").partition("\n\n")
+    made = parser(PROG, text)
+    made.epilog, made.formatter_class = more, argparse.RawDescriptionHelpFormatter
+    made.add_argument("--server", action="store_true", help="on the server's machine: its words")
+    given = made.parse_args(words)
+    if MISSING is not None:
+        return [("Python", python), ("64 bit", bits), ("Flower", _no_flower)]
+    from .node_checks import checks
+
+    return checks(given)
+
+
+def _no_flower() -> Iterable[Finding]:
+    assert MISSING is not None
+    yield Finding(WRONG, "Flower", lacking(MISSING))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

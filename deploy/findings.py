@@ -1,0 +1,120 @@
+"""What a doctor finds: ok, a warning, or wrong; and what any machine is looked at for."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+OK, WARNING, WRONG = "ok", "warning", "wrong"
+PYTHONS = ((3, 11), (3, 14))  # the first and the last
+MEMINFO, LIMITS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+LITTLE_DISK, NO_DISK = 1 << 30, 100 << 20  # bytes
+SOON = 30  # days
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: how it is, what was looked at, and what to know or do."""
+
+    level: str
+    what: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.level:<8} {self.what:<12} {' '.join(self.words.split())}"
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def findings(checks: Iterable[tuple[str, Check]]) -> Iterable[Finding]:
+    """Make checks, one after the other; one that fails by itself is a finding, too."""
+    for what, check in checks:
+        try:
+            yield from check()
+        except Exception as error:
+            yield Finding(WRONG, what, f"this check failed: {type(error).__name__}: {error}")
+
+
+def python() -> Iterable[Finding]:
+    """Look at this interpreter."""
+    (first, last), found = PYTHONS, sys.version_info[:2]
+    says = platform.python_version()
+    if first <= found <= last:
+        yield Finding(OK, "Python", says)
+    else:
+        wanted = " to ".join(".".join(map(str, each)) for each in PYTHONS)
+        yield Finding(WRONG, "Python", f"{says}, and {wanted} is needed")
+
+
+def bits() -> Iterable[Finding]:
+    """Look at whether this is 64 bit, as PyTorch's packages are."""
+    machine = platform.machine()
+    if sys.maxsize > 1 << 32:
+        yield Finding(OK, "64 bit", machine)
+    else:
+        yield Finding(WRONG, "64 bit", f"no, {machine}: install a 64-bit system; PyTorch needs it")
+
+
+def memory(free: int | None, enough: int, least: int) -> Iterable[Finding]:
+    """Compare free bytes of memory with what is enough, and with the least there must be."""
+    if free is None:
+        yield Finding(WARNING, "memory", "this system does not say how much is free")
+        return
+    words = f"{free >> 20} MB are free"
+    if free >= enough:
+        yield Finding(OK, "memory", words)
+    else:
+        level = WARNING if free >= least else WRONG
+        yield Finding(level, "memory", f"{words}: {enough >> 20} MB are wanted; add swap, say")
+
+
+def free_memory(meminfo: Path = MEMINFO, limits: Path = LIMITS) -> int | None:
+    """Return the bytes that a new process can have, as Linux and its limits of groups say."""
+    found = []
+    with suppress(OSError, StopIteration, ValueError, IndexError):
+        lines = meminfo.read_text().splitlines()
+        line = next(each for each in lines if each.startswith("MemAvailable:"))
+        found.append(int(line.split()[1]) << 10)
+    with suppress(OSError, ValueError):  # "max": no limit
+        limit = int((limits / "memory.max").read_text())
+        found.append(limit - int((limits / "memory.current").read_text()))
+    return min(found, default=None)
+
+
+def disk(folder: Path, option: str) -> Iterable[Finding]:
+    """Look at the place in a folder, and whether it can be written to; nothing stays in it."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"1")
+            file.flush()
+            os.fsync(file.fileno())
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        advice = "give it to the user that this is started as, or name another"
+        yield Finding(
+            WRONG, "disk", f"{option} {folder} cannot be written: {error.strerror}; {advice}"
+        )
+        return
+    words = f"{option} {folder}: {free >> 20} MB are free"
+    if free < LITTLE_DISK:
+        level = WARNING if free >= NO_DISK else WRONG
+        yield Finding(level, "disk", f"{words}, which is little: make room")
+    else:
+        yield Finding(OK, "disk", words)
+
+
+def secret(file: Path, what: str) -> Iterable[Finding]:
+    """Warn of a key that others than its owner may read."""
+    if file.stat().st_mode & 0o077:
+        yield Finding(WARNING, what, f"others may read {file}: chmod 600 {file}")
