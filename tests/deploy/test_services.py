@@ -1,0 +1,90 @@
+"""The units of systemd: they say what the programs take, and what such a service should."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from configparser import RawConfigParser
+
+import pytest
+
+from deploy import node, server
+from tests.deploy.servers import ROOT
+
+FOLDER = ROOT / "deploy" / "systemd"
+UNITS = {"node": node, "server": server}
+
+
+def lines_of(name):
+    """Return a unit's lines, those that go on in the next one joined."""
+    text = (FOLDER / f"edgewire-{name}.service").read_text()
+    return text.replace("\\\n", " ").splitlines()
+
+
+def unit(name):
+    """Return a unit's settings; of one that is given several times, all of them."""
+    found = {}
+    for line in lines_of(name):
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_program_takes_the_words_it_is_started_with(name):
+    (command,) = unit(name)["ExecStart"]
+    python, *words = shlex.split(command)
+    assert python == "/opt/edgewire/.venv/bin/python"
+    assert words[:2] == ["-m", f"deploy.{name}"]
+    given = UNITS[name].parser().parse_args(words[2:])  # unknown words end it
+    state = f"/var/lib/edgewire-{name}/"
+    assert str(given.state).startswith(state)
+    assert unit(name)["StateDirectory"][0].split()[0] == f"edgewire-{name}"
+    assert not given.insecure
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_what_a_program_needs_is_handed_to_it(name):
+    said = unit(name)
+    (command,) = said["ExecStart"]
+    handed = {each.partition(":")[0] for each in said["LoadCredential"]}
+    if name == "server":
+        assert handed == {"ca.crt", "server.crt", "server.key"}
+        assert "--keys ${CREDENTIALS_DIRECTORY}" in command
+    else:
+        assert handed == {"node.key"}
+        assert "${CREDENTIALS_DIRECTORY}/node.key" in command
+    assert not any("ca.key" in each for each in said["LoadCredential"])
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_service_comes_again_after_the_clock_within_limits_and_alone(name):
+    said = {key: " ".join(values) for key, values in unit(name).items()}
+    assert said["Restart"] == "always"
+    assert int(said["RestartSec"]) > 0
+    assert said["StartLimitIntervalSec"] == "0"
+    for target in ("time-sync.target", "network-online.target"):
+        assert target in said["After"].split()
+        assert target in said["Wants"].split()
+    for limit in ("MemoryMax", "CPUQuota"):
+        assert said[limit].endswith("%")
+    assert said["ProtectSystem"] == "strict"
+    for switch in ("DynamicUser", "NoNewPrivileges", "PrivateTmp", "RestrictSUIDSGID"):
+        assert said[switch] == "yes"
+    assert said["CapabilityBoundingSet"] == ""
+    assert "OMP_NUM_THREADS=1" in said["Environment"].split()
+    assert RawConfigParser(strict=False).read(FOLDER / f"edgewire-{name}.service")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_takes_it(name, tmp_path):
+    text = (FOLDER / f"edgewire-{name}.service").read_text()
+    made = tmp_path / f"edgewire-{name}.service"
+    made.write_text(text.replace("/opt/edgewire/.venv/bin/python", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(made)], capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
