@@ -10,6 +10,7 @@ import shutil
 import sys
 import tomllib
 import zipfile
+from collections.abc import Collection
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -31,16 +32,21 @@ class OtherApp(Exception):
 
 
 class Apps:
-    """The apps in a folder, of which a process loads one."""
+    """The apps in a folder, of which a process loads one.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    `only`: SHA-256 of the bundles that this device takes; none: whatever its server sends.
+    """
+
+    def __init__(self, folder: Path, only: Collection[str] = ()) -> None:
+        self._folder, self._only = folder, only
         self._digest = ""  # of the app whose modules this process has begun to import
         self._app: ClientApp | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, digest: str) -> bool:
-        """Return whether an app is here already."""
+        """Return whether an app is here already. Raises `AppError` for one that is not taken."""
+        if self._only and digest not in self._only:
+            raise AppError("this device takes other apps alone")
         return self._path(digest).is_dir()
 
     def put(self, digest: str, bundle: bytes) -> None:

@@ -8,6 +8,7 @@ sent: killed at any moment and started again, it goes on as if nothing had happe
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from logging import getLogger
 from typing import NoReturn
 
@@ -34,7 +35,7 @@ log = getLogger("edgewire")
 class Device:
     """One node: `serve` never returns.
 
-    `wait`: what pauses after a failure.
+    `apps`: SHA-256 of the apps that it takes, none: all; `wait`: what pauses after a failure.
     """
 
     def __init__(
@@ -44,11 +45,12 @@ class Device:
         member: Member,
         node_config: UserConfig,
         *,
+        apps: Collection[str] = (),
         wait: Wait | None = None,
     ) -> None:
         self._fleet, self._journal, self._member = fleet, journal, member
         self._node_config = node_config
-        self._apps = Apps(journal.folder / "apps")
+        self._apps = Apps(journal.folder / "apps", apps)
         self._carrier = Carrier(fleet)
         self._wait = wait or Wait()
         self._run: Run | None = None
@@ -147,7 +149,7 @@ class Device:
         if self._run is None or self._run.run_id != run_id:
             request = GetRunRequest(node=self._member.node, run_id=run_id)
             self._run = run_from_proto(self._fleet.call(request, GetRunResponse).run)
-            log.info("run %d of %s", run_id, self._run.fab_id)
+            log.info("run %d of %s, app %s", run_id, self._run.fab_id, self._run.fab_hash)
         return self._run
 
     def _fetch(self, run: Run) -> None:

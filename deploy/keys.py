@@ -5,8 +5,9 @@
     python -m deploy.keys register kitchen garden             they may take part from now on
     python -m deploy.keys list                                who may, and who is online
     python -m deploy.keys revoke garden                       and no more
+    python -m deploy.keys app                  the SHA-256 of this copy's app, for a node's --app
 
-The last three ask a SuperLink, on its own machine.
+Those that register, list and revoke ask a SuperLink, on its own machine.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
 from deploy.certificates import CA, make_ca, make_node, make_server, node_files, public_key
+from simulation.control import bundle
 from simulation.errors import EngineError, UsageError
 from simulation.reach import Superlink, one_line_errors
 
@@ -70,7 +72,12 @@ def parser() -> argparse.ArgumentParser:
         kind.add_argument("names", nargs="+")
         kind.set_defaults(call=call)
     kinds.add_parser("list", help="say who may take part").set_defaults(call=_list)
+    kinds.add_parser("app", help="say this app's SHA-256").set_defaults(call=_app)
     return made
+
+
+def _app(given: argparse.Namespace) -> list[str]:
+    return [bundle(Path(__file__).parents[1], {})[0].hash_str]
 
 
 def _server(given: argparse.Namespace) -> list[str]:

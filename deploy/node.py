@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import signal
 import ssl
 import sys
@@ -54,6 +55,7 @@ def main(words: list[str] | None = None, client: type[FleetClient] = FleetClient
         file = given.auth_supernode_private_key
         key = journal.key() if file is None else key_of(file.expanduser())
         config = node_config_of(given.node_config)
+        expect_digests(given.app)
         fleet = client_of(given, key, client)
     except (FolderError, MistakenWord) as error:
         reader.error(str(error))
@@ -61,7 +63,7 @@ def main(words: list[str] | None = None, client: type[FleetClient] = FleetClient
         signal.signal(number, _ended)
     member = Member(fleet, journal, registers=given.auth_supernode_private_key is None)
     try:
-        Device(fleet, journal, member, config).serve()
+        Device(fleet, journal, member, config, apps=given.app).serve()
     except OtherApp:
         log.info("another app: this process starts anew for it")
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # and is online all along
@@ -97,6 +99,13 @@ def node_config_of(words: str | None) -> UserConfig:
         text = error.message if isinstance(error, click.ClickException) else str(error)
         raise MistakenWord(f"--node-config: {' '.join(text.split())}") from error
     return config
+
+
+def expect_digests(words: list[str]) -> None:
+    """Raise `MistakenWord` for what is no SHA-256."""
+    for word in words:
+        if not re.fullmatch("[0-9a-f]{64}", word):
+            raise MistakenWord(f"--app {word} is no SHA-256: `python -m deploy.keys app` says it")
 
 
 def client_of(
@@ -151,6 +160,13 @@ def parser(prog: str = "python -m deploy.node", text: str | None = None) -> argp
         help="the node's key, which the server knows; without one it makes a key and registers it",
     )
     add("--node-config", metavar="WORDS", help="such as 'data=\"/its/folder\"'")
+    add(
+        "--app",
+        action="append",
+        default=[],
+        metavar="SHA256",
+        help="take this app alone, whatever the server sends; may be given several times",
+    )
     return made
 
 

@@ -8,31 +8,60 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from task.datasets.data import DATASETS, Data, Request, Split, holdout
+from task.datasets.data import (
+    DATASETS,
+    DEFAULT_ROOT,
+    Data,
+    Request,
+    Split,
+    holdout,
+    shown,
+)
+from task.errors import TaskError
 
 FILE = "datasets/data/digits.csv.gz"  # where releases of scikit-learn have it
+SHAPE = (1797, 65)
 
 
 @DATASETS.register("digits")
 def digits(request: Request) -> Data:
     """1x8x8, 10 classes, the values 0..16 scaled to 0..255; 1,438 to train, 359 to test."""
-    rows = torch.from_numpy(_rows())
+    rows = torch.from_numpy(_rows(Path(request.root or DEFAULT_ROOT)))
     images = rows[:, :64].mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
     train, test = holdout(Split(images, rows[:, 64].long()), 0.2, seed=0)
     return Data(train, test, 10, mean=(0.3058,), std=(0.3764,))
 
 
-def _rows() -> NDArray[Any]:
+def _rows(folder: Path) -> NDArray[Any]:
     """An image's 64 values and its class, float64 (1797, 65).
 
-    Read from the file where it is found: importing scikit-learn takes a second in every process.
+    Read from the file where it is found, in the folder of data first: importing scikit-learn takes
+    a second in every process, and a device does without.
     """
     package = find_spec("sklearn")  # this does not import it
+    own = folder / Path(FILE).name
+    files = [own]
     if package is not None and package.origin is not None:
-        file = Path(package.origin).parent / FILE
+        files.append(Path(package.origin).parent / FILE)
+    for file in files:
         if file.exists():
-            return np.loadtxt(file, delimiter=",")
+            return _read(file)
+    if package is None:
+        raise TaskError(
+            f"digits not found: it comes with scikit-learn, which is not installed; install it, or "
+            f"copy {FILE} of one that is to {shown(own)}"
+        )
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     return np.column_stack([bunch.data, bunch.target])
+
+
+def _read(file: Path) -> NDArray[Any]:
+    try:
+        rows = np.loadtxt(file, delimiter=",")
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{shown(file)} is damaged: copy it again") from error
+    if rows.shape != SHAPE:
+        raise TaskError(f"{shown(file)} is not the digits: copy it again")
+    return rows

@@ -28,9 +28,9 @@ def fab():
 class World:
     """A server, and a node that is stepped by hand."""
 
-    def __init__(self, fab, folder, monkeypatch, **options):
+    def __init__(self, fab, folder, monkeypatch, apps=(), **options):
         monkeypatch.setattr(sys, "path", list(sys.path))
-        self.link, self.folder = FakeLink(fab, **options), folder
+        self.link, self.folder, self.apps = FakeLink(fab, **options), folder, apps
         self.pauses, self.names = [], []
         self.begin()
 
@@ -40,8 +40,9 @@ class World:
         self.fleet = FleetClient(self.link.address, self.journal.key(), insecure=True)
         self.member = Member(self.fleet, self.journal, registers=True)
         self.device = Device(
-            self.fleet, self.journal, self.member, {}, wait=Wait(self.pauses.append)
-        )
+            self.fleet, self.journal, self.member, {}, apps=self.apps,
+            wait=Wait(self.pauses.append),
+        )  # fmt: skip
 
     def die(self):
         """End the node without a word."""
@@ -222,6 +223,29 @@ def test_a_message_whose_objects_are_gone_is_said_to_be(world):
     w.link.objects.clear()
     w.steps()
     assert w.link.said(w.names[0]).has_error()
+
+
+def test_an_app_that_this_device_does_not_take_is_never_fetched(world, fab, tmp_path):
+    w = world(apps=("0" * 64,))
+    w.steps()
+    w.ask()
+    assert not w.steps()
+    assert "takes other apps alone" in w.link.said(w.names[0]).error.reason
+    assert "get_fab" not in w.link.calls
+    w.die()
+    w.apps = ("0" * 64, hashlib.sha256(fab).hexdigest())
+    w.begin()
+    w.link.begin_run(78)
+    w.names.clear()
+    w.ask()
+    assert not w.steps(2)
+    assert w.is_as_expected()
+    w.die()
+    w.apps = ("0" * 64,)  # it was unpacked before, which is no reason to run it
+    w.begin()
+    w.ask()
+    w.steps(2)
+    assert w.link.said(w.names[1]).has_error()
 
 
 def test_another_app_asks_for_another_process(world, fab):

@@ -12,8 +12,10 @@ from flwr.cli.supernode.register import try_load_public_key
 
 from deploy import keys
 from deploy.registry import load
+from simulation.control import bundle
 from simulation.errors import UsageError
 from tests.deploy.served import Server
+from tests.deploy.servers import ROOT
 
 
 @pytest.fixture
@@ -145,3 +147,10 @@ def test_without_a_superlink_there_is_one_line(tool):
     code, _, error = tool("--superlink", "127.0.0.1:9", "list")
     assert (code, error.count("\n")) == (2, 1)
     assert "no SuperLink answers at 127.0.0.1:9" in error
+
+
+def test_an_app_is_told_by_the_bundle_that_a_run_sends(tool):
+    code, (line,), _ = tool("app")
+    assert code == 0
+    assert line == bundle(ROOT, {})[0].hash_str
+    assert len(line) == 64

@@ -199,6 +199,7 @@ def test_a_refusal_says_what_flower_says(link, tmp_path):
         (["--root-certificates", "x"], "--root-certificates x: No such file"),
         (["--auth-supernode-private-key", "x"], "x: No such file"),
         (["--auth-supernode-private-key", __file__], "is no private key"),
+        (["--insecure", "--app", "edgewire"], "--app edgewire is no SHA-256"),
         (["--insecure", "--node-config", "a=b=c"], "--node-config: "),
         (["--insecure", "--state", "/dev/null/x"], "--state /dev/null/x cannot be used"),
     ],

@@ -70,6 +70,29 @@ def test_digits_are_those_of_scikit_learn(monkeypatch, file):
     assert sorted(found) == sorted(([i], t) for i, t in zip(images, bunch.target, strict=True))
 
 
+def test_digits_of_a_device_without_scikit_learn(monkeypatch, tmp_path):
+    from sklearn import datasets
+
+    whole = load_data("digits")
+    monkeypatch.setattr(digits_module, "find_spec", lambda name: None)
+    with pytest.raises(TaskError, match="copy datasets/data/digits") as error:
+        load_data("digits", root=str(tmp_path))
+    assert str(tmp_path / "digits.csv.gz") in str(error.value)
+    file = Path(datasets.__file__).parent / "data" / "digits.csv.gz"
+    (tmp_path / "digits.csv.gz").write_bytes(file.read_bytes())
+    found = load_data("digits", root=str(tmp_path))
+    assert torch.equal(found.train.images, whole.train.images)
+    assert torch.equal(found.test.labels, whole.test.labels)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a gzip", gzip.compress(b"1,2\n"), None])
+def test_a_file_of_digits_that_is_none(content, tmp_path):
+    own = tmp_path / "digits.csv.gz"
+    own.write_bytes(content) if content is not None else own.mkdir()
+    with pytest.raises(TaskError, match="copy it again"):
+        load_data("digits", root=str(tmp_path))
+
+
 def test_digits():
     data = load_data("digits")
     assert data.train.images.shape == (1438, 1, 8, 8)
