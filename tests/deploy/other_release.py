@@ -1,0 +1,67 @@
+"""A server of one release of Flower and nodes of another, by hand: what works, in one line.
+
+    python -m tests.deploy.other_release SERVER_PYTHON NODE_PYTHON
+
+Each is the interpreter of an environment with that release (`uv venv`, `uv pip install flwr==...`
+and the rest of pyproject.toml's). Two nodes, three rounds of eSGD on digits; all on loopback.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from tests.deploy.servers import ROOT, eventually, field, free_port
+
+WORDS = ["engine=superlink", "algorithm=esgd", "nodes=2", "rounds=3", "eval_every=3"]
+
+
+def main(server, node):
+    with tempfile.TemporaryDirectory() as name, field(Path(name)) as f:
+        print(f"server {release(server)}, nodes {release(node)}: ", end="", flush=True)
+        f.port = free_port()
+        process = f.start(
+            [server, "-m", "deploy.server", "--insecure", "--host", "127.0.0.1", "--port",
+             str(f.port), "--state", f"{name}/server"], "server.log", cwd=ROOT,
+        )  # fmt: skip
+        address = f"127.0.0.1:{f.port}"
+
+        def up():
+            with suppress(httpx.HTTPError):
+                return httpx.get(f"http://{address}/health").is_success
+            return process.poll() is not None
+
+        eventually(up, 90)
+        if process.poll() is not None:
+            print(f.said("server.log").splitlines()[-1])
+            return
+        for index in range(2):
+            f.start(
+                [node, "-m", "deploy.node", "--insecure", "--superlink", address, "--state",
+                 f"{name}/{index}", "--node-config", f"partition-id={index} num-partitions=2"],
+                f"{index}.log", cwd=ROOT,
+            )  # fmt: skip
+        done = subprocess.run(
+            [server, "run.py", *WORDS, f"engine.address={address}", f"hydra.run.dir={name}/run"],
+            cwd=ROOT, env=f.environment, capture_output=True, text=True, timeout=400,
+        )  # fmt: skip
+        if done.returncode:
+            print(f"exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-300:]}")
+            return
+        result = json.loads((Path(name) / "run" / "result.json").read_text())
+        bundles = "plainly" if "plain Fleet calls" in f.said("0.log") else "with bundles"
+        updates, failures = result["client_updates"], result["failures"]
+        print(f"{updates} updates, {failures} failures, {bundles}")
+
+
+def release(python):
+    code = "from importlib.metadata import version; print(version('flwr'))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
