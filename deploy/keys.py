@@ -27,7 +27,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
 from deploy.certificates import CA, make_ca, make_node, make_server, node_files, public_key
-from simulation.control import bundle
+from simulation.control import bundle, deflated
 from simulation.errors import EngineError, UsageError
 from simulation.reach import Superlink, one_line_errors
 
@@ -77,7 +77,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _app(given: argparse.Namespace) -> list[str]:
-    return [bundle(Path(__file__).parents[1], {})[0].hash_str]
+    app, _ = bundle(Path(__file__).parents[1], {})
+    return [f"{app.hash_str} at a server of ours", f"{deflated(app).hash_str} at another SuperLink"]
 
 
 def _server(given: argparse.Namespace) -> list[str]:

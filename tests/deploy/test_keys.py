@@ -12,7 +12,7 @@ from flwr.cli.supernode.register import try_load_public_key
 
 from deploy import keys
 from deploy.registry import load
-from simulation.control import bundle
+from simulation.control import bundle, deflated
 from simulation.errors import UsageError
 from tests.deploy.served import Server
 from tests.deploy.servers import ROOT
@@ -149,8 +149,8 @@ def test_without_a_superlink_there_is_one_line(tool):
     assert "no SuperLink answers at 127.0.0.1:9" in error
 
 
-def test_an_app_is_told_by_the_bundle_that_a_run_sends(tool):
-    code, (line,), _ = tool("app")
+def test_an_app_is_told_by_the_bundles_that_a_run_sends(tool):
+    code, lines, _ = tool("app")
+    app, _ = bundle(ROOT, {})
     assert code == 0
-    assert line == bundle(ROOT, {})[0].hash_str
-    assert len(line) == 64
+    assert [line.split()[0] for line in lines] == [app.hash_str, deflated(app).hash_str]
