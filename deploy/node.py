@@ -39,10 +39,10 @@ except ImportError as error:  # another release of Flower, or none: said when it
 log = logging.getLogger("edgewire")
 
 
-def main(words: list[str] | None = None, client: type[FleetClient] = FleetClient) -> None:
+def main(words: list[str] | None = None, client: type[FleetClient] | None = None) -> None:
     """Run a node by the words on the command line. A mistake in them ends with code 2.
 
-    `client`: what it speaks to the server with.
+    `client`: what it speaks to the server with; None: `FleetClient`.
     """
     reader = parser()
     given = reader.parse_args(words)
@@ -111,7 +111,7 @@ def expect_digests(words: list[str]) -> None:
 def client_of(
     given: argparse.Namespace,
     key: ec.EllipticCurvePrivateKey,
-    kind: type[FleetClient] = FleetClient,
+    kind: type[FleetClient] | None = None,
 ) -> FleetClient:
     """Return a client of the server that is named. Raises `MistakenWord`."""
     certificates = given.root_certificates
@@ -123,7 +123,7 @@ def client_of(
     if not host or not port.isdecimal() or "/" in host:
         raise MistakenWord(f"--superlink must be host:port, not {given.superlink}")
     try:
-        return kind(
+        return (kind or FleetClient)(
             given.superlink,
             key,
             insecure=given.insecure,

@@ -1,5 +1,6 @@
 """Every data set by its name: read as published, missing, damaged, downloaded and resized."""
 
+import gzip
 import hashlib
 import pickle
 import urllib.error
