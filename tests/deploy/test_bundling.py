@@ -222,7 +222,7 @@ def test_a_run_that_is_stopped_ends_its_server_at_once(server):
     stop = StopRunRequest(run_id=flowers.run.run_id)
     try:
         begun = time.monotonic()
-        with later(0.2, lambda: control.StopRun(stop)), pytest.raises(ConnectionError):
+        with later(0.2, lambda: control.StopRun(stop)), pytest.raises(SystemExit):
             grid.pull_before(ids, grid.now + 20)
     finally:
         signal.signal(signal.SIGTERM, before)

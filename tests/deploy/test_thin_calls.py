@@ -20,7 +20,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
 from deploy.fleet import FleetClient, Refusal
-from deploy.grid import bundled
+from deploy.grids import bundled
 from deploy.member import Member
 from deploy.seal import sealed
 from deploy.work import answered, message_of
