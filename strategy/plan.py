@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from compression import PayloadError, describe
+from compression import Codec, PayloadError, describe
+from compression.flower.receipts import OTHER_METHOD
 from compression.flower.tensors import GRADIENTS
 from conf import Config
-from conf.build import model_of
+from conf.build import codec_of, gradients_of, model_of
 from strategy.flow import Task
 from task.costs import Cost, balanced, costs_of, measure
 from task.datasets import Data
@@ -32,7 +33,8 @@ AUTO = "auto"
 
 class Plan:
     """The parts of a model; `beside`: each part's tensors that are no float32 vector; `modules`:
-    entries of its module."""
+    entries of its module; `codecs`: of what nodes send to each other, by name.
+    """
 
     def __init__(
         self,
@@ -42,9 +44,10 @@ class Plan:
         beside: list[dict[str, NDArray[Any]]],
         batch_size: int,
         modules: list[int],
+        codecs: Mapping[str, Codec],
     ) -> None:
         self.parts, self.costs, self.names, self.beside = parts, costs, names, beside
-        self.batch_size, self.modules = batch_size, modules
+        self.batch_size, self.modules, self._codecs = batch_size, modules, codecs
         # entries of a full copy at most: weights, two moments, and a gradient, of both; counters
         self.most = [
             4 * (part.size + module + sum(a.size for a in more.values())) + 64
@@ -95,6 +98,8 @@ class Plan:
         for name, size in wanted.items():
             if name not in payloads:
                 raise PayloadError(f"the reply holds no {name}")
+            if not self._codecs[name].made(payloads[name]):
+                raise PayloadError(f"its {name}: {OTHER_METHOD}")
             if (entries := describe(payloads[name]).n) != size:
                 raise PayloadError(f"its {name} have {entries} entries, {size} are expected")
         if task.segment or ends or task.phase == "backward":
@@ -142,7 +147,8 @@ def plan_of(
     names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
     classes = data.classes if strategy.conditioned else 0
     modules = [_module_entries(part, classes, strategy.hidden) for part in parts[:-1]]
-    return Plan(parts, costs, names, beside, config.batch_size, [*modules, 0])
+    codecs = {"output": codec_of(config), "gradients": gradients_of(config)}
+    return Plan(parts, costs, names, beside, config.batch_size, [*modules, 0], codecs)
 
 
 def _module_entries(part: Part, classes: int, hidden: int) -> int:

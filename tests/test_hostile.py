@@ -80,7 +80,7 @@ def test_nor_does_a_node_that_nobody_waits_for(algorithm, attack, tmp_path):
 @pytest.mark.parametrize(
     ("attack", "bad"),
     [("raises", 0), ("a flipped byte", 1), ("3e38 everywhere", 0), ("3e38 everywhere", 3),
-     ("its first reply for ever", 2), ("gradients refused", 3)],
+     ("its first reply for ever", 2), ("gradients refused", 3), ("another method's payload", 1)],
 )  # fmt: skip
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
 def test_nor_does_a_cut_models_node_that_others_can_stand_in_for(algorithm, attack, bad, tmp_path):
