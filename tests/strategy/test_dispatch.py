@@ -13,7 +13,7 @@ from compression.flower.arrays import STYPE
 from compression.flower.tensors import pack, pack_copy, pack_labels, unpack_copy
 from tests.strategy.cut import PIPED, QUICK, SPLIT, run, same
 
-EXACT = make_codec()
+PLAIN = make_codec(coder="raw")  # the preset's own, compression=none
 
 
 def spoiling(change, node=1, times=(3, 4)):
@@ -102,7 +102,7 @@ def test_huge_values_leave_a_segment_that_can_be_copied(tmp_path, size, what):
 
     def blow(data):
         update = decode_update(data)
-        return pack([update.values.reshape(update.layout.shapes[0]) * 0 + np.float32(size)], EXACT)
+        return pack([update.values.reshape(update.layout.shapes[0]) * 0 + np.float32(size)], PLAIN)
 
     words = (*QUICK, "strategy.segment_every=2", "rounds=12", "model=four_layers_plain")
     node = 2 if what == "gradients" else 1
@@ -144,7 +144,7 @@ def test_a_node_that_always_fails_ends_the_run_by_its_reason(tmp_path):
 def test_activations_of_a_wrong_shape_get_one_clear_error(tmp_path, shape):
     """The node says so, keeps its segment, and goes on with the next mini-batch."""
     said = []
-    wrong = pack([np.ones(shape, np.float32)], EXACT)
+    wrong = pack([np.ones(shape, np.float32)], PLAIN)
     count = 0
 
     def app(message, context):
