@@ -10,6 +10,7 @@ import shutil
 import sys
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Collection
 from logging import getLogger
 from pathlib import Path
@@ -60,8 +61,9 @@ class Apps:
                 if sum(entry.file_size for entry in archive.infolist()) > LARGEST_APP:
                     raise AppError("the app's bundle unpacks to more than a device can take")
                 archive.extractall(draft)  # which keeps within the folder
-        # no zip or a damaged one, a form or compression unknown to zipfile, an encrypted entry
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        # no zip, or a wrong checksum in it; damaged within; one that breaks off; a compression
+        # unknown to zipfile (NotImplementedError, a RuntimeError), or an encrypted entry
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise AppError(f"the app's bundle cannot be unpacked: {error}") from error
         os.sync()  # one call for its many files
         draft.rename(self._path(digest))
