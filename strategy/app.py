@@ -17,7 +17,7 @@ from conf.build import data_of, model_of
 from conf.check import check_target
 from conf.real_time import expect_real_time
 from conf.trust import output_of
-from deploy.grids import bundled
+from deploy.grids import bundled, was_stopped
 from strategy.checkpoint import forget
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
@@ -63,16 +63,20 @@ def main(grid: Grid, context: Context) -> None:
         raise
     except BaseException as error:  # a signal, too: at once, nobody waits for a measurement
         with suppress(OSError):  # no room: the model that was kept last is there
-            run.finish(stopped=why(error), measure=False)
+            run.finish(stopped=why(error, stopping.asked), measure=False)
+        stopping.go()  # what has waited so far ends the process as it would have
         raise
     run.finish()
     forget(folder)
     stopping.go()  # a sweep, say, whose next run is not to begin
 
 
-def why(error: BaseException) -> str:
-    """Return in a line why a run has ended: "interrupted" where somebody wanted it to."""
-    if not isinstance(error, Exception):
+def why(error: BaseException, asked: int | None = None) -> str:
+    """Return in a line why a run has ended: "interrupted" where somebody wanted it to.
+
+    `asked`: the signal that was held back meanwhile; what then fails may be of the same cause.
+    """
+    if not isinstance(error, Exception) or asked is not None or was_stopped(error):
         return "interrupted"
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[-1] if said else ''}"
