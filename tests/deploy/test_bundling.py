@@ -1,5 +1,6 @@
 """Pulls that wait, and messages in one piece: for nodes and ServerApps, on a real SuperLink."""
 
+import math
 import threading
 import time
 
@@ -7,6 +8,7 @@ import httpx
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.control_pb2 import StopRunRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
 from deploy.bundle import frames
 from deploy.grid import BundledGrid
@@ -52,7 +54,6 @@ def test_a_message_goes_and_its_reply_comes(any_server):
     message = node.message()
     assert number(message) == 7
     assert message.metadata.message_id == asked
-    assert node.message() is None  # it is taken
     assert grid.pull_messages([asked]) == []
     assert list(node.reply_to(message, reply(8)).objects_to_push) == []
     (found,) = grid.pull_before([asked], grid.now + 5)
@@ -147,7 +148,38 @@ def test_a_message_that_is_sent_twice_is_one(any_server):
     grid = bundled(any_server.begin_run())
     message = question(node.node.node_id)
     assert grid.push_messages([message]) == grid.push_messages([message])
-    assert node.message() is not None
+    node.reply_to(node.message(), reply(1))
+    assert node.message() is None
+
+
+def test_a_message_that_was_lost_on_its_way_is_handed_out_again(any_server):
+    """A node asks only when it has nothing in hand; what it has replied to does not come again."""
+    node, other = FakeNode(any_server.address), FakeNode(any_server.address)
+    grid = bundled(any_server.begin_run())
+    ids = grid.push_messages([question(node.node.node_id, each) for each in range(2)])
+    for expected in range(2):
+        assert [number(node.message()) for _ in range(3)] == [expected] * 3
+        assert other.message() is None
+        node.reply_to(node.message(), reply(expected))
+    assert node.message() is None
+    assert sorted(map(number, grid.pull_before(ids, grid.now + 5))) == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["stopped", "expired", "confirmed"])
+def test_nothing_is_handed_out_again_that_nobody_waits_for(any_server, how):
+    node, flowers = FakeNode(any_server.address), any_server.begin_run()
+    ttl = 0.3 if how == "expired" else math.inf
+    bundled(flowers).push_messages([question(node.node.node_id)], ttl)
+    message = node.message()
+    run = flowers.run.run_id
+    if how == "stopped":
+        any_server.state.stop_run(run)
+    elif how == "expired":
+        time.sleep(0.4)
+    else:  # as a node does that replies by Flower's own calls
+        name = message.metadata.message_id
+        received = ConfirmMessageReceivedRequest(node=node.node, run_id=run, message_object_id=name)
+        node.call(received, "confirm-message-received")
     assert node.message() is None
 
 
