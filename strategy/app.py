@@ -19,6 +19,7 @@ from conf.real_time import expect_real_time
 from conf.trust import output_of
 from deploy.grids import bundled, was_stopped
 from strategy.checkpoint import forget
+from strategy.lasting import LastingNodes
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.resume import Keeper, LastingGrid
@@ -41,7 +42,8 @@ def main(grid: Grid, context: Context) -> None:
     config = load_config(context.run_config, count_nodes(grid))
     check_target("partition", config.partition)  # in one line, before every node refuses it
     lasting = grid if isinstance(grid, LastingGrid) else None
-    grid = OrderedGrid(bundled(grid))
+    nodes = None if lasting else LastingNodes(bundled(grid), grid.run.run_id)
+    grid = OrderedGrid(nodes or grid)
     if grid.virtual_seconds is None:
         expect_real_time(config)
     settle()
@@ -49,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
     if resume and not folder:
         raise ConfigError("resume goes with output=, the folder of the run that is to go on")
     run, stopping = Run(config, grid, Records(folder, anew=not resume)), Stopping(folder)
-    keeper = Keeper(run, lasting, stopping)
+    keeper = Keeper(run, lasting, stopping, nodes)
     run.prepare()
     if resume:
         keeper.load(Path(folder))
