@@ -94,25 +94,24 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     source = source_of(superlink, name)
     output = job.folder / "superlink.log"
     (job.folder / GROWING).unlink(missing_ok=True)
-    run_id = _under_way(control, name) if resumed else 0
-    if run_id:  # nobody has told it to stop, or the server has not noticed yet that it is dead
+    status, values = None, dict(job.run_config, output=name)
+    if resumed and (run_id := _under_way(control, name)):
+        # nobody has told it to stop, or the server has not noticed yet that it is dead
         log.warning("the run is still under way at the SuperLink: it is followed")
-        if _followed(control, run_id, output, source, job.folder).sub_status == "completed":
-            resumed = False
-    if not run_id or resumed:
-        if resumed and source is not None and CHECKPOINT not in source.sizes():
-            if RESULT not in fetch_all(source, job.folder):
-                raise EngineError(f"there is no {CHECKPOINT} of {name} there: begin anew")
-            place.unlink()  # it had ended, and nobody was there to see
-            return
-        run_id = _start(job, superlink, control, name, wait)
         status = _followed(control, run_id, output, source, job.folder)
-        if status.sub_status != "completed":
-            if source is not None:
-                fetch_all(source, job.folder)
-            cause = cause_of(status, output.read_text(encoding="utf-8", errors="replace"))
-            raise EngineError(f"{cause} (log: {output})")
+    if resumed and source is not None and CHECKPOINT not in source.sizes():
+        if _has_finished(source, job.folder):  # and nobody was there to see
+            place.unlink()
+            return
+        log.warning("there is no checkpoint of the run yet: it begins anew")
+        values[RESUME] = False
+    if status is None or status.sub_status != "completed":
+        run_id = _start(job, superlink, control, values, wait)
+        status = _followed(control, run_id, output, source, job.folder)
     found = [] if source is None else fetch_all(source, job.folder)
+    if status.sub_status != "completed":
+        cause = cause_of(status, output.read_text(encoding="utf-8", errors="replace"))
+        raise EngineError(f"{cause} (log: {output})")
     if source is None:
         raise EngineError(
             f"the run is done; its files are on the SuperLink's machine, in {name} below its "
@@ -149,11 +148,22 @@ def _under_way(control: ControlHttpClient, name: str) -> int:
     return 0
 
 
+def _has_finished(source: Source, folder: Path) -> bool:
+    """Bring what a run has left; return whether it has come to its end."""
+    if RESULT not in fetch_all(source, folder):
+        return False
+    ended: object = json.loads((folder / RESULT).read_text()).get("ended")
+    return ended == "finished"
+
+
 def _start(
-    job: Job, superlink: Superlink, control: ControlHttpClient, name: str, wait: float
+    job: Job,
+    superlink: Superlink,
+    control: ControlHttpClient,
+    values: dict[str, Any],
+    wait: float,
 ) -> int:
-    """Submit a run once its nodes are there; return its number."""
-    values = {**job.run_config, "output": name}
+    """Submit a run with these values once its nodes are there; return its number."""
     fab, _ = bundle(job.app_dir, values)
     if not superlink.bundles:  # ours zips it as a whole as it sends it, which is less
         fab = deflated(fab)
