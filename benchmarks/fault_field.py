@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,9 @@ class Field:
 
     def _call(self, *words: str) -> None:
         where = ["--keys", str(self.keys), "--superlink", f"127.0.0.1:{self.port}"]
-        if code := keys([*where, *words]):
+        with redirect_stdout(sys.stderr):
+            code = keys([*where, *words])
+        if code:
             raise RuntimeError(f"deploy.keys {words[0]} has ended with {code}")
 
     def start(self, words: list[str], log: str, **env: str) -> subprocess.Popen[bytes]:

@@ -4,18 +4,18 @@ import datetime
 import os
 import time
 
-_off = float(os.environ.get("CLOCK_OFF", "0"))
-_time, _moment = time.time, datetime.datetime
+_off, _time = float(os.environ.get("CLOCK_OFF", "0")), time.time
 
 
-class _Shifted(_moment):
+class Shifted(datetime.datetime):
     """Moments of a clock that is off."""
 
     @classmethod
-    def now(cls, tz: datetime.tzinfo | None = None) -> "_Shifted":
+    def now(cls, tz: datetime.tzinfo | None = None) -> "Shifted":
         """Return what that clock shows."""
-        return cls.fromtimestamp(time.time(), tz)
+        found: Shifted = cls.fromtimestamp(time.time(), tz)
+        return found
 
 
 time.time = lambda: _time() + _off
-datetime.datetime = _Shifted  # type: ignore[misc]
+datetime.datetime = Shifted  # type: ignore[misc]
