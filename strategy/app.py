@@ -65,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
         raise
     except BaseException as error:  # a signal, too: at once, nobody waits for a measurement
         with suppress(OSError):  # no room: the model that was kept last is there
-            run.finish(stopped=why(error, stopping.asked), measure=False)
+            run.finish(stopped=why(error, wanted=stopping.wanted), measure=False)
         stopping.go()  # what has waited so far ends the process as it would have
         raise
     run.finish()
@@ -73,12 +73,12 @@ def main(grid: Grid, context: Context) -> None:
     stopping.go()  # a sweep, say, whose next run is not to begin
 
 
-def why(error: BaseException, asked: int | None = None) -> str:
+def why(error: BaseException, *, wanted: bool = False) -> str:
     """Return in a line why a run has ended: "interrupted" where somebody wanted it to.
 
-    `asked`: the signal that was held back meanwhile; what then fails may be of the same cause.
+    `wanted`: somebody has said so, and it was held back; what then fails may be of the same cause.
     """
-    if not isinstance(error, Exception) or asked is not None or was_stopped(error):
+    if not isinstance(error, Exception) or wanted or was_stopped(error):
         return "interrupted"
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[-1] if said else ''}"
