@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.timing import ROOT
 from deploy.keys import main as keys
+from simulation.job import PLACE
 
 NAMES = ("a", "b", "c", "d")
 FIRST = 12  # rounds
@@ -201,7 +202,7 @@ class TheRun:
         self._field, self.folder = field, field.folder / name
         self.certificate = f"engine.certificate={field.keys / 'ca.crt'}"
         engine = ["engine=superlink", f"engine.address=127.0.0.1:{field.port}", self.certificate]
-        self.lives = 1
+        self._name = ""
         self._begin([*engine, f"nodes={field.count}", *words, f"hydra.run.dir={self.folder}"])
 
     def _begin(self, words: list[str]) -> None:
@@ -209,14 +210,16 @@ class TheRun:
 
     def resume(self) -> None:
         """Go on with it, by the one command."""
-        self.lives += 1
         self._begin([f"resume={self.folder}"])
 
     @property
     def rounds(self) -> int:
-        """How many rows its history has here."""
-        with suppress(OSError):
-            return (self.folder / "history.jsonl").read_bytes().count(b"\n")
+        """How many rows its history has at the server."""
+        with suppress(OSError, ValueError):
+            if not self._name:
+                self._name = json.loads((self.folder / PLACE).read_text())["output"]
+            there = self._field.folder / "superlink" / "runs" / self._name
+            return (there / "history.jsonl").read_bytes().count(b"\n")
         return 0
 
     @property

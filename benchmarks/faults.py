@@ -70,6 +70,7 @@ class Faults:
         """A node is killed at a moment."""
         index = self._node()
         time.sleep(self.draw.uniform(0, 0.3))
+        self.began = time.monotonic()
         self.field.nodes[index].kill()
         self._again(index)
         self.goes_on()
