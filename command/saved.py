@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from conf import Config, ConfigError
 from conf.load import HERE as CONF
 from conf.load import compose_config
+from simulation.job import PLACE
 from strategy.checkpoint import expect
 
 # What conf/config.yaml says of Hydra itself; the file that Hydra saves has none of it.
@@ -47,7 +48,8 @@ def resuming(words: list[str]) -> list[str]:
     if len(found) > 1 or not found[0]:
         raise ConfigError("resume= takes the folder of one run, such as outputs/DATE/TIME")
     folder = Path(found[0]).expanduser().absolute()
-    expect(folder)
+    if not (folder / PLACE).is_file():  # else its checkpoint is at a SuperLink
+        expect(folder)
     if not (folder / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
     place = str(folder).replace("\\", "\\\\").replace("'", "\\'")

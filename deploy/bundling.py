@@ -2,7 +2,8 @@
 
     GET  /v1/fleet/edgewire          "1": all of this is there
     GET  /v1/fleet/edgewire/status   as JSON what the server knows of the node that signs
-    POST /v1/fleet/edgewire/pull     a node's message with its objects, once there is one
+    POST /v1/fleet/edgewire/pull     a node's message with its objects, once there is one: again
+                                     the one before, unless the node has replied to that
     POST /v1/fleet/edgewire/push     a node's reply with its objects; confirms what it replies to
     POST /v1/fleet/edgewire/thin/pull, /push   the same in fewer bytes; a pull is a heartbeat, too
     POST /v1/runtime/edgewire/pull   a ServerApp's replies, once there are any
@@ -53,6 +54,7 @@ from deploy import carry, thin
 from deploy.bell import Bell
 from deploy.bundle import frames, parts_of
 from deploy.gate import App, Scope, Send
+from deploy.handed_out import HandedOut
 from deploy.registry import status_of
 from deploy.results import results_of
 from deploy.seal import Seal, opened
@@ -81,7 +83,7 @@ class Bundling:
         self._app = app
         self._zipped = GZipMiddleware(app, compresslevel=9)
         self._output = output
-        self._bell = Bell()
+        self._bell, self._handed = Bell(), HandedOut()
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", f"/v1/fleet/{OURS}"): self._hello,
             ("GET", f"/v1/fleet/{OURS}/status"): self._status,
@@ -144,7 +146,7 @@ class Bundling:
         state, node = get_linkstate(request), wanted.node.node_id
 
         def look() -> Awaitable[carry.Load | None]:
-            return run_in_threadpool(carry.for_node, wanted, state)
+            return run_in_threadpool(carry.for_node, wanted, self._handed, state)
 
         load = await self._bell.wait_for(("node", node), look, seconds, NODE_LOOKS, alone=True)
         return await _loaded(load)
@@ -172,7 +174,9 @@ class Bundling:
             raise HTTPException(400, "a push holds one message, of the node that pushes it")
         confirmed = None if confirm is None else _read(ConfirmMessageReceivedRequest, confirm)
         state = get_linkstate(request)
-        response = await run_in_threadpool(carry.from_node, pushed, parts, confirmed, state)
+        response = await run_in_threadpool(
+            carry.from_node, pushed, parts, confirmed, self._handed, state
+        )
         self._bell.ring(("run", pushed.messages_list[0].metadata.run_id))
         return Response(response.SerializeToString())
 

@@ -36,6 +36,8 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
+from deploy.handed_out import HandedOut
+
 Reader = Callable[[PullObjectRequest], PullObjectResponse]
 
 
@@ -87,14 +89,20 @@ def heard(node_id: int, state: Any) -> None:
         state.acknowledge_node_heartbeat(node_id, found[0].heartbeat_interval)
 
 
-def for_node(request: PullMessagesRequest, state: Any) -> Load | None:
-    """Return a message for a node, with its objects; None if there is none."""
+def for_node(request: PullMessagesRequest, handed: HandedOut, state: Any) -> Load | None:
+    """Return a message for a node, with its objects; None if there is none.
+
+    `handed`: what nodes were handed before, and have nothing of if they ask.
+    """
+    node = request.node.node_id
 
     def read(wanted: PullObjectRequest) -> PullObjectResponse:
         return fleet.pull_object(wanted, state)
 
     with whole(state):
-        response = fleet.pull_messages(request, state, state.object_store)
+        response = handed.again(node, state)
+        response = response or fleet.pull_messages(request, state, state.object_store)
+        handed.note(node, response)
         load = _load(response, request.node, read)
         return load if load is not None and _fetched(load) else None
 
@@ -103,6 +111,7 @@ def from_node(
     request: PushMessagesRequest,
     objects: Mapping[str, bytes],
     confirm: ConfirmMessageReceivedRequest | None,
+    handed: HandedOut,
     state: Any,
 ) -> PushMessagesResponse:
     """Store a node's reply and its objects; forget the message that it replies to.
@@ -127,6 +136,8 @@ def from_node(
         _store(response, objects, store)
         if confirm is not None:
             fleet.confirm_message_received(confirm, state, state.object_store)
+        asked = request.messages_list[0].metadata.reply_to_message_id
+        handed.replied(request.node.node_id, asked)
         return response
 
 

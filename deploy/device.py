@@ -23,6 +23,7 @@ from .apps import AppError, Apps
 from .carrier import Carrier, ObjectGone
 from .fleet import RUN_IS_OVER, FleetClient, Refusal
 from .journal import Journal
+from .lives import heard
 from .member import Member
 from .shelf import Shelf
 from .waiting import WORTH_WAITING, Wait, reason_of
@@ -101,12 +102,14 @@ class Device:
         """Send the reply to a message; the one that was made before, if there is one."""
         metadata = claim.messages_list[0].metadata
         run = self._known_run(metadata.run_id)
-        shelf = self._journal.shelf(_series(run))
+        lives = heard(metadata.group_id, run.run_id)
+        shelf = self._journal.shelf(lives.key if lives else _series(run))
         name = claim.message_object_trees[0].object_id
         if name in shelf.answered[:-1]:
             log.info("a message came again that was replied to long ago: it is put aside")
             return
         if name not in shelf.answered:
+            shelf.take_up(self._member.node_id, lives)
             self._compute(claim, run, shelf, name)
         self._carrier.push(self._bundle if self._bundle is not None else shelf.reply())
 
@@ -161,5 +164,5 @@ class Device:
 
 
 def _series(run: Run) -> int:
-    """Return the number by which a run's state is kept: runs of a series share it."""
+    """Return the number by which Flower keeps a run's state: runs of a series share it."""
     return getattr(run, "series_id", 0) or run.run_id

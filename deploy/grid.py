@@ -8,7 +8,6 @@ all messages with their objects at once, and its pull waits at the server until 
 from __future__ import annotations
 
 import math
-import signal
 import ssl
 import time
 from collections.abc import Iterable
@@ -37,6 +36,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from compression.flower.grids import PolledGrid
 from compression.flower.patience import FOREVER, gathered
 from deploy.bundle import frames, parts_of
+from deploy.grids import STOPPED, RunEnded
 
 LONGEST_WAIT = 20.0  # seconds that one pull waits at the server
 MARGIN = 30.0  # seconds beyond that for a request
@@ -70,7 +70,7 @@ class Connection:
     def post(self, what: str, content: bytes, wait: float = 0.0) -> bytes:
         """Ask for "push" or "pull"; tried again while the server is not there for a moment.
 
-        A run that was ended at the server ends as if this process were told to.
+        Raises `RunEnded`, or `ConnectionError` once the server has been away for a while.
         """
         headers = {**self._headers, "edgewire-wait": f"{wait:g}"}
         pause = 0.1
@@ -78,9 +78,8 @@ class Connection:
             try:
                 path = f"/v1/runtime/edgewire/{what}"
                 found = self._http.post(path, content=content, headers=headers)
-                if found.status_code == 401:  # a run takes its token along
-                    signal.raise_signal(signal.SIGTERM)
-                    raise SystemExit("the run was ended at the server")  # the signal is held back
+                if found.status_code in STOPPED:
+                    raise RunEnded("the run was ended at the server")
                 if found.status_code not in (502, 503, 504):
                     return found.raise_for_status().content
                 reason = f"status {found.status_code}"

@@ -28,7 +28,8 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key
 from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_digest
 
-from .shelf import Shelf, open_shelf, sync_folder
+from .blobs import sync_folder
+from .shelf import Shelf, open_shelf
 
 MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # what is kept of runs: the newest, and for how long
 _CLAIM = struct.Struct("<Q8s")

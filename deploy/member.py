@@ -24,13 +24,14 @@ from .journal import Journal
 from .waiting import clock_trouble
 
 INTERVAL = 30.0  # seconds: who is not heard for twice as long counts as offline
-_BEATS, _AGAIN, _LEAVING = 20.0, 5.0, 3.0  # seconds between beats; after a failed one; at the end
+_BEATS, _AGAIN = 20.0, 5.0  # seconds between beats; after a failed one
+_BEAT, _LEAVING = 10.0, 3.0  # seconds for a call; at the end
 _KEY_IN_USE = 23  # Flower's code
 log = getLogger("edgewire")
 
 
 class Member:
-    """A node's membership.
+    """A node's membership. Once it has stopped, or left, it uses `fleet` no more.
 
     `registers`: the node has a key of its own making, which it makes known itself. `beats`: seconds
     between two heartbeats; while the client knows that it is counted, there are none.
@@ -82,8 +83,10 @@ class Member:
         self._active.clear()
 
     def stop(self) -> None:
-        """Send no heartbeats any more; the server is not told."""
+        """Send no heartbeats any more; the server is not told. One under way is waited for."""
         self._stopped.set()
+        if self._beats.is_alive():
+            self._beats.join(_LEAVING)
 
     def leave(self) -> None:
         """Go offline; the server is not waited for long."""
@@ -114,7 +117,7 @@ class Member:
 
     def _heard(self) -> bool:
         request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=INTERVAL)
-        return self._fleet.call(request, SendNodeHeartbeatResponse).success
+        return self._fleet.call(request, SendNodeHeartbeatResponse, timeout=_BEAT).success
 
     def _beat(self) -> None:
         pause = self._pause
@@ -132,4 +135,5 @@ class Member:
             except httpx.TransportError:
                 pause = _AGAIN
             except Exception:  # a thread that has ended would be noticed by nobody
-                log.exception("a heartbeat failed")
+                if not self._stopped.is_set():
+                    log.exception("a heartbeat failed")

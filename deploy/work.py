@@ -25,6 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from .apps import AppError, OtherApp
 from .bundle import frames
 from .carrier import CONFIRM, REQUEST
+from .lives import keeping
 
 log = getLogger("edgewire")
 
@@ -70,6 +71,7 @@ def refused(message: Message, error: Exception, seconds: float = 0.0) -> bytes:
 def _bundle(reply: Message, message: Message, seconds: float) -> bytes:
     """Return a reply with its objects, and the confirmation of the message, as one bundle."""
     node = ProtoNode(node_id=reply.metadata.src_node_id)
+    reply.metadata.group_id = keeping(message.metadata.group_id)
     with no_object_id_recompute():
         reply.metadata.__dict__["_message_id"] = reply.object_id
         tree = get_object_tree(reply)

@@ -13,6 +13,8 @@ from flwr.serverapp import Grid
 from .clock import Ideal, Network
 from .host import Answering
 
+PLACE = "superlink.json"  # in `folder`, of a run that a SuperLink has, and that has not ended
+
 
 @dataclass(frozen=True)
 class Job:

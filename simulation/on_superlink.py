@@ -3,10 +3,14 @@
 The ServerApp is a process of the SuperLink's machine, and leaves its files there. They are brought
 into the run folder: by the server, if it is one of ours (`deploy.server`), or from this machine's
 own EDGEWIRE_OUTPUT; else a line says where they are.
+
+A run that has not come to its end is resumed there, in the folder where it was: which that is stays
+in `superlink.json` until then.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import time
@@ -18,24 +22,27 @@ from typing import Any
 
 import click
 import httpx
-from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.common.serde import fab_to_proto, user_config_from_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     ListRunsRequest,
     StartRunRequest,
     StopRunRequest,
 )
+from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.control import ControlHttpClient
 
 from .control import bundle, cause_of, deflated, follow
 from .errors import EngineError, UsageError
 from .host import log
-from .job import Job
+from .job import PLACE, Job
 from .processes import orderly_exit, undisturbed
 from .reach import Superlink, one_line_errors
 from .results import GROWING, Near, Served, Source, fetch_all, follow_history
 
-RESULT = "result.json"
+RESULT, CHECKPOINT = "result.json", "checkpoint"  # files of the app, that say how far it came
+RESUME = "resume"  # the app's word for a run that is to go on
+_MOST_RUNS = 100  # of a SuperLink, the newest, that are looked through for one
 _LOOK_SECONDS = 1.0
 _END_SECONDS = 15.0  # for a ServerApp that was stopped to write what it has
 _OUTPUT = "EDGEWIRE_OUTPUT"
@@ -82,31 +89,25 @@ def refuse(job: Job, address: str | None, wait: float) -> None:
 
 
 def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float) -> None:
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-    values = {**job.run_config, "output": name}
-    fab, _ = bundle(job.app_dir, values)
-    if not superlink.bundles:  # ours zips it as a whole as it sends it, which is less
-        fab = deflated(fab)
-    wait_for_nodes(control, job.nodes, wait)
+    resumed, place = bool(job.run_config.get(RESUME)), job.folder / PLACE
+    name = _name_in(place) if resumed else _new_name(place)
     source = source_of(superlink, name)
-    (job.folder / GROWING).unlink(missing_ok=True)
     output = job.folder / "superlink.log"
-    output.write_bytes(b"")
-    request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
-    run_id = control.StartRun(request).run_id
-    if not run_id:
-        raise EngineError(f"the SuperLink at {superlink.address} takes no app of this size")
-
-    def look() -> None:
-        if source is not None:
-            follow_history(source, job.folder)
-
-    try:
-        status = follow(control, run_id, output, look)
-    except BaseException:
-        with undisturbed():
-            _stop(control, run_id, source, job.folder)
-        raise
+    (job.folder / GROWING).unlink(missing_ok=True)
+    status, values = None, dict(job.run_config, output=name)
+    if resumed and (run_id := _under_way(control, name)):
+        # nobody has told it to stop, or the server has not noticed yet that it is dead
+        log.warning("the run is still under way at the SuperLink: it is followed")
+        status = _followed(control, run_id, output, source, job.folder)
+    if resumed and source is not None and CHECKPOINT not in source.sizes():
+        if _has_finished(source, job.folder):  # and nobody was there to see
+            place.unlink()
+            return
+        log.warning("there is no checkpoint of the run yet: it begins anew")
+        values[RESUME] = False
+    if status is None or status.sub_status != "completed":
+        run_id = _start(job, superlink, control, values, wait)
+        status = _followed(control, run_id, output, source, job.folder)
     found = [] if source is None else fetch_all(source, job.folder)
     if status.sub_status != "completed":
         cause = cause_of(status, output.read_text(encoding="utf-8", errors="replace"))
@@ -118,6 +119,78 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         )
     if RESULT not in found:
         raise EngineError(f"the run has ended, and left no {RESULT} (log: {output})")
+    place.unlink()
+
+
+def _new_name(place: Path) -> str:
+    """Return a name for the run's folder at the server, and write it down: to go on by it."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    place.write_text(json.dumps({"output": name}) + "\n")
+    return name
+
+
+def _name_in(place: Path) -> str:
+    try:
+        return str(json.loads(place.read_text())["output"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{place} does not say where the run is: on which engine was it begun?"
+        ) from error
+
+
+def _under_way(control: ControlHttpClient, name: str) -> int:
+    """Return the number of the run with this folder that has not ended yet; 0: there is none."""
+    runs = control.ListRuns(ListRunsRequest(limit=_MOST_RUNS)).run_dict
+    for run_id, run in runs.items():
+        values = user_config_from_proto(run.override_config)
+        if values.get("output") == name and run.status.status != "finished":
+            return int(run_id)
+    return 0
+
+
+def _has_finished(source: Source, folder: Path) -> bool:
+    """Bring what a run has left; return whether it has come to its end."""
+    if RESULT not in fetch_all(source, folder):
+        return False
+    ended: object = json.loads((folder / RESULT).read_text()).get("ended")
+    return ended == "finished"
+
+
+def _start(
+    job: Job,
+    superlink: Superlink,
+    control: ControlHttpClient,
+    values: dict[str, Any],
+    wait: float,
+) -> int:
+    """Submit a run with these values once its nodes are there; return its number."""
+    fab, _ = bundle(job.app_dir, values)
+    if not superlink.bundles:  # ours zips it as a whole as it sends it, which is less
+        fab = deflated(fab)
+    wait_for_nodes(control, job.nodes, wait)
+    request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
+    run_id: int = control.StartRun(request).run_id
+    if not run_id:
+        raise EngineError(f"the SuperLink at {superlink.address} takes no app of this size")
+    return run_id
+
+
+def _followed(
+    control: ControlHttpClient, run_id: int, output: Path, source: Source | None, folder: Path
+) -> RunStatus:
+    """Return a run's last status once it is over; it is stopped if this process is to end."""
+    output.write_bytes(b"")
+
+    def look() -> None:
+        if source is not None:
+            follow_history(source, folder)
+
+    try:
+        return follow(control, run_id, output, look)
+    except BaseException:
+        with undisturbed():
+            _stop(control, run_id, source, folder)
+        raise
 
 
 def source_of(superlink: Superlink, name: str) -> Source | None:

@@ -71,17 +71,18 @@ def follow_history(source: Source, folder: Path) -> None:
     """Append to the folder's history what the run's has more."""
     here = folder / GROWING
     have = here.stat().st_size if here.exists() else 0
-    if source.sizes().get(GROWING, 0) > have:
+    there = source.sizes().get(GROWING, 0)
+    if there < have:  # a run that was resumed has cut off what came after its checkpoint
+        here.unlink()
+        have = 0
+    if there > have:
         source.read(GROWING, have, here)
 
 
 def fetch_all(source: Source, folder: Path) -> list[str]:
-    """Bring all files that a run has left into the folder; return their names."""
+    """Bring all files that a run has left into the folder, whole; return their names."""
     names = [name for name in source.sizes() if not name.endswith(_PART)]
     for name in names:
-        if name == GROWING:
-            follow_history(source, folder)
-            continue
         partial = folder / f"{name}{_PART}"
         partial.unlink(missing_ok=True)
         source.read(name, 0, partial)

@@ -17,8 +17,9 @@ from conf.build import data_of, model_of
 from conf.check import check_target
 from conf.real_time import expect_real_time
 from conf.trust import output_of
-from deploy.grids import bundled
+from deploy.grids import bundled, was_stopped
 from strategy.checkpoint import forget
+from strategy.lasting import LastingNodes
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.resume import Keeper, LastingGrid
@@ -41,7 +42,8 @@ def main(grid: Grid, context: Context) -> None:
     config = load_config(context.run_config, count_nodes(grid))
     check_target("partition", config.partition)  # in one line, before every node refuses it
     lasting = grid if isinstance(grid, LastingGrid) else None
-    grid = OrderedGrid(bundled(grid))
+    nodes = None if lasting else LastingNodes(bundled(grid), grid.run.run_id)
+    grid = OrderedGrid(nodes or grid)
     if grid.virtual_seconds is None:
         expect_real_time(config)
     settle()
@@ -49,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
     if resume and not folder:
         raise ConfigError("resume goes with output=, the folder of the run that is to go on")
     run, stopping = Run(config, grid, Records(folder, anew=not resume)), Stopping(folder)
-    keeper = Keeper(run, lasting, stopping)
+    keeper = Keeper(run, lasting, stopping, nodes)
     run.prepare()
     if resume:
         keeper.load(Path(folder))
@@ -63,16 +65,20 @@ def main(grid: Grid, context: Context) -> None:
         raise
     except BaseException as error:  # a signal, too: at once, nobody waits for a measurement
         with suppress(OSError):  # no room: the model that was kept last is there
-            run.finish(stopped=why(error), measure=False)
+            run.finish(stopped=why(error, wanted=stopping.wanted), measure=False)
+        stopping.go()  # what has waited so far ends the process as it would have
         raise
     run.finish()
     forget(folder)
     stopping.go()  # a sweep, say, whose next run is not to begin
 
 
-def why(error: BaseException) -> str:
-    """Return in a line why a run has ended: "interrupted" where somebody wanted it to."""
-    if not isinstance(error, Exception):
+def why(error: BaseException, *, wanted: bool = False) -> str:
+    """Return in a line why a run has ended: "interrupted" where somebody wanted it to.
+
+    `wanted`: somebody has said so, and it was held back; what then fails may be of the same cause.
+    """
+    if not isinstance(error, Exception) or wanted or was_stopped(error):
         return "interrupted"
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[-1] if said else ''}"

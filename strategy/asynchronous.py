@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from logging import getLogger
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -93,7 +94,7 @@ class Asynchronous(ParameterServer):
         """How many pushes there were."""
         return self.state.done
 
-    def abandon(self) -> None:
+    def abandon(self, back: Collection[int] = ()) -> None:
         """Give up what is under way: all nodes count as new, and are sent the model."""
         state = self.state
         state.flight.clear()
@@ -101,7 +102,7 @@ class Asynchronous(ParameterServer):
         state.turns.resting.clear()
         state.turns.known.clear()
         state.looked = -math.inf
-        state.dialogue.go_back()
+        state.dialogue.go_back(back)
 
     def summary(self) -> None:
         """Log what the strategy does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from logging import getLogger
 from typing import cast
 
@@ -101,10 +102,10 @@ class SparseAveraging(ParameterServer):
         """How many rounds are through."""
         return self.state.round
 
-    def abandon(self) -> None:
+    def abandon(self, back: Collection[int] = ()) -> None:
         """Give up late replies; between two rounds nothing else is under way."""
         self.state.exchange.late.messages.clear()
-        self.state.dialogue.go_back()
+        self.state.dialogue.go_back(back)
 
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""

@@ -44,20 +44,23 @@ class Checkpoints:
         passed = done // self._every > self._done // self._every
         return self.folder is not None and passed and time.perf_counter() >= self._next
 
-    def keep(self, done: int, parts: Mapping[str, bytes], began: float) -> None:
-        """Write one, of what was done so far. Never raises: the run is worth more.
+    def keep(self, done: int, parts: Mapping[str, bytes], began: float) -> bool:
+        """Write one, of what was done so far; return whether it is there.
+
+        Never raises: the run is worth more.
 
         `began`: the moment of `time.perf_counter()` at which the work on it began.
         """
         if self.folder is None:
-            return
+            return False
         try:
             write(self.folder, parts)
         except OSError as error:
             self.miss(str(error))
-            return
+            return False
         self._done, now = done, time.perf_counter()
         self._next = now + (now - began) / SHARE
+        return True
 
     def went_on(self, done: int) -> None:
         """Note that the run has begun with so many units done."""

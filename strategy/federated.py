@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isroutine
@@ -120,9 +120,9 @@ class Federated(Sheltered):
             for name, value in kept.items():
                 setattr(strategy, name, value.value)
 
-    def abandon(self) -> None:
+    def abandon(self, back: Collection[int] = ()) -> None:
         """Nothing is under way between two rounds, but nodes may have gone on."""
-        self._state.link.dialogue.go_back()
+        self._state.link.dialogue.go_back(back)
 
     def _wrapped(self) -> list[Strategy]:
         """Return the strategy, and those that it wraps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -16,6 +16,7 @@ from compression.flower import flat_record, to_vector
 from conf import Config, ConfigError
 from strategy import checkpoint
 from strategy.checkpoint import Checkpoints
+from strategy.lasting import LastingNodes, LivesState
 from strategy.records import RecordsState
 from strategy.schedule import ScheduleState
 from strategy.state import StateError, from_bytes, to_bytes
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from strategy.app import Run
 
 T = TypeVar("T")
-RUN, STRATEGY, GRID = "run", "strategy", "grid"  # parts of a checkpoint
+RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint
 FREE = ("checkpoint_every", "verbose", "engine", "device")  # may be others when a run goes on
 
 
@@ -45,8 +46,8 @@ class Resumable(Protocol):
     def load(self, data: bytes) -> None:
         """Take a state with which the next `start` goes on."""
 
-    def abandon(self) -> None:
-        """Give up what is under way; nodes may have gone on since the state was saved."""
+    def abandon(self, back: Collection[int] = ()) -> None:
+        """Give up what is under way. Nodes may have gone on since, but those that go `back`."""
 
 
 @runtime_checkable
@@ -80,11 +81,19 @@ class RunState:
 class Keeper:
     """Keeps a run's checkpoints, and lets a run go on with one.
 
-    `lasting`: the run's grid, if it is one that ends with this process.
+    `lasting`: the run's grid, if it is one that ends with this process; `nodes`: the one whose
+    nodes outlive it.
     """
 
-    def __init__(self, run: Run, lasting: LastingGrid | None, stopping: Stopping) -> None:
+    def __init__(
+        self,
+        run: Run,
+        lasting: LastingGrid | None,
+        stopping: Stopping,
+        nodes: LastingNodes | None = None,
+    ) -> None:
         self._run, self._lasting, self._stopping = run, lasting, stopping
+        self._nodes = nodes
         self._strategy = run.strategy if isinstance(run.strategy, Resumable) else None
         folder = run.records.folder if self._strategy else None
         self._checkpoints = Checkpoints(str(folder or ""), run.config.checkpoint_every)
@@ -115,12 +124,16 @@ class Keeper:
             parts = {RUN: to_bytes(self._state()), STRATEGY: strategy.save()}
             if self._lasting is not None:
                 parts[GRID] = to_bytes(self._lasting.save())
+            if self._nodes is not None:
+                parts[NODES] = to_bytes(self._nodes.state(done))
         except TypeError as error:
             self._checkpoints.give_up(str(error))
         except (OSError, MemoryError) as error:
             self._checkpoints.miss(str(error) or type(error).__name__)
         else:
-            self._checkpoints.keep(done, parts, began)
+            written = self._checkpoints.keep(done, parts, began)
+            if written and self._nodes is not None:
+                self._nodes.kept(done)
 
     def _state(self) -> RunState:
         run = self._run
@@ -153,7 +166,9 @@ class Keeper:
                 kind: type[Any] = type(self._lasting.save())
                 self._lasting.load(from_bytes(kind, parts[GRID]))
             else:
-                strategy.abandon()
+                if self._nodes is not None and NODES in parts:
+                    self._nodes.load(from_bytes(LivesState, parts[NODES]))
+                strategy.abandon(self._nodes.keeping if self._nodes else ())
         except StateError as error:
             raise ConfigError(f"resume={folder}: {error}") from error
         if state.model.size != run.model.state.numel():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -123,7 +124,7 @@ class Segmented(ParameterServer):
             return flow.done[-1] * self.per_message
         return flow.back[0] // self.micros
 
-    def abandon(self) -> None:
+    def abandon(self, back: Collection[int] = ()) -> None:
         """Give up what is under way, and the nodes: segments are handed out with their copies."""
         for row in self.state.under_way:
             for sent in row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, is_dataclass
 from logging import getLogger
 from typing import ClassVar
@@ -84,10 +84,11 @@ class ParameterServer(Strategy):
         """How many units are through."""
 
     @abstractmethod
-    def abandon(self) -> None:
+    def abandon(self, back: Collection[int] = ()) -> None:
         """Give up what is under way: nobody will answer it, and nodes are sent messages anew.
 
-        For a state that is older than what nodes have: they get the model whole.
+        For a state that is older than what nodes have: they get the model whole, but those that go
+        `back` with the server.
         """
 
     def save(self) -> bytes:

@@ -113,14 +113,16 @@ class DialogueState:
     ledger: LedgerState = field(default_factory=LedgerState)
     receipts: ReceiptsState = field(default_factory=ReceiptsState)
 
-    def go_back(self) -> None:
+    def go_back(self, along: Collection[int] = ()) -> None:
         """Note that nodes may have gone on since: on versions that this server does not know.
 
         They get the model whole. Which of their replies are applied is known as it was: of those
-        that came later a node puts its last one back.
+        that came later a node puts its last one back. Nodes that go back `along` with the server
+        have what it knows that they have.
         """
-        self.ledger.has.clear()
-        self.ledger.sent.clear()
+        for kept in (self.ledger.has, self.ledger.sent):
+            for node in kept.keys() - set(along):
+                del kept[node]
 
 
 class Dialogue:

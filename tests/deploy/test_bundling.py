@@ -1,6 +1,6 @@
 """Pulls that wait, and messages in one piece: for nodes and ServerApps, on a real SuperLink."""
 
-import signal
+import math
 import threading
 import time
 
@@ -8,10 +8,11 @@ import httpx
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.control_pb2 import StopRunRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
 from deploy.bundle import frames
 from deploy.grid import BundledGrid
-from deploy.grids import bundled
+from deploy.grids import RunEnded, bundled
 from simulation.reach import Superlink
 from tests.deploy.served import FakeNode, Server, later, question
 
@@ -53,7 +54,6 @@ def test_a_message_goes_and_its_reply_comes(any_server):
     message = node.message()
     assert number(message) == 7
     assert message.metadata.message_id == asked
-    assert node.message() is None  # it is taken
     assert grid.pull_messages([asked]) == []
     assert list(node.reply_to(message, reply(8)).objects_to_push) == []
     (found,) = grid.pull_before([asked], grid.now + 5)
@@ -148,7 +148,38 @@ def test_a_message_that_is_sent_twice_is_one(any_server):
     grid = bundled(any_server.begin_run())
     message = question(node.node.node_id)
     assert grid.push_messages([message]) == grid.push_messages([message])
-    assert node.message() is not None
+    node.reply_to(node.message(), reply(1))
+    assert node.message() is None
+
+
+def test_a_message_that_was_lost_on_its_way_is_handed_out_again(any_server):
+    """A node asks only when it has nothing in hand; what it has replied to does not come again."""
+    node, other = FakeNode(any_server.address), FakeNode(any_server.address)
+    grid = bundled(any_server.begin_run())
+    ids = grid.push_messages([question(node.node.node_id, each) for each in range(2)])
+    for expected in range(2):
+        assert [number(node.message()) for _ in range(3)] == [expected] * 3
+        assert other.message() is None
+        node.reply_to(node.message(), reply(expected))
+    assert node.message() is None
+    assert sorted(map(number, grid.pull_before(ids, grid.now + 5))) == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["stopped", "expired", "confirmed"])
+def test_nothing_is_handed_out_again_that_nobody_waits_for(any_server, how):
+    node, flowers = FakeNode(any_server.address), any_server.begin_run()
+    ttl = 0.3 if how == "expired" else math.inf
+    bundled(flowers).push_messages([question(node.node.node_id)], ttl)
+    message = node.message()
+    run = flowers.run.run_id
+    if how == "stopped":
+        any_server.state.stop_run(run)
+    elif how == "expired":
+        time.sleep(0.4)
+    else:  # as a node does that replies by Flower's own calls
+        name = message.metadata.message_id
+        received = ConfirmMessageReceivedRequest(node=node.node, run_id=run, message_object_id=name)
+        node.call(received, "confirm-message-received")
     assert node.message() is None
 
 
@@ -216,16 +247,12 @@ def test_a_run_that_is_stopped_ends_its_server_at_once(server):
     node, flowers = FakeNode(server.address), server.begin_run()
     grid = bundled(flowers)
     ids = grid.push_messages([question(node.node.node_id)])
-    told = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     control = Superlink(server.address).control()
     stop = StopRunRequest(run_id=flowers.run.run_id)
     try:
         begun = time.monotonic()
-        with later(0.2, lambda: control.StopRun(stop)), pytest.raises(SystemExit):
+        with later(0.2, lambda: control.StopRun(stop)), pytest.raises(RunEnded):
             grid.pull_before(ids, grid.now + 20)
     finally:
-        signal.signal(signal.SIGTERM, before)
         control.close()
     assert time.monotonic() - begun < 5
-    assert told == [signal.SIGTERM]

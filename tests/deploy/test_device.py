@@ -3,6 +3,8 @@
 import hashlib
 import os
 import sys
+import threading
+import time
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
@@ -14,7 +16,7 @@ from deploy.journal import Journal
 from deploy.member import Member
 from deploy.waiting import WORTH_WAITING, Wait
 from tests.deploy.fakelink import FakeLink
-from tests.deploy.servers import COUNTING
+from tests.deploy.servers import COUNTING, eventually
 from tests.deploy.test_killed import content, expected
 
 
@@ -28,6 +30,8 @@ def fab():
 class World:
     """A server, and a node that is stepped by hand."""
 
+    beats = 20.0  # seconds between two heartbeats
+
     def __init__(self, fab, folder, monkeypatch, apps=(), **options):
         monkeypatch.setattr(sys, "path", list(sys.path))
         self.link, self.folder, self.apps = FakeLink(fab, **options), folder, apps
@@ -38,7 +42,7 @@ class World:
         """Start the node, anew."""
         self.journal = Journal(self.folder)
         self.fleet = FleetClient(self.link.address, self.journal.key(), insecure=True)
-        self.member = Member(self.fleet, self.journal, registers=True)
+        self.member = Member(self.fleet, self.journal, registers=True, beats=self.beats)
         self.device = Device(
             self.fleet, self.journal, self.member, {}, apps=self.apps,
             wait=Wait(self.pauses.append),
@@ -264,6 +268,21 @@ def test_another_app_asks_for_another_process(world, fab):
     w.begin()
     assert not w.steps(2)
     assert w.is_as_expected()
+
+
+def test_a_node_that_has_left_sends_no_heartbeat_and_says_nothing(world, caplog, monkeypatch):
+    monkeypatch.setattr(World, "beats", 0.01)
+    w = world()
+    w.steps()
+    eventually(lambda: "send_node_heartbeat" in w.link.calls)
+    w.member.leave()
+    assert "heartbeat" not in {thread.name for thread in threading.enumerate()}
+    count = w.link.calls.count("send_node_heartbeat")
+    w.die()
+    time.sleep(0.05)
+    w.begin()
+    assert w.link.calls.count("send_node_heartbeat") == count
+    assert "heartbeat" not in caplog.text
 
 
 def test_reasons_are_said_once_and_pauses_grow(world, caplog):

@@ -4,6 +4,7 @@ As on real nodes, where a new run takes the place of one whose ServerApp was kil
 """
 
 from contextlib import suppress
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -64,18 +65,23 @@ def begun(words, states):
     return pool, OrderedGrid(Real(LocalGrid(pool, 4, VirtualClock(config.network, config.seed))))
 
 
-def serve(words, grid, state=None, save_at=None, stop_at=None):
-    """Run a server; return it, what it had saved, and the last model that it recorded."""
+def serve(words, grid, state=None, save_at=None, stop_at=None, back=(), at_save=None):
+    """Run a server; return it, what it had saved, and the last model that it recorded.
+
+    `back`: nodes that go back with the state; `at_save`: what is to be called as it is saved.
+    """
     config = configured(*words)
     data = data_of(config)
     scheme, models, saved = scheme_for(config, data), [], []
     if state is not None:
         scheme.load(state)
-        scheme.abandon()
+        scheme.abandon(back)
 
     def after_turn():
         if scheme.done >= (save_at or config.rounds) and not saved:
             saved.append(scheme.save())
+            if at_save:
+                at_save()
         if scheme.done >= (stop_at or config.rounds + 1):
             raise Stopped
 
@@ -105,3 +111,18 @@ def test_a_new_run_goes_on_with_nodes_that_are_ahead(name, keeps):
     if name in ("steps down", "momentum"):
         (last,) = {replica[MODEL].tobytes() for replica in replicas}  # all have the same one
         assert np.abs(np.frombuffer(last, np.float32) - model).max() < 1
+
+
+@pytest.mark.parametrize("name", ["steps down", "momentum", "deltas", "over a link"])
+def test_with_nodes_that_go_back_it_ends_as_if_nothing_had_happened(name):
+    words = [RUNS[name][0], *SMALL, *RUNS[name][1:]]
+    rounds, before = configured(*words).rounds, []
+    _, grid = begun(words, {})
+    whole, _, undisturbed = serve(words, grid)
+    pool, grid = begun(words, {})
+    _, (state,), _ = serve(words, grid, save_at=rounds // 3, stop_at=rounds // 2,
+                           at_save=lambda: before.append(deepcopy(pool.states())))  # fmt: skip
+    _, grid = begun(words, before[0])
+    after, _, model = serve(words, grid, state, back=set(grid.get_node_ids()))
+    assert np.array_equal(model, undisturbed)
+    assert after.traffic == whole.traffic

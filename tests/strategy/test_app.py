@@ -2,8 +2,10 @@
 
 import json
 import math
+import signal
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict
@@ -12,6 +14,7 @@ from safetensors.torch import load_file
 from compression.flower.grids import GridWrapper
 from conf import ConfigError
 from conf.load import compose_config, run_config
+from deploy.grids import RunEnded
 from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.job import Job
@@ -46,11 +49,20 @@ def test_workers_are_tended_while_the_model_is_measured():
     assert grid.calls > 1
 
 
+def refused_with(status):
+    """Return what Flower's own grid raises when the server refuses a call."""
+    response = httpx.Response(status, request=httpx.Request("POST", "http://server"))
+    return httpx.HTTPStatusError("no", request=response.request, response=response)
+
+
 @pytest.mark.parametrize(
     ("raised", "ended"),
     [
         (KeyboardInterrupt(), "interrupted"),
         (SystemExit(143), "interrupted"),
+        (RunEnded("by somebody"), "interrupted"),
+        (refused_with(401), "interrupted"),
+        (refused_with(500), "HTTPStatusError: no"),
         (RuntimeError("first\nthe disk is gone"), "RuntimeError: the disk is gone"),
     ],
 )
@@ -73,6 +85,40 @@ def test_what_was_done_is_kept_however_a_run_ends(tmp_path, monkeypatch, raised,
     first = Run(configured(), OrderedGrid(job_grid()), Records("")).model.state_dict()
     model = load_file(tmp_path / "model.safetensors")
     assert any(not torch.equal(first[name], tensor) for name, tensor in model.items())
+
+
+@pytest.mark.parametrize("while_saving", [False, True])
+def test_what_fails_while_a_signal_waits_was_wanted_to_end(tmp_path, monkeypatch, while_saving):
+    """A run that is stopped loses its token, and is told so: either may be heard first."""
+    heard, write, done = [], checkpoint.write, Run.round_done
+
+    def ends(number, frame):
+        heard.append(number)
+        raise SystemExit(0)
+
+    def third(self, server_round, arrays):
+        if server_round == 3:
+            signal.raise_signal(signal.SIGTERM)
+            raise ConnectionError("the server is gone")
+        return done(self, server_round, arrays)
+
+    def stopped(folder, parts):
+        signal.raise_signal(signal.SIGTERM)
+        write(folder, parts)
+
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    monkeypatch.setattr(*((checkpoint, "write", stopped) if while_saving else
+                          (Run, "round_done", third)))  # fmt: skip
+    before = signal.signal(signal.SIGTERM, ends)
+    composed = compose_config(["rounds=9", "nodes=3", "checkpoint_every=2"])
+    try:
+        with pytest.raises(SystemExit):
+            run_local(Job(ROOT, run_config(composed, str(tmp_path)), 3, tmp_path), workers=1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["round"], result["ended"], heard) == (2, "interrupted", [signal.SIGTERM])
+    assert (tmp_path / checkpoint.FILE).exists()
 
 
 def test_a_network_that_nothing_emulates_is_refused_where_time_is_real():

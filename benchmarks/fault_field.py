@@ -1,0 +1,272 @@
+"""A server, nodes behind proxies, and runs, all of them processes that faults can be done to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import ROOT
+from deploy.keys import main as keys
+from simulation.job import PLACE
+
+NAMES = ("a", "b", "c", "d")
+FIRST = 12  # rounds
+PATIENCE = 240.0  # seconds for anything here to come to be
+
+
+class Proxy:
+    """Between a node and the server. `mode`: "open", "cut" (nobody is there, all that was open is
+    gone), "still" (nothing moves, nothing is closed), "deaf" (what the server says is lost).
+    """
+
+    def __init__(self, port: int) -> None:
+        self.mode, self._target = "open", port
+        self._open: set[socket.socket] = set()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def set(self, mode: str) -> None:
+        """Change the mode; what was held or lost in the one before ends its connections."""
+        before, self.mode = self.mode, mode
+        if mode == "cut" or before == "deaf":
+            for each in list(self._open):
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it."""
+        self._listening.close()
+        self.set("cut")
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        with near, suppress(OSError):
+            if self.mode == "cut":
+                return
+            far = socket.create_connection(("127.0.0.1", self._target))
+            with far:
+                self._open |= {near, far}
+                back = threading.Thread(target=self._copy, args=(far, near, True), daemon=True)
+                back.start()
+                self._copy(near, far, False)
+                back.join()
+                self._open -= {near, far}
+
+    def _copy(self, source: socket.socket, target: socket.socket, down: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                while self.mode == "still":
+                    time.sleep(0.05)
+                if not (down and self.mode == "deaf"):
+                    target.sendall(data)
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+class Field:
+    """All that is at work in a folder. Use it as a context: its processes end with it."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder, self.count = folder, nodes
+        self.keys = folder / "keys"
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port: int = probe.getsockname()[1]
+        self._stack = ExitStack()
+        self.proxies = [Proxy(self.port) for _ in range(nodes)]
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Field:
+        try:
+            self._call("server", "127.0.0.1")
+            self._call("node", *NAMES[: self.count])
+            self.begin_server()
+            self._call("register", *NAMES[: self.count])
+            for index in range(self.count):
+                self._give_disk(self.state(index))
+                self.begin_node(index)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        for each in self.proxies:
+            each.close()
+
+    def _give_disk(self, folder: Path) -> None:
+        """Make a small disk for a node, which can be full; only root can."""
+        folder.mkdir()
+        if os.geteuid() == 0:
+            size = ["-o", "size=64m"]
+            subprocess.run(["mount", "-t", "tmpfs", *size, "none", str(folder)], check=True)
+            self._stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=False)
+
+    def _call(self, *words: str) -> None:
+        where = ["--keys", str(self.keys), "--superlink", f"127.0.0.1:{self.port}"]
+        with redirect_stdout(sys.stderr):
+            code = keys([*where, *words])
+        if code:
+            raise RuntimeError(f"deploy.keys {words[0]} has ended with {code}")
+
+    def start(self, words: list[str], log: str, **env: str) -> subprocess.Popen[bytes]:
+        """Start a process in a group of its own."""
+        path = os.pathsep.join(filter(None, [env.pop("FIRST", ""), str(ROOT)]))
+        values = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}
+        values["SSL_CERT_FILE"] = str(self.keys / "ca.crt")
+        with (self.folder / log).open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=ROOT,
+                env=values,
+                start_new_session=True,
+            )
+        self._stack.callback(end, process)
+        return process
+
+    def begin_server(self) -> None:
+        """Start the server, and wait until it listens."""
+        where = ["--keys", str(self.keys), "--state", str(self.folder / "superlink")]
+        address = ["--host", "127.0.0.1", "--port", str(self.port)]
+        self.server = self.start(["-m", "deploy.server", *address, *where], "server.log")
+
+        def up() -> bool:
+            if self.server.poll() is not None:
+                raise RuntimeError("the server has ended: see server.log")
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return True
+            return False
+
+        eventually(up)
+
+    def begin_node(self, index: int, **env: str) -> None:
+        """Start a node."""
+        name = NAMES[index]
+        point = env.pop("POINT", "")
+        program = [str(ROOT / "tests/deploy/killed.py"), *point.split(" ", 1), "--"]
+        words = program if point else ["-m", "deploy.node"]
+        words += ["--superlink", f"127.0.0.1:{self.proxies[index].port}"]
+        words += [
+            "--root-certificates",
+            str(self.keys / "ca.crt"),
+            "--state",
+            str(self.state(index)),
+        ]
+        words += ["--auth-supernode-private-key", str(self.keys / "nodes" / f"{name}.key")]
+        place = f"partition-id={index} num-partitions={self.count}"
+        self.nodes[index] = self.start([*words, "--node-config", place], f"{name}.log", **env)
+
+    def state(self, index: int) -> Path:
+        """Return the folder of a node's state."""
+        return self.folder / f"state-{NAMES[index]}"
+
+    def said(self, index: int) -> str:
+        """Return all that a node has said."""
+        return (self.folder / f"{NAMES[index]}.log").read_text()
+
+    def serverapp(self) -> int:
+        """Return the process id of the ServerApp, 0 if there is none."""
+        for each in descendants(self.server.pid):
+            with suppress(OSError):
+                words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
+                if any(b"serverapp" in word for word in words):
+                    return each
+        return 0
+
+
+class TheRun:
+    """One run, by run.py; started again with `resume=` as often as need be."""
+
+    def __init__(self, field: Field, name: str, words: list[str]) -> None:
+        self._field, self.folder = field, field.folder / name
+        self.certificate = f"engine.certificate={field.keys / 'ca.crt'}"
+        engine = ["engine=superlink", f"engine.address=127.0.0.1:{field.port}", self.certificate]
+        self._name = ""
+        self._begin([*engine, f"nodes={field.count}", *words, f"hydra.run.dir={self.folder}"])
+
+    def _begin(self, words: list[str]) -> None:
+        self.process = self._field.start(["run.py", *words], f"{self.folder.name}.log")
+
+    def resume(self) -> None:
+        """Go on with it, by the one command."""
+        self._begin([f"resume={self.folder}"])
+
+    @property
+    def rounds(self) -> int:
+        """How many rows its history has at the server."""
+        with suppress(OSError, ValueError):
+            if not self._name:
+                self._name = json.loads((self.folder / PLACE).read_text())["output"]
+            there = self._field.folder / "superlink" / "runs" / self._name
+            return (there / "history.jsonl").read_bytes().count(b"\n")
+        return 0
+
+    @property
+    def over(self) -> bool:
+        """Whether its process has ended."""
+        return self.process.poll() is not None
+
+    def has_begun(self) -> bool:
+        """Return whether it has come beyond its first checkpoint, or is over."""
+        return self.rounds > FIRST or self.over
+
+    def has_ended(self) -> bool:
+        """Return whether its process has ended."""
+        return self.over
+
+    def result(self) -> dict[str, Any]:
+        """Return its result."""
+        found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return found
+
+
+def eventually(found: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """Return what is found first. Raises `TimeoutError` if that takes too long."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if value := found():
+            return value
+        time.sleep(0.02)
+    raise TimeoutError("it did not come to be")
+
+
+def descendants(parent: int) -> list[int]:
+    """Return the process ids below one."""
+    found = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{parent}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *descendants(int(child))]
+    return found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started."""
+    below = descendants(process.pid)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for each in [process.pid, *below]:
+            with suppress(ProcessLookupError):
+                os.kill(each, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(3)

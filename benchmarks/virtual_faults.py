@@ -1,0 +1,138 @@
+"""Replies that are lost and nodes that crash on the virtual network: 10,000, each counted.
+
+    python -m benchmarks.virtual_faults            # JSON on stdout; some minutes
+    python -m benchmarks.virtual_faults --rounds 20 --cases esgd
+
+Digits. A reply of five is lost, and after one of ten its node crashes, its memory is gone, and it
+is back after 5 s. `faults` is what the clock has drawn. Of what was asked each message is used, or
+counted as a failure; `uncounted` are the rest (an asynchronous run ends with some under way: at
+most one a node).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.serverapp import Grid
+
+from benchmarks.timing import ROOT
+from compression.flower.grids import GridWrapper
+from conf import load_config
+from conf.load import compose_config, run_config, to_config
+from simulation.clock import VirtualClock
+from simulation.job import Job
+from simulation.local import run_local
+from strategy.app import Run
+from strategy.nodes import OrderedGrid
+from strategy.records import Records
+
+NODES = 50
+AWAY = ["network.loss=0.2", "network.crash=0.1", "network.rejoin_seconds=5"]
+USUAL = ["dataset=digits", f"nodes={NODES}", "batch_size=16", "network.seconds_per_step=1"]
+LOST = ["network=lte", "network.loss=0.3", "local_steps=2"]  # crashes are not for Flower's own
+CASES: dict[str, list[str]] = {
+    "esgd": ["algorithm=esgd", "network=lte", *AWAY],
+    "dgc": ["algorithm=dgc", "network=lte", *AWAY],
+    "fedavg_f2i": ["algorithm=fedavg_f2i", *LOST],
+    "adacomp": ["algorithm=adacomp", *AWAY],
+}
+
+
+class Counting(GridWrapper):
+    """Counts messages."""
+
+    asked = 0
+
+    def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
+        """Count, and send."""
+        found = list(messages)
+        self.asked += len(found)
+        return super().push_messages(found, ttl)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Count, and send."""
+        found = list(messages)
+        self.asked += len(found)
+        return super().send_and_receive(found, timeout=timeout)
+
+
+class Drawn:
+    """Counts what a clock draws, while it is used as a context."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._real: Any = VirtualClock._loses, VirtualClock._life
+
+    def __enter__(self) -> Drawn:
+        loses, life = self._real
+
+        def counted(clock: Any, node: int) -> bool:
+            lost = bool(loses(clock, node))
+            self.count += lost
+            return lost
+
+        def lived(clock: Any, node: int) -> tuple[float, bool]:
+            waits, crashes = life(clock, node)
+            self.count += crashes
+            return waits, crashes
+
+        names: Any = VirtualClock
+        names._loses, names._life = counted, lived
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        names: Any = VirtualClock
+        names._loses, names._life = self._real
+
+
+def tried(words: list[str], rounds: int) -> dict[str, Any]:
+    """Run once; return what has become of it."""
+    last = [f"rounds={rounds}", f"eval_every={rounds}", "timeout=20"]
+    if "algorithm=adacomp" in words:
+        pushes = rounds * NODES
+        last = [f"strategy.pushes={pushes}", f"eval_every={pushes}", "timeout=60"]
+        last += [f"strategy.record_every={pushes}"]
+    composed = compose_config([*words, *USUAL, *last])
+    config, asked = to_config(composed), [0]
+
+    def server_app(grid: Grid, context: Context) -> None:
+        inner = Counting(grid)
+        records = Records(str(context.run_config["output"]))
+        run = Run(load_config(context.run_config, NODES), OrderedGrid(inner), records)
+        run.start()
+        run.finish()
+        asked[0] = inner.asked
+
+    with tempfile.TemporaryDirectory() as folder, Drawn() as drawn:
+        values: dict[str, Any] = run_config(composed, output=folder)
+        job = Job(ROOT, values, NODES, ROOT, config.seed, config.network, server_app)
+        run_local(job, workers=1)
+        result = json.loads((Path(folder) / "result.json").read_text())
+    kept = {key: result[key] for key in ("accuracy", "client_updates", "failures", "ended")}
+    rest = asked[0] - result["client_updates"] - result["failures"]
+    return {"faults": drawn.count, "asked": asked[0], "uncounted": rest, **kept}
+
+
+def main() -> None:
+    """Print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=250)
+    parser.add_argument("--cases", default=",".join(CASES))
+    args = parser.parse_args()
+    logging.disable()
+    found = {name: tried(CASES[name], args.rounds) for name in args.cases.split(",")}
+    print(json.dumps({"all": sum(each["faults"] for each in found.values()), **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

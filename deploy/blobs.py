@@ -1,0 +1,116 @@
+"""Numbered files of a node's folder: a head and blobs, there in whole or not at all.
+
+u64 length of the head, xxh3 of the head (8 bytes), head (JSON), the blobs end to end
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from xxhash import xxh3_64_digest, xxh3_64_hexdigest
+
+_HEAD = struct.Struct("<Q8s")
+_SUFFIX = ".state"
+
+
+@dataclass
+class Blob:
+    """Bytes in a file: which file, where its blobs of these bytes begin, how many, their xxh3."""
+
+    file: int
+    at: int
+    size: int
+    mark: str
+
+
+class Draft:
+    """The blobs of a file that is to be written."""
+
+    def __init__(self, number: int) -> None:
+        self.blobs = list[memoryview]()
+        self._number, self._end = number, 0
+
+    def put(self, content: memoryview) -> Blob:
+        """Add a blob; return where it will be."""
+        blob = Blob(self._number, self._end, content.nbytes, xxh3_64_hexdigest(content))
+        self.blobs.append(content)
+        self._end += content.nbytes
+        return blob
+
+
+def path_of(folder: Path, number: int) -> Path:
+    """Return where a numbered file is."""
+    return folder / f"{number}{_SUFFIX}"
+
+
+def size_of(folder: Path, number: int) -> int:
+    """Return the bytes of a file; of one that is gone, more than any is worth."""
+    try:
+        return path_of(folder, number).stat().st_size
+    except OSError:
+        return 1 << 62  # it is gone: nothing of it is worth keeping
+
+
+def numbers_in(folder: Path) -> Iterator[int]:
+    """Yield the numbers of a folder's files."""
+    for file in folder.glob(f"*{_SUFFIX}"):
+        if file.stem.isdecimal():
+            yield int(file.stem)
+
+
+def head_of(folder: Path, number: int) -> bytes:
+    """Return a file's head. Raises `OSError`, `ValueError` for one that is damaged."""
+    with path_of(folder, number).open("rb") as file:
+        size, mark = _HEAD.unpack(file.read(_HEAD.size))
+        head = file.read(min(size, os.fstat(file.fileno()).st_size))
+    if xxh3_64_digest(head) != mark:
+        raise ValueError("its head is not what was written")
+    return head
+
+
+def read(folder: Path, blob: Blob) -> bytes:
+    """Return a blob. Raises `OSError`, `ValueError` for one that is damaged."""
+    with path_of(folder, blob.file).open("rb") as file:
+        size, _ = _HEAD.unpack(file.read(_HEAD.size))
+        file.seek(_HEAD.size + size + blob.at)
+        content = file.read(blob.size)
+    if xxh3_64_hexdigest(content) != blob.mark:
+        raise ValueError(f"file {blob.file} is not what was written")
+    return content
+
+
+def write(folder: Path, number: int, head: bytes, blobs: list[memoryview]) -> None:
+    """Write a file; it is there whole, and durable, when this returns. Raises `OSError`."""
+    draft = folder / "draft"
+    try:
+        with draft.open("wb") as file:
+            file.write(_HEAD.pack(len(head), xxh3_64_digest(head)) + head)
+            for blob in blobs:
+                file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        draft.unlink(missing_ok=True)  # a full disk has room again
+        raise
+    draft.replace(path_of(folder, number))
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a folder's own entries durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_others(folder: Path, needed: set[int]) -> None:
+    """Remove the files but those that are needed."""
+    for number in list(numbers_in(folder)):
+        if number not in needed:
+            path_of(folder, number).unlink(missing_ok=True)
