@@ -230,6 +230,7 @@ def tried(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     asynchronous = args.algorithm in ASYNCHRONOUS
     if asynchronous:
         words += [f"strategy.pushes={args.rounds}", "network=ideal", f"eval_every={args.rounds}"]
+        words += ["strategy.record_every=5"]
     else:
         words += [f"rounds={args.rounds}", f"eval_every={args.rounds}"]
     undisturbed = None if asynchronous else reference(folder, words, args.nodes)
@@ -259,6 +260,7 @@ def tried(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                     print(runs, run.rounds, kind, seconds[kind][-1], file=sys.stderr, flush=True)
                 eventually(run.has_ended, 600)
                 problems = differences(run, None if sick else undisturbed)
+                problems += [] if done else ["it ended before any fault"]
             except (TimeoutError, OSError, RuntimeError) as error:
                 problems = [f"{type(error).__name__}: {error}"]
             if problems:

@@ -1,6 +1,6 @@
 """Replies that are lost and nodes that crash on the virtual network: 10,000, each counted.
 
-    python -m benchmarks.virtual_faults            # JSON on stdout; some minutes
+    python -m benchmarks.virtual_faults            # JSON on stdout; two or three minutes
     python -m benchmarks.virtual_faults --rounds 20 --cases esgd
 
 Digits. A reply of five is lost, and after one of ten its node crashes, its memory is gone, and it
@@ -126,7 +126,7 @@ def tried(words: list[str], rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=250)
+    parser.add_argument("--rounds", type=int, default=165)
     parser.add_argument("--cases", default=",".join(CASES))
     args = parser.parse_args()
     logging.disable()
