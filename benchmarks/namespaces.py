@@ -16,6 +16,7 @@ the lines meanwhile, and their ratio. `push_seconds` is the median of a reply's.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -57,10 +58,16 @@ WITH_LOG = 4000  # characters of a log that an error shows
 
 
 class Field:
-    """The processes, in a folder of their own; all of them end with it."""
+    """The processes, in a folder of their own; all of them end with it.
 
-    def __init__(self, made: Lines, folder: Path, stack: ExitStack, plain: bool) -> None:
-        self.lines, self.folder, self._stack, self._plain = made, folder, stack, plain
+    `plain`: the server is Flower's own; `stock`: so are the nodes.
+    """
+
+    def __init__(
+        self, made: Lines, folder: Path, stack: ExitStack, plain: bool, stock: bool = False
+    ) -> None:
+        self.lines, self.folder, self._stack = made, folder, stack
+        self._plain, self._stock = plain, stock
         scripts = sysconfig.get_path("scripts")
         self._environment = {
             **os.environ,
@@ -91,8 +98,9 @@ class Field:
             log.unlink()
         folder, before, began = self.folder / name, self.lines.counters(), time.monotonic()
         done = self._within(
-            ["run.py", "engine=superlink", f"engine.address={LOCAL}", f"nodes={NODES}", *words,
-             f"engine.certificate={self.folder / 'keys' / 'ca.crt'}", f"hydra.run.dir={folder}"],
+            ["run.py", "engine=superlink", f"engine.address={LOCAL}", *words,
+             f"nodes={len(self.lines.nodes)}", f"hydra.run.dir={folder}",
+             f"engine.certificate={self.folder / 'keys' / 'ca.crt'}"],
             self.lines.server,
         )  # fmt: skip
         seconds, after = time.monotonic() - began, self.lines.counters()
@@ -104,6 +112,7 @@ class Field:
             "failures": result["failures"],
             "seconds": round(seconds, 1),
             "updates": result["client_updates"],
+            **paced(folder / "history.jsonl"),
             **beside(result, before, after),
             **self._pushed(),
         }
@@ -155,6 +164,13 @@ class Field:
 
     def _node(self, name: str, place: int, count: int) -> list[str]:
         keys = self.folder / "keys"
+        if self._stock:
+            return [
+                "flower-supernode", "--superlink", f"{SERVER}:{PORT}",
+                "--root-certificates", str(keys / "ca.crt"),
+                "--auth-supernode-private-key", str(keys / "nodes" / f"{name}.key"),
+                "--node-config", f"partition-id={place} num-partitions={count}",
+            ]  # fmt: skip
         return [
             sys.executable, "-m", "benchmarks.timed_node", "--superlink", f"{SERVER}:{PORT}",
             "--state", str(self.folder / name), "--root-certificates", str(keys / "ca.crt"),
@@ -189,6 +205,13 @@ class Field:
         return {"push_seconds": round(statistics.median(found), 3)} if found else {}
 
 
+def paced(history: Path) -> dict[str, float]:
+    """Return the median of a round's seconds (or of what is recorded), at the server."""
+    moments = [json.loads(line)["seconds"] for line in history.read_text().splitlines()]
+    taken = [b - a for a, b in itertools.pairwise(moments[2:])]
+    return {"round_seconds": round(statistics.median(taken), 4)} if taken else {}
+
+
 def beside(result: dict[str, Any], before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
     """Return the bytes of a run's payloads, those on the lines, and their ratios."""
     found: dict[str, Any] = {}
@@ -211,13 +234,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def field(plain: bool, up: str, down: str | None) -> Iterator[Field]:
+def field(
+    plain: bool, up: str | None, down: str | None, nodes: int = NODES, *, stock: bool = False
+) -> Iterator[Field]:
     """Namespaces, a server and nodes that are online."""
     with ExitStack() as stack:
-        made = stack.enter_context(lines(NODES))
+        made = stack.enter_context(lines(nodes))
         made.shape(up, down)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = Field(made, folder, stack, plain)
+        found = Field(made, folder, stack, plain, stock)
         found.begin()
         yield found
 

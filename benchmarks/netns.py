@@ -43,10 +43,11 @@ class Lines:
             "down": sum(each["tx"]["bytes"] for each in lines),
         }
 
-    def shape(self, up: str, down: str | None) -> None:
+    def shape(self, up: str | None, down: str | None) -> None:
         """Limit what each line carries, as in 10mbit; None: as fast as it goes."""
         for i, node in enumerate(self.nodes):
-            _limit(node, "up", up)
+            if up is not None:
+                _limit(node, "up", up)
             if down is not None:
                 _limit(self.server, f"l{i}", down)
 
