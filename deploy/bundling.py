@@ -57,7 +57,7 @@ from deploy.gate import App, Scope, Send
 from deploy.handed_out import HandedOut
 from deploy.registry import status_of
 from deploy.results import results_of
-from deploy.seal import Seal, opened
+from deploy.seal import LONGEST, Seal, opened
 
 OURS = "edgewire"
 THIN = f"{OURS}-thin"
@@ -214,16 +214,25 @@ async def _as_node(request: Request, claimed: Protobuf) -> None:
 
 
 async def _sealed(request: Request) -> tuple[Seal, bytes]:
-    """Return who sends a thin request, as Flower checks it, and what it holds."""
+    """Return who sends a thin request, as Flower checks it, and what it holds.
+
+    Nothing is read beyond the seal of who is not known.
+    """
+    _expect_length(request)
+    pieces, first = request.stream(), b""
+    async for piece in pieces:
+        first += piece
+        if len(first) >= LONGEST:
+            break
     try:
-        seal, rest = opened(await _body(request))
+        seal, _ = opened(first[:LONGEST])
     except ValueError as error:
         raise HTTPException(400, f"this is no thin request: {error}") from error
     key = await run_in_threadpool(carry.key_of, seal.node_id, get_linkstate(request))
     headers = Headers(seal.headers(key))
     signed = Request({**request.scope, "headers": headers.raw})
     await _as_node(signed, PullMessagesRequest(node=Node(node_id=seal.node_id)))
-    return seal, rest
+    return seal, opened(b"".join([first, *[piece async for piece in pieces]]))[1]
 
 
 async def _task(request: Request) -> Any:
@@ -233,9 +242,13 @@ async def _task(request: Request) -> Any:
 
 
 async def _body(request: Request) -> bytes:
+    _expect_length(request)
+    return await request.body()
+
+
+def _expect_length(request: Request) -> None:
     if int(request.headers.get("content-length", LIMIT + 1)) > LIMIT:
         raise HTTPException(413, f"a bundle says how long it is, and has at most {LIMIT} bytes")
-    return await request.body()
 
 
 def _parts(body: bytes, read: Reader = parts_of) -> list[tuple[str, bytes]]:

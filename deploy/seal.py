@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 _EPOCH, _TICK = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 _SEAL = struct.Struct("<qQHB")
+LONGEST = _SEAL.size + 255  # bytes of a seal
 
 
 class Seal(NamedTuple):

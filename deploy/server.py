@@ -57,7 +57,7 @@ def parser(prog: str = "python -m deploy.server") -> argparse.ArgumentParser:
         description="Flower's SuperLink for real devices; further options are Flower's own.",
     )
     add = made.add_argument
-    add("--host", default="0.0.0.0", help="the address to listen on (default: all of them)")
+    add("--host", default="0.0.0.0", help="the address to listen on (all of IPv4; IPv6 is ::)")
     add("--port", type=int, default=PORT, help="the port (default: %(default)s)")
     add("--keys", type=Path, default=Path("keys"), help="the folder of deploy.keys (%(default)s)")
     add(
@@ -129,6 +129,10 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
         found.append((Bundling, {"output": output_of(options)}))
     except ImportError as error:
         warn(f"this Flower is another: nodes poll and send single objects ({error})")
+    if not options.insecure and not options.any_node:
+        from deploy.known import Known
+
+        found.insert(1, (Known, {}))
     if not options.database and not options.insecure:
         from deploy.registry import Registry, load
 

@@ -65,6 +65,12 @@ def run_on_superlink(
     try:
         with orderly_exit(), one_line_errors(str(address)):
             _run(job, superlink, text, wait)
+    except EngineError as error:
+        lost = isinstance(error.__cause__, httpx.HTTPError | click.ClickException)
+        if lost and (job.folder / PLACE).exists():
+            hint = f"once it is there again, `python run.py resume={job.folder}` goes on"
+            raise EngineError(f"{error}; {hint}") from error
+        raise
     finally:
         text.close()
         superlink.close()
@@ -101,7 +107,7 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         status = _followed(control, run_id, output, source, job.folder)
     if resumed and source is not None and CHECKPOINT not in source.sizes():
         if _has_finished(source, job.folder):  # and nobody was there to see
-            place.unlink()
+            place.unlink(missing_ok=True)
             return
         log.warning("there is no checkpoint of the run yet: it begins anew")
         values[RESUME] = False
@@ -119,7 +125,7 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         )
     if RESULT not in found:
         raise EngineError(f"the run has ended, and left no {RESULT} (log: {output})")
-    place.unlink()
+    place.unlink(missing_ok=True)
 
 
 def _new_name(place: Path) -> str:

@@ -117,6 +117,8 @@ def one_line_errors(address: str) -> Iterator[None]:
         with flwr_cli_exc_handler():
             yield
     except click.ClickException as error:
+        if "is unavailable" in error.message:  # and then of a file that nobody has here
+            raise EngineError(f"the SuperLink at {address} is gone") from error
         raise EngineError(f"the SuperLink at {address} says: {one_line(error.message)}") from error
     except httpx.HTTPError as error:
         reason = one_line(str(error)) or type(error).__name__

@@ -154,3 +154,14 @@ def test_an_app_is_told_by_the_bundles_that_a_run_sends(tool):
     app, _ = bundle(ROOT, {})
     assert code == 0
     assert [line.split()[0] for line in lines] == [app.hash_str, deflated(app).hash_str]
+
+
+def test_who_was_revoked_by_mistake_is_registered_again(tool, tmp_path):
+    tool("server", "here")
+    tool("node", "kitchen")
+    with Server(keys=tmp_path / "keys", nodes=tmp_path / "nodes.json") as server:
+        there = ["--superlink", server.address]
+        for word in ("register", "revoke", "register"):
+            _, (line,), _ = tool(*there, word, "kitchen")
+        assert line.startswith("registered kitchen as node ")
+        assert [line.split()[0] for line in tool(*there, "list")[1]] == ["kitchen"]

@@ -7,6 +7,7 @@ Outside is who comes by an address of this machine that is no loopback one. From
 import hashlib
 import json
 import socket
+import ssl
 import subprocess
 import sys
 from base64 import b64decode
@@ -134,6 +135,28 @@ def test_nothing_is_had_or_changed_without_a_registered_key(world):
         assert len(b64decode(body)) < 1000
         assert MODEL[:32] not in b64decode(body)
     assert told(world) == before
+
+
+PATHS = ["edgewire/thin/push", "edgewire/thin/pull", "edgewire/push", "edgewire/pull"]
+PATHS += ["push-object", "push-messages", "activate-node"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("said", ["content-length: 300000000", "transfer-encoding: chunked"])
+def test_of_a_large_request_nothing_is_read_without_one(world, path, said):
+    """Else anybody could fill the server's memory: the refusal comes before the body is there."""
+    host, _, port = world.address.rpartition(":")
+    trusted = ssl.create_default_context(cafile=world.ca)
+    head = f"POST /v1/fleet/{path} HTTP/1.1\r\nhost: {host}\r\n{said}\r\n"
+    kind = "content-type: application/x-protobuf\r\n\r\n"
+    piece = b"2710\r\n" + b"0" * 10_000 + b"\r\n" if "chunked" in said else b"0" * 10_000
+    with (
+        socket.create_connection((host, int(port)), timeout=20) as plain,
+        trusted.wrap_socket(plain, server_hostname=host) as connection,
+    ):
+        connection.sendall((head + kind).encode() + piece)
+        status = int(connection.recv(100).split()[1])
+    assert status in {400, 401, 413}
 
 
 def test_who_has_one_gets_the_model(world):

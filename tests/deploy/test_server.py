@@ -61,8 +61,10 @@ def test_the_gate_comes_first():
     (kind, said), *others = server.gated(options())
     assert kind is Gate
     assert said == {"closed": True}
-    assert [each.__name__ for each, _ in others] == ["Bundling", "Registry"]
-    assert server.gated(options("--any-node"))[0] == (Gate, {"closed": False})
+    assert [each.__name__ for each, _ in others] == ["Known", "Bundling", "Registry"]
+    (first, *_, last) = server.gated(options("--any-node"))
+    assert first == (Gate, {"closed": False})
+    assert "Known" not in {each.__name__ for each, _ in (first, last)}
 
 
 def test_without_a_place_for_the_gate_nobody_else_gets_in(monkeypatch, capsys):
