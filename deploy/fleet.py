@@ -141,6 +141,11 @@ class FleetClient:
         answer = self._thin_post("push", node, 0, thin.thin(parts))
         return self._parsed(answer, fleet_pb2.PushMessagesResponse)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._http.is_closed
+
     def close(self) -> None:
         """Let go of the connections."""
         self._http.close()

@@ -135,5 +135,6 @@ class Member:
             except httpx.TransportError:
                 pause = _AGAIN
             except Exception:  # a thread that has ended would be noticed by nobody
-                if not self._stopped.is_set():
-                    log.exception("a heartbeat failed")
+                if self._stopped.is_set() or self._fleet.closed:
+                    return
+                log.exception("a heartbeat failed")
