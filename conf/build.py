@@ -16,6 +16,7 @@ from compression import Codec, make_codec
 from conf.check import check_target
 from conf.schema import CompressionConfig, Config, ConfigError
 from task.datasets import Data, load_data, load_folder
+from task.datasets.data import holdout
 from task.models import build_model
 from task.optimizers import SGD, ServerOptimizer
 from task.partition import Partition
@@ -61,19 +62,29 @@ def data_of(config: Config, folder: str | None = None) -> Data:
 def _own_data(config: Config, folder: str | None) -> Data:
     d = config.dataset
     if folder is None:
-        return _data(d.name, d.root, d.download, d.size, tuple(d.classes) if d.classes else None)
+        classes = tuple(d.classes) if d.classes else None
+        return _data(d.name, d.root, d.download, d.size, classes, d.validate)
     if d.name != "imagefolder":
         raise ConfigError(f"a device's own folder needs dataset=imagefolder, not {d.name}")
     split = load_folder(folder, d.classes, size=d.size or 32, channels=3)
-    classes = len(d.classes) if d.classes else int(split.labels.max()) + 1
-    return Data(split, split, classes, (0.5,) * 3, (0.25,) * 3)
+    count = len(d.classes) if d.classes else int(split.labels.max()) + 1
+    return Data(split, split, count, (0.5,) * 3, (0.25,) * 3)
 
 
 @functools.lru_cache(maxsize=2)
 def _data(
-    name: str, root: str | None, download: bool, size: int | None, classes: tuple[str, ...] | None
+    name: str,
+    root: str | None,
+    download: bool,
+    size: int | None,
+    classes: tuple[str, ...] | None,
+    validate: float,
 ) -> Data:
-    return load_data(name, root=root, download=download, size=size, classes=classes)
+    data = load_data(name, root=root, download=download, size=size, classes=classes)
+    if not validate:
+        return data
+    train, test = holdout(data.train, validate, seed=0)
+    return replace(data, train=train, test=test)
 
 
 def device_of(config: Config) -> torch.device:

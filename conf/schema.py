@@ -23,6 +23,8 @@ FOREVER = 1e9  # seconds: the `timeout` of who does not want one
 class ConfigError(ValueError):
     """The user's own mistake in the configuration: one line that says what to do."""
 
+    one_line = True  # all that there is to say: who logs it leaves the traceback out
+
 
 def at_least(minimum: float, default: Any) -> Any:
     """Declare a field of a default and a smallest allowed value (checked by `conf.check`)."""
@@ -45,6 +47,7 @@ class DatasetConfig:
 
     `classes`: the class folders' names, for devices whose own folder lacks some of them;
     `holdout`: the share of a node's samples kept back from training, for its `evaluate`;
+    `validate`: that of the training set that no node gets and that takes the test set's place;
     `per_image`: each image is normalised by its own mean and standard deviation.
     """
 
@@ -54,6 +57,7 @@ class DatasetConfig:
     size: int | None = at_least(1, None)
     classes: list[str] | None = None
     holdout: float = from_to_below(0, 1, 0.0)
+    validate: float = from_to_below(0, 1, 0.0)
     per_image: bool = False
 
 

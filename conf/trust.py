@@ -19,7 +19,7 @@ from typing import Any
 
 from conf.schema import Config, ConfigError
 from conf.targets import GROUPS, is_ours
-from task.datasets.data import DEFAULT_ROOT
+from task import DEFAULT_ROOT
 
 OWN_WORDS = "EDGEWIRE_OWN_WORDS"  # checksums, for the processes that this one starts
 ALLOW, DATA, OUTPUT = "EDGEWIRE_ALLOW", "EDGEWIRE_DATA", "EDGEWIRE_OUTPUT"

@@ -30,7 +30,8 @@ from conf.schema import (
     NetworkConfig,
     ScreenConfig,
 )
-from docs.text import sentence, summary, told, word, wrap
+from docs.text import sentence, summary, told, word
+from report.format import wrap
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python -m docs.configuration"

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd import backward
-from torch.utils.flop_counter import FlopCounterMode
 
 from task.errors import TaskError
 from task.layers import Part, Segment, layers_of, segment_of
@@ -69,6 +68,8 @@ def _there_and_back(module: nn.Module, *given: Tensor) -> Tensor:
 
 
 def _flops(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    from torch.utils.flop_counter import FlopCounterMode  # not above: it takes triton along
+
     with FlopCounterMode(display=False) as counter:
         result = run()
     return counter.get_total_flops(), result

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from task.datasets.data import DATASETS, DEFAULT_ROOT, Data, Request, Split, downloading, missing
+from task import DEFAULT_ROOT
+from task.datasets.data import DATASETS, Data, Request, Split, downloading, missing
 from task.errors import TaskError
 
 

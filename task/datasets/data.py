@@ -14,7 +14,6 @@ from torch import Tensor
 from task.errors import TaskError
 from task.registry import Registry
 
-DEFAULT_ROOT = "./data"
 DOWNLOAD_TIMEOUT = 30.0  # seconds without a reply
 
 

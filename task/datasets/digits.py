@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from task import DEFAULT_ROOT
 from task.datasets.data import (
     DATASETS,
-    DEFAULT_ROOT,
     Data,
     Request,
     Split,

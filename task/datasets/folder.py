@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from task.datasets.data import DATASETS, DEFAULT_ROOT, Data, Request, Split, holdout, shown
+from task import DEFAULT_ROOT
+from task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
 from task.errors import TaskError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")

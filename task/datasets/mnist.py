@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from task import DEFAULT_ROOT
 from task.datasets.data import (
     DATASETS,
-    DEFAULT_ROOT,
     Data,
     Request,
     Split,

@@ -225,3 +225,15 @@ def test_adacomps_setting_is_the_papers():
         assert made.compression.density == (None if name == "asgd" else 0.01)
     shares = config("network=classes").network.classes.values()
     assert [(c.share, c.speed) for c in shares] == [(0.3, 1.0), (0.4, 0.1), (0.3, 0.01)]
+
+
+def test_settings_are_chosen_on_a_part_of_the_training_set():
+    whole, apart = (data_of(config(*words)) for words in ((), ("dataset.validate=0.2",)))
+
+    def images(split):
+        return {image.numpy().tobytes() for image in split.images}
+
+    assert images(apart.train) | images(apart.test) == images(whole.train)
+    assert len(apart.train.labels) + len(apart.test.labels) == len(whole.train.labels)
+    assert len(apart.test.labels) == pytest.approx(0.2 * len(whole.train.labels), abs=10)
+    assert not images(apart.test) & images(whole.test)

@@ -52,7 +52,7 @@ def test_every_data_set_has_its_yaml_and_the_other_way_round():
         assert path.read_text().startswith("# ")
         assert OmegaConf.to_container(OmegaConf.load(path)) == {
             "name": path.stem, "root": None, "download": False, "size": None, "holdout": 0.0,
-            "per_image": False,
+            "validate": 0.0, "per_image": False,
         }  # fmt: skip
 
 
@@ -86,7 +86,11 @@ def test_digits_of_a_device_without_scikit_learn(monkeypatch, tmp_path):
     assert torch.equal(found.test.labels, whole.test.labels)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a gzip", gzip.compress(b"1,2\n"), None])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not a gzip", gzip.compress(b"1,2\n", mtime=0), None],
+    ids=["empty", "no gzip", "too few", "a folder"],
+)
 def test_a_file_of_digits_that_is_none(content, tmp_path):
     own = tmp_path / "digits.csv.gz"
     own.write_bytes(content) if content is not None else own.mkdir()
