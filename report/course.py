@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from report.results import Job
+from report.jobs import Job
 
 Row = dict[str, Any]
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from report.format import whole
-from report.results import MISSING, Group, Job, ResultsError, group_jobs, read_jobs, varying
+from report.jobs import MISSING, Group, Job, ResultsError, group_jobs, read_jobs, varying
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,8 +1,11 @@
-"""Numbers as people read them, and give them."""
+"""Numbers and text as people read them, and numbers as they give them."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import textwrap
+from collections.abc import Iterable
 
 
 def human_bytes(count: float) -> str:
@@ -36,3 +39,19 @@ def whole(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
     return int(text)
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """Return a row of a Markdown table."""
+    # a bar inside a value would end its cell
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def wrap(text: str, first: str = "", rest: str = "") -> list[str]:
+    """Return text in lines of at most 100, none of which begins like an item of a list."""
+    held = re.sub(r" (?=([-+*#>=|]|\d+[.)])( |$))", "\0", " ".join(text.split()))
+    lines = textwrap.wrap(
+        held, 100, initial_indent=first, subsequent_indent=rest,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace("\0", " ") for line in lines]

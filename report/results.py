@@ -1,148 +1,141 @@
-"""The results of sweeps, read from their folders and grouped: runs that differ in the seed only."""
+"""Writes the pages of results: docs/results/NAME.md for every definition report/pages/NAME.yaml.
+
+`python -m report.results` writes them from the kept runs (docs/results/kept), with their pictures
+and the list of them in docs/results.md. `--check` changes nothing: it says what is out of date.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable, Sequence
+import argparse
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from yaml import YAMLError  # type: ignore[import-untyped]
+from report.definitions import PageDefinition, read_definitions
+from report.format import wrap
+from report.jobs import ResultsError
+from report.kept import ROOT, kept_file, read_kept
+from report.page import HEAD, FilledTable, fill, filled, markdown, picture_name
+from report.scatter import Point, is_of, points, save
 
-from report.summary import read_result
-from report.words import OVERRIDES, words_of
-
-MISSING = "-"  # where a group does not have a key that others have
-# words that name a run or say how it runs, not what it computes
-WITHOUT_EFFECT = re.compile(r"seed|verbose|dataset\.(root|download)|(engine|hydra)([./].*)?")
-# what the result of a run holds; the latter may be null
-COUNTED = (
-    *("seed", "client_updates", "failures", "seconds"),
-    *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
-)
-MEASURED = ("accuracy", "best_accuracy", "loss", "top5", "virtual_seconds")
-
-
-class ResultsError(Exception):
-    """The folders do not hold what was asked for; the message is one line."""
+FOLDER = Path("docs/results")
+INDEX = Path("docs/results.md")
+BEGIN, END = "<!-- pages: written by `python -m report.results` -->", "<!-- end of pages -->"
+COMMAND = "python -m report.results"
 
 
 @dataclass(frozen=True)
-class Job:
-    """One finished run: its folder, the command-line words it ran with, its `result.json`."""
+class Output:
+    """A file as it should be: a text, or the points of a picture; None if it should not be."""
 
-    folder: Path
-    overrides: dict[str, str]
-    result: dict[str, Any]
+    file: Path
+    content: str | list[Point] | None
 
-    def history(self) -> list[dict[str, Any]]:
-        """Return the rows of `history.jsonl`, one a round; a last line cut short is left out.
+    def is_there(self) -> bool:
+        """Whether the file is as it should be."""
+        if isinstance(self.content, list):
+            return is_of(self.file, self.content)
+        return (self.file.read_text() if self.file.is_file() else None) == self.content
 
-        Raises `ResultsError` for a line that cannot be read.
-        """
-        file, rows = self.folder / "history.jsonl", []
-        lines = file.read_text(errors="replace").splitlines()
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                row = None
-            if isinstance(row, dict) and "round" in row:
-                rows.append(row)
-            elif number < len(lines):
-                raise ResultsError(f"{file}: line {number} cannot be read")
-        return rows
-
-    def words(self) -> dict[str, str]:
-        """Return the overrides that have an effect on the result, but the seed."""
-        return {k: v for k, v in self.overrides.items() if not WITHOUT_EFFECT.fullmatch(k)}
+    def write(self) -> None:
+        """Make it so."""
+        if isinstance(self.content, list):
+            save(self.file, self.content)
+        elif self.content is None:
+            self.file.unlink()
+        else:
+            self.file.write_text(self.content)
 
 
-@dataclass(frozen=True)
-class Group:
-    """The jobs that ran with the same words, one for every seed."""
+def outputs(root: Path) -> list[Output]:
+    """Return what the definitions and kept runs below `root` make, the index the last.
 
-    words: dict[str, str]
-    jobs: list[Job]
-
-    def name(self, keys: Sequence[str]) -> list[str]:
-        """Return the group's values of `keys`, `MISSING` for those it does not have."""
-        return [self.words.get(key, MISSING) for key in keys]
-
-
-def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
-    """Return all jobs below `folders` in the order of their numbers, and the unfinished folders.
-
-    A run whose files are damaged counts as unfinished. Raises `ResultsError` if none has finished.
+    Raises `ResultsError`: a line on the first thing that is wrong.
     """
-    jobs: list[Job] = []
-    unfinished: list[Path] = []
-    seen: set[Path] = set()
-    for top in folders:
-        if not top.is_dir():
-            raise ResultsError(f"{top}: no such folder")
-        for found in sorted(top.rglob(str(OVERRIDES)), key=_numbers_as_numbers):
-            folder = found.parents[1]
-            if folder.resolve() in seen:  # a folder and another inside it were given
-                continue
-            seen.add(folder.resolve())
-            try:
-                jobs.append(_read_job(folder))
-            except (FileNotFoundError, ValueError, YAMLError):
-                unfinished.append(folder)
-    if not jobs:
-        count = f"; {len(unfinished)} unfinished" if unfinished else ""
-        raise ResultsError(f"no finished run in {', '.join(map(str, folders))}{count}")
-    return jobs, unfinished
+    pages = read_definitions(root)
+    every = [table for page in pages for table in page.tables]
+    kept = {name: read_kept(kept_file(root, name)) for name in {t.experiment for t in every}}
+    shown: dict[str, set[str]] = {name: set() for name in kept}
+    for table in every:
+        shown[table.experiment] |= set().union(*(row.all_words for row in table.rows))
+    found: list[Output] = []
+    items: list[str] = []
+    for page in pages:
+        tables = fill(page, kept)
+        text = markdown(page, tables, shown)  # of one that has not run, too: its mistakes are told
+        has_run = any(table.has_run() for table in tables)
+        file = root / FOLDER / f"{page.name}.md"
+        _expect_ours(file, page)
+        found.append(Output(file, text if has_run else None))
+        found += _pictures(file.parent, page, tables)
+        items += wrap(_item(page, tables) if has_run else f"{page.title}: not run yet", "* ", "  ")
+    return [*found, Output(root / INDEX, _index(root / INDEX, items))]
 
 
-def group_jobs(jobs: Iterable[Job]) -> list[Group]:
-    """Return the groups in the order of their first jobs.
+def _expect_ours(file: Path, page: PageDefinition) -> None:
+    """Raises `ResultsError` for a page that a person wrote: it would be lost."""
+    if file.is_file() and not file.read_text().startswith(HEAD.format(name=page.name)):
+        raise ResultsError(f"{file} was written by hand: remove it first, or rename the definition")
 
-    Of jobs with the same words and seed the last one counts: a run that was repeated is no
-    further seed, and would make the spread look smaller than it is.
-    """
-    groups: dict[frozenset[tuple[str, str]], dict[Any, Job]] = {}
-    for job in jobs:
-        seeds = groups.setdefault(frozenset(job.words().items()), {})
-        seeds[job.result["seed"]] = job
+
+def _pictures(folder: Path, page: PageDefinition, tables: Sequence[FilledTable]) -> list[Output]:
     return [
-        Group(next(iter(seeds.values())).words(), list(seeds.values())) for seeds in groups.values()
+        Output(folder / picture_name(page, table.definition), points(table) or None)
+        for table in tables
+        if table.definition.picture
     ]
 
 
-def varying(groups: Sequence[Group]) -> list[str]:
-    """Return the keys whose values differ between the groups, in the order of their words."""
-    keys: list[str] = []
-    for group in groups:
-        place = len(keys)
-        for key in reversed(group.words):
-            if key in keys:
-                place = keys.index(key)
-            else:  # what only some groups have goes before the word that follows it there
-                keys.insert(place, key)
-    return [key for key in keys if len({group.words.get(key) for group in groups}) > 1]
+def _item(page: PageDefinition, tables: Sequence[FilledTable]) -> str:
+    """Return a page's link and claim."""
+    return f"[{page.title}]({FOLDER.name}/{page.name}.md): {filled(page, page.claim, tables)}"
 
 
-def _read_job(folder: Path) -> Job:
-    """Return a finished run. Raises `FileNotFoundError`, `YAMLError` or `ValueError` for others."""
-    result, words = read_result(folder), words_of(folder)
-    if not isinstance(result, dict) or not _complete(result):
-        raise ValueError(f"{folder} holds no run")
-    if result.get("stopped") and not result.get("diverged"):
-        raise ValueError(f"{folder} stopped before its end")
-    return Job(folder, words, result)
+def _index(file: Path, items: Sequence[str]) -> str:
+    """Return docs/results.md with the list of pages between its two comments."""
+    text = file.read_text() if file.is_file() else ""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ResultsError(f"{file} needs the lines {BEGIN} and {END}: between them goes the list")
+    return before + "\n".join([begin, "", *items, "", end]) + after
 
 
-def _complete(result: dict[str, Any]) -> bool:
-    """Whether a result holds what every run's does, numbers where those belong."""
-    sure = all(isinstance(result.get(key), int | float) for key in COUNTED)
-    perhaps = (result.get(key) for key in MEASURED)
-    return sure and all(value is None or isinstance(value, int | float) for value in perhaps)
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Write the pages, or say which are out of date; return the exit code."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, say what differs")
+    asked = parser.parse_args(arguments)
+    try:
+        stale = [output for output in outputs(root) if not output.is_there()]
+        for output in stale:
+            if not asked.check:
+                output.write()
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "matplotlib":
+            raise
+        return _fail("drawing needs matplotlib: pip install -e '.[bench]'")
+    except ResultsError as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}")
+    for output in stale:
+        name = output.file.relative_to(root)
+        print(
+            f"{name} is out of date; run: {COMMAND}" if asked.check else f"{name}: {_done(output)}"
+        )
+    return int(asked.check and bool(stale))
 
 
-def _numbers_as_numbers(path: Path) -> list[tuple[int, str]]:
-    """Sort key by which job 10 comes after job 9."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]
+def _done(output: Output) -> str:
+    return "written" if output.content is not None else "removed, it has no run"
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,8 +15,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from report.course import Row, first_at, smoothed
-from report.format import human_bytes, human_seconds, percent, whole
-from report.results import Group, Job, ResultsError, group_jobs, read_jobs, varying
+from report.format import human_bytes, human_seconds, markdown_row, percent, whole
+from report.jobs import Group, Job, ResultsError, group_jobs, read_jobs, varying
 
 Numbers = dict[str, Any]
 SHARES = ("accuracy", "best_accuracy", "top5")  # their spread over the seeds is shown
@@ -147,8 +147,7 @@ def markdown(groups: Sequence[Group], keys: Sequence[str], rows: Sequence[Number
             for group, row in zip(groups, rows, strict=True)
         ),
     ]
-    # a bar inside a value would end its cell
-    return "\n".join(f"| {' | '.join(c.replace('|', chr(92) + '|') for c in x)} |" for x in lines)
+    return "\n".join(markdown_row(line) for line in lines)
 
 
 def as_json(

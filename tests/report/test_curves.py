@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from report.curves import curve, draw, main, moving_average
-from report.results import group_jobs, read_jobs
+from report.jobs import group_jobs, read_jobs
 from tests.report.sweeps import add_job
 
 LOSSES = {"algorithm=sgd": ([4.0, 2.0, 1.0], [6.0, 2.0, 3.0]), "algorithm=esgd": ([5.0, 4.0, 3.0],)}

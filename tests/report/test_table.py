@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from report.results import group_jobs, read_jobs, varying
+from report.jobs import group_jobs, read_jobs, varying
 from report.table import main
 from tests.report.sweeps import add_job
 

@@ -1,0 +1,174 @@
+"""What a column of a page shows of a row's kept runs: in a cell, and within a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+from report.estimate import Estimate, estimate, paired
+from report.format import human_bytes, human_seconds
+from report.kept import KeptRun
+
+NOTHING = "-"
+NOT_RUN = "not run yet"
+
+
+class Shown(NamedTuple):
+    """A value as a cell of its column has it, and as a sentence does: with its unit."""
+
+    cell: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A row's runs, in the order of their seeds, and those of the row it is compared with."""
+
+    runs: Sequence[KeptRun]
+    against: Sequence[KeptRun] = ()
+
+
+Show = Callable[[Beside], Shown]
+
+
+class PageColumn(NamedTuple):
+    """A column's head, and how a row is shown in it; `compares`: it needs another row."""
+
+    head: str
+    show: Show
+    compares: bool = False
+
+
+def _values(runs: Sequence[KeptRun], key: str, scale: float = 1) -> dict[int, float]:
+    """Return each seed's value, for those that have one."""
+    found = {run.seed: run.numbers[key] for run in runs}
+    return {seed: value * scale for seed, value in found.items() if value is not None}
+
+
+def decimals(value: float, places: int) -> str:
+    """Return a number with so many decimals, 0 without a sign."""
+    text = f"{value:.{places}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def with_interval(found: Estimate, places: int = 2) -> str:
+    """Return '85.12 ± 0.21', the mean alone where there is no interval."""
+    mean = decimals(found.mean, places)
+    return mean if found.half is None else f"{mean} ± {decimals(found.half, places)}"
+
+
+def _of_how_many(found: Estimate, runs: int) -> str:
+    """Say what the reader would not expect: one seed, or values that some runs do not have."""
+    if found.count < runs:
+        return f" ({found.count} of {runs} runs)"
+    return " (one seed)" if found.count == 1 else ""
+
+
+def _measured(key: str, scale: float = 1, places: int = 2, unit: str = "") -> Show:
+    def show(row: Beside) -> Shown:
+        if not (values := _values(row.runs, key, scale)):
+            return Shown(NOTHING, NOTHING)
+        found = estimate(list(values.values()))
+        text, remark = with_interval(found, places), _of_how_many(found, len(row.runs))
+        return Shown(text + remark, text + unit + remark)
+
+    return show
+
+
+def _compared(row: Beside) -> Estimate | None:
+    """Return the difference of equal seeds in points; None if no seed is in both."""
+    ours, theirs = (_values(runs, "accuracy", 100) for runs in (row.runs, row.against))
+    return paired(ours, theirs)
+
+
+def _difference(row: Beside) -> Shown:
+    if row.runs == row.against:
+        return Shown("", NOTHING)
+    if (found := _compared(row)) is None:
+        return Shown(NOTHING, NOTHING)
+    remark = _of_how_many(found, len(row.runs))
+    text = with_interval(found)
+    noise = (", noise", ", within the noise") if found.noise else ("", "")
+    return Shown(text + remark + noise[0], f"{text} points{remark}{noise[1]}")
+
+
+def _verdict(row: Beside) -> Shown:
+    """Say how a row's accuracy stands to the other's: words that go between two names."""
+    found = _compared(row)
+    if found is None or found.half is None:
+        text = "not yet told apart from"
+    elif found.noise:
+        text = "within the noise of"
+    else:
+        text = "above" if found.mean > 0 else "below"
+    return Shown(text, text)
+
+
+def _mean(key: str, form: Callable[[float], str], scale: float = 1) -> Show:
+    def show(row: Beside) -> Shown:
+        values = list(_values(row.runs, key, scale).values())
+        text = form(fmean(values)) if values else NOTHING
+        return Shown(text, text)
+
+    return show
+
+
+def _ratio(above: str, below: str, form: Callable[[float], str]) -> Show:
+    """Show one sum over the runs by another."""
+
+    def show(row: Beside) -> Shown:
+        top, bottom = (sum(_values(row.runs, key).values()) for key in (above, below))
+        text = form(top / bottom) if bottom else NOTHING
+        return Shown(text, text)
+
+    return show
+
+
+def _seeds(row: Beside) -> Shown:
+    seeds = sorted(run.seed for run in row.runs)
+    whole = seeds == list(range(seeds[0], seeds[-1] + 1))
+    text = f"{seeds[0]} to {seeds[-1]}" if whole and len(seeds) > 3 else ", ".join(map(str, seeds))
+    return Shown(text, text)
+
+
+COLUMNS: dict[str, PageColumn] = {
+    "accuracy": PageColumn("accuracy, %", _measured("accuracy", 100, unit=" %")),
+    "difference": PageColumn("points against {against}", _difference, compares=True),
+    "verdict": PageColumn("beside {against}", _verdict, compares=True),
+    "seeds": PageColumn("seeds", _seeds),
+    "best accuracy": PageColumn("best, %", _measured("best_accuracy", 100, unit=" %")),
+    "top5": PageColumn("top-5, %", _measured("top5", 100, unit=" %")),
+    "loss": PageColumn("loss", _measured("loss", places=3)),
+    "rounds": PageColumn("rounds", _mean("rounds", "{:,.10g}".format)),
+    "updates": PageColumn("updates", _mean("client_updates", "{:,.10g}".format)),
+    "uplink": PageColumn("up", _mean("uplink_bytes", human_bytes)),
+    "downlink": PageColumn("down", _mean("downlink_bytes", human_bytes)),
+    "uplink an update": PageColumn(
+        "up, an update", _ratio("uplink_bytes", "client_updates", human_bytes)
+    ),
+    "downlink an update": PageColumn(
+        "down, an update", _ratio("downlink_bytes", "client_updates", human_bytes)
+    ),
+    "times smaller up": PageColumn(
+        "times smaller up", _ratio("uplink_bytes_float32", "uplink_bytes", "{:.2f}".format)
+    ),
+    "times smaller down": PageColumn(
+        "times smaller down", _ratio("downlink_bytes_float32", "downlink_bytes", "{:.2f}".format)
+    ),
+    "virtual time": PageColumn("on the network", _mean("virtual_seconds", human_seconds)),
+    "minutes": PageColumn("minutes here", _mean("seconds", "{:.1f}".format, 1 / 60)),
+}
+
+
+def remark(runs: Sequence[KeptRun]) -> str:
+    """Say what a reader must know of a row beside its numbers; "" if there is nothing."""
+    if not runs:
+        return NOT_RUN
+    said = []
+    if diverged := sum(run.diverged for run in runs):
+        said.append(f"{diverged} of {len(runs)} diverged")
+    if failures := round(sum(run.numbers["failures"] or 0 for run in runs)):
+        said.append(f"{failures:,} failures" if failures > 1 else "1 failure")
+    return ", ".join(said)

@@ -1,0 +1,222 @@
+"""Definitions of pages, report/pages/NAME.yaml: what is claimed, and which rows a table has."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from report.columns import COLUMNS
+from report.jobs import ResultsError
+from report.kept import in_order, kept_file
+
+FOLDER = Path("report/pages")
+PAPER = "paper"  # the one column that is not measured
+ID = re.compile(r"[\w-]+")
+ROW = {"id": True, "label": True, "words": True, "paper": False}  # keys, and whether they must be
+TABLE = {
+    **dict.fromkeys(("experiment", "rows"), True),
+    **dict.fromkeys(
+        ("id", "title", "words", "columns", "against", "across", "picture", "note"), False
+    ),
+}
+ACROSS = {"key": True, "values": True}
+PAGE = {"title": True, "claim": True, "setting": True, "tables": True, "notes": False}
+
+
+@dataclass(frozen=True)
+class RowDefinition:
+    """A row: what texts and the reader call it, the words of its runs, the paper's number.
+
+    `across`: the words of its runs at each of the values across which the table goes, if it does.
+    """
+
+    id: str
+    label: str
+    words: str
+    paper: str
+    across: tuple[str, ...] = ()
+
+    @property
+    def all_words(self) -> set[str]:
+        """The words of all runs that it shows."""
+        return set(self.across) or {self.words}
+
+
+@dataclass(frozen=True)
+class TableDefinition:
+    """A table: the experiment whose runs it shows, in which rows and columns, and what is said.
+
+    `against` is the id of the row that others are compared with, "" for none. `across`: heads of
+    columns of accuracies, a value of one key each, in place of `columns`. `picture`: accuracy
+    against bytes is drawn.
+    """
+
+    id: str
+    title: str
+    experiment: str
+    against: str
+    columns: tuple[str, ...]
+    across: tuple[str, ...]
+    rows: tuple[RowDefinition, ...]
+    picture: bool
+    note: str
+
+    def row(self, name: str) -> RowDefinition | None:
+        """Return the row of that id; None if there is none."""
+        return next((row for row in self.rows if row.id == name), None)
+
+
+@dataclass(frozen=True)
+class PageDefinition:
+    """A page: its name, one claim in a sentence, the setting of its runs, tables and notes."""
+
+    name: str
+    title: str
+    claim: str
+    setting: str
+    tables: tuple[TableDefinition, ...]
+    notes: tuple[str, ...]
+
+
+def read_definitions(root: Path) -> list[PageDefinition]:
+    """Return all definitions in the order of their names. Raises `ResultsError` for a wrong one."""
+    return [read_definition(root, path) for path in sorted((root / FOLDER).glob("*.yaml"))]
+
+
+def read_definition(root: Path, path: Path) -> PageDefinition:
+    """Return the page that a file defines. Raises `ResultsError`, a line that names the file."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        return _page(root, path.stem, content)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[0]
+        raise ResultsError(f"{path} is no YAML: {first}") from error
+    except ResultsError as error:
+        raise ResultsError(f"{path}: {error}") from error
+
+
+def _page(root: Path, name: str, content: Any) -> PageDefinition:
+    _expect_keys("a page", content, PAGE)
+    tables = tuple(_table(root, table) for table in _list(content, "tables"))
+    if not tables:
+        raise ResultsError("tables must be one or more")
+    if len(tables) > 1 and not all(table.id and table.title for table in tables):
+        raise ResultsError("of several tables each needs an id and a title")
+    _expect_different("tables with the id", [table.id for table in tables])
+    title, claim, setting = (_text(content, key) for key in ("title", "claim", "setting"))
+    notes = tuple(_joined(note) for note in _list(content, "notes"))
+    return PageDefinition(name, title, claim, setting, tables, notes)
+
+
+def _table(root: Path, content: Any) -> TableDefinition:
+    _expect_keys("a table", content, TABLE)
+    common = _words(_text(content, "words"))
+    key, values = _across(content.get("across"))
+    rows = tuple(_row(row, common, key, values) for row in _list(content, "rows"))
+    _expect_different("rows with the id", [row.id for row in rows])
+    _expect_different("rows with the words", [row.words for row in rows])
+    columns = tuple(_text({"": column}, "") for column in _list(content, "columns"))
+    if bool(columns) == bool(values):
+        raise ResultsError("a table has either columns or across")
+    experiment, against = _text(content, "experiment"), _text(content, "against")
+    kept_file(root, experiment)  # whether there is such an experiment
+    _expect_columns(columns, against)
+    table = TableDefinition(
+        _id(content) if "id" in content else "",
+        _text(content, "title"),
+        experiment,
+        against,
+        columns,
+        tuple(f"{key} {value}" for value in values),
+        rows,
+        content.get("picture") is True,
+        _text(content, "note"),
+    )
+    if against and table.row(against) is None:
+        raise ResultsError(f"against: no row has the id {against}")
+    return table
+
+
+def _across(content: Any) -> tuple[str, list[str]]:
+    """Return the key across whose values a table goes, and these; none if it does not."""
+    if content is None:
+        return "", []
+    _expect_keys("across", content, ACROSS)
+    return _text(content, "key"), [_joined(value) for value in _list(content, "values")]
+
+
+def _row(content: Any, common: Mapping[str, str], key: str, values: Iterable[str]) -> RowDefinition:
+    _expect_keys("a row", content, ROW)
+    words = {**common, **_words(_text(content, "words"))}
+    paper = _text(content, "paper")
+    across = tuple(in_order({**words, key: value}) for value in values)
+    return RowDefinition(_id(content), _text(content, "label"), in_order(words), paper, across)
+
+
+def _words(text: str) -> dict[str, str]:
+    """Return command-line words by their keys, as `Job.words` does."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ResultsError(f"words {text!r}: {error}") from error
+    if wrong := [word for word in words if "=" not in word]:
+        raise ResultsError(f"words {text!r}: {wrong[0]} is not KEY=VALUE")
+    pairs = (word.lstrip("+").partition("=") for word in words)
+    return {key: value for key, _, value in pairs}
+
+
+def _expect_keys(what: str, content: Any, keys: Mapping[str, bool]) -> None:
+    if not isinstance(content, dict):
+        raise ResultsError(f"{what} must have the keys {', '.join(keys)}, not be {content!r}")
+    if unknown := [key for key in content if key not in keys]:
+        raise ResultsError(f"{what} has no {unknown[0]}; there are: {', '.join(keys)}")
+    if missing := [key for key, needed in keys.items() if needed and key not in content]:
+        raise ResultsError(f"{what} needs {missing[0]}")
+
+
+def _expect_columns(columns: Iterable[str], against: str) -> None:
+    for column in columns:
+        if column not in COLUMNS and column != PAPER:
+            known = ", ".join((PAPER, *COLUMNS))
+            raise ResultsError(f"no column {column}; there are: {known}")
+        if column != PAPER and COLUMNS[column].compares and not against:
+            raise ResultsError(f"the column {column} needs against: ROW")
+
+
+def _expect_different(what: str, values: list[str]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ResultsError(f"several {what} {value!r}")
+
+
+def _id(content: Mapping[str, Any]) -> str:
+    text = _text(content, "id")
+    if not ID.fullmatch(text):
+        raise ResultsError(f"an id is letters, digits, - and _, not {text!r}")
+    return text
+
+
+def _text(content: Mapping[str, Any], key: str) -> str:
+    """Return a text or number in one line; "" if it is not there."""
+    return _joined(content.get(key, ""))
+
+
+def _joined(value: Any) -> str:
+    if not isinstance(value, str | int | float):
+        raise ResultsError(f"{value!r} must be a text")
+    return " ".join(str(value).split())
+
+
+def _list(content: Mapping[str, Any], key: str) -> list[Any]:
+    value = content.get(key, [])
+    if not isinstance(value, list):
+        raise ResultsError(f"{key} must be a list")
+    return value

@@ -1,0 +1,150 @@
+"""The results of sweeps, read from their folders and grouped: runs that differ in the seed only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from report.summary import read_result
+from report.words import OVERRIDES, words_of
+
+MISSING = "-"  # where a group does not have a key that others have
+# words that name a run or say how it runs, not what it computes
+WITHOUT_EFFECT = re.compile(
+    r"seed|verbose|checkpoint_every|dataset\.(root|download)|(engine|hydra)([./].*)?"
+)
+# what the result of a run holds; the latter may be null
+COUNTED = (
+    *("seed", "client_updates", "failures", "seconds"),
+    *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
+)
+MEASURED = ("accuracy", "best_accuracy", "loss", "top5", "virtual_seconds")
+
+
+class ResultsError(Exception):
+    """The folders do not hold what was asked for; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One finished run: its folder, the command-line words it ran with, its `result.json`."""
+
+    folder: Path
+    overrides: dict[str, str]
+    result: dict[str, Any]
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the rows of `history.jsonl`, one a round; a last line cut short is left out.
+
+        Raises `ResultsError` for a line that cannot be read.
+        """
+        file, rows = self.folder / "history.jsonl", []
+        lines = file.read_text(errors="replace").splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if isinstance(row, dict) and "round" in row:
+                rows.append(row)
+            elif number < len(lines):
+                raise ResultsError(f"{file}: line {number} cannot be read")
+        return rows
+
+    def words(self) -> dict[str, str]:
+        """Return the overrides that have an effect on the result, but the seed."""
+        return {k: v for k, v in self.overrides.items() if not WITHOUT_EFFECT.fullmatch(k)}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The jobs that ran with the same words, one for every seed."""
+
+    words: dict[str, str]
+    jobs: list[Job]
+
+    def name(self, keys: Sequence[str]) -> list[str]:
+        """Return the group's values of `keys`, `MISSING` for those it does not have."""
+        return [self.words.get(key, MISSING) for key in keys]
+
+
+def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
+    """Return all jobs below `folders` in the order of their numbers, and the unfinished folders.
+
+    A run whose files are damaged counts as unfinished. Raises `ResultsError` if none has finished.
+    """
+    jobs: list[Job] = []
+    unfinished: list[Path] = []
+    seen: set[Path] = set()
+    for top in folders:
+        if not top.is_dir():
+            raise ResultsError(f"{top}: no such folder")
+        for found in sorted(top.rglob(str(OVERRIDES)), key=_numbers_as_numbers):
+            folder = found.parents[1]
+            if folder.resolve() in seen:  # a folder and another inside it were given
+                continue
+            seen.add(folder.resolve())
+            try:
+                jobs.append(_read_job(folder))
+            except (FileNotFoundError, ValueError, YAMLError):
+                unfinished.append(folder)
+    if not jobs:
+        count = f"; {len(unfinished)} unfinished" if unfinished else ""
+        raise ResultsError(f"no finished run in {', '.join(map(str, folders))}{count}")
+    return jobs, unfinished
+
+
+def group_jobs(jobs: Iterable[Job]) -> list[Group]:
+    """Return the groups in the order of their first jobs.
+
+    Of jobs with the same words and seed the last one counts: a run that was repeated is no
+    further seed, and would make the spread look smaller than it is.
+    """
+    groups: dict[frozenset[tuple[str, str]], dict[Any, Job]] = {}
+    for job in jobs:
+        seeds = groups.setdefault(frozenset(job.words().items()), {})
+        seeds[job.result["seed"]] = job
+    return [
+        Group(next(iter(seeds.values())).words(), list(seeds.values())) for seeds in groups.values()
+    ]
+
+
+def varying(groups: Sequence[Group]) -> list[str]:
+    """Return the keys whose values differ between the groups, in the order of their words."""
+    keys: list[str] = []
+    for group in groups:
+        place = len(keys)
+        for key in reversed(group.words):
+            if key in keys:
+                place = keys.index(key)
+            else:  # what only some groups have goes before the word that follows it there
+                keys.insert(place, key)
+    return [key for key in keys if len({group.words.get(key) for group in groups}) > 1]
+
+
+def _read_job(folder: Path) -> Job:
+    """Return a finished run. Raises `FileNotFoundError`, `YAMLError` or `ValueError` for others."""
+    result, words = read_result(folder), words_of(folder)
+    if not isinstance(result, dict) or not _complete(result):
+        raise ValueError(f"{folder} holds no run")
+    if result.get("stopped") and not result.get("diverged"):
+        raise ValueError(f"{folder} stopped before its end")
+    return Job(folder, words, result)
+
+
+def _complete(result: dict[str, Any]) -> bool:
+    """Whether a result holds what every run's does, numbers where those belong."""
+    sure = all(isinstance(result.get(key), int | float) for key in COUNTED)
+    perhaps = (result.get(key) for key in MEASURED)
+    return sure and all(value is None or isinstance(value, int | float) for value in perhaps)
+
+
+def _numbers_as_numbers(path: Path) -> list[tuple[int, str]]:
+    """Sort key by which job 10 comes after job 9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]

@@ -1,0 +1,233 @@
+"""Finished runs of an experiment, kept in the repository as numbers that tables are made from.
+
+`python -m report.kept NAME FOLDER...` takes those of sweep folders into docs/results/kept/NAME.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from report.jobs import Job, ResultsError, read_jobs
+
+ROOT = Path(__file__).parents[1]
+FOLDER = Path("docs/results/kept")
+# what a run's line holds of its result; null where a run does not have it
+NUMBERS = (
+    *("rounds", "accuracy", "best_accuracy", "top5", "loss", "uplink_bytes", "downlink_bytes"),
+    *("uplink_bytes_float32", "downlink_bytes_float32", "client_updates", "failures"),
+    *("seconds", "virtual_seconds"),
+)
+# those that every run has: `report.jobs` takes no other, and tables divide by them
+SURE = (
+    *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
+    *("client_updates", "failures", "seconds"),
+)
+COURSE = ("round", "accuracy", "uplink_bytes", "downlink_bytes", "virtual_seconds")
+ROWS = 100  # of a course, at most
+# what no run reads: a change there leaves its numbers what they were
+WITHOUT_EFFECT = (":!docs", ":!report", ":!tests", ":!*.md")
+
+Number = float | None
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """One run: its words without experiment and seed, in order; what it reached, and its course.
+
+    `course` has a list for each of `COURSE` that was measured, of equal length: an entry for each
+    evaluation.
+    """
+
+    words: str
+    seed: int
+    commit: str
+    diverged: bool
+    numbers: dict[str, Number]
+    course: dict[str, list[Number]]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """By which one run takes another's place."""
+        return self.words, self.seed
+
+    def line(self) -> str:
+        """Return it as one line of JSON."""
+        head = {"words": self.words, "seed": self.seed, "commit": self.commit}
+        body = {"diverged": self.diverged, **self.numbers, "course": self.course}
+        return json.dumps(head | body)
+
+
+def in_order(words: Mapping[str, str]) -> str:
+    """Return command-line words sorted by their keys, quoted as in a shell.
+
+    Values are as a sweep writes them: `true` as True, 1e-3 as 0.001. What Hydra cannot read as one
+    value stays as it is.
+    """
+    return shlex.join(f"{key}={_as_in_sweeps(value)}" for key, value in sorted(words.items()))
+
+
+@cache
+def _as_in_sweeps(value: str) -> str:
+    try:
+        word = OverridesParser.create().parse_override(f"key={value}")
+        return str(word.get_value_element_as_str())
+    except HydraException:
+        return value
+
+
+def command(name: str) -> str:
+    """Return what makes an experiment's runs."""
+    return f"python run.py -m experiment={name}"
+
+
+def kept_file(root: Path, name: str) -> Path:
+    """Return where an experiment's runs are kept. Raises `ResultsError` for an unknown one."""
+    if not (root / "conf" / "experiment" / f"{name}.yaml").is_file():
+        raise ResultsError(f"no experiment {name}: conf/experiment/{name}.yaml is not there")
+    return root / FOLDER / f"{name}.json"
+
+
+def kept_run(job: Job, name: str, commit: str) -> KeptRun:
+    """Return what is kept of a job. Raises `ResultsError` for one of another experiment."""
+    words = job.words()
+    if words.pop("experiment", None) != name:
+        raise ResultsError(f"{job.folder} was not run with experiment={name}")
+    rows = _thinned([row for row in job.history() if row.get("accuracy") is not None])
+    course = {key: [_finite(row.get(key)) for row in rows] for key in COURSE}
+    return KeptRun(
+        in_order(words),
+        job.result["seed"],
+        commit,
+        bool(job.result.get("diverged")),
+        {key: _finite(job.result.get(key)) for key in NUMBERS},
+        {key: column for key, column in course.items() if set(column) - {None}},
+    )
+
+
+def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return at most `ROWS` of the rows, evenly spread, the first and the last among them."""
+    if len(rows) <= ROWS:
+        return rows
+    return [rows[round(at * (len(rows) - 1) / (ROWS - 1))] for at in range(ROWS)]
+
+
+def _finite(value: Number) -> Number:
+    return None if value is None or not isfinite(value) else value
+
+
+def merge(old: Iterable[KeptRun], new: Iterable[KeptRun]) -> list[KeptRun]:
+    """Return all runs in the order of words and seeds; of two with equal ones the newer.
+
+    A run that was taken before stays as it is: the commit is the one at which it was new.
+    """
+    runs = {run.key: run for run in old}
+    for run in new:
+        before = runs.get(run.key)
+        if before is None or _measured(before) != _measured(run):
+            runs[run.key] = run
+    return [runs[key] for key in sorted(runs)]
+
+
+def _measured(run: KeptRun) -> tuple[Any, ...]:
+    return run.diverged, run.numbers, run.course
+
+
+def read_kept(file: Path) -> list[KeptRun]:
+    """Return the runs of a kept file, none if it is not there.
+
+    Raises `ResultsError` for a file of another form.
+    """
+    if not file.is_file():
+        return []
+    try:
+        content = json.loads(file.read_text())
+        runs = [_read_run(run) for run in content["runs"]]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ResultsError(f"{file} is no file of kept runs: {error!r}") from error
+    if len({run.key for run in runs}) != len(runs):
+        raise ResultsError(f"{file} holds runs of the same words and seed")
+    return runs
+
+
+def _read_run(run: Any) -> KeptRun:
+    """Return a run. Raises `ValueError`, `TypeError` or `KeyError` for something else."""
+    numbers = {key: run[key] for key in NUMBERS}
+    course = {key: list(run["course"][key]) for key in COURSE if key in run["course"]}
+    values = [*numbers.values(), *(value for column in course.values() for value in column)]
+    kinds: list[tuple[Any, Any]] = [(run["words"], str), (run["commit"], str)]
+    kinds += [(run["diverged"], bool), (run["seed"], int)]
+    kinds += [(numbers[key], int | float) for key in SURE]
+    kinds += [(value, int | float | None) for value in values]
+    if wrong := [value for value, kind in kinds if not isinstance(value, kind)]:
+        raise ValueError(f"{wrong[0]!r} is out of place")
+    if len({len(column) for column in course.values()}) > 1:
+        raise ValueError("a course with columns of several lengths")
+    return KeptRun(run["words"], run["seed"], run["commit"], run["diverged"], numbers, course)
+
+
+def write_kept(file: Path, name: str, runs: Iterable[KeptRun]) -> None:
+    """Write an experiment's runs, one a line."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    head = f'{{"experiment": {json.dumps(name)}, "command": {json.dumps(command(name))}, "runs": ['
+    lines = ",\n".join(run.line() for run in runs)
+    file.write_text(f"{head}\n{lines}\n]}}\n")
+
+
+def commit_of(root: Path) -> str:
+    """Return the short hash of HEAD, with a + if what runs are made of was changed since.
+
+    "" where there is no git, or no repository of it.
+    """
+    try:
+        head = _git(root, "rev-parse", "--short", "HEAD")
+        return head + ("+" if _git(root, "status", "--porcelain", "--", *WITHOUT_EFFECT) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, check=True)
+    return done.stdout.decode(errors="replace").strip()
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Keep the runs that the command line names; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m report.kept", description=__doc__)
+    parser.add_argument("name", metavar="NAME", help="of the experiment: conf/experiment/NAME.yaml")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
+    asked = parser.parse_args(arguments)
+    try:
+        file = kept_file(root, asked.name)
+        jobs, unfinished = read_jobs(asked.folders)
+        commit = commit_of(root)
+        old = read_kept(file)
+        runs = merge(old, [kept_run(job, asked.name, commit) for job in jobs])
+        write_kept(file, asked.name, runs)
+    except ResultsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    changed = sum(run not in old for run in runs)
+    print(f"{file}: {len(runs)} runs, {changed} of them new or replaced")
+    if unfinished:
+        print("unfinished or damaged: " + ", ".join(str(path) for path in unfinished))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""A page of results as Markdown: a definition, filled with the numbers of kept runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from report.columns import COLUMNS, NOT_RUN, NOTHING, Beside, remark
+from report.definitions import PAPER, PageDefinition, RowDefinition, TableDefinition
+from report.format import markdown_row, wrap
+from report.jobs import ResultsError
+from report.kept import KeptRun, command
+
+HEAD = "<!-- Written by `python -m report.results`; the definition is report/pages/{name}.yaml. -->"
+MEANS = (
+    "± is half of a 95 % interval (Student's t over the seeds). A difference is the mean over equal"
+    " seeds, and noise where its interval holds zero. Bytes are those of a whole run."
+)
+REFERENCE = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class FilledTable:
+    """A table and the runs that are kept of its experiment."""
+
+    definition: TableDefinition
+    runs: Sequence[KeptRun]
+
+    @cached_property
+    def by_words(self) -> dict[str, list[KeptRun]]:
+        """The runs of each list of words, in the order of their seeds."""
+        found: dict[str, list[KeptRun]] = {}
+        for run in sorted(self.runs, key=lambda run: run.key):
+            found.setdefault(run.words, []).append(run)
+        return found
+
+    def runs_of(self, row: RowDefinition) -> list[KeptRun]:
+        """Return the row's runs, in the order of their seeds; none if it has not run."""
+        return [run for words in sorted(row.all_words) for run in self.by_words.get(words, [])]
+
+    def across(self, row: RowDefinition) -> list[str]:
+        """Return the row's accuracies at each value of the table's key, the highest in bold."""
+        found = [self.by_words.get(words, []) for words in row.across]
+        means = [
+            fmean(run.numbers["accuracy"] or 0 for run in runs) if runs else 0 for runs in found
+        ]
+        shown = [COLUMNS["accuracy"].show(Beside(runs)).cell if runs else "" for runs in found]
+        shown = [text.removesuffix(" (one seed)") for text in shown]
+        return [
+            f"**{t}**" if t and m == max(means) else t for t, m in zip(shown, means, strict=True)
+        ]
+
+    def has_run(self) -> bool:
+        """Whether any row has."""
+        return any(self.runs_of(row) for row in self.definition.rows)
+
+    def beside(self, row: RowDefinition) -> Beside:
+        """Return the row's runs, and those it is compared with."""
+        other = self.definition.row(self.definition.against)
+        return Beside(self.runs_of(row), self.runs_of(other) if other else ())
+
+    def sentence(self, row: RowDefinition, column: str) -> str:
+        """Return what a text says of a row. Raises `ResultsError` for what no column is called."""
+        if column in ("label", PAPER):
+            return str(getattr(row, column))
+        if column not in COLUMNS or (COLUMNS[column].compares and not self.definition.against):
+            raise ResultsError(f"no column {column}")
+        return COLUMNS[column].show(self.beside(row)).sentence if self.runs_of(row) else NOT_RUN
+
+
+def fill(page: PageDefinition, kept: Mapping[str, Sequence[KeptRun]]) -> list[FilledTable]:
+    """Return the page's tables with the runs that are kept of each experiment."""
+    return [FilledTable(table, kept[table.experiment]) for table in page.tables]
+
+
+def markdown(
+    page: PageDefinition, tables: Sequence[FilledTable], shown: Mapping[str, set[str]]
+) -> str:
+    """Return the page. Raises `ResultsError` for a text that names what is not there.
+
+    `shown`: the words of each experiment that are in a table of any page.
+    """
+    lines = [HEAD.format(name=page.name), "", f"# {page.title}", ""]
+    for text in (page.claim, page.setting):
+        lines += [*wrap(filled(page, text, tables)), ""]
+    for table in tables:
+        if table.definition.title:
+            lines += [f"## {table.definition.title}", ""]
+        lines += [*_table(table), "", *wrap(_origin(table)), ""]
+        if table.definition.picture:
+            lines += [f"![accuracy against bytes]({picture_name(page, table.definition)})", ""]
+        if table.definition.note:
+            lines += [*wrap(filled(page, table.definition.note, tables)), ""]
+    for text in (*page.notes, MEANS):
+        lines += [*wrap(filled(page, text, tables)), ""]
+    runs = {table.definition.experiment: table.runs for table in tables}
+    for name, of in runs.items():
+        lines += _left_over(name, of, shown.get(name, set()))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def filled(page: PageDefinition, text: str, tables: Sequence[FilledTable]) -> str:
+    """Return a text with numbers in place of `{row.column}`, or `{table.row.column}` of several.
+
+    Raises `ResultsError` for a name that is not there.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        try:
+            return _value(found[1].split("."), tables)
+        except ResultsError as error:
+            raise ResultsError(f"report/pages/{page.name}.yaml: {found[0]}: {error}") from error
+
+    return REFERENCE.sub(value, text)
+
+
+def _value(names: Sequence[str], tables: Sequence[FilledTable]) -> str:
+    several = len(tables) > 1
+    if len(names) != 2 + several:
+        raise ResultsError("must be {table.row.column}" if several else "must be {row.column}")
+    found = [table for table in tables if not several or table.definition.id == names[0]]
+    if not found:
+        raise ResultsError(f"no table {names[0]}")
+    if (row := found[0].definition.row(names[-2])) is None:
+        raise ResultsError(f"no row {names[-2]}")
+    return found[0].sentence(row, names[-1])
+
+
+def picture_name(page: PageDefinition, table: TableDefinition) -> str:
+    """Return the file of a table's picture, beside the page."""
+    return f"{page.name}_{table.id}.png" if len(page.tables) > 1 else f"{page.name}.png"
+
+
+def _table(table: FilledTable) -> list[str]:
+    definition = table.definition
+    other = definition.row(definition.against)
+    heads = [
+        PAPER if column == PAPER else COLUMNS[column].head.format(against=other and other.label)
+        for column in definition.columns
+    ] + list(definition.across)
+    rows = [_row(table, row) for row in definition.rows]
+    if any(row[-1] for row in rows):  # what is to be said of a row has a column where there is any
+        heads.append("")
+    else:
+        rows = [row[:-1] for row in rows]
+    lines = [["", *heads], ["---"] * (len(heads) + 1), *rows]
+    return [markdown_row(line) for line in lines]
+
+
+def _row(table: FilledTable, row: RowDefinition) -> list[str]:
+    runs = table.runs_of(row)
+    cells = [row.label]
+    for column in table.definition.columns:
+        if column == PAPER:
+            cells.append(row.paper or NOTHING)
+        else:
+            cells.append(COLUMNS[column].show(table.beside(row)).cell if runs else "")
+    cells += table.across(row)
+    return [*cells, remark(runs)]
+
+
+def _origin(table: FilledTable) -> str:
+    """Say what makes the table's runs, and at which states of the code they were kept."""
+    rows = [run for row in table.definition.rows for run in table.runs_of(row)]
+    commits = sorted({run.commit for run in rows} - {""})
+    at = f", at {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
+    return f"`{command(table.definition.experiment)} dataset.root=FOLDER`{at}"
+
+
+def _left_over(name: str, runs: Sequence[KeptRun], shown: set[str]) -> list[str]:
+    """Return a list of what is kept of an experiment and in no table; nothing if there is none."""
+    words = sorted({run.words for run in runs} - shown)
+    if not words:
+        return []
+    lines = [f"Kept of `{name}`, and in no table:", ""]
+    for each in words:
+        lines += wrap(f"`{each or 'no words'}`", "* ", "  ")
+    return [*lines, ""]

@@ -1,0 +1,65 @@
+"""Intervals of means: Student's t, and differences of equal seeds."""
+
+from statistics import stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from report.estimate import estimate, paired, student
+
+VALUES = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
+
+
+@pytest.mark.parametrize(  # any textbook's table of the two-sided 95 %
+    ("freedom", "t"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (10, 2.228), (30, 2.042),
+     (120, 1.980)],
+)  # fmt: skip
+def test_t_is_the_tables(freedom, t):
+    assert student(freedom) == pytest.approx(t, abs=5e-4)
+
+
+def test_t_falls_towards_the_normal_distributions():
+    values = [student(freedom) for freedom in range(1, 60)]
+    assert values == sorted(values, reverse=True)
+    assert student(5000) == pytest.approx(1.96, abs=1e-3)
+
+
+def test_an_interval_by_hand():
+    found = estimate([1.0, 2.0, 3.0])
+    assert (found.mean, found.count) == (2, 3)
+    assert found.half == pytest.approx(4.3027 * 1 / 3**0.5, rel=1e-4)
+
+
+def test_one_value_has_no_interval_and_is_no_noise():
+    found = estimate([0.0])
+    assert (found.mean, found.half, found.count, found.noise) == (0, None, 1, False)
+
+
+@given(VALUES, st.randoms())
+def test_the_order_of_values_does_not_matter(values, random):
+    other = random.sample(values, len(values))
+    assert estimate(other) == estimate(values)
+
+
+@given(VALUES, st.floats(-50, 50))
+def test_what_is_added_to_every_seed_is_the_difference_and_has_no_spread(values, shift):
+    theirs = dict(enumerate(values))
+    found = paired({seed: value + shift for seed, value in theirs.items()}, theirs)
+    assert found.mean == pytest.approx(shift, abs=1e-9)
+    assert found.half == pytest.approx(0, abs=1e-9)
+
+
+def test_only_seeds_that_both_have_are_compared():
+    found = paired({0: 5.0, 1: 7.0, 9: 100.0}, {1: 6.0, 0: 5.0, 3: -100.0})
+    assert (found.mean, found.count) == (0.5, 2)
+    assert found.half == pytest.approx(12.706 * stdev([0, 1]) / 2**0.5, rel=1e-4)
+    assert found.noise
+    assert paired({0: 1.0}, {1: 1.0}) is None
+
+
+def test_noise_is_an_interval_that_holds_zero():
+    assert estimate([0.0, 0.0]).noise
+    assert estimate([-1.0, 1.1, 0.3]).noise
+    assert not estimate([-1.0, -1.1, -0.9]).noise

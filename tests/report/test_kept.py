@@ -1,0 +1,186 @@
+"""Kept runs: what is taken from folders, what takes whose place, and files that are none."""
+
+import json
+import subprocess
+from itertools import pairwise
+
+import pytest
+
+from report.kept import ROWS, commit_of, kept_file, main, read_kept
+from tests.report.sweeps import add_job
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A repository's folder with an experiment, `e`."""
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "e.yaml").write_text("")
+    return tmp_path
+
+
+def add(folder, words, history=(), **result):
+    add_job(folder, f"experiment=e {words}", history, rounds=60, **result)
+
+
+@pytest.fixture
+def sweep(root):
+    folder = root / "sweep"
+    for seed in range(3):
+        add(folder / str(seed), f"lr=1 batch_size=2 seed={seed}", accuracy=0.5 + seed / 10)
+    add(folder / "3", "lr=2 seed=0 dataset.root=/x engine.workers=4 checkpoint_every=9")
+    return folder
+
+
+def keep(root, *folders, name="e"):
+    return main([name, *map(str, folders)], root)
+
+
+def kept(root):
+    return read_kept(kept_file(root, "e"))
+
+
+def test_a_run_is_its_words_its_seed_and_its_numbers(root, sweep, capsys):
+    assert keep(root, sweep) == 0
+    assert "4 runs, 4 of them new" in capsys.readouterr().out
+    runs = kept(root)
+    assert [run.key for run in runs] == [
+        ("batch_size=2 lr=1", 0), ("batch_size=2 lr=1", 1), ("batch_size=2 lr=1", 2), ("lr=2", 0),
+    ]  # fmt: skip
+    assert runs[1].numbers["accuracy"] == 0.6
+    assert runs[1].numbers["top5"] is None
+    assert not runs[1].diverged
+
+
+def test_the_file_has_a_line_a_run_and_the_command(root, sweep):
+    keep(root, sweep)
+    text = kept_file(root, "e").read_text()
+    assert json.loads(text)["command"] == "python run.py -m experiment=e"
+    assert len(text.splitlines()) == 4 + 2
+
+
+def test_the_order_in_which_runs_are_taken_does_not_matter(root, sweep):
+    keep(root, sweep)
+    at_once = kept_file(root, "e").read_bytes()
+    kept_file(root, "e").unlink()
+    for number in (3, 1, 0, 2):
+        keep(root, sweep / str(number))
+    assert kept_file(root, "e").read_bytes() == at_once
+
+
+def test_kept_twice_is_kept_once(root, sweep, capsys):
+    keep(root, sweep)
+    once = kept_file(root, "e").read_bytes()
+    capsys.readouterr()
+    assert keep(root, sweep) == 0
+    assert "4 runs, 0 of them new" in capsys.readouterr().out
+    assert kept_file(root, "e").read_bytes() == once
+
+
+def test_a_run_of_the_same_words_and_seed_takes_the_others_place(root, sweep):
+    keep(root, sweep)
+    add(root / "again", "batch_size=2 seed=1 lr=1 verbose=true", accuracy=0.9, diverged=True)
+    keep(root, root / "again")
+    runs = kept(root)
+    assert len(runs) == 4
+    assert [run.numbers["accuracy"] for run in runs[:3]] == [0.5, 0.9, 0.7]
+    assert [run.diverged for run in runs] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("count", [1, ROWS - 1, ROWS, ROWS + 1, 7 * ROWS])
+def test_a_course_is_thinned_evenly_and_keeps_its_ends(root, count):
+    course = [
+        {"round": n, "accuracy": n / count if n % 2 else None, "uplink_bytes": 10 * n,
+         "downlink_bytes": n}
+        for n in range(1, 2 * count + 1)
+    ]  # fmt: skip
+    add(root / "sweep", "seed=0", course)
+    keep(root, root / "sweep")
+    (run,) = kept(root)
+    rounds = run.course["round"]
+    assert len(rounds) == min(count, ROWS)
+    assert (rounds[0], rounds[-1]) == (1, 2 * count - 1)
+    steps = {b - a for a, b in pairwise(rounds)}
+    assert not steps or max(steps) - min(steps) <= 2  # evaluations are two rounds apart
+    assert run.course["uplink_bytes"] == [10 * n for n in rounds]
+    assert "virtual_seconds" not in run.course
+
+
+def test_numbers_that_are_not_finite_are_null(root):
+    add(root / "sweep", "seed=0", [{"round": 1, "accuracy": float("nan")}], loss=float("inf"))
+    keep(root, root / "sweep")
+    assert kept(root)[0].numbers["loss"] is None
+    json.loads(kept_file(root, "e").read_text(), parse_constant=pytest.fail)
+
+
+def test_what_is_kept_is_unchanged_by_what_cannot_be(root, sweep, capsys):
+    keep(root, sweep)
+    before = kept_file(root, "e").read_bytes()
+    add_job(root / "other", "experiment=f lr=1 seed=0")
+    add_job(root / "none", "lr=1 seed=0")
+    add_job(root / "unfinished", "experiment=e lr=1 seed=0", finished=False)
+    capsys.readouterr()
+    for folders, name, said in [
+        ((root / "other",), "e", "was not run with experiment=e"),
+        ((root / "none",), "e", "was not run with experiment=e"),
+        ((root / "unfinished",), "e", "no finished run"),
+        ((root / "nowhere",), "e", "no such folder"),
+        ((sweep,), "g", "no experiment g"),
+    ]:
+        assert keep(root, *folders, name=name) == 2
+        err = capsys.readouterr().err
+        assert said in err
+        assert len(err.splitlines()) == 1
+    assert kept_file(root, "e").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: '{"runs": 1}',
+        lambda text: text[:-3],
+        lambda text: text.replace('"seed": 0', '"seed": "0"'),
+        lambda text: text.replace('"failures": 0', '"failures": null'),
+        lambda text: text.replace('"accuracy": 0.5', '"accuracy": "high"'),
+        lambda text: text.replace('"uplink_bytes": 1000000, ', ""),
+        lambda text: text.replace('"round": [1]', '"round": [1, 2]'),
+        lambda text: text.replace('"seed": 1', '"seed": 0'),
+    ],
+)
+def test_a_file_of_another_form_is_one_line(root, damage, capsys):
+    for seed in (0, 1):
+        course = [{"round": 1, "accuracy": 0.5}]
+        add(root / "sweep" / str(seed), f"seed={seed}", course, accuracy=0.5)
+    keep(root, root / "sweep")
+    file = kept_file(root, "e")
+    damaged = damage(file.read_text())
+    assert damaged != file.read_text()
+    file.write_text(damaged)
+    assert keep(root, root / "sweep") == 2
+    err = capsys.readouterr().err
+    assert str(file) in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_commit_is_marked_where_what_runs_are_made_of_was_changed(root, sweep):
+    def git(*words):
+        subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
+
+    (root / ".gitignore").write_text("sweep\n")
+    git("init")
+    git("add", ".")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "x")
+    clean = commit_of(root)
+    assert len(clean) >= 7
+    keep(root, sweep)  # what is kept is no change of the code
+    assert {run.commit for run in kept(root)} == {clean} == {commit_of(root)}
+    (root / "run.py").write_text("")
+    assert commit_of(root) == f"{clean}+"
+    keep(root, sweep)  # the same runs: the commit is theirs
+    assert {run.commit for run in kept(root)} == {clean}
+
+
+def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit_of(tmp_path) == ""
