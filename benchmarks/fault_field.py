@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -126,14 +126,16 @@ class Field:
         if code:
             raise RuntimeError(f"deploy.keys {words[0]} has ended with {code}")
 
-    def start(self, words: list[str], log: str, **env: str) -> subprocess.Popen[bytes]:
-        """Start a process in a group of its own."""
+    def start(
+        self, words: Sequence[str], log: str, python: str = sys.executable, **env: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a process in a group of its own; `FIRST`: a folder of modules before all others."""
         path = os.pathsep.join(filter(None, [env.pop("FIRST", ""), str(ROOT)]))
         values = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}
         values["SSL_CERT_FILE"] = str(self.keys / "ca.crt")
         with (self.folder / log).open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, *words],
+                [python, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -160,13 +162,16 @@ class Field:
 
         eventually(up)
 
-    def begin_node(self, index: int, **env: str) -> None:
-        """Start a node."""
+    def begin_node(
+        self,
+        index: int,
+        program: Sequence[str] = ("-m", "deploy.node"),
+        python: str = sys.executable,
+        **env: str,
+    ) -> None:
+        """Start a node; `program`: of whatever takes a node's words."""
         name = NAMES[index]
-        point = env.pop("POINT", "")
-        program = [str(ROOT / "tests/deploy/killed.py"), *point.split(" ", 1), "--"]
-        words = program if point else ["-m", "deploy.node"]
-        words += ["--superlink", f"127.0.0.1:{self.proxies[index].port}"]
+        words = [*program, "--superlink", f"127.0.0.1:{self.proxies[index].port}"]
         words += [
             "--root-certificates",
             str(self.keys / "ca.crt"),
@@ -175,7 +180,8 @@ class Field:
         ]
         words += ["--auth-supernode-private-key", str(self.keys / "nodes" / f"{name}.key")]
         place = f"partition-id={index} num-partitions={self.count}"
-        self.nodes[index] = self.start([*words, "--node-config", place], f"{name}.log", **env)
+        words += ["--node-config", place]
+        self.nodes[index] = self.start(words, f"{name}.log", python, **env)
 
     def state(self, index: int) -> Path:
         """Return the folder of a node's state."""

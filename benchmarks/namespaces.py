@@ -32,6 +32,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cases import chosen, printed
 from benchmarks.netns import SERVER, Lines, lines
 from benchmarks.timing import ROOT
 from simulation.errors import UsageError
@@ -257,27 +258,21 @@ def main() -> int:
     parser.add_argument("--outside", action="store_true", help="and ask without a registered key")
     parser.add_argument("--plain", action="store_true", help="Flower's own SuperLink")
     args = parser.parse_args()
-    report: dict[str, Any] = {}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends in any case
-    try:
-        chosen = {name: CASES[name] for name in args.cases.split(",") if name}
+
+    def measure() -> dict[str, Any]:
+        report: dict[str, Any] = {}
+        cases = chosen(CASES, args.cases)
         with field(args.plain, args.up, args.down) as found:
             if args.idle:
                 report["idle"] = found.idle(args.idle)
             if args.outside:
                 report["outside"] = found.outside()
-            for name, words in ({"app": FIRST} | chosen).items() if chosen else ():
+            for name, words in ({"app": FIRST} | cases).items() if cases else ():
                 report[name] = found.run(words, name)
                 print(name, report[name], file=sys.stderr, flush=True)
-    except KeyError as error:
-        print(f"error: there is no case {error}: {', '.join(CASES)}", file=sys.stderr)
-        return 2
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    json.dump(report, sys.stdout, indent=1)
-    print()
-    return 0
+        return report
+
+    return printed(measure)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,13 @@ ours also the most memory that it had, in MB.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.cases import chosen, printed
 from benchmarks.namespaces import FIRST, field
-from simulation.errors import UsageError
 
 
 class Case(NamedTuple):
@@ -84,22 +82,15 @@ def main() -> int:
     args = parser.parse_args()
     if args.data is not None:
         os.environ["EDGEWIRE_DATA"] = str(args.data.resolve())
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends in any case
-    report: dict[str, Any] = {}
-    try:
-        chosen = {name: CASES[name] for name in args.cases.split(",")}
-        for name, case in chosen.items():
+
+    def measure() -> dict[str, Any]:
+        report: dict[str, Any] = {}
+        for name, case in chosen(CASES, args.cases).items():
             report[name] = measured(case)
             print(name, report[name], file=sys.stderr, flush=True)
-    except KeyError as error:
-        print(f"error: there is no case {error}: {', '.join(CASES)}", file=sys.stderr)
-        return 2
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    json.dump(report, sys.stdout, indent=1)
-    print()
-    return 0
+        return report
+
+    return printed(measure)
 
 
 if __name__ == "__main__":

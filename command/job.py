@@ -6,7 +6,8 @@ Launchers of sweeps pickle it by its name, and call it in processes of their own
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -69,7 +70,6 @@ def run(composed: DictConfig, folder: Path) -> None:
     set_up_logging(config.verbose)
     with console.status("loading") if alone() else nullcontext():
         prepare(config)
-    (folder / "result.json").unlink(missing_ok=True)  # an earlier run's, in the same folder
     values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
     if resumes():
         values[RESUME] = True
@@ -85,7 +85,8 @@ def run(composed: DictConfig, folder: Path) -> None:
         verbose=config.verbose,
     )
     try:
-        with RunProgress(folder, config.rounds, console) if alone() else nullcontext():
+        progress = RunProgress(folder, config.rounds, console) if alone() else nullcontext()
+        with result_aside(folder), progress:
             engine_of(config)(task)
     except (EngineError, PayloadError):
         if not has_diverged(folder):
@@ -97,6 +98,19 @@ def run(composed: DictConfig, folder: Path) -> None:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
+
+
+@contextmanager
+def result_aside(folder: Path) -> Iterator[None]:
+    """Take away an earlier result; give it back to a run that was to go on, and could not."""
+    file = folder / "result.json"
+    before = file.read_bytes() if resumes() and file.exists() else None
+    file.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        if before is not None and not file.exists():
+            file.write_bytes(before)
 
 
 def has_diverged(folder: Path) -> bool:

@@ -34,6 +34,8 @@ DIVERGED = "training has diverged"  # in the reason of who finds that it has
 class PayloadError(ValueError):
     """A payload that cannot be made (NaN, infinity) or is malformed, foreign or refused."""
 
+    one_line = True  # all that there is to say: who logs it leaves the traceback out
+
 
 class Kind(Enum):
     """What a stream holds, for coders that treat kinds differently."""

@@ -30,9 +30,8 @@ from .dates import lasting, names_of
 from .findings import OK, WARNING, WRONG, Finding
 from .fleet import BUNDLED, FleetClient, Refusal, ahead_of, says_bundled
 from .journal import known_id
-from .member import INTERVAL
 from .releases import installed, is_known
-from .waiting import ONLINE_SECONDS, WORTH_WAITING, clock_trouble, reason_of
+from .waiting import INTERVAL, ONLINE_SECONDS, WORTH_WAITING, clock_trouble, reason_of
 
 STATUS = f"{BUNDLED}/status"
 TIMES, SLOW = 5, 1.0  # round trips; seconds

@@ -21,9 +21,8 @@ from flwr.proto.node_pb2 import Node as ProtoNode
 
 from .fleet import FleetClient, Refusal
 from .journal import Journal
-from .waiting import clock_trouble
+from .waiting import INTERVAL, clock_trouble
 
-INTERVAL = 60.0  # seconds: who is not heard for twice as long is offline; a cut of 60 s is survived
 _BEATS, _AGAIN = 20.0, 5.0  # seconds between beats; after a failed one
 _BEAT, _LEAVING = 10.0, 3.0  # seconds for a call; at the end
 _KEY_IN_USE = 23  # Flower's code

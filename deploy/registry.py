@@ -65,9 +65,11 @@ def save(state: Any, file: Path) -> None:
     Raises `OSError`.
     """
     with state.lock:
+        known = state.node_public_key_to_node_id
         for each in state.nodes.values():
-            if each.status == GONE:  # Flower keeps its key: nobody could register that again
-                state.node_public_key_to_node_id.pop(each.public_key, None)
+            # Flower keeps the key of who is gone: nobody could register that again
+            if each.status == GONE and known.get(each.public_key) == each.node_id:
+                del known[each.public_key]
         nodes = [MessageToDict(each) for each in state.nodes.values() if each.status != GONE]
     partial = file.with_suffix(".part")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

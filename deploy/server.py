@@ -32,6 +32,7 @@ from simulation.errors import UsageError
 PORT = 8000  # as Flower's own
 NODES = "nodes.json"
 KEPT = 75  # seconds for which a connection is kept while a node computes: a new one costs it 3 kB
+ENDING = 2  # seconds for requests in hand once it is told to end: nodes ask for their pulls again
 EXTENSIONS = "flwr.superlink.extensions"
 
 
@@ -166,7 +167,8 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
         if hasattr(app, "get_middleware"):
             app.get_middleware = ours
     uvicorn: Any = module("uvicorn")
-    uvicorn.run = partial(uvicorn.run, timeout_keep_alive=KEPT)
+    times = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
+    uvicorn.run = partial(uvicorn.run, **times)
     flower_superlink()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import ssl
 import time
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from .fleet import NOT_ACTIVATED, ONLY_REGISTERED, Refusal
 FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # seconds, and how a pause grows from one to the other
 # Of Flower's nodes' signatures: how many seconds a clock may be ahead of the server's, or behind.
 AHEAD, BEHIND = 5.0, 305.0
-ONLINE_SECONDS = 60.0  # for which a server of Flower's takes a node that is gone as online
+INTERVAL = 60.0  # seconds: who is not heard for twice as long is offline; a cut of 60 s is survived
+ONLINE_SECONDS = 2 * INTERVAL  # for which a server takes a node that is gone as online
 log = getLogger("edgewire")
 WORTH_WAITING = (Refusal, httpx.TransportError, OSError)
 
@@ -29,9 +31,10 @@ class Wait:
 
     def after(self, reason: str) -> None:
         """Pause, for something has failed for this reason."""
-        if reason != self._reason:
+        kind = re.sub(r"\d+", "", reason)  # the seconds of a clock are others each time
+        if kind != self._reason:
             log.warning("waiting: %s", reason)
-            self._reason = reason
+            self._reason = kind
         self._sleep(self._pause * random.uniform(0.8, 1.0))
         self._pause = min(self._pause * GROWTH, LONGEST)
 

@@ -55,8 +55,17 @@ def answered(message: Message, context: Context, load: Callable[[], ClientApp]) 
     except OtherApp:
         raise
     except Exception as error:  # the app's own mistake, whatever it is
-        log.error("the app failed; the server is told so", exc_info=error)
+        _say(error)
         return refused(message, error, time.perf_counter() - began)
+
+
+def _say(error: Exception) -> None:
+    """Log what an app raised, or what that hides from the server; what is one line, as one."""
+    cause = error.__cause__ or error
+    if getattr(cause, "one_line", False):
+        log.error("the app failed; the server is told so: %s", cause)
+    else:
+        log.error("the app failed; the server is told so", exc_info=error)
 
 
 def refused(message: Message, error: Exception, seconds: float = 0.0) -> bytes:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
@@ -25,6 +26,7 @@ from flwr.supercore.fab import Fab
 
 from .errors import EngineError, UsageError
 
+screen = getLogger("edgewire")
 _POLL_SECONDS = 0.5
 _LAST_LINES_SECONDS = 3.0  # how long a finished run's log may take to arrive
 
@@ -93,13 +95,32 @@ def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
             output.flush()
 
 
+class Said:
+    """What a ServerApp's log says of nodes that were left out, for the screen of who follows it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._read = file, 0
+
+    def repeat(self) -> None:
+        """Say what has come since."""
+        with self._file.open("rb") as text:
+            text.seek(self._read)
+            new = text.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            if " left out: " in line:
+                screen.warning("%s", line)
+
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*(?P<line>[A-Z]\w*: (?P<message>.+))")
 _PREFIXES = ("Simulation failed with exception: ", "ServerApp failed with exception: ")
+DIED = "No heartbeat received from the task"  # Flower's words for a process that is gone
 _EMPTY_WORDS = {
     "": "the run failed without saying why",
     "An error was encountered. Ending simulation.": "the simulation failed",
-    "No heartbeat received from the task": "the run's process died: out of memory?",
+    DIED: "the run's process died: out of memory?",
 }
 
 

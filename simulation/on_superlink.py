@@ -32,7 +32,7 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.control import ControlHttpClient
 
-from .control import bundle, cause_of, deflated, follow
+from .control import DIED, Said, bundle, cause_of, deflated, follow
 from .errors import EngineError, UsageError
 from .host import log
 from .job import PLACE, Job
@@ -99,6 +99,8 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     name = _name_in(place) if resumed else _new_name(place)
     source = source_of(superlink, name)
     output = job.folder / "superlink.log"
+    if resumed:
+        expect_there(source, job.folder, name)
     (job.folder / GROWING).unlink(missing_ok=True)
     status, values = None, dict(job.run_config, output=name)
     if resumed and (run_id := _under_way(control, name)):
@@ -117,7 +119,8 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     found = [] if source is None else fetch_all(source, job.folder)
     if status.sub_status != "completed":
         cause = cause_of(status, output.read_text(encoding="utf-8", errors="replace"))
-        raise EngineError(f"{cause} (log: {output})")
+        hint = f"; `python run.py resume={job.folder}` goes on" if DIED in status.details else ""
+        raise EngineError(f"{cause} (log: {output}){hint}")
     if source is None:
         raise EngineError(
             f"the run is done; its files are on the SuperLink's machine, in {name} below its "
@@ -142,6 +145,16 @@ def _name_in(place: Path) -> str:
         raise UsageError(
             f"{place} does not say where the run is: on which engine was it begun?"
         ) from error
+
+
+def expect_there(source: Source | None, folder: Path, name: str) -> None:
+    """Raise `EngineError` if the server has nothing of a run that was further on than its start."""
+    begun = any(f.exists() and f.stat().st_size for f in (folder / CHECKPOINT, folder / GROWING))
+    if source is not None and begun and not source.sizes():
+        raise EngineError(
+            f"the server has nothing of this run: it has another --state, or {name} was removed "
+            f"from its runs; what is in {folder} stays as it is (without resume= a run begins anew)"
+        )
 
 
 def _under_way(control: ControlHttpClient, name: str) -> int:
@@ -186,13 +199,17 @@ def _followed(
 ) -> RunStatus:
     """Return a run's last status once it is over; it is stopped if this process is to end."""
     output.write_bytes(b"")
+    said = Said(output)
 
     def look() -> None:
+        said.repeat()
         if source is not None:
             follow_history(source, folder)
 
     try:
-        return follow(control, run_id, output, look)
+        status = follow(control, run_id, output, look)
+        said.repeat()
+        return status
     except BaseException:
         with undisturbed():
             _stop(control, run_id, source, folder)

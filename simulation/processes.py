@@ -2,7 +2,8 @@
 
 Flower's and Ray's processes start sessions of their own and outlive whoever started them, so
 neither a process group nor the parent's id finds them again. What every one of them does keep is
-its environment: each tree gets a marker there, and the marker is looked for.
+its environment: each tree gets a marker there, and the marker is looked for. Ray's agents write
+their title over it, so that the children of what was found are looked for as well.
 """
 
 import os
@@ -36,6 +37,7 @@ class ProcessTree:
     def __init__(self) -> None:
         self._mark = f"{_MARKER}={uuid.uuid4().hex}"
         self._started: list[subprocess.Popen[bytes]] = []
+        self._found: dict[int, str] = {}  # Linux: when each process that was ever seen began
 
     def start(
         self, command: list[str], environment: dict[str, str], output: IO[bytes]
@@ -58,8 +60,7 @@ class ProcessTree:
     def alive(self) -> list[int]:
         """Ids of the tree's living processes, however deep and whoever their parent is now."""
         if sys.platform == "linux":
-            entries = Path("/proc").glob("[0-9]*/environ")
-            return [int(entry.parent.name) for entry in entries if self._marks(entry)]
+            return self._look()
         lines = subprocess.run(
             ["ps", "-A", "-E", "-ww", "-o", "pid=,command="],
             capture_output=True,
@@ -89,11 +90,33 @@ class ProcessTree:
                 continue
         return len(pids)
 
+    def _look(self) -> list[int]:
+        """What bears the mark, was found before or is a child of such a process."""
+        processes = {int(each.name): _stat(each) for each in Path("/proc").glob("[0-9]*")}
+        now = {pid: stat for pid, stat in processes.items() if stat is not None}
+        found = {pid for pid, began in self._found.items() if pid in now and now[pid][1] == began}
+        found |= {pid for pid in now if self._marks(Path(f"/proc/{pid}/environ"))}
+        more = found
+        while more := {pid for pid, (parent, _) in now.items() if parent in more} - found:
+            found |= more
+        self._found = {pid: now[pid][1] for pid in found}
+        return sorted(found)
+
     def _marks(self, environ: Path) -> bool:
         try:
             return self._mark.encode() in environ.read_bytes().split(b"\0")
         except OSError:  # ended meanwhile, or another user's
             return False
+
+
+def _stat(process: Path) -> tuple[int, str] | None:
+    """A process's parent and when it began; nothing of one that has ended."""
+    try:
+        # the name, in parentheses, may hold anything
+        words = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] == "Z" else (int(words[1]), words[19])
 
 
 @contextmanager

@@ -1,4 +1,5 @@
 import gc
+import os
 import signal
 import sys
 import uuid
@@ -16,6 +17,13 @@ settings.register_profile("unhurried", deadline=None)  # a machine that is busy 
 settings.load_profile("unhurried")
 
 
+LONGEST = {  # they wait for processes: one of them and another test at a time fill two cores
+    "test_engines.py", "test_ray.py", "test_resumed.py", "test_engine.py", "test_fleet.py",
+    "test_killed.py", "test_outside.py", "test_wheel.py", "test_hostile.py", "test_run.py",
+    "test_main.py", "test_resume.py",
+}  # fmt: skip
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--mutations",
@@ -27,8 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first: the last one to begin would keep one core waiting."""
-    longest = ("test_engines.py", "test_ray.py", "test_beside_ray.py", "test_run.py")
-    items.sort(key=lambda item: item.path.name not in longest)
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,6 +44,14 @@ def nothing_is_collected_twice():
     from simulation.local import uncollected  # not above: it imports torch
 
     with uncollected():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_waits_for_the_disk():
+    """No test cuts the power: what it writes need not be on the disk before it goes on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
         yield
 
 

@@ -3,6 +3,10 @@
 import copy
 import functools
 import json
+import os
+import signal
+import threading
+from contextlib import contextmanager
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -14,6 +18,27 @@ QUICK = ["rounds=3", "engine.workers=1"]
 
 def result_of(folder):
     return json.loads((folder / "result.json").read_text())
+
+
+@contextmanager
+def told_to_end(folder, rows=1):
+    """Send this process SIGTERM once a run in a folder below this one has recorded so many rows."""
+
+    over = threading.Event()
+
+    def end():
+        while not any(f.read_text().count("\n") >= rows for f in folder.glob("*/history.jsonl")):
+            if over.wait(0.05):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def composed(*words):

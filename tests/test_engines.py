@@ -1,16 +1,13 @@
 """The same configuration and seed give the same model on every engine."""
 
-import os
 import signal
-import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import result_of
+from tests.runs import result_of, told_to_end
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,15 +51,12 @@ def test_local_and_ray_give_the_same_weights(run):
     assert there["virtual_seconds"] is None
 
 
-def test_the_asynchronous_server_on_ray(run):
-    words = ["algorithm=adacomp", "network=ideal", "nodes=4", "strategy.pushes=16", "eval_every=8"]
-    _, result = run(*words, "engine=ray", "engine.actors=1")
-    assert result["client_updates"] == 16
+def test_steps_are_the_same_for_any_number_of_workers(run):
+    """Replicas, memories and index sets that stay, moved between processes or not.
 
-
-def test_steps_are_the_same_on_ray_and_for_any_number_of_workers(run):
-    """Replicas, memories and index sets that stay, moved between processes or not."""
-    engines = ["engine.workers=1", "engine.workers=2", "engine=ray"]
+    On Ray `tests/test_hostile.py` has them.
+    """
+    engines = ["engine.workers=1", "engine.workers=2"]
     overrides = ["algorithm=esgd", "strategy/optimizer=momentum", "lr=0.01", "nodes=3", "rounds=9"]
     overrides += ["strategy.fraction_train=0.67", "strategy.verify_every=4"]
     (first, expected), *others = (run(*overrides, engine) for engine in engines)
@@ -73,24 +67,19 @@ def test_steps_are_the_same_on_ray_and_for_any_number_of_workers(run):
             assert result[key] == expected[key]
 
 
-def test_a_run_on_ray_that_is_stopped_keeps_what_it_has(command, monkeypatch, left_over, tmp_path):
+def test_an_asynchronous_run_on_ray_that_is_stopped_keeps_what_it_has(
+    command, monkeypatch, left_over, tmp_path
+):
     """Its ServerApp is a thread that hears no signals; what it leaves, another run goes on with."""
     monkeypatch.chdir(ROOT)
-
-    def interrupt():
-        until = time.monotonic() + 120
-        while not list(tmp_path.glob("*/history.jsonl")) and time.monotonic() < until:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    stop = threading.Thread(target=interrupt)
-    stop.start()
-    words = ["algorithm=esgd", "nodes=2", "rounds=100000", "engine.actors=1"]
-    code, printed, folder = command(*words, "engine=ray")
-    stop.join()
+    words = ["algorithm=adacomp", "network=ideal", "nodes=4", "strategy.pushes=100000"]
+    with told_to_end(tmp_path, rows=3):
+        code, printed, folder = command(*words, "eval_every=8", "engine=ray", "engine.actors=1")
     assert code == 128 + signal.SIGTERM
     assert "ends after the round in hand" in printed.out
-    assert result_of(folder)["ended"] == "interrupted"
+    result = result_of(folder)
+    assert (result["ended"], result["failures"]) == ("interrupted", 0)
+    assert result["client_updates"] >= 16
     assert all(w.isfinite().all() for w in load_file(folder / "model.safetensors").values())
     assert (folder / "checkpoint").exists()
     assert not (folder / "stop").exists()

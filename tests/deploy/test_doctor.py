@@ -1,55 +1,17 @@
-"""The doctor: each thing that can be in the way of a node or a server is named, and what to do."""
+"""The doctor on a device: each thing that can be in a node's way is named, and what to do."""
 
-import os
 import re
-import sys
 
 import pytest
-from cryptography import x509
 
-from deploy import doctor, findings, keys, node_checks, releases
-from deploy.dates import lasting
-from deploy.findings import OK, WARNING, WRONG, Finding
+from deploy import doctor, node_checks, releases
+from deploy.findings import OK, WARNING, WRONG
 from deploy.fleet import FleetClient
 from deploy.journal import Journal, is_taken
 from deploy.member import Member
 from deploy.node import key_of
-from tests.deploy.fakelink import FakeLink
-from tests.deploy.served import Server
-from tests.deploy.test_waiting import DAY, NOW, issued
 
 MB = 1 << 20
-
-
-@pytest.fixture
-def look(capsys):
-    """Run the doctor; return the exit code, and the lines by what they are about."""
-
-    def call(*words):
-        capsys.readouterr()
-        code = doctor.main([str(word) for word in words])
-        said = capsys.readouterr()
-        assert said.err == ""
-        found = {}
-        for line in said.out.splitlines():
-            level, what, text = line[:8].strip(), line[9:21].strip(), line[22:]
-            found.setdefault(what, []).append((level, text))
-        assert code == any(each[0] == WRONG for lines in found.values() for each in lines)
-        return code, found
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A server with TLS that knows one of two nodes; yield it and the folder of keys."""
-    folder = tmp_path_factory.mktemp("keys")
-    for words in (["server", "here"], ["node", "kitchen", "garden"]):
-        assert keys.main(["--keys", str(folder), *words]) == 0
-    with Server(keys=folder) as server:
-        words = ["--keys", str(folder), "--superlink", server.address, "register", "kitchen"]
-        assert keys.main(words) == 0
-        yield server, folder
 
 
 @pytest.fixture
@@ -147,13 +109,6 @@ def test_what_is_wrong_is_one_line(words, what, says, place, look, tmp_path, pho
     assert any(level == WRONG and says in text for level, text in found[what]), found
 
 
-@pytest.fixture
-def link():
-    link = FakeLink(b"")
-    yield link
-    link.stop()
-
-
 def plain(link, tmp_path, *words):
     return ["--superlink", link.address, "--insecure", "--state", tmp_path / "state",
             "--node-config", "partition-id=0", *words]  # fmt: skip
@@ -200,142 +155,6 @@ def test_a_server_that_is_another(link, look, tmp_path):
     assert found["server"][0][0] == OK
 
 
-# the server's machine
-
-
-def test_a_server_that_is_ready(place, look, tmp_path):
-    server, folder = place
-    port = server.address.rpartition(":")[2]
-    node = Kitchen(server, folder)
-    code, found = look("--server", "--keys", folder, "--port", port, "--state", tmp_path)
-    node.leave()
-    assert code == 0
-    assert [*found] == ["Python", "64 bit", "memory", "disk", "Flower", "certificate", "nodes",
-                        "results", "data", "server", "gate", "online"]  # fmt: skip
-    assert found["gate"] == [(OK, "from outside, /v1/fleet/ alone is open")]
-    assert found["online"] == [(OK, "1 of 1 nodes")]
-    assert found["results"] == [(OK, f"EDGEWIRE_OUTPUT is {tmp_path / 'runs'}")]
-
-
-class Kitchen:
-    """The kitchen's node, for as long as it takes."""
-
-    def __init__(self, server, folder):
-        self._fleet = FleetClient(
-            server.address, key_of(folder / "nodes" / "kitchen.key"),
-            root_certificates=folder / "ca.crt",
-        )  # fmt: skip
-        self._member = Member(self._fleet, Nowhere(), registers=False)
-        self._member.enter()
-
-    def leave(self):
-        self._member.leave()
-        self._fleet.close()
-
-
-class Nowhere:
-    """A journal that remembers nothing."""
-
-    def node_id(self, *_):
-        return None
-
-    def remember(self, *_):
-        pass
-
-
-def test_what_is_wrong_on_the_servers_machine(place, look, tmp_path, monkeypatch, link):
-    _, folder = place
-    other = tmp_path / "other"
-    keys.main(["--keys", str(other), "server", "there"])
-    os.replace(other / "server.key", tmp_path / "mixed.key")
-    for name in ("ca.crt", "server.crt"):
-        (other / name).write_bytes((folder / name).read_bytes())
-    os.replace(tmp_path / "mixed.key", other / "server.key")
-    (other / "server.key").chmod(0o644)
-    (tmp_path / "nodes.json").write_text("[")
-    monkeypatch.setenv("EDGEWIRE_OUTPUT", "/elsewhere")
-    port = link.address.rpartition(":")[2]
-    code, found = look("--server", "--keys", other, "--state", tmp_path, "--port", port,
-                       "--data", "/nowhere")  # fmt: skip
-    assert code == 1
-    said = {what: " ".join(text for _, text in lines) for what, lines in found.items()}
-    assert "is not the key of" in said["certificate"]
-    assert "chmod 600" in said["certificate"]
-    assert "damaged: move it away" in said["nodes"]
-    assert "EDGEWIRE_OUTPUT=/elsewhere is not used" in said["results"]
-    assert "/nowhere is no folder" in said["data"]
-    assert found["server"][0][0] == WRONG  # somebody else listens there
-
-
-def test_a_server_that_is_not_made_yet(look, tmp_path):
-    link = FakeLink(b"")
-    link.stop()
-    port = link.server_port
-    code, found = look("--server", "--keys", tmp_path, "--state", tmp_path / "s", "--port", port,
-                       "--host", "127.0.0.1")  # fmt: skip
-    assert code == 1
-    assert "deploy.keys server NAME" in found["certificate"][0][1]
-    assert found["server"] == [(WARNING, f"it does not run; port {port} is free")]
-    code, found = look("--server", "--insecure", "--state", tmp_path / "s", "--port", port)
-    assert code == 0
-    assert not (tmp_path / "s").exists()
-
-
-# any machine
-
-
-@pytest.mark.parametrize(
-    ("free", "level"), [(700, OK), (600, OK), (599, WARNING), (250, WARNING), (249, WRONG)]
-)
-def test_memory(free, level):
-    (found,) = findings.memory(free * MB, 600 * MB, 250 * MB)
-    assert (found.level, f"{free} MB" in found.words) == (level, True)
-
-
-def test_free_memory_is_the_least_that_is_said(tmp_path):
-    info = tmp_path / "meminfo"
-    assert findings.free_memory(info, tmp_path) is None
-    info.write_text("MemTotal:  9 kB\nMemAvailable:   2048 kB\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert findings.free_memory(info, tmp_path) == 2 * MB
-    (tmp_path / "memory.max").write_text(f"{3 * MB}\n")
-    (tmp_path / "memory.current").write_text(f"{2 * MB}\n")
-    assert findings.free_memory(info, tmp_path) == MB
-
-
-@pytest.mark.parametrize(("version", "level"), [((3, 10), WRONG), ((3, 11), OK), ((3, 15), WRONG)])
-def test_python(version, level, monkeypatch):
-    monkeypatch.setattr(sys, "version_info", (*version, 0, "final", 0))
-    (found,) = findings.python()
-    assert found.level == level
-
-
-def test_32_bit(monkeypatch):
-    monkeypatch.setattr(sys, "maxsize", (1 << 31) - 1)
-    (found,) = findings.bits()
-    assert found.level == WRONG
-
-
-@pytest.mark.parametrize(("free", "level"), [(2 << 30, OK), (1 << 29, WARNING), (1 << 20, WRONG)])
-def test_a_disk_that_fills(free, level, monkeypatch, tmp_path):
-    monkeypatch.setattr(findings.shutil, "disk_usage", lambda path: type("U", (), {"free": free}))
-    (found,) = findings.disk(tmp_path / "a" / "b", "--state")
-    assert found.level == level
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "level", "says"),
-    [(-2, 400, OK, "until"), (-2, 20, WARNING, "ends in"), (-2, -1, WRONG, "has ended"),
-     (1, 9, WRONG, "set the clock")],
-)  # fmt: skip
-def test_dates(start, end, level, says, tmp_path):
-    made = issued(tmp_path, "a", start=NOW + start * DAY, end=NOW + end * DAY)
-    shown = x509.load_pem_x509_certificate(made.path.read_bytes())
-    found = lasting("certificate", "it", shown, "renew it")
-    assert (found.level, says in found.words) == (level, True)
-
-
 def test_packages_that_are_missing_and_another_flower(monkeypatch):
     monkeypatch.setattr(node_checks, "find_spec", lambda name: None)
     (found,) = node_checks.packages()
@@ -350,16 +169,6 @@ def test_without_flower_there_is_a_line(monkeypatch, look):
     code, found = look("--superlink", "a:1", "--state", "s")
     assert code == 1
     assert "pip install" in found["Flower"][0][1]
-
-
-def test_a_check_that_fails_is_a_line():
-    def check():
-        yield Finding(OK, "a", "b")
-        raise KeyError("c")
-
-    first, second = findings.findings([("it", check)])
-    assert first.level == OK
-    assert str(second) == "wrong    it           this check failed: KeyError: 'c'"
 
 
 def test_a_folder_is_taken_while_a_node_has_it(tmp_path):

@@ -1,18 +1,16 @@
 """`engine=superlink`, for real: a server in a process of its own, its ServerApp, nodes here."""
 
-import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import httpx
 import pytest
 
 from tests.deploy.served import Fleet
+from tests.runs import result_of, told_to_end
 
 WORDS = ["engine=superlink", "algorithm=esgd", "nodes=2", "eval_every=3", "lr=0.1"]
 
@@ -44,10 +42,6 @@ def server(tmp_path_factory):
         process.wait()
 
 
-def result_of(folder):
-    return json.loads((folder / "result.json").read_text())
-
-
 def test_a_run_ends_as_on_the_local_engine(server, command):
     with Fleet(server, 2):
         code, _, folder = command(*WORDS, "rounds=6", f"engine.address={server}")
@@ -72,16 +66,7 @@ def test_a_run_that_fails_is_a_line(server, command):
 
 
 def test_a_run_that_is_stopped_keeps_what_it_has(server, command, tmp_path):
-    def interrupt():
-        until = time.monotonic() + 60
-        while not list(tmp_path.glob("*/history.jsonl")) and time.monotonic() < until:
-            time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    stop = threading.Thread(target=interrupt)
-    stop.start()
-    with Fleet(server, 2):
+    with Fleet(server, 2), told_to_end(tmp_path):
         code, _, folder = command(*WORDS, "rounds=100000", f"engine.address={server}")
-    stop.join()
     assert code == 128 + signal.SIGTERM
     assert result_of(folder)["ended"] == "interrupted"

@@ -14,6 +14,7 @@ from deploy import keys
 from deploy.registry import load
 from simulation.control import bundle, deflated
 from simulation.errors import UsageError
+from tests.deploy.entering import Kitchen
 from tests.deploy.served import Server
 from tests.deploy.servers import ROOT
 
@@ -165,3 +166,7 @@ def test_who_was_revoked_by_mistake_is_registered_again(tool, tmp_path):
             _, (line,), _ = tool(*there, word, "kitchen")
         assert line.startswith("registered kitchen as node ")
         assert [line.split()[0] for line in tool(*there, "list")[1]] == ["kitchen"]
+        tool("node", "garden")
+        tool(*there, "register", "garden")  # what is written again forgets no key
+        node = Kitchen(server, tmp_path / "keys")
+        node.leave()

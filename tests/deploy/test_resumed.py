@@ -1,21 +1,17 @@
 """The whole server killed, started again, the run resumed: as if nothing had happened."""
 
-import subprocess
-import sys
+import signal
 
 from benchmarks.fault_field import Field, TheRun, eventually
-from tests.deploy.servers import ROOT
 
 WORDS = ["algorithm=esgd", "rounds=60", "eval_every=60", "checkpoint_every=5", "batch_size=16"]
 
 
-def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(tmp_path):
-    local = tmp_path / "local"
-    words = [*WORDS, "nodes=2", "engine=local", "engine.workers=1", f"hydra.run.dir={local}"]
-    beside = subprocess.Popen(
-        [sys.executable, "run.py", *words], cwd=ROOT, stdout=subprocess.DEVNULL
-    )
-    with Field(tmp_path, 2) as field:
+def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(command, tmp_path):
+    """And a server that is told to end does, whoever waits for its word."""
+    (tmp_path / "field").mkdir()
+    with Field(tmp_path / "field", 2) as field:
+        _, _, local = command(*WORDS, "nodes=2", "engine=local", "engine.workers=1")
         run = TheRun(field, "run", WORDS)
         eventually(lambda: run.rounds > 20 or run.over)
         field.server.kill()
@@ -26,8 +22,9 @@ def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(tmp_path):
         run.resume()
         eventually(lambda: run.over)
         said = field.said(0)
-    assert beside.wait() == 0
-    assert run.process.returncode == 0, (tmp_path / "run.log").read_text()
+        field.server.terminate()
+        assert field.server.wait(20) == -signal.SIGTERM
+    assert run.process.returncode == 0, (field.folder / "run.log").read_text()
     result = run.result()
     assert (result["ended"], result["failures"], result["client_updates"]) == ("finished", 0, 120)
     model = "model.safetensors"

@@ -92,10 +92,11 @@ def test_nobody_else_says_where_a_request_is_from(tmp_path, monkeypatch):
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0
 
 
-def test_a_connection_is_kept_while_a_node_computes(monkeypatch):
+def test_a_connection_is_kept_while_a_node_computes_and_no_end_waits_for_pulls(monkeypatch):
     kept = []
     monkeypatch.setattr(uvicorn, "run", lambda **options: kept.append(options))
     theirs = import_module("flwr.superlink.cli.flower_superlink")
     monkeypatch.setattr(theirs, "flower_superlink", lambda: uvicorn.run(app=None))
     server.serve([])
-    assert kept == [{"app": None, "timeout_keep_alive": server.KEPT}]
+    times = {"timeout_keep_alive": server.KEPT, "timeout_graceful_shutdown": server.ENDING}
+    assert kept == [{"app": None, **times}]

@@ -27,7 +27,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import app
-from compression import decode_update, make_codec
+from compression import Layout, decode_update, make_codec
 from compression.flower import payload_of
 from compression.flower.arrays import payload_record
 from compression.flower.notes import ToNode, written
@@ -35,23 +35,23 @@ from conf import load_config
 from conf.build import data_of, model_of
 from task.flat import FlatModel
 
-values, node = json.load(sys.stdin)
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-context = Context(1, 1, node, RecordDict(), values)
-config = load_config(values, 2, node)
-flat = FlatModel(model_of(config, data_of(config, node.get("data"))), "cpu")
-vector = flat.state.detach().numpy().copy()
-from compression import Layout
-layout = Layout(flat.names, flat.shapes, ("float32",) * len(flat.names))
-payload = make_codec().encode(vector, layout)
-content = RecordDict({
-    "arrays": payload_record(payload),
-    "edgewire": written(ToNode(1)),
-    "config": ConfigRecord({"server-round": 1, "lr": 0.01, "number": 1}),
-})
-reply = app(Message(content, 1, sys.argv[1]), context)
-update = decode_update(payload_of(reply.content)[1], layout).dense()
-print(json.dumps([early, sorted(sys.modules), float(np.abs(update).sum())]))
+sizes = []
+for kind, values, node in json.load(sys.stdin):
+    context = Context(1, 1, node, RecordDict(), values)
+    config = load_config(values, 2, node)
+    flat = FlatModel(model_of(config, data_of(config, node.get("data"))), "cpu")
+    vector = flat.state.detach().numpy().copy()
+    layout = Layout(flat.names, flat.shapes, ("float32",) * len(flat.names))
+    content = RecordDict({
+        "arrays": payload_record(make_codec().encode(vector, layout)),
+        "edgewire": written(ToNode(1)),
+        "config": ConfigRecord({"server-round": 1, "lr": 0.01, "number": 1}),
+    })
+    reply = app(Message(content, 1, kind), context)
+    update = decode_update(payload_of(reply.content)[1], layout).dense()
+    sizes.append(float(np.abs(update).sum()))
+print(json.dumps([early, sorted(sys.modules), sizes]))
 """
 
 
@@ -67,27 +67,27 @@ def photos(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("train.step", "algorithm=esgd dataset=digits model=mlp"),
-        (
-            "train",
-            "algorithm=fedavg_f2i dataset=imagefolder dataset.classes=[cat,dog] model=lenet5",
-        ),
-        ("train.step", "algorithm=dgc dataset=imagefolder dataset.classes=[cat,dog] model=lenet5"),
-    ],
-)
-def test_a_node_at_work_has_imported_nothing_heavy(kind, words, photos):
-    values = run_config(compose_config([*words.split(), "nodes=2", "network=ideal"]))
-    node = {"data": str(photos)} if "imagefolder" in words else {"partition-id": 1}
+JOBS = [
+    ("train.step", "algorithm=esgd dataset=digits model=mlp"),
+    ("train", "algorithm=fedavg_f2i dataset=imagefolder dataset.classes=[cat,dog] model=lenet5"),
+    ("train.step", "algorithm=dgc dataset=imagefolder dataset.classes=[cat,dog] model=lenet5"),
+]
+
+
+def test_a_node_at_work_has_imported_nothing_heavy(photos):
+    given = []
+    for kind, words in JOBS:
+        values = run_config(compose_config([*words.split(), "nodes=2", "network=ideal"]))
+        node = {"data": str(photos)} if "imagefolder" in words else {"partition-id": 1}
+        given.append((kind, values, node))
     done = subprocess.run(
-        [sys.executable, "-c", WORK, kind],
-        input=json.dumps([values, node]), cwd=ROOT, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", WORK],
+        input=json.dumps(given), cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    early, modules, size = json.loads(done.stdout)
-    assert size > 0  # it has trained
+    early, modules, sizes = json.loads(done.stdout)
+    assert len(sizes) == len(JOBS)
+    assert min(sizes) > 0  # it has trained
     assert {"torch", "client.trainer", "deploy.device"} <= set(modules)
     assert HEAVY & set(modules) == set()
     assert not {"torch", "hydra", "compression", "client", "conf", "task"} & set(early)
@@ -100,3 +100,15 @@ def test_the_extra_for_devices_brings_all_of_that():
         name in named for name in ("torch", "flwr", "httpx", "hydra-core", "pillow", "xxhash")
     )
     assert not any(name in named for name in ("ray", "simulation", "datasets", "scikit-learn"))
+
+
+def test_what_runs_beside_the_server_app_does_without_torch(tmp_path):
+    """The server, its doctor and its keys take a tenth of the memory: torch is the rest."""
+    code = (
+        "import sys; from deploy import doctor, keys, server; "
+        f"server.gated(server.parser().parse_args(['--state', {str(tmp_path)!r}])); "
+        "assert 'flwr.superlink' in sys.modules; print('torch' in sys.modules)"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flwr.common.config import get_fab_config, get_metadata_from_config
 
-from simulation.control import bundle, deflated
+from simulation.control import Said, bundle, deflated
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,3 +26,16 @@ def test_a_deflated_bundle_holds_the_same_app():
     assert deflated(plain) == small  # a node that has it fetches it once
     told = [get_metadata_from_config(get_fab_config(each.content)) for each in (plain, small)]
     assert told[0] == told[1]
+
+
+def test_nodes_that_are_left_out_are_named_here_once(tmp_path, caplog):
+    log = tmp_path / "log"
+    log.write_text("starting\nround 1: node 7 left out: no data\nround 2: node 8 left ")
+    said = Said(log)
+    said.repeat()
+    said.repeat()
+    assert caplog.messages == ["round 1: node 7 left out: no data"]
+    with log.open("a") as more:
+        more.write("out: NaN\n")
+    said.repeat()
+    assert caplog.messages[1:] == ["round 2: node 8 left out: NaN"]

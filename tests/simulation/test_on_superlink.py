@@ -16,7 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from simulation import on_superlink
 from simulation.errors import EngineError, UsageError
 from simulation.job import Job
-from simulation.on_superlink import refuse, wait_for_nodes
+from simulation.on_superlink import expect_there, refuse, wait_for_nodes
 from simulation.reach import Superlink
 from simulation.results import Near, fetch_all, follow_history
 
@@ -119,6 +119,19 @@ def test_flowers_own_server_has_no_bundles():
         superlink = Superlink(address)
         assert not superlink.bundles
         superlink.close()
+
+
+def test_a_run_that_the_server_does_not_have_any_more_loses_nothing(tmp_path):
+    gone, here = Near(tmp_path / "gone"), tmp_path / "here"
+    here.mkdir()
+    expect_there(gone, here, "run")  # it has not begun: there is nothing to lose
+    (here / "history.jsonl").write_text("{}\n")
+    with pytest.raises(EngineError, match="the server has nothing of this run"):
+        expect_there(gone, here, "run")
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "history.jsonl").write_text("{}\n")
+    expect_there(gone, here, "run")
+    assert (here / "history.jsonl").read_text() == "{}\n"
 
 
 def test_files_come_home_while_they_grow(tmp_path):

@@ -15,6 +15,14 @@ import subprocess, sys
 subprocess.Popen([sys.executable, "-c", {GRANDCHILD!r}], start_new_session=True)
 """
 
+# One that starts another without the marker, as Ray's agents are once they have their titles.
+UNMARKED = """
+import subprocess, sys, time
+words = [sys.executable, "-c", "import time; time.sleep(60)"]
+subprocess.Popen(words, start_new_session=True, env={"HERE": sys.argv[1]})
+time.sleep(60)
+"""
+
 INTERRUPTED = """
 import os, signal, sys
 from simulation.processes import orderly_exit
@@ -40,6 +48,32 @@ def test_a_tree_ends_with_its_orphans(tmp_path: Path) -> None:
     assert bystander.poll() is None
     other.end(grace=5.0)
     assert bystander.returncode == -signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="parents are known on Linux alone")
+def test_a_tree_ends_with_children_that_bear_no_mark(tmp_path: Path) -> None:
+    tree, name = ProcessTree(), str(tmp_path).encode()
+    with (tmp_path / "log").open("wb") as log:
+        tree.start([sys.executable, "-c", UNMARKED, str(tmp_path)], {}, log)
+
+    def unmarked() -> list[int]:
+        return [pid for pid in tree.alive() if b"HERE=" + name in environ_of(pid)]
+
+    until = time.monotonic() + 20
+    while not unmarked() and time.monotonic() < until:
+        time.sleep(0.05)
+    (child,) = unmarked()
+    tree.end(grace=5.0)
+    assert tree.alive() == []
+    assert environ_of(child) == b""
+
+
+def environ_of(pid: int) -> bytes:
+    """What a process was started with; nothing of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.mark.usefixtures("listening")

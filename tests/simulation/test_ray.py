@@ -1,4 +1,4 @@
-"""`engine=ray`, for real: a run that fails at its end and one interrupted, 20 s each.
+"""`engine=ray`, for real: a run that learns and fails at its end, and one interrupted, 20 s each.
 
 Runs that end well are those of `tests/test_engines.py`.
 """
@@ -9,12 +9,14 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flwr.proto.run_pb2 import RunStatus
 
 from simulation.control import cause_of
 from simulation.errors import EngineError, UsageError
 from simulation.ray import run_ray
+from tests.simulation.guest.apps import APPS, ROOT, start
 
 PYPROJECT = """
 [project]
@@ -23,7 +25,7 @@ version = "0.1.0"
 
 [tool.flwr.app]
 publisher = "edgewire"
-fab-include = ["toy_client/**/*.py", "toy_server/**/*.py", "toy_conf/**/*.yaml"]
+fab-include = ["sklearnexample/*.py", "toy_*/**/*.py", "toy_conf/**/*.yaml"]
 
 [tool.flwr.app.components]
 serverapp = "toy_server.app:app"
@@ -32,14 +34,20 @@ clientapp = "toy_client.app:app"
 [tool.flwr.app.config]
 config = ""
 mode = ""
+told = ""
+num-server-rounds = 3
 output = ""
+
+[tool.flwr.app.config.model]
+penalty = "l2"
+local-epochs = 1
 """
 
 CLIENT = """
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
+from sklearnexample import client_app
 
-app = ClientApp()
+app = client_app.app
 
 @app.query()
 def answer(message, context):
@@ -57,12 +65,14 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    output, mode = Path(context.run_config["output"]), context.run_config["mode"]
+    told, mode = Path(context.run_config["told"]), context.run_config["mode"]
     if mode == "sleep":
-        output.write_text("awake")
+        told.write_text("awake")
         time.sleep(600)
-    while len(nodes := list(grid.get_nodes())) < 5:
-        time.sleep(0.05)
+    from sklearnexample.server_app import main as learn
+
+    learn(grid, context)
+    nodes = list(grid.get_nodes())
     nodes.sort(key=lambda node: node.registered_at)
     question = RecordDict({"question": ConfigRecord()})
     replies = grid.send_and_receive(
@@ -71,7 +81,7 @@ def main(grid, context):
     partitions = {r.metadata.src_node_id: r.content["reply"]["partition"] for r in replies}
     app = Path(__file__).parent.parent
     print("a line for the log")
-    output.write_text(json.dumps({
+    told.write_text(json.dumps({
         "partitions": [partitions[node.node_id] for node in nodes],
         "config": json.loads(context.run_config["config"]),
         "folder": os.getcwd(),
@@ -81,7 +91,9 @@ def main(grid, context):
     raise KeyError("accuracy")
 """
 
+LEARNS = APPS / "sklearn_float64"
 FILES = {
+    **{str(path.relative_to(LEARNS)): path.read_text() for path in LEARNS.glob("*/*.py")},
     "pyproject.toml": PYPROJECT,
     "toy_client/__init__.py": "",
     "toy_client/app.py": CLIENT,
@@ -103,13 +115,25 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "app"
 
 
-def test_a_run_does_its_work_and_fails_at_its_end(
+def expect_same_model(here: Path, there: Path) -> None:
+    """Float64 and every node in every round: what is left is the order of addition."""
+    with np.load(here) as found, np.load(there) as expected:
+        assert found.files == expected.files
+        for name in found.files:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12)
+        assert np.abs(found["arr_0"]).max() > 0.1
+
+
+def test_a_run_learns_what_it_does_here_and_fails_at_its_end(
     app: Path,
     tmp_path: Path,
     left_over: Callable[[], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    home, output = tmp_path / "home", tmp_path / "out.json"
+    home, told = tmp_path / "home", tmp_path / "out.json"
+    here, there = tmp_path / "here.npz", tmp_path / "there.npz"
+    learns = f'num-server-rounds=3 model.local-epochs=1 output="{here}"'
+    beside = start(LEARNS, "--nodes", "5", "--workers", "2", "-c", learns, cwd=ROOT)
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     config = {'it\'s "quoted"': "x" * 10_000, "n": [1, {"a": "\n\t\\ é"}]}
@@ -118,18 +142,22 @@ def test_a_run_does_its_work_and_fails_at_its_end(
     with pytest.raises(EngineError, match=r"^KeyError: 'accuracy' \(log: (\S+)\)$") as caught:
         run_ray(
             app,
-            run_config={"config": json.dumps(config), "output": str(output)},
+            run_config={"config": json.dumps(config), "told": str(told), "output": str(there)},
             num_nodes=5,
             actors=1,
             on_poll=lambda: running.append(len(left_over())),
         )
 
-    result = json.loads(output.read_text())
+    said = beside.communicate(timeout=60)
+    assert beside.returncode == 0, said
+    expect_same_model(here, there)
+    result = json.loads(told.read_text())
     assert result["partitions"] == [0, 1, 2, 3, 4]
     assert result["config"] == config
     assert result["folder"] == str(tmp_path)
     travels = {name for name in FILES if not name.startswith((".venv", "outputs"))}
-    assert set(result["files"]) == travels | {"toy_client", "toy_conf", "toy_server"}
+    folders = {"sklearnexample", "toy_client", "toy_conf", "toy_server"}
+    assert set(result["files"]) == travels | folders
     log = Path(str(caught.value).rpartition("log: ")[2].rstrip(")"))
     assert "a line for the log" in log.read_text()
     assert len(result["token"]) == 64  # without which nobody gets into this run's Ray
@@ -151,7 +179,7 @@ def test_an_interrupted_run(app: Path, tmp_path: Path, left_over: Callable[[], l
     with pytest.raises(SystemExit) as caught:
         run_ray(
             app,
-            run_config={"mode": "sleep", "output": str(output)},
+            run_config={"mode": "sleep", "told": str(output)},
             num_nodes=2,
             actors=1,
             log_file=tmp_path / "ray.log",

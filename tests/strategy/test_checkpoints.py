@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,8 @@ def run(folder, words, workers=1, *, resume=False):
     run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=workers)
 
 
-def stopped_at(monkeypatch, record):
-    """Let a run end, without a word, when it records for the `record`-th time."""
+def at_record(monkeypatch, record, act):
+    """Let something be done when a run records for the `record`-th time."""
     done, count = Run.round_done, 0
 
     def some(self, server_round, arrays):
@@ -49,7 +50,7 @@ def stopped_at(monkeypatch, record):
         count += 1
         if count == record:
             monkeypatch.setattr(Run, "round_done", done)
-            raise Stopped
+            act()
         return done(self, server_round, arrays)
 
     monkeypatch.setattr(Run, "round_done", some)
@@ -63,20 +64,35 @@ def left(folder):
     return kept, (folder / "model.safetensors").read_bytes()
 
 
-def goes_on(monkeypatch, tmp_path, words, record, workers=(1, 1)):
-    run(tmp_path / "whole", words)
-    stopped_at(monkeypatch, record)
-    with pytest.raises(Stopped):
-        run(tmp_path / "stopped", words, workers[0])
-    assert (tmp_path / "stopped" / checkpoint.FILE).exists()
-    run(tmp_path / "stopped", words, workers[1], resume=True)
-    assert left(tmp_path / "stopped") == left(tmp_path / "whole")
-    assert not (tmp_path / "stopped" / checkpoint.FILE).exists()
+def stop():
+    raise Stopped
+
+
+def goes_on(monkeypatch, tmp_path, words, record, workers=None):
+    """Compare a run with one that has gone on from what was there when it recorded.
+
+    `workers`: of one that was stopped, and after that; None: the first run's folder as it was then
+    is what a kill leaves.
+    """
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    if workers is None:
+        at_record(monkeypatch, record, lambda: shutil.copytree(whole, stopped))
+        run(whole, words)
+        assert not (stopped / "result.json").exists()
+    else:
+        run(whole, words)
+        at_record(monkeypatch, record, stop)
+        with pytest.raises(Stopped):
+            run(stopped, words, workers[0])
+    assert (stopped / checkpoint.FILE).exists()
+    run(stopped, words, workers[1] if workers else 1, resume=True)
+    assert left(stopped) == left(whole)
+    assert not (stopped / checkpoint.FILE).exists()
 
 
 def words_of(preset):
-    strategy = composed(f"algorithm={preset}").strategy
     words = [f"algorithm={preset}", *SMALL]
+    strategy = composed(*words).strategy
     if "pushes" in strategy:
         delta = ["local_steps=2"] if strategy.update == "delta" else []
         return [*words, *PUSHES, *delta, "network.waiting_seconds=0.1"]

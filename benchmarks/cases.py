@@ -1,0 +1,33 @@
+"""What the programs that measure cases on real processes share: which, and how they end."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from simulation.errors import UsageError
+
+Case = TypeVar("Case")
+
+
+def chosen(cases: Mapping[str, Case], names: str) -> dict[str, Case]:
+    """The cases with these names, which commas part; raise `UsageError` for one that is not."""
+    wanted = [name for name in names.split(",") if name]
+    for name in wanted:
+        if name not in cases:
+            raise UsageError(f"there is no case {name}: {', '.join(cases)}")
+    return {name: cases[name] for name in wanted}
+
+
+def printed(measure: Callable[[], dict[str, Any]]) -> int:
+    """Print what `measure` returns as JSON; return the exit code, 2 after a user's mistake."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends in any case
+    try:
+        report = measure()
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    json.dump(report, sys.stdout, indent=1)
+    print()
+    return 0

@@ -1,0 +1,227 @@
+"""What is done to a field of real processes while a run goes on: each kind of fault by its name."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.fault_field import Field, TheRun, eventually
+from benchmarks.timing import ROOT
+from task.datasets.digits import FILE
+
+HOOKS = ["claim-before", "claim-after", "answered-before", "answered-after", "rename-before"]
+HOOKS += ["rename-after", "commit-after", "push-after"]  # see tests/deploy/killed.py
+SHIFTED = str(Path(__file__).parent / "shifted")
+KILLED = str(ROOT / "tests/deploy/killed.py")
+OLDER = "flwr==1.36.0"  # without what a node imports first
+REFUSED = "the server is told so"  # by a node, of a message that it cannot answer
+GONE = "objects are gone"  # said with it, of a message that was perhaps answered long ago
+
+
+def copy_digits(folder: Path) -> None:
+    """Put the digits into a folder, for a device without scikit-learn."""
+    shutil.copy(Path(str(files("sklearn").joinpath(FILE))), folder / Path(FILE).name)
+
+
+class Faults:
+    """What can be done to a field and its run; each returns once it is over."""
+
+    def __init__(self, field: Field, draw: random.Random) -> None:
+        self.field, self.draw = field, draw
+        self.run: TheRun
+
+    def goes_on(self, rows: int = 2) -> None:
+        """Wait until so many rounds more are done, or the run is over."""
+        before = self.run.rounds
+        eventually(lambda: self.run.rounds >= before + rows or self.run.over)
+
+    def resumed(self) -> None:
+        """Wait for the end of this life, and begin the next."""
+        eventually(lambda: self.run.over)
+        if self.run.process.returncode:
+            rows = self.run.rounds
+            self.run.resume()
+            eventually(lambda: self.run.rounds not in (0, rows) or self.run.over)
+
+    def _again(self, index: int, **env: str) -> None:
+        self.field.nodes[index].wait()
+        self.field.begin_node(index, **env)
+
+    def _node(self) -> int:
+        return self.draw.randrange(self.field.count)
+
+    def killed(self) -> None:
+        """A node is killed at a moment."""
+        index = self._node()
+        time.sleep(self.draw.uniform(0, 0.3))
+        self.began = time.monotonic()
+        self.field.nodes[index].kill()
+        self._again(index)
+        self.goes_on()
+
+    def hooked(self) -> None:
+        """A node is killed right at a point of its work."""
+        index, point = self._node(), self.draw.choice(HOOKS)
+        trigger = self.field.folder / "trigger"
+        self.field.nodes[index].kill()
+        self.field.nodes[index].wait()
+        self.field.begin_node(index, [KILLED, point, str(trigger), "--"])
+        self.goes_on()
+        trigger.touch()
+        eventually(lambda: self.field.nodes[index].poll() is not None or self.run.over)
+        trigger.unlink()
+        self.began = time.monotonic()
+        self.field.nodes[index].kill()
+        self._again(index)
+        self.goes_on()
+
+    def cut(self, mode: str = "cut", seconds: float | None = None) -> None:
+        """A link is gone for some seconds."""
+        proxy = self.field.proxies[self._node()]
+        proxy.set(mode)
+        time.sleep(self.draw.uniform(0.2, 4) if seconds is None else seconds)
+        proxy.set("open")
+        self.goes_on()
+
+    def still(self) -> None:
+        """Nothing moves on a link for some seconds."""
+        self.cut("still")
+
+    def deaf(self) -> None:
+        """What the server answers is lost: what was sent is sent again."""
+        self.cut("deaf", self.draw.uniform(0.05, 0.5))
+
+    def minute(self) -> None:
+        """A link is gone for a minute."""
+        self.cut("cut", 60.0)
+
+    def serverapp(self) -> None:
+        """The ServerApp is killed; the run is resumed."""
+        os.kill(eventually(self.field.serverapp), signal.SIGKILL)
+        self.resumed()
+        self.goes_on()
+
+    def superlink(self) -> None:
+        """The whole server is killed and started again; the run is resumed."""
+        self.field.server.kill()
+        self.field.server.wait()
+        self.field.begin_server()
+        self.resumed()
+        self.goes_on()
+
+    def command(self) -> None:
+        """run.py is killed: the run goes on at the server, and is followed again."""
+        self.run.process.kill()
+        self.resumed()
+        self.goes_on()
+
+    def clock(self) -> None:
+        """A node's clock is off by 400 s; then it is set."""
+        index, off = self._node(), self.draw.choice(["400", "-400"])
+        before = self.field.said(index).count("clock is")
+        self.field.nodes[index].kill()
+        self._again(index, FIRST=SHIFTED, CLOCK_OFF=off)
+        eventually(lambda: self.field.said(index).count("clock is") > before)
+        self.field.nodes[index].kill()
+        self._again(index)
+        self.goes_on()
+
+    def disk(self) -> None:
+        """A node's disk is full for some seconds."""
+        index = self._node()
+        before, filler = self.field.said(index).count("cannot write"), self.field.state(index) / "x"
+        if not filler.parent.is_mount():
+            raise RuntimeError("a disk of its own takes root")
+        with suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(bytes(1 << 12))
+                file.flush()
+        eventually(lambda: self.field.said(index).count("cannot write") > before or self.run.over)
+        filler.unlink()
+        self.goes_on()
+
+    def version(self) -> None:
+        """A node is started with an older Flower, says which it needs, and is given that."""
+        index = self._node()
+        self.field.nodes[index].kill()
+        self.field.nodes[index].wait()
+        before = self.field.said(index)
+        self.field.begin_node(index, FIRST=str(self._older()))
+        code = eventually(lambda: self.field.nodes[index].poll(), 60)
+        said = self.field.said(index)[len(before) :]
+        if code != 2 or "pip install" not in said or "Traceback" in said:
+            raise RuntimeError(f"a node with {OLDER} has ended with {code}: {said}")
+        self.field.begin_node(index)
+        self.goes_on()
+
+    def _older(self) -> Path:
+        """Return a folder with an older Flower in it."""
+        folder = self.field.folder / "older"
+        if not folder.exists():
+            tool = [shutil.which("uv") or "uv", "pip"]
+            tool = [sys.executable, "-m", "pip"] if find_spec("pip") else tool
+            words = ["install", "--quiet", "--no-deps", "--target", str(folder), OLDER]
+            subprocess.run([*tool, *words], check=True)
+        return folder
+
+
+class Ill:
+    """Faults after which a run is another one: what counts is that it says so, and ends."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults, self.field = faults, faults.field
+
+    def data(self) -> None:
+        """A node is without its data; then that is there."""
+        bare, place = self.field.folder / "bare", self.field.folder / "data"
+        for each in (bare, place):
+            shutil.rmtree(each, ignore_errors=True)
+            each.mkdir()
+        (bare / "sitecustomize.py").write_text("import sys\n\nsys.modules['sklearn'] = None\n")
+        said = self.field.said(0).count(REFUSED)
+        self.field.nodes[0].kill()
+        self.field.nodes[0].wait()
+        self.field.begin_node(0, FIRST=str(bare), EDGEWIRE_DATA=str(place))
+        eventually(lambda: self.field.said(0).count(REFUSED) > said + 1)
+        copy_digits(place)
+        self.faults.goes_on(5)
+
+    def lost(self) -> None:
+        """A node's memory is gone."""
+        self._without(lambda state: shutil.rmtree(state / "runs"))
+
+    def old(self) -> None:
+        """An older copy of a node's memory is put back."""
+        index, copy = 0, self.field.folder / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        self.field.nodes[index].kill()
+        self.field.nodes[index].wait()
+        shutil.copytree(self.field.state(index), copy)
+        self.field.begin_node(index)
+        self.faults.goes_on(5)
+
+        def put_back(state: Path) -> None:
+            for each in state.iterdir():
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
+            shutil.copytree(copy, state, dirs_exist_ok=True)
+
+        self._without(put_back)
+
+    def _without(self, change: Callable[[Path], None]) -> None:
+        said = self.field.said(0).count("starts anew")
+        self.field.nodes[0].kill()
+        self.field.nodes[0].wait()
+        change(self.field.state(0))
+        self.field.begin_node(0)
+        self.faults.goes_on()
+        eventually(lambda: self.field.said(0).count("starts anew") > said, 30)

@@ -1,0 +1,100 @@
+"""How long a device takes to come online and to reply once its program starts, and its memory.
+
+    python -m benchmarks.first_reply                       # JSON on stdout; two minutes
+    python -m benchmarks.first_reply --python ENV/bin/python --words 'model=lenet5 dataset=mnist'
+
+One node of a run of eSGD that goes on all the while, TLS and keys on, is killed and started again.
+`fresh` ones have no app on their disk: its bundle is fetched and unpacked first. `python`: of an
+environment as devices have it (`pip install './compression[node]'`, torch for the CPU alone). What
+is read from the disk may be in the system's cache already, as it is after the first start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.cases import printed
+from benchmarks.fault_field import Field, TheRun, eventually
+from benchmarks.fault_kinds import REFUSED, copy_digits
+from simulation.errors import UsageError
+
+PROGRAM = ("-m", "benchmarks.timed_node")
+REPLIES = 50  # until when the memory is looked at
+WORDS = "model=lenet5 dataset=digits dataset.size=28"
+
+
+def data_of(field: Field) -> str:
+    """Return the folder of the node's data; without $EDGEWIRE_DATA one that has the digits."""
+    folder = field.folder / "data"
+    if "EDGEWIRE_DATA" in os.environ:
+        return os.environ["EDGEWIRE_DATA"]
+    if not folder.exists():
+        folder.mkdir()
+        copy_digits(folder)
+    return str(folder)
+
+
+def started(field: Field, python: str, fresh: bool) -> dict[str, float]:
+    """Start a node whose run goes on; return the seconds and megabytes that it takes."""
+    field.nodes[0].kill()
+    field.nodes[0].wait()
+    times = field.folder / "times"
+    times.unlink(missing_ok=True)
+    if fresh:
+        shutil.rmtree(field.state(0) / "apps")
+    before, began = field.said(0).count("online at"), time.monotonic()
+    field.begin_node(0, PROGRAM, python, EDGEWIRE_TIMED=str(times), EDGEWIRE_DATA=data_of(field))
+    eventually(lambda: field.said(0).count("online at") > before)
+    online = time.monotonic() - began
+    # the first may be what an earlier life has computed and was killed over
+    eventually(lambda: times.exists() and times.read_text().count("\n") > 1)
+    reply = time.monotonic() - began
+    eventually(lambda: times.read_text().count("\n") > REPLIES or REFUSED in field.said(0))
+    if REFUSED in field.said(0):
+        raise UsageError(field.said(0).splitlines()[-1])
+    status = Path(f"/proc/{field.nodes[0].pid}/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1000
+    return {"online_seconds": online, "reply_seconds": reply, "peak_megabytes": peak}
+
+
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """Start nodes again and again; return medians, and the most."""
+    found: dict[str, list[dict[str, float]]] = {"fresh": [], "again": []}
+    with tempfile.TemporaryDirectory() as name, Field(Path(name), 1) as field:
+        words = ["algorithm=esgd", "rounds=1000000", "eval_every=1000000", "timeout=600"]
+        run = TheRun(field, "run", words + args.words.split())
+        eventually(run.has_begun)
+        if run.over:
+            raise UsageError((field.folder / "run.log").read_text().splitlines()[-1])
+        for _ in range(args.count):
+            for kind, taken in found.items():
+                taken.append(started(field, args.python, kind == "fresh"))
+        run.process.terminate()
+        run.process.wait()
+    report: dict[str, Any] = {"words": args.words, "count": args.count}
+    for kind, taken in found.items():
+        columns = {key: [each[key] for each in taken] for key in taken[0]}
+        report[kind] = {k: [round(median(c), 2), round(max(c), 2)] for k, c in columns.items()}
+    return report
+
+
+def main() -> int:
+    """Print medians and the most."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", default=sys.executable, help="of the node (default: this one)")
+    parser.add_argument("--words", default=WORDS, help="of the run (%(default)s)")
+    parser.add_argument("--count", type=int, default=5)
+    args = parser.parse_args()
+    return printed(lambda: measured(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

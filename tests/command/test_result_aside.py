@@ -1,0 +1,23 @@
+"""An earlier result is no run's own; one that was to go on and could not gets it back."""
+
+import pytest
+
+from command import job
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_run_that_cannot_go_on_keeps_what_it_had(resumes, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "resumes", lambda: resumes)
+    file = tmp_path / "result.json"
+    file.write_text("old")
+
+    def fail():
+        assert not file.exists()
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"), job.result_aside(tmp_path):
+        fail()
+    assert file.exists() is resumes
+    with job.result_aside(tmp_path):
+        file.write_text("new")
+    assert file.read_text() == "new"

@@ -1,0 +1,44 @@
+import pytest
+
+from deploy import doctor, keys
+from deploy.findings import WRONG
+from tests.deploy.fakelink import FakeLink
+from tests.deploy.served import Server
+
+
+@pytest.fixture
+def look(capsys):
+    """Run the doctor; return the exit code, and the lines by what they are about."""
+
+    def call(*words):
+        capsys.readouterr()
+        code = doctor.main([str(word) for word in words])
+        said = capsys.readouterr()
+        assert said.err == ""
+        found = {}
+        for line in said.out.splitlines():
+            level, what, text = line[:8].strip(), line[9:21].strip(), line[22:]
+            found.setdefault(what, []).append((level, text))
+        assert code == any(each[0] == WRONG for lines in found.values() for each in lines)
+        return code, found
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A server with TLS that knows one of two nodes; yield it and the folder of keys."""
+    folder = tmp_path_factory.mktemp("keys")
+    for words in (["server", "here"], ["node", "kitchen", "garden"]):
+        assert keys.main(["--keys", str(folder), *words]) == 0
+    with Server(keys=folder) as server:
+        words = ["--keys", str(folder), "--superlink", server.address, "register", "kitchen"]
+        assert keys.main(words) == 0
+        yield server, folder
+
+
+@pytest.fixture
+def link():
+    link = FakeLink(b"")
+    yield link
+    link.stop()
