@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
+from report.course import first_at
 from report.estimate import Estimate, estimate, paired
 from report.format import human_bytes, human_seconds
+from report.jobs import ResultsError
 from report.kept import KeptRun
 
 NOTHING = "-"
@@ -24,21 +26,26 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Beside:
-    """A row's runs, in the order of their seeds, and those of the row it is compared with."""
+    """A row's runs, in the order of their seeds, and what columns may need of the table.
+
+    `against`: the runs of the row it is compared with; `reach`: an accuracy in %; `after`: a round.
+    """
 
     runs: Sequence[KeptRun]
     against: Sequence[KeptRun] = ()
+    reach: float | None = None
+    after: int | None = None
 
 
 Show = Callable[[Beside], Shown]
 
 
 class PageColumn(NamedTuple):
-    """A column's head, and how a row is shown in it; `compares`: it needs another row."""
+    """A column's head, and how a row is shown in it; `needs`: what the table must give for it."""
 
     head: str
     show: Show
-    compares: bool = False
+    needs: str = ""
 
 
 def _values(runs: Sequence[KeptRun], key: str, scale: float = 1) -> dict[int, float]:
@@ -126,6 +133,44 @@ def _ratio(above: str, below: str, form: Callable[[float], str]) -> Show:
     return show
 
 
+def _until(keys: Sequence[str], form: Callable[[float], str]) -> Show:
+    """Show a sum of counters at the first evaluation that reaches the table's accuracy."""
+
+    def show(row: Beside) -> Shown:
+        found = [first_at(run.rows(), (row.reach or 0) / 100) for run in row.runs]
+        there = [sum(at[key] or 0 for key in keys) for at in found if at is not None]
+        if not there:
+            return Shown("never", "never")
+        part = "" if len(there) == len(found) else f" ({len(there)} of {len(found)} runs)"
+        return Shown(form(fmean(there)) + part, form(fmean(there)) + part)
+
+    return show
+
+
+def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
+    """Show one counter's growth after the table's round by another's."""
+
+    def show(row: Beside) -> Shown:
+        grown = [_grown(run, row.after or 0, (above, below)) for run in row.runs]
+        top, bottom = (sum(values) for values in zip(*grown, strict=True))
+        text = form(top / bottom) if bottom else NOTHING
+        return Shown(text, text)
+
+    return show
+
+
+def _grown(run: KeptRun, after: int, keys: Sequence[str]) -> list[float]:
+    """Return how much counters of a run grew from a round on, at which it was evaluated.
+
+    Raises `ResultsError` if it was not.
+    """
+    rows = run.rows()
+    start = next((row for row in rows if row["round"] == after), None)
+    if start is None or any(row.get(key) is None for row in (start, rows[-1]) for key in keys):
+        raise ResultsError(f"{run.words}: nothing is kept of what was counted at round {after}")
+    return [(rows[-1][key] or 0) - (start[key] or 0) for key in keys]
+
+
 def _seeds(row: Beside) -> Shown:
     seeds = sorted(run.seed for run in row.runs)
     whole = seeds == list(range(seeds[0], seeds[-1] + 1))
@@ -135,8 +180,8 @@ def _seeds(row: Beside) -> Shown:
 
 COLUMNS: dict[str, PageColumn] = {
     "accuracy": PageColumn("accuracy, %", _measured("accuracy", 100, unit=" %")),
-    "difference": PageColumn("points against {against}", _difference, compares=True),
-    "verdict": PageColumn("beside {against}", _verdict, compares=True),
+    "difference": PageColumn("points against {against}", _difference, "against"),
+    "verdict": PageColumn("beside {against}", _verdict, "against"),
     "seeds": PageColumn("seeds", _seeds),
     "best accuracy": PageColumn("best, %", _measured("best_accuracy", 100, unit=" %")),
     "top5": PageColumn("top-5, %", _measured("top5", 100, unit=" %")),
@@ -156,6 +201,25 @@ COLUMNS: dict[str, PageColumn] = {
     ),
     "times smaller down": PageColumn(
         "times smaller down", _ratio("downlink_bytes_float32", "downlink_bytes", "{:.2f}".format)
+    ),
+    "left out": PageColumn("left out, %", _measured("sparsity", 100, unit=" %")),
+    "left out after": PageColumn(
+        "left out after step {after}, %",
+        _after("uplink_entries", "uplink_entries_whole", lambda kept: f"{100 * (1 - kept):.2f}"),
+        "after",
+    ),
+    "times smaller up after": PageColumn(
+        "times smaller up after step {after}",
+        _after("uplink_bytes_float32", "uplink_bytes", "{:.1f}".format),
+        "after",
+    ),
+    "reached": PageColumn("{reach} % at", _until(["round"], "{:,.10g}".format), "reach"),
+    "uplink until": PageColumn("up to {reach} %", _until(["uplink_bytes"], human_bytes), "reach"),
+    "downlink until": PageColumn(
+        "down to {reach} %", _until(["downlink_bytes"], human_bytes), "reach"
+    ),
+    "both until": PageColumn(
+        "both to {reach} %", _until(["uplink_bytes", "downlink_bytes"], human_bytes), "reach"
     ),
     "virtual time": PageColumn("on the network", _mean("virtual_seconds", human_seconds)),
     "minutes": PageColumn("minutes here", _mean("seconds", "{:.1f}".format, 1 / 60)),

@@ -26,6 +26,7 @@ TABLE = {
     **dict.fromkeys(
         ("id", "title", "words", "columns", "against", "across", "picture", "note"), False
     ),
+    **dict.fromkeys(("smooth", "reach", "after"), False),
 }
 ACROSS = {"key": True, "values": True}
 PAGE = {"title": True, "claim": True, "setting": True, "tables": True, "notes": False}
@@ -56,7 +57,8 @@ class TableDefinition:
 
     `against` is the id of the row that others are compared with, "" for none. `across`: heads of
     columns of accuracies, a value of one key each, in place of `columns`. `picture`: accuracy
-    against bytes is drawn.
+    against bytes is drawn. `smooth`: accuracies are means of so many evaluations. `reach`: the
+    accuracy in % until which bytes are shown; `after`: the round after which; None for none.
     """
 
     id: str
@@ -68,6 +70,18 @@ class TableDefinition:
     rows: tuple[RowDefinition, ...]
     picture: bool
     note: str
+    smooth: int = 1
+    reach: float | None = None
+    after: int | None = None
+
+    def given(self) -> dict[str, str]:
+        """Return what columns may need, as their heads say it; "" for what is not there."""
+        other = self.row(self.against)
+        return {
+            "against": other.label if other else "",
+            "reach": "" if self.reach is None else f"{self.reach:g}",
+            "after": "" if self.after is None else f"{self.after:,}",
+        }
 
     def row(self, name: str) -> RowDefinition | None:
         """Return the row of that id; None if there is none."""
@@ -128,7 +142,6 @@ def _table(root: Path, content: Any) -> TableDefinition:
         raise ResultsError("a table has either columns or across")
     experiment, against = _text(content, "experiment"), _text(content, "against")
     kept_file(root, experiment)  # whether there is such an experiment
-    _expect_columns(columns, against)
     table = TableDefinition(
         _id(content) if "id" in content else "",
         _text(content, "title"),
@@ -139,9 +152,13 @@ def _table(root: Path, content: Any) -> TableDefinition:
         rows,
         content.get("picture") is True,
         _text(content, "note"),
+        _whole(content, "smooth") or 1,
+        _number(content, "reach"),
+        _whole(content, "after"),
     )
     if against and table.row(against) is None:
         raise ResultsError(f"against: no row has the id {against}")
+    _expect_columns(columns, table.given())
     return table
 
 
@@ -182,13 +199,29 @@ def _expect_keys(what: str, content: Any, keys: Mapping[str, bool]) -> None:
         raise ResultsError(f"{what} needs {missing[0]}")
 
 
-def _expect_columns(columns: Iterable[str], against: str) -> None:
+def _number(content: Mapping[str, Any], key: str) -> float | None:
+    """Return a number above 0; None if it is not there."""
+    value = content.get(key)
+    if value is None or (isinstance(value, int | float) and value > 0):
+        return value
+    raise ResultsError(f"{key} must be a number above 0, not {value!r}")
+
+
+def _whole(content: Mapping[str, Any], key: str) -> int | None:
+    value = _number(content, key)
+    if value is None or int(value) == value:
+        return None if value is None else int(value)
+    raise ResultsError(f"{key} must be a whole number, not {value!r}")
+
+
+def _expect_columns(columns: Iterable[str], given: Mapping[str, str]) -> None:
     for column in columns:
         if column not in COLUMNS and column != PAPER:
             known = ", ".join((PAPER, *COLUMNS))
             raise ResultsError(f"no column {column}; there are: {known}")
-        if column != PAPER and COLUMNS[column].compares and not against:
-            raise ResultsError(f"the column {column} needs against: ROW")
+        needs = "" if column == PAPER else COLUMNS[column].needs
+        if needs and not given[needs]:
+            raise ResultsError(f"the column {column} needs {needs}:")
 
 
 def _expect_different(what: str, values: list[str]) -> None:

@@ -28,14 +28,17 @@ FOLDER = Path("docs/results/kept")
 NUMBERS = (
     *("rounds", "accuracy", "best_accuracy", "top5", "loss", "uplink_bytes", "downlink_bytes"),
     *("uplink_bytes_float32", "downlink_bytes_float32", "client_updates", "failures"),
-    *("seconds", "virtual_seconds"),
+    *("seconds", "virtual_seconds", "sparsity", "evaluations"),
 )
 # those that every run has: `report.jobs` takes no other, and tables divide by them
 SURE = (
     *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
     *("client_updates", "failures", "seconds"),
 )
-COURSE = ("round", "accuracy", "uplink_bytes", "downlink_bytes", "virtual_seconds")
+COURSE = (
+    *("round", "accuracy", "uplink_bytes", "downlink_bytes", "virtual_seconds"),
+    *("uplink_bytes_float32", "uplink_entries", "uplink_entries_whole"),
+)
 ROWS = 100  # of a course, at most
 # what no run reads: a change there leaves its numbers what they were
 WITHOUT_EFFECT = (":!docs", ":!report", ":!tests", ":!*.md")
@@ -62,6 +65,19 @@ class KeptRun:
     def key(self) -> tuple[str, int]:
         """By which one run takes another's place."""
         return self.words, self.seed
+
+    def rows(self) -> list[dict[str, Number]]:
+        """Return the course by evaluation.
+
+        Raises `ResultsError` for one of which some are left out.
+        """
+        rows = [
+            dict(zip(self.course, row, strict=True))
+            for row in zip(*self.course.values(), strict=True)
+        ]
+        if (self.numbers.get("evaluations") or 0) > len(rows):
+            raise ResultsError(f"{self.words}: over {ROWS} evaluations, of which not all are kept")
+        return rows
 
     def line(self) -> str:
         """Return it as one line of JSON."""
@@ -105,14 +121,16 @@ def kept_run(job: Job, name: str, commit: str) -> KeptRun:
     words = job.words()
     if words.pop("experiment", None) != name:
         raise ResultsError(f"{job.folder} was not run with experiment={name}")
-    rows = _thinned([row for row in job.history() if row.get("accuracy") is not None])
+    evaluated = [row for row in job.history() if row.get("accuracy") is not None]
+    rows = _thinned(evaluated)
     course = {key: [_finite(row.get(key)) for row in rows] for key in COURSE}
+    numbers = {key: _finite(job.result.get(key)) for key in NUMBERS}
     return KeptRun(
         in_order(words),
         job.result["seed"],
         commit,
         bool(job.result.get("diverged")),
-        {key: _finite(job.result.get(key)) for key in NUMBERS},
+        numbers | {"evaluations": len(evaluated)},
         {key: column for key, column in course.items() if set(column) - {None}},
     )
 
@@ -164,7 +182,7 @@ def read_kept(file: Path) -> list[KeptRun]:
 
 def _read_run(run: Any) -> KeptRun:
     """Return a run. Raises `ValueError`, `TypeError` or `KeyError` for something else."""
-    numbers = {key: run[key] for key in NUMBERS}
+    numbers = {key: run[key] if key in SURE else run.get(key) for key in NUMBERS}
     course = {key: list(run["course"][key]) for key in COURSE if key in run["course"]}
     values = [*numbers.values(), *(value for column in course.values() for value in column)]
     kinds: list[tuple[Any, Any]] = [(run["words"], str), (run["commit"], str)]

@@ -9,6 +9,7 @@ from functools import cached_property
 from statistics import fmean
 
 from report.columns import COLUMNS, NOT_RUN, NOTHING, Beside, remark
+from report.course import settled
 from report.definitions import PAPER, PageDefinition, RowDefinition, TableDefinition
 from report.format import markdown_row, wrap
 from report.jobs import ResultsError
@@ -34,7 +35,7 @@ class FilledTable:
         """The runs of each list of words, in the order of their seeds."""
         found: dict[str, list[KeptRun]] = {}
         for run in sorted(self.runs, key=lambda run: run.key):
-            found.setdefault(run.words, []).append(run)
+            found.setdefault(run.words, []).append(settled(run, self.definition.smooth))
         return found
 
     def runs_of(self, row: RowDefinition) -> list[KeptRun]:
@@ -59,14 +60,17 @@ class FilledTable:
 
     def beside(self, row: RowDefinition) -> Beside:
         """Return the row's runs, and those it is compared with."""
-        other = self.definition.row(self.definition.against)
-        return Beside(self.runs_of(row), self.runs_of(other) if other else ())
+        definition = self.definition
+        other = definition.row(definition.against)
+        against = self.runs_of(other) if other else ()
+        return Beside(self.runs_of(row), against, definition.reach, definition.after)
 
     def sentence(self, row: RowDefinition, column: str) -> str:
         """Return what a text says of a row. Raises `ResultsError` for what no column is called."""
         if column in ("label", PAPER):
             return str(getattr(row, column))
-        if column not in COLUMNS or (COLUMNS[column].compares and not self.definition.against):
+        needs = COLUMNS[column].needs if column in COLUMNS else column
+        if column not in COLUMNS or (needs and not self.definition.given()[needs]):
             raise ResultsError(f"no column {column}")
         return COLUMNS[column].show(self.beside(row)).sentence if self.runs_of(row) else NOT_RUN
 
@@ -136,9 +140,8 @@ def picture_name(page: PageDefinition, table: TableDefinition) -> str:
 
 def _table(table: FilledTable) -> list[str]:
     definition = table.definition
-    other = definition.row(definition.against)
     heads = [
-        PAPER if column == PAPER else COLUMNS[column].head.format(against=other and other.label)
+        PAPER if column == PAPER else COLUMNS[column].head.format(**definition.given())
         for column in definition.columns
     ] + list(definition.across)
     rows = [_row(table, row) for row in definition.rows]
@@ -167,7 +170,9 @@ def _origin(table: FilledTable) -> str:
     rows = [run for row in table.definition.rows for run in table.runs_of(row)]
     commits = sorted({run.commit for run in rows} - {""})
     at = f", at {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
-    return f"`{command(table.definition.experiment)} dataset.root=FOLDER`{at}"
+    smooth = table.definition.smooth
+    means = f"; accuracies are means of {smooth} evaluations" if smooth > 1 else ""
+    return f"`{command(table.definition.experiment)} dataset.root=FOLDER`{at}{means}"
 
 
 def _left_over(name: str, runs: Sequence[KeptRun], shown: set[str]) -> list[str]:

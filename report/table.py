@@ -30,7 +30,7 @@ def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Number
     """
     results = [job.result for job in group.jobs]
     needed = group.jobs if smooth > 1 or reach is not None else []
-    courses = [smoothed(job, smooth) for job in needed]
+    courses = [smoothed(job.history(), smooth) for job in needed]
     if smooth > 1:
         results = [_of(job, rows) for job, rows in zip(group.jobs, courses, strict=True)]
     first = [] if reach is None else [first_at(rows, reach) for rows in courses]

@@ -204,6 +204,7 @@ class Run:
             {
                 "uplink_ratio": traffic.uplink_bytes_float32 / up,
                 "downlink_ratio": traffic.downlink_bytes_float32 / down,
+                "sparsity": traffic.sparsity,
                 **self.grid.comparison,
                 "parameters": self.model.num_parameters,
                 "algorithm": self.config.algorithm,

@@ -257,5 +257,14 @@ class Dialogue:
             raise PayloadError("its number of samples must be above 0, below 2^63")
         for name in measured:
             number(metrics[1], name)
-        update = self.receipts.decode(node, found[1], note.sequence or 0, self.layout)
+        update = self.decode(node, found[1], note.sequence or 0, self.layout)
         return Received(update, metrics[1])
+
+    def decode(
+        self, node: int, payload: bytes, sequence: int, layout: Layout | None, *limits: int
+    ) -> Update:
+        """Decode a node's update, as `Receipts.decode` does; its entries are counted."""
+        update = self.receipts.decode(node, payload, sequence, layout, *limits)
+        self.traffic.uplink_entries += len(update.values)
+        self.traffic.uplink_entries_whole += update.layout.size
+        return update

@@ -296,7 +296,7 @@ class Link(GridWrapper):
         node, layout = sent.node, None if named else sent.form.whole
         asked = sent.form.whole
         limits = MOST_SIZE * max(asked.size, 1), MOST_SIZE * max(len(asked), FEW)
-        update = self._dialogue.receipts.decode(node, payload, sequence, layout, *limits)
+        update = self._dialogue.decode(node, payload, sequence, layout, *limits)
         form, model = answered(update, sent.form, sent.start, whole=whole, named=named)
         if (change := lengths(form, model, sent.form, sent.start)) is not None:
             self._lengths[reply.metadata.reply_to_message_id] = change

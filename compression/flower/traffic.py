@@ -27,19 +27,28 @@ class Traffic:
     """Counters of a run. Bytes are lengths of payloads that were put into messages.
 
     `*_float32`: the bytes of the same content as Flower sends it without compression, one Array a
-    tensor, in the model's own types (float32, as a rule).
+    tensor, in the model's own types (float32, as a rule). `uplink_entries`: those that nodes'
+    updates held; `uplink_entries_whole`: those that the same updates would have held whole.
     """
 
     uplink_bytes: int = 0
     downlink_bytes: int = 0
     uplink_bytes_float32: int = 0
     downlink_bytes_float32: int = 0
+    uplink_entries: int = 0
+    uplink_entries_whole: int = 0
     client_updates: int = 0
     failures: int = 0
 
     def as_dict(self) -> dict[str, int]:
         """Return the counters by name."""
         return dict(vars(self))
+
+    @property
+    def sparsity(self) -> float | None:
+        """The share of entries that nodes left out, measured; None if no update was read."""
+        whole = self.uplink_entries_whole
+        return 1 - self.uplink_entries / whole if whole else None
 
 
 def flower_bytes(arrays: ArrayRecord) -> int:

@@ -93,6 +93,7 @@ def test_with_nothing_left_out_a_preset_is_sgd(name, sgd, tmp_path):
         assert torch.equal(weights[key], expected[key])
     assert result["failures"] == 0
     assert result["client_updates"] == reference["client_updates"] == 4 * ROUNDS
+    assert reference["sparsity"] == 0
 
 
 @pytest.mark.parametrize("name", DELTAS)

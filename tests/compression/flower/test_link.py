@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import (
 )
 
 from compression import Layout, make_codec
-from compression.flower import Uplink, payload_of, payload_record
+from compression.flower import Traffic, Uplink, payload_of, payload_record
 from compression.flower.notes import NOTE
 from compression.flower.screen import Screening
 from tests.compression.flower.federation import (
@@ -81,6 +81,16 @@ def test_int8_payloads_are_close_and_four_times_smaller(name):
     assert np.linalg.norm(got["fc.weight"] - plain["fc.weight"]) < 0.05 * moved
     assert traffic.client_updates == NODES * ROUNDS
     assert traffic.uplink_bytes * 2 < traffic.uplink_bytes_float32
+    assert traffic.sparsity == 0
+
+
+def test_what_nodes_leave_out_is_counted():
+    size = sum(np.prod(shape, dtype=int) for shape in SHAPES.values())
+    _, traffic = linked(FedAvg(fraction_evaluate=0), node_app(Uplink("topk", density=0.25)))
+    assert traffic.uplink_entries_whole == size * NODES * ROUNDS
+    assert traffic.uplink_entries == pytest.approx(size / 4 * NODES * ROUNDS, rel=0.1)
+    assert traffic.sparsity == pytest.approx(0.75, abs=0.03)
+    assert Traffic().sparsity is None  # of nothing
 
 
 def test_all_nodes_weigh_the_same_if_that_is_wanted():

@@ -1,0 +1,76 @@
+"""Columns that need a run's course: means of evaluations, bytes until an accuracy, after a round."""
+
+import pytest
+
+from report.columns import COLUMNS, Beside
+from report.course import settled
+from report.jobs import ResultsError
+from report.kept import KeptRun
+
+ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
+
+
+def kept(accuracies=ACCURACIES, seed=0, evaluations=None, **course):
+    """Return a run that was evaluated each 10 rounds: 1 MB up and 3 down a round."""
+    rounds = [10.0 * at for at in range(len(accuracies))]
+    columns = {
+        "round": rounds,
+        "accuracy": list(accuracies),
+        "uplink_bytes": [1e6 * at for at in rounds],
+        "downlink_bytes": [3e6 * at for at in rounds],
+        **course,
+    }
+    numbers = {
+        "accuracy": accuracies[-1],
+        "best_accuracy": max(accuracies),
+        "evaluations": evaluations or len(accuracies),
+    }
+    return KeptRun("lr=1", seed, "abc", False, numbers, columns)
+
+
+def shown(column, *runs, **given):
+    return COLUMNS[column].show(Beside(runs, **given)).cell
+
+
+def test_accuracies_as_means_of_evaluations():
+    found = settled(kept(), 2)
+    assert found.course["accuracy"] == pytest.approx([0.3, 0.7, 0.8, 0.75])
+    assert found.course["round"] == [10, 20, 30, 40]
+    assert found.numbers["accuracy"] == pytest.approx(0.75)
+    assert found.numbers["best_accuracy"] == pytest.approx(0.8)
+    assert settled(kept(), 1) == kept()
+
+
+def test_means_of_a_course_with_holes_are_refused():
+    assert settled(kept(evaluations=6), 1).numbers["accuracy"] == 0.8
+    with pytest.raises(ResultsError, match="over 100 evaluations"):
+        settled(kept(evaluations=6), 2)
+
+
+def test_what_was_sent_until_an_accuracy():
+    late = kept([0.1, 0.2, 0.3, 0.7, 0.7], seed=1)
+    assert shown("reached", kept(), late, reach=70) == "25"
+    assert shown("uplink until", kept(), late, reach=70) == "25 MB"
+    assert shown("downlink until", kept(), reach=70) == "60 MB"
+    assert shown("both until", kept(), reach=50) == "40 MB"
+
+
+def test_an_accuracy_that_not_every_seed_reaches():
+    low = kept([0.1, 0.2], seed=1)
+    assert shown("uplink until", kept(), low, reach=90) == "20 MB (1 of 2 runs)"
+    assert shown("uplink until", low, reach=90) == "never"
+
+
+def test_what_is_left_out_after_a_round():
+    run = kept(
+        uplink_entries=[0, 100, 101, 102, 103],
+        uplink_entries_whole=[0, 100, 200, 300, 400],
+        uplink_bytes_float32=[0, 4e7, 8e7, 12e7, 16e7],
+    )
+    assert shown("left out after", run, after=10) == "99.00"
+    assert shown("left out after", run, run, after=10) == "99.00"
+    assert shown("times smaller up after", run, after=10) == "4.0"
+    with pytest.raises(ResultsError, match="round 15"):
+        shown("left out after", run, after=15)
+    with pytest.raises(ResultsError, match="round 10"):
+        shown("left out after", kept(), after=10)
