@@ -1,4 +1,4 @@
-"""Columns that need a run's course: means of evaluations, bytes until an accuracy, after a round."""
+"""Columns that need a run's course: means, bytes until an accuracy, what came after a round."""
 
 import pytest
 
