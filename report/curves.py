@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from report.errors import ResultsError, mistakes_are_lines
 from report.format import whole
-from report.jobs import MISSING, Group, Job, ResultsError, group_jobs, read_jobs, varying
+from report.jobs import MISSING, Group, Job, group_jobs, read_jobs, varying
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,32 +146,19 @@ def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
     return "", [label or MISSING for label in labels]
 
 
+@mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw what the command line asks for; return the exit code."""
     asked = _parser().parse_args(arguments)
-    try:
-        groups = group_jobs(read_jobs(asked.folders)[0])
-        figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes)
-        figure.axes[0].set_yscale("log" if asked.log else "linear")
-        figure.axes[0].set_xscale("log" if asked.log_x else "linear")
-        if asked.least is not None:
-            most = figure.axes[0].dataLim.y1
-            figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
-        figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "matplotlib":
-            raise
-        return _fail("drawing needs matplotlib: pip install -e '.[bench]'")
-    except ResultsError as error:
-        return _fail(str(error))
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}")
+    groups = group_jobs(read_jobs(asked.folders)[0])
+    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes)
+    figure.axes[0].set_yscale("log" if asked.log else "linear")
+    figure.axes[0].set_xscale("log" if asked.log_x else "linear")
+    if asked.least is not None:
+        most = figure.axes[0].dataLim.y1
+        figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
+    figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
     return 0
-
-
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
 
 
 def _parser() -> argparse.ArgumentParser:

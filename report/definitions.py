@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from report.columns import COLUMNS
-from report.jobs import ResultsError
+from report.errors import ResultsError
 from report.kept import in_order, kept_file
 
 FOLDER = Path("report/pages")

@@ -11,6 +11,7 @@ from typing import Any
 
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from report.errors import ResultsError
 from report.summary import read_result
 from report.words import OVERRIDES, words_of
 
@@ -25,10 +26,6 @@ COUNTED = (
     *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
 )
 MEASURED = ("accuracy", "best_accuracy", "loss", "top5", "virtual_seconds")
-
-
-class ResultsError(Exception):
-    """The folders do not hold what was asked for; the message is one line."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from report.jobs import Job, ResultsError, read_jobs
+from report.errors import ResultsError, mistakes_are_lines
+from report.jobs import Job, read_jobs
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path("docs/results/kept")
@@ -221,25 +222,19 @@ def _git(root: Path, *words: str) -> str:
     return done.stdout.decode(errors="replace").strip()
 
 
+@mistakes_are_lines
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Keep the runs that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m report.kept", description=__doc__)
     parser.add_argument("name", metavar="NAME", help="of the experiment: conf/experiment/NAME.yaml")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
     asked = parser.parse_args(arguments)
-    try:
-        file = kept_file(root, asked.name)
-        jobs, unfinished = read_jobs(asked.folders)
-        commit = commit_of(root)
-        old = read_kept(file)
-        runs = merge(old, [kept_run(job, asked.name, commit) for job in jobs])
-        write_kept(file, asked.name, runs)
-    except ResultsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+    file = kept_file(root, asked.name)
+    jobs, unfinished = read_jobs(asked.folders)
+    commit = commit_of(root)
+    old = read_kept(file)
+    runs = merge(old, [kept_run(job, asked.name, commit) for job in jobs])
+    write_kept(file, asked.name, runs)
     changed = sum(run not in old for run in runs)
     print(f"{file}: {len(runs)} runs, {changed} of them new or replaced")
     if unfinished:

@@ -11,8 +11,8 @@ from statistics import fmean
 from report.columns import COLUMNS, NOT_RUN, NOTHING, Beside, remark
 from report.course import settled
 from report.definitions import PAPER, PageDefinition, RowDefinition, TableDefinition
+from report.errors import ResultsError
 from report.format import markdown_row, wrap
-from report.jobs import ResultsError
 from report.kept import KeptRun, command
 
 HEAD = "<!-- Written by `python -m report.results`; the definition is report/pages/{name}.yaml. -->"

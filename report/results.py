@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from report.definitions import PageDefinition, read_definitions
+from report.errors import ResultsError, mistakes_are_lines
 from report.format import wrap
-from report.jobs import ResultsError
 from report.kept import ROOT, kept_file, read_kept
 from report.page import HEAD, FilledTable, fill, filled, markdown, picture_name
 from report.scatter import Point, is_of, points, save
@@ -102,24 +102,16 @@ def _index(file: Path, items: Sequence[str]) -> str:
     return before + "\n".join([begin, "", *items, "", end]) + after
 
 
+@mistakes_are_lines
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Write the pages, or say which are out of date; return the exit code."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, say what differs")
     asked = parser.parse_args(arguments)
-    try:
-        stale = [output for output in outputs(root) if not output.is_there()]
-        for output in stale:
-            if not asked.check:
-                output.write()
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "matplotlib":
-            raise
-        return _fail("drawing needs matplotlib: pip install -e '.[bench]'")
-    except ResultsError as error:
-        return _fail(str(error))
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}")
+    stale = [output for output in outputs(root) if not output.is_there()]
+    for output in stale:
+        if not asked.check:
+            output.write()
     for output in stale:
         name = output.file.relative_to(root)
         print(
@@ -130,11 +122,6 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
 def _done(output: Output) -> str:
     return "written" if output.content is not None else "removed, it has no run"
-
-
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

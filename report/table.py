@@ -15,8 +15,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from report.course import Row, first_at, smoothed
+from report.errors import ResultsError, mistakes_are_lines
 from report.format import human_bytes, human_seconds, markdown_row, percent, whole
-from report.jobs import Group, Job, ResultsError, group_jobs, read_jobs, varying
+from report.jobs import Group, Job, group_jobs, read_jobs, varying
 
 Numbers = dict[str, Any]
 SHARES = ("accuracy", "best_accuracy", "top5")  # their spread over the seeds is shown
@@ -171,6 +172,7 @@ def diverged(groups: Sequence[Group]) -> list[Path]:
     return [job.folder for group in groups for job in group.jobs if job.result.get("diverged")]
 
 
+@mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table that the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m report.table", description=__doc__)
@@ -184,18 +186,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="JSON in place of Markdown")
     asked = parser.parse_args(arguments)
-    try:
-        jobs, unfinished = read_jobs(asked.folders)
-        groups = group_jobs(jobs)
-        keys = varying(groups) if asked.rows is None else chosen(asked.rows, groups)
-        reach = None if asked.reach is None else asked.reach / 100
-        rows = [numbers(group, asked.smooth, reach) for group in groups]
-    except ResultsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
+    jobs, unfinished = read_jobs(asked.folders)
+    groups = group_jobs(jobs)
+    keys = varying(groups) if asked.rows is None else chosen(asked.rows, groups)
+    reach = None if asked.reach is None else asked.reach / 100
+    rows = [numbers(group, asked.smooth, reach) for group in groups]
     if asked.json:
         print(as_json(groups, keys, rows, unfinished))
         return 0

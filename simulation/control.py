@@ -28,6 +28,7 @@ from .errors import EngineError, UsageError
 
 screen = getLogger("edgewire")
 _POLL_SECONDS = 0.5
+_WARNING = "WARNING:edgewire:"
 _LAST_LINES_SECONDS = 3.0  # how long a finished run's log may take to arrive
 
 
@@ -96,7 +97,10 @@ def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
 
 
 class Said:
-    """What a ServerApp's log says of nodes that were left out, for the screen of who follows it."""
+    """The app's own warnings in a ServerApp's log, for the screen of who follows it.
+
+    They are lines of the logger `edgewire` in `logging.BASIC_FORMAT`.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file, self._read = file, 0
@@ -109,8 +113,8 @@ class Said:
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            if " left out: " in line:
-                screen.warning("%s", line)
+            if line.startswith(_WARNING):
+                screen.warning("%s", line.removeprefix(_WARNING))
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

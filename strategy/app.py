@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +40,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configured strategy over the grid's nodes."""
+    mark_warnings()
     config = load_config(context.run_config, count_nodes(grid))
     check_target("partition", config.partition)  # in one line, before every node refuses it
     lasting = grid if isinstance(grid, LastingGrid) else None
@@ -71,6 +73,15 @@ def main(grid: Grid, context: Context) -> None:
     run.finish()
     forget(folder)
     stopping.go()  # a sweep, say, whose next run is not to begin
+
+
+def mark_warnings() -> None:
+    """Say whose warnings are where nobody shows them: who follows the run's log looks for that."""
+    log = logging.getLogger("edgewire")
+    if not log.hasHandlers():  # a process of Flower's, whose output is the log
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+        log.addHandler(handler)
 
 
 def why(error: BaseException, *, wanted: bool = False) -> str:

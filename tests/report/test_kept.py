@@ -6,16 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from report.kept import ROWS, commit_of, kept_file, main, read_kept
+from report.kept import ROWS, commit_of, in_order, kept_file, main, read_kept
 from tests.report.sweeps import add_job
-
-
-@pytest.fixture
-def root(tmp_path):
-    """A repository's folder with an experiment, `e`."""
-    (tmp_path / "conf" / "experiment").mkdir(parents=True)
-    (tmp_path / "conf" / "experiment" / "e.yaml").write_text("")
-    return tmp_path
 
 
 def add(folder, words, history=(), **result):
@@ -184,3 +176,9 @@ def test_a_commit_is_marked_where_what_runs_are_made_of_was_changed(root, sweep)
 def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert commit_of(tmp_path) == ""
+
+
+def test_words_are_the_same_however_they_are_written():
+    assert in_order({"b": "true", "a": "1e-3"}) == in_order({"a": "0.001", "b": "True"})
+    assert in_order({"a": "[1, 2]"}) == in_order({"a": "[1,2]"})
+    assert in_order({"a": "1,2"}) == "a=1,2"

@@ -28,14 +28,16 @@ def test_a_deflated_bundle_holds_the_same_app():
     assert told[0] == told[1]
 
 
-def test_nodes_that_are_left_out_are_named_here_once(tmp_path, caplog):
+def test_what_the_app_warns_of_is_said_here_once(tmp_path, caplog):
     log = tmp_path / "log"
-    log.write_text("starting\nround 1: node 7 left out: no data\nround 2: node 8 left ")
+    mark = "WARNING:edgewire:"
+    gone = "node 7 is gone: the run goes on with 1"
+    log.write_text(f"starting\nINFO:edgewire:x\n{mark}{gone}\n{mark}node 8 left ")
     said = Said(log)
     said.repeat()
     said.repeat()
-    assert caplog.messages == ["round 1: node 7 left out: no data"]
+    assert caplog.messages == [gone]
     with log.open("a") as more:
         more.write("out: NaN\n")
     said.repeat()
-    assert caplog.messages[1:] == ["round 2: node 8 left out: NaN"]
+    assert caplog.messages[1:] == ["node 8 left out: NaN"]

@@ -1,6 +1,7 @@
 """The run on the server."""
 
 import json
+import logging
 import math
 import signal
 from pathlib import Path
@@ -21,7 +22,7 @@ from simulation.job import Job
 from simulation.local import run_local
 from simulation.workers import make_pool
 from strategy import checkpoint
-from strategy.app import Run, main
+from strategy.app import Run, main, mark_warnings
 from strategy.nodes import OrderedGrid
 from strategy.records import Records
 from tests.runs import composed, configured
@@ -47,6 +48,24 @@ def test_workers_are_tended_while_the_model_is_measured():
     run = Run(configured(), OrderedGrid(grid), Records(""))
     run.round_done(0, ArrayRecord(run.model.state_dict()))
     assert grid.calls > 1
+
+
+def test_warnings_are_marked_where_nobody_shows_them(monkeypatch, capsys):
+    log = logging.getLogger("edgewire")
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", False)
+    for _ in range(2):
+        mark_warnings()
+    log.warning("node %d is gone", 7)
+    assert capsys.readouterr().err == "WARNING:edgewire:node 7 is gone\n"
+
+
+def test_warnings_stay_as_they_are_where_somebody_shows_them(monkeypatch):
+    log = logging.getLogger("edgewire")
+    monkeypatch.setattr(log, "handlers", shown := [logging.NullHandler()])
+    mark_warnings()
+    assert log.handlers == shown
+    assert len(shown) == 1
 
 
 def refused_with(status):

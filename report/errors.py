@@ -1,0 +1,36 @@
+"""A user's mistakes in the commands of `report`: one line on stderr, and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
+Given = ParamSpec("Given")
+
+
+class ResultsError(Exception):
+    """What was asked for is not there, or is wrong; the message is one line."""
+
+
+def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
+    """Let a command return 2 after a line for a mistake, a file's trouble or no matplotlib."""
+
+    @wraps(main)
+    def clear(*given: Given.args, **named: Given.kwargs) -> int:
+        try:
+            return main(*given, **named)
+        except ResultsError as error:
+            line = str(error)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            line = f"{where}{error.strerror or error}"
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] != "matplotlib":
+                raise
+            line = "drawing needs matplotlib: pip install -e '.[bench]'"
+        print(f"error: {line}", file=sys.stderr)
+        return 2
+
+    return clear

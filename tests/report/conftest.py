@@ -1,0 +1,25 @@
+"""A repository's folder, with nothing in it but what the tests define."""
+
+import pytest
+
+from report.results import BEGIN, END
+from tests.report.pages import ACCURACIES, PAGE, define, run
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A repository's folder with the experiments `e` and `f`, no run and no page."""
+    for folder in ("conf/experiment", "report/pages", "docs/results"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in "ef":
+        (tmp_path / "conf" / "experiment" / f"{name}.yaml").write_text("")
+    (tmp_path / "docs" / "results.md").write_text(f"# By hand\n\n{BEGIN}\n{END}\n\nMore.\n")
+    return tmp_path
+
+
+@pytest.fixture
+def ran(root):
+    """The same with a definition, and runs of two of its rows."""
+    define(root, PAGE)
+    run(root, ACCURACIES)
+    return root

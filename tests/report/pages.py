@@ -1,0 +1,49 @@
+"""A made-up page of results: its definition, runs of it, and what is written of them."""
+
+import random
+
+from report.kept import main as keep
+from report.results import main
+from tests.report.sweeps import add_job
+
+PAGE = """
+title: A page
+claim: "B is {b.verdict} A: {b.difference}."
+setting: Made up.
+tables:
+  - experiment: e
+    against: a
+    columns: [paper, accuracy, difference, seeds]
+    rows:
+      - {id: a, label: A, words: lr=1, paper: "99.0"}
+      - {id: b, label: B, words: momentum=true lr=2}
+      - {id: c, label: C, words: lr=3}
+"""
+ACCURACIES = {"lr=1": (0.80, 0.81, 0.79), "lr=2 momentum=True": (0.81, 0.825, 0.80)}
+
+
+def define(root, text, name="page"):
+    (root / "report" / "pages" / f"{name}.yaml").write_text(text)
+
+
+def run(root, accuracies, experiment="e", **result):
+    """Run and keep seeds 0, 1 and so on of each words, in any order."""
+    jobs = [(words, *seed) for words, of in accuracies.items() for seed in enumerate(of)]
+    random.shuffle(jobs)
+    sweep = root / f"sweep{len(list(root.glob('sweep*')))}"
+    for number, (words, seed, accuracy) in enumerate(jobs):
+        every = f"experiment={experiment} {words} seed={seed}"
+        add_job(sweep / str(number), every, accuracy=accuracy, rounds=9, **result)
+    assert keep([experiment, str(sweep)], root) == 0
+
+
+def written(root, name="page"):
+    assert main([], root) == 0
+    return (root / "docs" / "results" / f"{name}.md").read_text()
+
+
+def rows_of(text):
+    """Return the first table's rows by their labels, a dict of columns each."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line[2:-2].split(" | ")] for line in lines]
+    return {row[0]: dict(zip(cells[0][1:], row[1:], strict=True)) for row in cells[2:]}

@@ -1,0 +1,154 @@
+"""Pages of results: what a table shows, what its texts say, and the pictures."""
+
+import json
+import random
+import re
+
+import pytest
+
+from report.kept import kept_file, read_kept
+from report.results import main, outputs
+from tests.report.pages import ACCURACIES, PAGE, define, rows_of, run, written
+
+
+def test_a_table_has_means_intervals_and_differences_of_equal_seeds(ran):
+    rows = rows_of(written(ran))
+    assert rows["A"]["paper"] == "99.0"
+    assert rows["A"]["accuracy, %"] == "80.00 ± 2.48"  # 4.303 * 1 / sqrt(3)
+    assert rows["A"]["points against A"] == ""
+    assert rows["B"]["points against A"] == "1.17 ± 0.72"  # of 1, 1.5 and 1
+    assert rows["B"]["seeds"] == "0, 1, 2"
+
+
+def test_sentences_are_made_from_the_numbers_on_the_page_and_in_the_index(ran):
+    claim = "B is above A: 1.17 ± 0.72 points."
+    assert claim in written(ran)
+    index = (ran / "docs" / "results.md").read_text()
+    assert f"[A page](results/page.md): {claim}" in index
+    assert index.startswith("# By hand\n")
+    assert index.endswith("\n\nMore.\n")
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict", "cell"),
+    [
+        ((0.79, 0.80, 0.78), "below", "-1.00 ± 0.00"),
+        ((0.80, 0.81, 0.79), "within the noise of", "0.00 ± 0.00, noise"),
+        ((0.81, 0.80, 0.80), "within the noise of", "0.33 ± 2.87, noise"),
+        ((0.81,), "not yet told apart from", "1.00 (one seed)"),
+    ],
+)
+def test_a_difference_is_called_what_it_is(root, ours, verdict, cell):
+    define(root, PAGE)
+    run(root, ACCURACIES | {"lr=2 momentum=True": ours})
+    text = written(root)
+    assert f"B is {verdict} A" in text
+    assert rows_of(text)["B"]["points against A"] == cell
+
+
+def test_one_seed_is_marked_and_what_has_not_run_is_said(root):
+    define(root, PAGE)
+    run(root, {"lr=1": (0.8,)})
+    text = written(root)
+    rows = rows_of(text)
+    assert rows["A"]["accuracy, %"] == "80.00 (one seed)"
+    assert rows["A"][""] == ""
+    assert rows["C"] == {
+        "paper": "-", "accuracy, %": "", "points against A": "", "seeds": "", "": "not run yet",
+    }  # fmt: skip
+    assert "B is not run yet A: not run yet." in text
+
+
+def test_diverged_runs_and_failures_are_in_their_row(ran):
+    run(ran, {"lr=3": (0.1, None)}, diverged=True, failures=2)
+    row = rows_of(written(ran))["C"]
+    assert row[""] == "2 of 2 diverged, 4 failures"
+    assert row["accuracy, %"] == "10.00 (1 of 2 runs)"
+
+
+def test_what_is_kept_and_in_no_table_of_any_page_is_listed(ran):
+    assert "in no table" not in written(ran)
+    run(ran, {"lr=4 momentum=True": (0.5,), "lr=5": (0.5,)})
+    text = written(ran)
+    assert "Kept of `e`, and in no table:\n\n* `lr=4 momentum=True`\n* `lr=5`\n" in text
+    define(ran, PAGE.replace("lr=3", "lr=5"), "other")
+    assert "* `lr=5`" not in written(ran)
+    assert "* `lr=4 momentum=True`" in written(ran)
+
+
+def test_every_column_shows_something(ran):
+    columns = ["best accuracy", "top5", "loss", "rounds", "updates", "uplink", "downlink",
+               "uplink an update", "downlink an update", "times smaller up", "times smaller down",
+               "virtual time", "minutes", "verdict"]  # fmt: skip
+    define(ran, PAGE.replace("paper, accuracy, difference, seeds", ", ".join(columns)))
+    assert list(rows_of(written(ran))["A"].values()) == [
+        "99.00 ± 0.00", "-", "0.100 ± 0.000", "9", "50", "1 MB", "4 MB", "20 kB", "80 kB", "4.00",
+        "1.00", "-", "0.2", "within the noise of", "",
+    ]  # fmt: skip
+
+
+def test_the_command_and_the_commit_are_below_the_table(ran):
+    file = kept_file(ran, "e")
+    file.write_text(re.sub('"commit": "[^"]*"', '"commit": "abc1234+"', file.read_text()))
+    assert "\n`python run.py -m experiment=e dataset.root=FOLDER`, at `abc1234+`\n" in written(ran)
+
+
+def test_several_tables_are_told_apart(ran):
+    tables = PAGE.split("tables:\n")[1]
+    first = tables.replace("  - experiment: e", "  - id: one\n    title: One\n    experiment: e")
+    second = tables.replace("  - experiment: e", "  - id: two\n    title: Two\n    experiment: f")
+    head = PAGE.split("tables:\n")[0].replace("b.", "one.b.")
+    define(ran, f"{head}tables:\n{first}{second}notes: ['{{two.a.label}}: {{two.a.accuracy}}.']")
+    text = written(ran)
+    assert "## One\n" in text
+    assert "## Two\n" in text
+    assert "\nA: not run yet.\n" in text
+    assert "B is above A" in text
+
+
+def test_words_common_to_a_table_go_to_each_row(root):
+    define(root, PAGE.replace("    against", "    words: nodes=4\n    against"))
+    run(root, {"nodes=4 lr=1": (0.8,)})
+    assert rows_of(written(root))["A"]["seeds"] == "0"
+
+
+def test_a_table_across_a_key_shows_the_highest_in_bold(root):
+    table = PAGE.replace("    columns: [paper, accuracy, difference, seeds]\n", "    across: "
+                         "{key: lr, values: [1, 2]}\n").replace("    against: a\n", "")  # fmt: skip
+    table = table.replace('"B is {b.verdict} A: {b.difference}."', "A claim.")
+    rows = "".join(f"      - {{id: {n}, label: {n}, words: m={n}}}\n" for n in "xy")
+    define(root, table[: table.index("      - {id: a")] + rows)
+    run(root, {"m=x lr=1": (0.7,), "m=x lr=2": (0.8,), "m=y lr=1": (0.9,)})
+    page = written(root)
+    found = rows_of(page)
+    assert found["x"] == {"lr 1": "70.00", "lr 2": "**80.00**"}
+    assert found["y"] == {"lr 1": "**90.00**", "lr 2": ""}
+    assert "in no table" not in page
+
+
+def test_a_picture_shows_each_row_in_both_directions_and_is_drawn_anew(ran):
+    pytest.importorskip("matplotlib")
+    define(ran, PAGE.replace("    against", "    picture: true\n    against"))
+    assert "![accuracy against bytes](page.png)" in written(ran)
+    picture = ran / "docs" / "results" / "page.png"
+    first = picture.read_bytes()
+    assert first.startswith(b"\x89PNG")
+    (points,) = [o.content for o in outputs(ran) if o.file == picture]
+    assert [(p.label, p.accuracy, p.sent) for p in points] == [
+        ("A", pytest.approx(80), (1e6, 4e6)), ("B", pytest.approx(81.17, abs=0.01), (1e6, 4e6)),
+    ]  # fmt: skip
+    run(ran, {"lr=3": (0.7, 0.6)})
+    assert main(["--check"], ran) == 1
+    written(ran)
+    assert picture.read_bytes() != first
+    assert main(["--check"], ran) == 0
+
+
+def test_the_pages_are_the_same_however_runs_were_kept(ran):
+    text = written(ran)
+    for _ in range(3):
+        runs = json.loads(kept_file(ran, "e").read_text())
+        random.shuffle(runs["runs"])
+        kept_file(ran, "e").write_text(json.dumps(runs))
+        assert len(read_kept(kept_file(ran, "e"))) == 6
+        assert written(ran) == text
