@@ -29,6 +29,7 @@ TABLE = {
     **dict.fromkeys(("smooth", "reach", "after"), False),
 }
 ACROSS = {"key": True, "values": True}
+ACROSS_WORDS = {"words": True}
 PAGE = {"title": True, "claim": True, "setting": True, "tables": True, "notes": False}
 
 
@@ -56,9 +57,9 @@ class TableDefinition:
     """A table: the experiment whose runs it shows, in which rows and columns, and what is said.
 
     `against` is the id of the row that others are compared with, "" for none. `across`: heads of
-    columns of accuracies, a value of one key each, in place of `columns`. `picture`: accuracy
-    against bytes is drawn. `smooth`: accuracies are means of so many evaluations. `reach`: the
-    accuracy in % until which bytes are shown; `after`: the round after which; None for none.
+    columns of accuracies in place of `columns`; of a `search` a row's highest is bold. `picture`:
+    accuracy against bytes is drawn. `smooth`: accuracies are means of so many evaluations. `reach`:
+    the accuracy in % until which bytes are shown; `after`: the round after which; None for none.
     """
 
     id: str
@@ -70,6 +71,7 @@ class TableDefinition:
     rows: tuple[RowDefinition, ...]
     picture: bool
     note: str
+    search: bool = False
     smooth: int = 1
     reach: float | None = None
     after: int | None = None
@@ -133,12 +135,12 @@ def _page(root: Path, name: str, content: Any) -> PageDefinition:
 def _table(root: Path, content: Any) -> TableDefinition:
     _expect_keys("a table", content, TABLE)
     common = _words(_text(content, "words"))
-    key, values = _across(content.get("across"))
-    rows = tuple(_row(row, common, key, values) for row in _list(content, "rows"))
+    across = _across(content.get("across"))
+    rows = tuple(_row(row, common, across.values()) for row in _list(content, "rows"))
     _expect_different("rows with the id", [row.id for row in rows])
     _expect_different("rows with the words", [row.words for row in rows])
     columns = tuple(_text({"": column}, "") for column in _list(content, "columns"))
-    if bool(columns) == bool(values):
+    if bool(columns) == bool(across):
         raise ResultsError("a table has either columns or across")
     experiment, against = _text(content, "experiment"), _text(content, "against")
     kept_file(root, experiment)  # whether there is such an experiment
@@ -148,10 +150,11 @@ def _table(root: Path, content: Any) -> TableDefinition:
         experiment,
         against,
         columns,
-        tuple(f"{key} {value}" for value in values),
+        tuple(across),
         rows,
         content.get("picture") is True,
         _text(content, "note"),
+        "key" in content.get("across", {}),
         _whole(content, "smooth") or 1,
         _number(content, "reach"),
         _whole(content, "after"),
@@ -162,20 +165,32 @@ def _table(root: Path, content: Any) -> TableDefinition:
     return table
 
 
-def _across(content: Any) -> tuple[str, list[str]]:
-    """Return the key across whose values a table goes, and these; none if it does not."""
+def _across(content: Any) -> dict[str, dict[str, str]]:
+    """Return the words that each column of a table adds to a row's, by its head; none if none do.
+
+    `key` and `values`: a value of one key each; `words`: by their heads.
+    """
     if content is None:
-        return "", []
+        return {}
+    if isinstance(content, dict) and "words" in content:
+        _expect_keys("across", content, ACROSS_WORDS)
+        heads = content["words"]
+        if not isinstance(heads, dict) or not heads:
+            raise ResultsError("words of across must be HEAD: WORDS")
+        return {_joined(head): _words(_joined(words)) for head, words in heads.items()}
     _expect_keys("across", content, ACROSS)
-    return _text(content, "key"), [_joined(value) for value in _list(content, "values")]
+    key, values = _text(content, "key"), map(_joined, _list(content, "values"))
+    return {f"{key} {value}": {key: value} for value in values}
 
 
-def _row(content: Any, common: Mapping[str, str], key: str, values: Iterable[str]) -> RowDefinition:
+def _row(
+    content: Any, common: Mapping[str, str], across: Iterable[Mapping[str, str]]
+) -> RowDefinition:
     _expect_keys("a row", content, ROW)
     words = {**common, **_words(_text(content, "words"))}
     paper = _text(content, "paper")
-    across = tuple(in_order({**words, key: value}) for value in values)
-    return RowDefinition(_id(content), _text(content, "label"), in_order(words), paper, across)
+    each = tuple(in_order({**words, **more}) for more in across)
+    return RowDefinition(_id(content), _text(content, "label"), in_order(words), paper, each)
 
 
 def _words(text: str) -> dict[str, str]:

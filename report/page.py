@@ -43,13 +43,15 @@ class FilledTable:
         return [run for words in sorted(row.all_words) for run in self.by_words.get(words, [])]
 
     def across(self, row: RowDefinition) -> list[str]:
-        """Return the row's accuracies at each value of the table's key, the highest in bold."""
+        """Return the row's accuracies by the table's columns, of a search the highest in bold."""
         found = [self.by_words.get(words, []) for words in row.across]
         means = [
             fmean(run.numbers["accuracy"] or 0 for run in runs) if runs else 0 for runs in found
         ]
         shown = [COLUMNS["accuracy"].show(Beside(runs)).cell if runs else "" for runs in found]
         shown = [text.removesuffix(" (one seed)") for text in shown]
+        if not self.definition.search:
+            return shown
         return [
             f"**{t}**" if t and m == max(means) else t for t, m in zip(shown, means, strict=True)
         ]

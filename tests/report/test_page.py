@@ -10,6 +10,8 @@ from report.kept import kept_file, read_kept
 from report.results import main, outputs
 from tests.report.pages import ACCURACIES, PAGE, define, rows_of, run, written
 
+CLAIM = '"B is {b.verdict} A: {b.difference}."'
+
 
 def test_a_table_has_means_intervals_and_differences_of_equal_seeds(ran):
     rows = rows_of(written(ran))
@@ -115,7 +117,7 @@ def test_words_common_to_a_table_go_to_each_row(root):
 def test_a_table_across_a_key_shows_the_highest_in_bold(root):
     table = PAGE.replace("    columns: [paper, accuracy, difference, seeds]\n", "    across: "
                          "{key: lr, values: [1, 2]}\n").replace("    against: a\n", "")  # fmt: skip
-    table = table.replace('"B is {b.verdict} A: {b.difference}."', "A claim.")
+    table = table.replace(CLAIM, "A claim.")
     rows = "".join(f"      - {{id: {n}, label: {n}, words: m={n}}}\n" for n in "xy")
     define(root, table[: table.index("      - {id: a")] + rows)
     run(root, {"m=x lr=1": (0.7,), "m=x lr=2": (0.8,), "m=y lr=1": (0.9,)})
@@ -124,6 +126,15 @@ def test_a_table_across_a_key_shows_the_highest_in_bold(root):
     assert found["x"] == {"lr 1": "70.00", "lr 2": "**80.00**"}
     assert found["y"] == {"lr 1": "**90.00**", "lr 2": ""}
     assert "in no table" not in page
+
+
+def test_a_table_across_words_has_no_highest(root):
+    across = "    across: {words: {all: '', ten of a hundred: nodes=100 fraction=0.1}}\n"
+    table = PAGE.replace("    columns: [paper, accuracy, difference, seeds]\n", across)
+    define(root, table.replace("    against: a\n", "").replace(CLAIM, "A claim."))
+    run(root, {"lr=1": (0.7, 0.7), "lr=1 nodes=100 fraction=0.1": (0.6, 0.62)})
+    found = rows_of(written(root))["A"]
+    assert found == {"all": "70.00 ± 0.00", "ten of a hundred": "61.00 ± 12.71", "": ""}
 
 
 def test_a_picture_shows_each_row_in_both_directions_and_is_drawn_anew(ran):
