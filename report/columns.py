@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from report.course import first_at
+from report.errors import ResultsError
 from report.estimate import Estimate, estimate, paired
 from report.format import human_bytes, human_seconds
-from report.jobs import ResultsError
 from report.kept import KeptRun
 
 NOTHING = "-"
