@@ -88,8 +88,9 @@ class NetworkConfig:
 
     `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `server_mbps`: of the server's, each way;
     `latency_ms`: one way, milliseconds; `seconds_per_step`: one local step on the reference
-    device, seconds; `loss`: the share of replies that never arrive, drawn from (run seed, node,
-    how many replies that node has sent), which needs a `timeout=`.
+    device, seconds; `encoding_seconds`: the same for the encoding of one update; `loss`: the share
+    of replies that never arrive, drawn from (run seed, node, how many replies that node has sent),
+    which needs a `timeout=`.
     `waiting`: how long a device does other things before it answers: none, fixed, uniform (0 to
     2 T) or exponential, T = `waiting_seconds` in the mean, longer on slower devices. `crash`: the
     probability that a device crashes after a reply; its state is lost, and it is gone for ever
@@ -102,6 +103,7 @@ class NetworkConfig:
     server_mbps: float | None = above(0, None)
     latency_ms: float = at_least(0, 0.0)
     seconds_per_step: float = at_least(0, 0.0)
+    encoding_seconds: float = at_least(0, 0.0)
     loss: float = from_to_below(0, 1, 0.0)
     waiting: str = field(default="none", metadata={"one_of": WAITING})
     waiting_seconds: float = at_least(0, 1.0)

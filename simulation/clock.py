@@ -41,6 +41,7 @@ class Network(Protocol):
     server_mbps: float | None
     latency_ms: float
     seconds_per_step: float
+    encoding_seconds: float
     loss: float
     waiting: str
     waiting_seconds: float
@@ -62,6 +63,7 @@ class Ideal:
     server_mbps: float | None = None
     latency_ms: float = 0.0
     seconds_per_step: float = 0.0
+    encoding_seconds: float = 0.0
     loss: float = 0.0
     waiting: str = "none"
     waiting_seconds: float = 0.0
@@ -204,8 +206,9 @@ class VirtualClock:
         return max(busy, begins + first.waiting + self._work(node, first.steps))
 
     def _work(self, node: int, steps: float) -> float:
-        """Return the seconds that a node takes for local steps."""
-        return steps * self.network.seconds_per_step / self.speed(node)
+        """Return the seconds that a node takes for local steps, and to encode what they changed."""
+        encoding = self.network.encoding_seconds if steps else 0.0
+        return (steps * self.network.seconds_per_step + encoding) / self.speed(node)
 
     def answer(self, task: Journey, steps: float, up: int) -> float:
         """Return when the reply is at the server (`NEVER`: never).

@@ -85,7 +85,9 @@ class Line:
         if limits == (None, None, None):
             self._network = copy(network)
             self._network.up_mbps, self._network.down_mbps = UP_MBPS, DOWN_MBPS
-        self._clocks = tuple(VirtualClock(self._network, seed) for _ in range(2))
+        plain = copy(self._network)
+        plain.encoding_seconds = 0.0  # what is not compressed is not encoded
+        self._clocks = VirtualClock(self._network, seed), VirtualClock(plain, seed)
         self._plain = plain_bytes
         known = not (network.loss or network.crash or network.join_seconds)
         self.state = LineState(known, clocks=[clock.state for clock in self._clocks])

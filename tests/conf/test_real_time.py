@@ -18,6 +18,7 @@ ASKED = {  # a value for every key that there is, and what else it takes to be o
     "server_mbps": (1.0, {}),
     "latency_ms": (5.0, {}),
     "seconds_per_step": (0.2, {}),
+    "encoding_seconds": (0.1, {}),
     "loss": (0.1, {}),
     "waiting": ("fixed", {}),
     "waiting_seconds": (3.0, {"waiting": "fixed"}),

@@ -42,6 +42,13 @@ def test_a_node_does_one_thing_at_a_time():
     assert clock.arrival(2, 1.0, 0, 5, 0) == 6  # another node does not
 
 
+def test_what_was_trained_is_encoded():
+    classes = {"slow": Class(1.0, 0.5)}
+    clock = VirtualClock(Ideal(seconds_per_step=1.0, encoding_seconds=0.25, classes=classes))
+    assert clock.arrival(1, 0.0, 0, 4, 0) == 8.5
+    assert clock.arrival(1, 10.0, 0, 0, 0) == 10  # an evaluation
+
+
 def test_classes_have_their_shares_and_speeds():
     classes = {"fast": Class(0.3, 1.0), "slow": Class(0.7, 0.1)}
     clock = VirtualClock(Ideal(seconds_per_step=1.0, classes=classes), seed=1)

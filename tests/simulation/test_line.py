@@ -75,6 +75,17 @@ def test_a_network_with_limits_of_its_own_is_the_line(grid, course):
     assert found["line_seconds"] == pytest.approx(g.virtual_seconds, rel=1e-12)
 
 
+def test_what_is_not_compressed_is_not_encoded(grid):
+    g = grid(1, Ideal(seconds_per_step=0.01))
+    slow = grid(1, Ideal(seconds_per_step=0.01, encoding_seconds=0.5))
+    for each in (g, slow):
+        each.follow(PLAIN)
+        rounds(each)
+    found, without = slow.comparison, g.comparison
+    assert found["line_seconds_float32"] == without["line_seconds_float32"]
+    assert found["line_seconds"] >= without["line_seconds"] + 0.5
+
+
 def test_waits_and_classes_are_the_nodes_own(grid):
     network = {"waiting": "uniform", "waiting_seconds": 1.0}
     free, real = (
