@@ -62,16 +62,21 @@ def answered(message: Message, context: Context, load: Callable[[], ClientApp]) 
 def _say(error: Exception) -> None:
     """Log what an app raised, or what that hides from the server; what is one line, as one."""
     cause = error.__cause__ or error
-    if getattr(cause, "one_line", False):
+    if _is_one_line(cause):
         log.error("the app failed; the server is told so: %s", cause)
     else:
         log.error("the app failed; the server is told so", exc_info=error)
 
 
+def _is_one_line(error: BaseException) -> bool:
+    """Return whether an error says all that there is to say."""
+    return getattr(error, "one_line", False)
+
+
 def refused(message: Message, error: Exception, seconds: float = 0.0) -> bytes:
     """Return the error reply to a message, as a bundle."""
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-    reason = f"{type(error)}:<'{error}'>"  # Flower's own words
+    reason = str(error) if _is_one_line(error) else f"{type(error).__name__}: {error}"
     if isinstance(error, AppError):
         code, reason = ErrorCode.LOAD_CLIENT_APP_EXCEPTION, f"the ClientApp did not load: {error}"
     return _bundle(Message(Error(code, reason), reply_to=message), message, seconds)

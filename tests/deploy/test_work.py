@@ -47,6 +47,8 @@ def test_what_a_user_can_put_right_is_one_line(kind, hides, caplog):
     assert record.getMessage() == said
     assert record.exc_info is None
     assert (b"/srv/photos" in bundle) is not hides
+    assert b"<class" not in bundle
+    assert not hides or b"this node's own log says more" in bundle
 
 
 def test_any_other_failure_is_shown_with_where_it_was(caplog):
