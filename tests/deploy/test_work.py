@@ -9,6 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from client.app import Undisclosed
 from compression import PayloadError
 from conf import ConfigError
+from deploy.failing import Failing
 from deploy.work import answered
 from task.errors import TaskError
 
@@ -29,7 +30,7 @@ def said_of(failing, caplog):
     def app(message, context):
         failing()
 
-    bundle = answered(message, CONTEXT, lambda: app)
+    bundle = answered(message, CONTEXT, lambda: app, Failing())
     (record,) = caplog.records
     return bundle, record
 
