@@ -99,6 +99,12 @@ def test_an_address_is_a_host_and_a_port(address):
         Superlink(address)
 
 
+@pytest.mark.parametrize("address", ["a:0", "a:65536", "127.0.0.1:99999", "[::1]:70000"])
+def test_a_port_is_one_that_there_can_be(address):
+    with pytest.raises(UsageError, match="a port is a number from 1 to 65535"):
+        Superlink(address)
+
+
 @pytest.mark.parametrize(
     ("status", "line"),
     [(403, "takes runs from its own machine alone.*ssh -L"), (404, "no SuperLink answers")],
