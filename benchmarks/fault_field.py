@@ -214,9 +214,9 @@ class TheRun:
     def _begin(self, words: list[str]) -> None:
         self.process = self._field.start(["run.py", *words], f"{self.folder.name}.log")
 
-    def resume(self) -> None:
-        """Go on with it, by the one command."""
-        self._begin([f"resume={self.folder}"])
+    def resume(self, *words: str) -> None:
+        """Go on with it, by the one command; `words`: beside it."""
+        self._begin([f"resume={self.folder}", *words])
 
     @property
     def rounds(self) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.fault_field import Field, TheRun, eventually
 from benchmarks.timing import ROOT
+from deploy.failing import TOLD
 from task.datasets.digits import FILE
 
 HOOKS = ["claim-before", "claim-after", "answered-before", "answered-after", "rename-before"]
@@ -24,8 +25,7 @@ HOOKS += ["rename-after", "commit-after", "push-after"]  # see tests/deploy/kill
 SHIFTED = str(Path(__file__).parent / "shifted")
 KILLED = str(ROOT / "tests/deploy/killed.py")
 OLDER = "flwr==1.36.0"  # without what a node imports first
-REFUSED = "the server is told so"  # by a node, of a message that it cannot answer
-GONE = "objects are gone"  # said with it, of a message that was perhaps answered long ago
+GONE = "objects are gone"  # said by a node of a message that was perhaps answered long ago
 
 
 def copy_digits(folder: Path) -> None:
@@ -188,11 +188,11 @@ class Ill:
             shutil.rmtree(each, ignore_errors=True)
             each.mkdir()
         (bare / "sitecustomize.py").write_text("import sys\n\nsys.modules['sklearn'] = None\n")
-        said = self.field.said(0).count(REFUSED)
+        said = self.field.said(0).count(TOLD)
         self.field.nodes[0].kill()
         self.field.nodes[0].wait()
         self.field.begin_node(0, FIRST=str(bare), EDGEWIRE_DATA=str(place))
-        eventually(lambda: self.field.said(0).count(REFUSED) > said + 1)
+        eventually(lambda: self.field.said(0).count(TOLD) > said + 1)
         copy_digits(place)
         self.faults.goes_on(5)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -28,8 +29,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.fault_field import Field, TheRun, eventually
-from benchmarks.fault_kinds import GONE, REFUSED, Faults, Ill
+from benchmarks.fault_kinds import GONE, Faults, Ill
 from benchmarks.timing import ROOT
+from deploy.failing import AGAIN
 from deploy.shelf import open_shelf
 
 SAME = ("accuracy", "loss", "uplink_bytes", "client_updates")
@@ -117,7 +119,7 @@ class Trial:
 
     def _disturbed(self, run: TheRun, done: list[str]) -> list[str]:
         eventually(run.has_begun)
-        refused, already = self._said(REFUSED), self._said(GONE)
+        failed, already = self._failed(), self._said(GONE)
         sick = False
         while self.todo and not run.over and sick == (self.todo[0] in SICK and bool(done)):
             kind = self.todo.pop(0)
@@ -134,9 +136,9 @@ class Trial:
         problems = [] if found["ended"] == "finished" else [f"it has ended with {found['ended']}"]
         problems += [] if done else ["it ended before any fault"]
         if sick:
-            said, gone = self._said(REFUSED) - refused, self._said(GONE) - already
-            if not said - gone <= found["failures"] <= said:
-                problems.append(f"{found['failures']} failures, {said} said")
+            said, gone = self._failed() - failed, self._said(GONE) - already
+            if not said <= found["failures"] <= said + gone:
+                problems.append(f"{found['failures']} failures, {said} and {gone} said")
             return problems
         if self.undisturbed is not None:
             problems += self.undisturbed.differences(run, self.field)
@@ -145,6 +147,11 @@ class Trial:
     def _said(self, words: str) -> int:
         """Return how many times nodes have said something."""
         return sum(self.field.said(index).count(words) for index in range(self.field.count))
+
+    def _failed(self) -> int:
+        """Return how many messages could not be answered: nodes say it once they answer again."""
+        said = [self.field.said(index) for index in range(self.field.count)]
+        return sum(int(n) for text in said for n in re.findall(rf"{AGAIN} (\d+)", text))
 
     def report(self) -> dict[str, Any]:
         """Return what was found."""

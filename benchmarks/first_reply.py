@@ -23,7 +23,8 @@ from typing import Any
 
 from benchmarks.cases import printed
 from benchmarks.fault_field import Field, TheRun, eventually
-from benchmarks.fault_kinds import REFUSED, copy_digits
+from benchmarks.fault_kinds import copy_digits
+from deploy.failing import TOLD
 from simulation.errors import UsageError
 
 PROGRAM = ("-m", "benchmarks.timed_node")
@@ -57,8 +58,8 @@ def started(field: Field, python: str, fresh: bool) -> dict[str, float]:
     # the first may be what an earlier life has computed and was killed over
     eventually(lambda: times.exists() and times.read_text().count("\n") > 1)
     reply = time.monotonic() - began
-    eventually(lambda: times.read_text().count("\n") > REPLIES or REFUSED in field.said(0))
-    if REFUSED in field.said(0):
+    eventually(lambda: times.read_text().count("\n") > REPLIES or TOLD in field.said(0))
+    if TOLD in field.said(0):
         raise UsageError(field.said(0).splitlines()[-1])
     status = Path(f"/proc/{field.nodes[0].pid}/status").read_text().splitlines()
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1000

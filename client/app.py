@@ -21,6 +21,8 @@ from conf.trust import is_own
 class Undisclosed(RuntimeError):
     """Something failed at this node, and what it said is for this node's own log."""
 
+    one_line = True  # all that there is to say
+
 
 def discreet(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Hide from a server what it has not said itself: folders, files and classes of this node.

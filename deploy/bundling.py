@@ -14,8 +14,9 @@
 A pull's body is Flower's request of that name, a push's `deploy.bundle` with it as the first part,
 "request". A pull gives frames, a push Flower's response. A header `edgewire-wait` says for how many
 seconds to wait. Thin ones begin with a `deploy.seal`, and their bundles are `deploy.thin`; a pull
-that has found nothing is empty. Who asks is checked as Flower does: a node's signature, a
-ServerApp's token. The rest is for inside, which the gate before this sees to.
+says by which number the node's process goes (`deploy.twins`), and is answered with nothing at all
+where there is no message. Who asks is checked as Flower does: a node's signature, a ServerApp's
+token. The rest is for inside, which the gate before this sees to.
 
 Flower's own calls go on as before, and wake who waits. An app's bundle goes zipped to who takes it.
 """
@@ -58,6 +59,7 @@ from deploy.handed_out import HandedOut
 from deploy.registry import status_of
 from deploy.results import results_of
 from deploy.seal import LONGEST, Seal, opened
+from deploy.twins import Twins
 
 OURS = "edgewire"
 THIN = f"{OURS}-thin"
@@ -83,7 +85,7 @@ class Bundling:
         self._app = app
         self._zipped = GZipMiddleware(app, compresslevel=9)
         self._output = output
-        self._bell, self._handed = Bell(), HandedOut()
+        self._bell, self._handed, self._twins = Bell(), HandedOut(), Twins()
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", f"/v1/fleet/{OURS}"): self._hello,
             ("GET", f"/v1/fleet/{OURS}/status"): self._status,
@@ -133,9 +135,12 @@ class Bundling:
         return _frames(await self._found(request, wanted, _seconds(request)))
 
     async def _thin_pulls(self, request: Request) -> Response:
-        seal, _ = await _sealed(request)
-        await run_in_threadpool(carry.heard, seal.node_id, get_linkstate(request))
-        wanted = PullMessagesRequest(node=Node(node_id=seal.node_id))
+        seal, number = await _sealed(request)
+        node, state = seal.node_id, get_linkstate(request)
+        if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
+            raise HTTPException(409, "another node is online with this key")
+        await run_in_threadpool(carry.heard, node, state)
+        wanted = PullMessagesRequest(node=Node(node_id=node))
         parts = await self._found(request, wanted, min(seal.wait, LONGEST_WAIT))
         return Response(thin.thin(parts) if parts[0][1] else b"")
 

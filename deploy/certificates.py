@@ -99,7 +99,9 @@ def make_node(keys: Path, name: str) -> list[Path]:
 def node_files(keys: Path, name: str) -> tuple[Path, Path]:
     """Return the files of a node's key: private, public. Raises `UsageError` for a bad name."""
     if not NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a node: letters, digits, . _ -")
+        raise UsageError(
+            f"{name!r} is no name for a node: letters, digits, . _ -, a letter or digit first"
+        )
     return keys / NODES / f"{name}.key", keys / NODES / f"{name}.pub"
 
 

@@ -21,6 +21,7 @@ from flwr.supercore.run import Run
 
 from .apps import AppError, Apps
 from .carrier import Carrier, ObjectGone
+from .failing import TOLD, Failing
 from .fleet import RUN_IS_OVER, FleetClient, Refusal
 from .journal import Journal
 from .lives import heard
@@ -53,7 +54,7 @@ class Device:
         self._node_config = node_config
         self._apps = Apps(journal.folder / "apps", apps)
         self._carrier = Carrier(fleet)
-        self._wait = wait or Wait()
+        self._wait, self._failing = wait or Wait(), Failing()
         self._run: Run | None = None
         self._claim = journal.claimed()
         self._written = True  # the claim is on disk
@@ -123,18 +124,18 @@ class Device:
         try:
             objects = self._carrier.objects(claim, self._member.node)
         except ObjectGone as error:
-            log.error("a message's objects are gone; the server is told so")
+            log.error("a message's objects are gone; %s", TOLD)  # it was answered, perhaps
             return refused(head, error)
         try:
             message = message_of(claim, objects)
         except Exception as error:  # whatever its bytes lead to
-            log.error("a message cannot be read; the server is told so (%r)", error)
+            self._failing.say("a message cannot be read", repr(error))
             return refused(head, error)
         try:
             self._fetch(run)
             config = self._apps.config(run.fab_hash, run.override_config)
         except (AppError, ValueError) as error:
-            log.error("the app cannot be had; the server is told so: %s", error)
+            self._failing.say("the app cannot be had", error)
             return refused(message, error)
         context = Context(
             run.run_id,
@@ -144,7 +145,7 @@ class Device:
             config,
             getattr(run, "series_id", 0),
         )
-        reply = answered(message, context, lambda: self._apps.load(run.fab_hash))
+        reply = answered(message, context, lambda: self._apps.load(run.fab_hash), self._failing)
         shelf.state = context.state
         return reply
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import ssl
 import time
 from email.utils import parsedate_to_datetime
@@ -24,12 +25,14 @@ from google.protobuf.message import DecodeError, Message
 from . import thin
 from .bundle import parts_of
 from .seal import headers, sealed
+from .twins import SIZE
 
 LARGEST = 1 << 32  # bytes of a bundle that a server may send
 BUNDLED = "edgewire"  # what the path of a bundled call begins with
 THIN = f"{BUNDLED}-thin"  # the header in which a server says which form of thin bundles it knows
 THIN_WAIT, PLAIN_WAIT = 40, 20  # seconds for which a server that can waits for a message
 COUNTED = 45.0  # seconds from a thin pull on for which no heartbeat is needed
+TWIN = 409  # the status by which a server of ours refuses the older of two that are one node
 RUN_IS_OVER, NOT_ACTIVATED, ONLY_REGISTERED = 2007, 2004, 2001  # Flower's codes of errors
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
 _KEPT = (
@@ -102,7 +105,7 @@ class FleetClient:
             "user-agent",
         ):  # 110 bytes each time
             del self._http.headers[name]
-        self._thin = False
+        self._thin, self._number = False, os.urandom(SIZE)
         self.counted_until = 0.0  # by time.monotonic(): the server counts this node without a beat
 
     def call(self, request: Message, kind: type[Reply], *, timeout: float = _ANSWER) -> Reply:
@@ -162,7 +165,7 @@ class FleetClient:
     def _thin_pull(self, request: fleet_pb2.PullMessagesRequest) -> list[tuple[str, bytes]]:
         self.counted_until = time.monotonic() + COUNTED
         try:
-            content = self._thin_post("pull", request.node.node_id, THIN_WAIT)
+            content = self._thin_post("pull", request.node.node_id, THIN_WAIT, self._number)
         except BaseException:
             self.counted_until = 0.0
             raise

@@ -36,8 +36,12 @@ GONE = ("unregistered", "deleted")
 
 def main(words: Sequence[str] | None = None) -> int:
     """Do what the words say; return an exit code. A mistake is one line, and code 2, else 1."""
-    given = parser().parse_args(words)
+    given, others = parser().parse_known_args(words)
     try:
+        if others:
+            raise UsageError(f"{others[0]} is no option, and a name begins with no -")
+        if getattr(given, "names", None) == []:
+            raise UsageError("give one name, or several")
         for line in given.call(given):
             print(line)
     except EngineError as error:
@@ -60,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--insecure", action="store_true", help="the SuperLink has no TLS")
     kinds = made.add_subparsers(required=True, metavar="COMMAND")
     server = kinds.add_parser("server", help="make a CA and the server's certificate")
-    server.add_argument("names", nargs="+", help="its names and addresses, as nodes will say them")
+    server.add_argument("names", nargs="*", help="its names and addresses, as nodes will say them")
     server.add_argument("--renew", action="store_true", help="a new certificate for the old key")
     server.set_defaults(call=_server)
     for name, call, text in (
@@ -69,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         ("revoke", _revoke, "let nodes take part no more"),
     ):
         kind = kinds.add_parser(name, help=text)
-        kind.add_argument("names", nargs="+")
+        kind.add_argument("names", nargs="*")
         kind.set_defaults(call=call)
     kinds.add_parser("list", help="say who may take part").set_defaults(call=_list)
     kinds.add_parser("app", help="say this app's SHA-256").set_defaults(call=_app)

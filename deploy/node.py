@@ -122,6 +122,8 @@ def client_of(
     host, _, port = given.superlink.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         raise MistakenWord(f"--superlink must be host:port, not {given.superlink}")
+    if not 0 < int(port) < 1 << 16:
+        raise MistakenWord(f"--superlink {given.superlink}: a port is a number from 1 to 65535")
     try:
         return (kind or FleetClient)(
             given.superlink,

@@ -71,11 +71,20 @@ class OnDevice:
         if "data" in config:
             yield folder_of_classes(Path(str(config["data"])).expanduser())
         elif "partition-id" in config:
-            from conf.trust import Machine  # not above: it imports torch
+            from conf.trust import Machine  # not above: they import torch
+            from task import DEFAULT_ROOT
+            from task.datasets import digits
 
-            where = Machine.of(config).data or "./data"
+            where = Machine.of(config).data or DEFAULT_ROOT
             part = f"partition {config['partition-id']} of the run's data set"
             yield Finding(OK, "data", f"{part}; files of one are looked for in {where}")
+            if not digits.is_there(Path(where).expanduser()):
+                yield Finding(
+                    WARNING,
+                    "data",
+                    f"the digits are not here: for dataset=digits copy {Path(digits.FILE).name} of "
+                    f"a scikit-learn to {where}, or install that",
+                )
         else:
             yield Finding(
                 WRONG,

@@ -11,7 +11,7 @@ from logging import getLogger
 
 import httpx
 
-from .fleet import NOT_ACTIVATED, ONLY_REGISTERED, Refusal
+from .fleet import NOT_ACTIVATED, ONLY_REGISTERED, TWIN, Refusal
 
 FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # seconds, and how a pause grows from one to the other
 # Of Flower's nodes' signatures: how many seconds a clock may be ahead of the server's, or behind.
@@ -86,6 +86,11 @@ def _of_refusal(error: Refusal, address: str, known: bool | None) -> str:
         return online if known else unknown if known is False else f"{unknown}; or {online}"
     if error.code == ONLY_REGISTERED:
         return "the server takes registered keys alone: give --auth-supernode-private-key"
+    if error.status == TWIN:
+        return (
+            "another node has come online with this node's key and state: give each a key of "
+            "its own; this node goes on some minutes after the other one is stopped"
+        )
     if error.status in (403, 404):
         return (
             f"{address} does not serve Flower's Fleet API (status {error.status}, "

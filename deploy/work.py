@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from logging import getLogger
 
 from flwr.app import Context, Error, Message
 from flwr.app.message import remove_content_from_message
@@ -25,9 +24,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from .apps import AppError, OtherApp
 from .bundle import frames
 from .carrier import CONFIRM, REQUEST
+from .failing import Failing
 from .lives import keeping
-
-log = getLogger("edgewire")
 
 
 def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Message:
@@ -40,38 +38,41 @@ def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Mes
     return message
 
 
-def answered(message: Message, context: Context, load: Callable[[], ClientApp]) -> bytes:
+def answered(
+    message: Message, context: Context, load: Callable[[], ClientApp], failing: Failing
+) -> bytes:
     """Let the app answer a message; return the reply as a bundle, ready to be sent.
 
-    An app that does not load or raises makes an error reply, as of Flower's own nodes; `context`
-    holds what it has left there in any case. Raises `OtherApp` as `load` does.
+    An app that does not load or raises makes an error reply, as of Flower's own nodes, and
+    `failing` says so; `context` holds what it has left there in any case. Raises `OtherApp` as
+    `load` does.
     """
     TaskIdentity.run_id, TaskIdentity.node_id = context.run_id, context.node_id
     TaskIdentity.task_id = message.metadata.dst_task_id or context.run_id
     began = time.perf_counter()
     try:
         reply = load()(message, context)
-        return _bundle(reply, message, time.perf_counter() - began)
+        bundle = _bundle(reply, message, time.perf_counter() - began)
     except OtherApp:
         raise
     except Exception as error:  # the app's own mistake, whatever it is
-        _say(error)
+        cause = error.__cause__ or error  # which the other one may hide from the server
+        what = "the app failed"
+        failing.say(what, cause) if _is_one_line(cause) else failing.say(what, error=error)
         return refused(message, error, time.perf_counter() - began)
+    failing.over()
+    return bundle
 
 
-def _say(error: Exception) -> None:
-    """Log what an app raised, or what that hides from the server; what is one line, as one."""
-    cause = error.__cause__ or error
-    if getattr(cause, "one_line", False):
-        log.error("the app failed; the server is told so: %s", cause)
-    else:
-        log.error("the app failed; the server is told so", exc_info=error)
+def _is_one_line(error: BaseException) -> bool:
+    """Return whether an error says all that there is to say."""
+    return getattr(error, "one_line", False)
 
 
 def refused(message: Message, error: Exception, seconds: float = 0.0) -> bytes:
     """Return the error reply to a message, as a bundle."""
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-    reason = f"{type(error)}:<'{error}'>"  # Flower's own words
+    reason = str(error) if _is_one_line(error) else f"{type(error).__name__}: {error}"
     if isinstance(error, AppError):
         code, reason = ErrorCode.LOAD_CLIENT_APP_EXCEPTION, f"the ClientApp did not load: {error}"
     return _bundle(Message(Error(code, reason), reply_to=message), message, seconds)

@@ -186,7 +186,7 @@ def _start(
     fab, _ = bundle(job.app_dir, values)
     if not superlink.bundles:  # ours zips it as a whole as it sends it, which is less
         fab = deflated(fab)
-    wait_for_nodes(control, job.nodes, wait)
+    wait_for_nodes(control, job.nodes, wait, more=bool(values.get(RESUME)))
     request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
     run_id: int = control.StartRun(request).run_id
     if not run_id:
@@ -225,10 +225,13 @@ def source_of(superlink: Superlink, name: str) -> Source | None:
     return None
 
 
-def wait_for_nodes(control: ControlHttpClient, wanted: int, seconds: float) -> None:
+def wait_for_nodes(
+    control: ControlHttpClient, wanted: int, seconds: float, *, more: bool = False
+) -> None:
     """Wait until so many nodes are online, and say how many there are whenever that changes.
 
-    Raises `UsageError` if there are more, `EngineError` if after `seconds` there are less.
+    `more`: there may be more, of which the run knows its own. Raises `UsageError` if there are more
+    otherwise, `EngineError` if after `seconds` there are less.
     """
     deadline, before = time.monotonic() + seconds, -1
     while (there := online(control)) < wanted:
@@ -241,8 +244,11 @@ def wait_for_nodes(control: ControlHttpClient, wanted: int, seconds: float) -> N
             )
         before = there
         time.sleep(_LOOK_SECONDS)
-    if there > wanted:
-        raise UsageError(f"{there} nodes are online, and all take part: give nodes={there}")
+    if there > wanted and not more:
+        raise UsageError(
+            f"{there} nodes are online, more than nodes={wanted}: stop the others, or give "
+            f"nodes={there}"
+        )
 
 
 def online(control: ControlHttpClient) -> int:

@@ -17,6 +17,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from .control import one_line
 from .errors import EngineError, UsageError
 
+MOST_PORT = 65535
 _SECONDS = 10.0
 
 
@@ -38,6 +39,8 @@ class Superlink:
         self._word = words[1]
         if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}", address):
             raise UsageError(f"{words[0]}{address}: give HOST:PORT, as in 127.0.0.1:8000")
+        if not 0 < int(address.rpartition(":")[2]) <= MOST_PORT:
+            raise UsageError(f"{words[0]}{address}: a port is a number from 1 to {MOST_PORT}")
         self.address = address
         self.root = None if certificate is None else _read(certificate, words[1])
         verify = True if certificate is None else ssl.create_default_context(cafile=certificate)

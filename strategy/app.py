@@ -44,7 +44,8 @@ def main(grid: Grid, context: Context) -> None:
     config = load_config(context.run_config, count_nodes(grid))
     check_target("partition", config.partition)  # in one line, before every node refuses it
     lasting = grid if isinstance(grid, LastingGrid) else None
-    nodes = None if lasting else LastingNodes(bundled(grid), grid.run.run_id)
+    most = config.nodes if context.run_config.get("config") else None  # else nobody has said
+    nodes = None if lasting else LastingNodes(bundled(grid), grid.run.run_id, most)
     grid = OrderedGrid(nodes or grid)
     if grid.virtual_seconds is None:
         expect_real_time(config)

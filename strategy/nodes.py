@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from logging import getLogger
 
 from flwr.serverapp import Grid
 
-from compression.flower.grids import GridWrapper, TimedGrid, timed
+from compression.flower.grids import GridWrapper, timed
 
-log = getLogger("edgewire")
 LOOK_AGAIN = 5.0  # seconds from one look for new nodes to the next
 
 
@@ -28,22 +25,8 @@ def count_nodes(grid: Grid) -> int:
 class OrderedGrid(GridWrapper):
     """Any grid, with its nodes in an order that every engine agrees on: strategies sample places.
 
-    The same seed draws the same partitions everywhere. Where time is real, nodes that are gone are
-    named in the log.
+    The same seed draws the same partitions everywhere.
     """
-
-    def __init__(self, grid: Grid | TimedGrid) -> None:
-        super().__init__(grid)
-        self._there = set[int]()
-
-    def get_node_ids(self) -> Sequence[int]:
-        """Return the nodes that are there; see `TimedGrid`."""
-        found = super().get_node_ids()
-        if self.virtual_seconds is None:
-            for node in sorted(self._there.difference(found)):
-                log.warning("node %d is gone: the run goes on with %d", node, len(found))
-            self._there = set(found)
-        return found
 
     @property
     def next_look(self) -> float:

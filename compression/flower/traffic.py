@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import getLogger
@@ -17,8 +18,7 @@ from ..statistics import below_zero
 from .arrays import Vector
 
 log = getLogger("edgewire")
-
-
+_RAISED = re.compile(r"<class '(?:[^'\s]*\.)?([^'\s.]+)'>:<'(.*)'>", re.DOTALL)
 LONGEST_REASON, LONGEST_LINE = 4096, 400  # characters of a node's error that are looked at, logged
 
 
@@ -57,9 +57,15 @@ def flower_bytes(arrays: ArrayRecord) -> int:
 
 
 def reason_of(reply: Message) -> str:
-    """Return the last line of an error's reason, cut short: of a traceback, what was raised."""
-    lines = (reply.error.reason or "")[-LONGEST_REASON:].strip().splitlines()
-    return in_one_line(lines[-1] if lines else "no reason given")
+    """Return the last line of an error's reason, cut short: of a traceback, what was raised.
+
+    What Flower's own nodes say, `<class 'a.B'>:<'text'>`, is "B: text".
+    """
+    reason, name = reply.error.reason or "", ""
+    if raised := _RAISED.fullmatch(reason):
+        name, reason = f"{raised[1]}: ", raised[2]
+    lines = reason[-LONGEST_REASON:].strip().splitlines()
+    return in_one_line(f"{name}{lines[-1]}" if lines else name.rstrip(": ") or "no reason given")
 
 
 def in_one_line(reason: str) -> str:

@@ -32,21 +32,26 @@ def digits(request: Request) -> Data:
     return Data(train, test, 10, mean=(0.3058,), std=(0.3764,))
 
 
+def is_there(folder: Path) -> bool:
+    """Return whether the digits can be had: from a folder of data, or with scikit-learn."""
+    return (folder / Path(FILE).name).exists() or find_spec("sklearn") is not None
+
+
 def _rows(folder: Path) -> NDArray[Any]:
     """An image's 64 values and its class, float64 (1797, 65).
 
     Read from the file where it is found, in the folder of data first: importing scikit-learn takes
     a second in every process, and a device does without.
     """
-    package = find_spec("sklearn")  # this does not import it
     own = folder / Path(FILE).name
     files = [own]
+    package = find_spec("sklearn")  # this does not import it
     if package is not None and package.origin is not None:
         files.append(Path(package.origin).parent / FILE)
     for file in files:
         if file.exists():
             return _read(file)
-    if package is None:
+    if not is_there(folder):
         raise TaskError(
             f"digits not found: it comes with scikit-learn, which is not installed; install it, or "
             f"copy {FILE} of one that is to {shown(own)}"

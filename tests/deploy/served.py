@@ -176,9 +176,14 @@ class FakeNode:
 
 
 class Fleet:
-    """Nodes in a thread of this process, that answer with our own ClientApp."""
+    """Nodes in a thread of this process, that answer with our own ClientApp.
 
-    def __init__(self, address, count):
+    `late`: after so many replies there is one node more.
+    """
+
+    def __init__(self, address, count, late=None):
+        self._address, self._late, self._replies = address, late, 0
+        self._count = count
         self._nodes = [FakeNode(address) for _ in range(count)]
         self._contexts = {}
         self._done = threading.Event()
@@ -201,13 +206,16 @@ class Fleet:
                     reply = load_object("client.app:app")(message, self._context(index, message))
                     with suppress(httpx.HTTPStatusError):  # the run is over
                         node.reply_to(message, reply.content)
+                    self._replies += 1
+            if self._late is not None and self._replies >= self._late:
+                self._nodes, self._late = [*self._nodes, FakeNode(self._address)], None
 
     def _context(self, index, message):
         run, node = message.metadata.run_id, self._nodes[index]
         if (run, index) not in self._contexts:
             body = node.call(GetRunRequest(node=node.node, run_id=run), "get-run").content
             config = user_config_from_proto(GetRunResponse.FromString(body).run.override_config)
-            place = {"partition-id": index, "num-partitions": len(self._nodes)}
+            place = {"partition-id": index % self._count, "num-partitions": self._count}
             context = Context(run, node.node.node_id, place, RecordDict(), config)
             self._contexts[run, index] = context
             TaskIdentity.task_id, TaskIdentity.run_id = 1, run

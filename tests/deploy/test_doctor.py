@@ -10,6 +10,7 @@ from deploy.fleet import FleetClient
 from deploy.journal import Journal, is_taken
 from deploy.member import Member
 from deploy.node import key_of
+from task.datasets import digits
 
 MB = 1 << 20
 
@@ -112,6 +113,18 @@ def test_what_is_wrong_is_one_line(words, what, says, place, look, tmp_path, pho
 def plain(link, tmp_path, *words):
     return ["--superlink", link.address, "--insecure", "--state", tmp_path / "state",
             "--node-config", "partition-id=0", *words]  # fmt: skip
+
+
+def test_the_digits_are_missed_where_they_are_not(link, look, tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path))
+    assert len(look(*plain(link, tmp_path))[1]["data"]) == 1
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    code, found = look(*plain(link, tmp_path))
+    assert (code, len(found["data"])) == (0, 2)
+    assert found["data"][1][0] == WARNING
+    assert f"copy digits.csv.gz of a scikit-learn to {tmp_path}" in found["data"][1][1]
+    (tmp_path / "digits.csv.gz").touch()
+    assert len(look(*plain(link, tmp_path))[1]["data"]) == 1
 
 
 @pytest.mark.parametrize("ahead", [400, -400])

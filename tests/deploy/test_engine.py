@@ -43,9 +43,11 @@ def server(tmp_path_factory):
 
 
 def test_a_run_ends_as_on_the_local_engine(server, command):
-    with Fleet(server, 2):
-        code, _, folder = command(*WORDS, "rounds=6", f"engine.address={server}")
+    """Whoever comes when it has its nodes."""
+    with Fleet(server, 2, late=4):
+        code, said, folder = command(*WORDS, "rounds=6", f"engine.address={server}")
     assert code == 0
+    assert "takes no part unless one goes: there are nodes=2" in " ".join(said.out.split())
     _, _, local = command(*WORDS, "rounds=6", "engine=local", "engine.workers=1")
     here, there = result_of(folder), result_of(local)
     for key in ("accuracy", "loss", "uplink_bytes", "downlink_bytes", "client_updates", "ended"):

@@ -93,6 +93,24 @@ def test_a_servers_name_is_one(tool, name):
     assert "is no name or address" in error
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["node", "-kitchen"], "-kitchen is no option, and a name begins with no -"),
+        (["register", "kitchen", "--garden"], "--garden is no option, and a name begins with no -"),
+        (["server", "-there"], "-there is no option"),
+        (["node", "--", "-kitchen"], "'-kitchen' is no name for a node"),
+        (["revoke"], "give one name, or several"),
+    ],
+)
+def test_what_is_no_name_is_one_line(tool, tmp_path, words, says):
+    code, lines, said = tool(*words)
+    assert (code, lines) == (2, [])
+    assert says in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "keys").exists()
+
+
 def test_nodes_come_and_go(tool, tmp_path):
     tool("server", "here")
     tool("node", "kitchen", "garden")

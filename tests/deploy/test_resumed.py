@@ -1,5 +1,6 @@
 """The whole server killed, started again, the run resumed: as if nothing had happened."""
 
+import shutil
 import signal
 
 from benchmarks.fault_field import Field, TheRun, eventually
@@ -8,7 +9,7 @@ WORDS = ["algorithm=esgd", "rounds=60", "eval_every=60", "checkpoint_every=5", "
 
 
 def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(command, tmp_path):
-    """And a server that is told to end does, whoever waits for its word."""
+    """Though it has another name. A server that is told to end does, whoever waits for its word."""
     (tmp_path / "field").mkdir()
     with Field(tmp_path / "field", 2) as field:
         _, _, local = command(*WORDS, "nodes=2", "engine=local", "engine.workers=1")
@@ -19,7 +20,14 @@ def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(command, tmp_
         eventually(lambda: run.over)
         assert run.process.returncode == 1
         field.begin_server()
-        run.resume()
+        run.resume("engine.address=127.0.0.1:1")
+        eventually(lambda: run.over)
+        assert run.process.returncode == 2
+        said = (field.folder / "run.log").read_text()
+        assert "no SuperLink answers at 127.0.0.1:1" in said
+        shutil.copy(field.keys / "ca.crt", field.folder / "other.crt")
+        where = [f"engine.address=localhost:{field.port}", "engine.wait=60"]
+        run.resume(*where, f"engine.certificate={field.folder / 'other.crt'}")
         eventually(lambda: run.over)
         said = field.said(0)
         field.server.terminate()

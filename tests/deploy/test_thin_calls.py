@@ -19,6 +19,7 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
+from deploy.failing import Failing
 from deploy.fleet import FleetClient, Refusal
 from deploy.grids import bundled
 from deploy.member import Member
@@ -69,7 +70,7 @@ def test_a_message_goes_and_its_reply_comes(server, node):
     class Context:
         run_id, node_id = message.metadata.run_id, node.node.node_id
 
-    bundle = answered(message, Context(), lambda: app)
+    bundle = answered(message, Context(), lambda: app, Failing())
     assert list(node.fleet.push(bundle).objects_to_push) == []
     (found,) = grid.pull_before([asked], grid.now + 5)
     assert found.content["said"]["n"] == 8

@@ -195,6 +195,7 @@ def test_a_refusal_says_what_flower_says(link, tmp_path):
     [
         (["--superlink", "a"], "--superlink must be host:port, not a"),
         (["--superlink", "http://a:1"], "--superlink must be host:port"),
+        (["--superlink", "a:65536"], "--superlink a:65536: a port is a number from 1 to 65535"),
         (["--insecure", "--root-certificates", "x"], "exclude each other"),
         (["--root-certificates", "x"], "--root-certificates x: No such file"),
         (["--auth-supernode-private-key", "x"], "x: No such file"),

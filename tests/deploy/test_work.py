@@ -9,6 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from client.app import Undisclosed
 from compression import PayloadError
 from conf import ConfigError
+from deploy.failing import Failing
 from deploy.work import answered
 from task.errors import TaskError
 
@@ -29,7 +30,7 @@ def said_of(failing, caplog):
     def app(message, context):
         failing()
 
-    bundle = answered(message, CONTEXT, lambda: app)
+    bundle = answered(message, CONTEXT, lambda: app, Failing())
     (record,) = caplog.records
     return bundle, record
 
@@ -47,6 +48,8 @@ def test_what_a_user_can_put_right_is_one_line(kind, hides, caplog):
     assert record.getMessage() == said
     assert record.exc_info is None
     assert (b"/srv/photos" in bundle) is not hides
+    assert b"<class" not in bundle
+    assert not hides or b"this node's own log says more" in bundle
 
 
 def test_any_other_failure_is_shown_with_where_it_was(caplog):

@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.supercore.task_identity import TaskIdentity
 
 from compression import Layout, PayloadError, make_codec
-from compression.flower import Traffic, payload_record
+from compression.flower import Traffic, payload_record, reason_of
 from compression.flower.arrays import STYPE, payload_records
 from compression.flower.dialogue import Dialogue, Parcel
 from compression.flower.notes import NOTE, ToNode, ToServer, read, written
@@ -145,6 +145,26 @@ def test_an_error_says_why_and_nobody_knows_what_the_node_has():
         )
     assert talk.ledger.base_of(7) is None
     assert talk.traffic.as_dict() == before  # nothing has come
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "<class 'client.app.Undisclosed'>:<'TaskError; its log'>",
+            "Undisclosed: TaskError; its log",
+        ),
+        ("<class 'ZeroDivisionError'>:<''>", "ZeroDivisionError"),
+        ("<class 'm.f.<locals>.Odd'>:<'first\n'x'>:<last'>", "Odd: 'x'>:<last"),
+        ("<class ''>:<'x'>", "<class ''>:<'x'>"),
+        ("<class 'x", "<class 'x"),
+        ("", "no reason given"),
+        (None, "no reason given"),
+    ],
+)
+def test_a_reason_is_told_plainly(given, said):
+    (message,) = asked(dialogue(), 7)
+    assert reason_of(Message(Error(1, given), reply_to=message)) == said
 
 
 def without(name):
