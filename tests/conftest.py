@@ -48,15 +48,6 @@ def nothing_is_collected_twice():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_is_composed_slowly():
-    """Hydra makes no maps and copies that nobody reads."""
-    from tests.composing import composing  # not above: a list of the tests needs no Hydra
-
-    with composing(faster=True):
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk():
     """No test cuts the power: what it writes need not be on the disk before it goes on."""
     with pytest.MonkeyPatch.context() as patch:
