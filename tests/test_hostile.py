@@ -42,10 +42,11 @@ def trained(folder, *words, **options):
     return result, load_file(folder / "model.safetensors")
 
 
+FEW = [*IN_TURN["fedavg"], "rounds=4"]
 SHORT = ["algorithm=esgd", "rounds=30", "eval_every=30"]
 
 
-@pytest.mark.parametrize("words", [IN_TURN["fedavg"], SHORT, ["algorithm=adacomp", *PUSHES]])
+@pytest.mark.parametrize("words", [FEW, SHORT, ["algorithm=adacomp", *PUSHES]])
 def test_honest_runs_are_the_same_with_screening_or_without(words, tmp_path):
     off = ["screen.refuse=null", "screen.weight=null"]
     (with_it, one), (_, other) = trained(tmp_path, *words), trained(tmp_path / "off", *words, *off)
@@ -86,7 +87,7 @@ def test_nor_does_a_node_that_nobody_waits_for(algorithm, attack, tmp_path):
 )  # fmt: skip
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
 def test_nor_does_a_cut_models_node_that_others_can_stand_in_for(algorithm, attack, bad, tmp_path):
-    words = [f"algorithm={algorithm}", "strategy.segments=4", "rounds=60", "eval_every=60"]
+    words = [f"algorithm={algorithm}", "strategy.segments=4", "rounds=20", "eval_every=20"]
     app = app_with(ATTACKS[attack], bad)
     result, weights = trained(tmp_path, *words, "batch_size=64", client_app=app)
     expect_unspoiled(tmp_path, result, weights)
@@ -94,7 +95,7 @@ def test_nor_does_a_cut_models_node_that_others_can_stand_in_for(algorithm, atta
 
 
 def test_who_accuses_its_neighbour_for_nothing_loses_its_own_segment(tmp_path, caplog):
-    words = ["algorithm=synthetic_gradients", "strategy.segments=4", "rounds=60", "eval_every=60"]
+    words = ["algorithm=synthetic_gradients", "strategy.segments=4", "rounds=20", "eval_every=20"]
     app = app_with(ATTACKS["gradients refused"])
     result, weights = trained(tmp_path, *words, "batch_size=64", client_app=app)
     expect_unspoiled(tmp_path, result, weights)

@@ -1,6 +1,7 @@
 """Pulls that wait, and messages in one piece: for nodes and ServerApps, on a real SuperLink."""
 
 import math
+import shutil
 import threading
 import time
 
@@ -31,10 +32,22 @@ def server(tmp_path):
         yield there
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A server's database before its first run: Flower takes half a second to make one."""
+    folder = tmp_path_factory.mktemp("empty")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLWR_DATABASE", str(folder / "state.db"))
+        with Server():
+            pass
+    return folder
+
+
 @pytest.fixture(params=["memory", "database"])
 def any_server(request, tmp_path, monkeypatch):
     if request.param == "database":
-        monkeypatch.setenv("FLWR_DATABASE", str(tmp_path / "state.db"))
+        shutil.copytree(request.getfixturevalue("empty"), tmp_path / "database")
+        monkeypatch.setenv("FLWR_DATABASE", str(tmp_path / "database" / "state.db"))
     with Server() as there:
         yield there
 

@@ -52,7 +52,7 @@ def answering(status, text=b""):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"127.0.0.1:{server.server_port}"
