@@ -46,7 +46,7 @@ def _points(table: FilledTable) -> Iterator[Point]:
             continue
         found = estimate(present)
         sent = tuple(fmean(run.numbers[way] or 0.0 for run in runs) for way in WAYS)
-        yield Point(row.label, found.mean, found.half, sent)
+        yield Point(row.label.replace("`", ""), found.mean, found.half, sent)
 
 
 def digest(found: list[Point]) -> str:
