@@ -15,7 +15,7 @@ from report.errors import ResultsError
 from report.format import markdown_row, wrap
 from report.kept import KeptRun, command
 
-HEAD = "<!-- Written by `python -m report.results`; the definition is report/pages/{name}.yaml. -->"
+HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml. -->"
 MEANS = (
     "± is half of a 95 % interval (Student's t over the seeds). A difference is the mean over equal"
     " seeds, and noise where its interval holds zero. Bytes are those of a whole run."
