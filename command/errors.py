@@ -60,8 +60,8 @@ def clear_errors() -> Iterator[None]:
         if "hydra" not in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
             raise
         code, failed = 2, error
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(": ".join(["stopped", *filter(None, map(str, error.args))]), file=sys.stderr)
         sys.exit(STOPPED)
     if code:
         if os.environ["EDGEWIRE_FULL_ERROR"]:

@@ -38,7 +38,8 @@ from report.progress import RunProgress
 from report.segments import show
 from report.summary import read_result, summary_table
 from simulation.errors import EngineError
-from simulation.job import Job
+from simulation.job import PLACE, Job
+from strategy.checkpoint import FILE as CHECKPOINT
 from strategy.schedule import Schedule
 from strategy.scheme import scheme_for, scheme_of
 
@@ -91,6 +92,10 @@ def run(composed: DictConfig, folder: Path) -> None:
     except (EngineError, PayloadError):
         if not has_diverged(folder):
             raise
+    except KeyboardInterrupt as error:
+        if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
+            raise KeyboardInterrupt(f"`python run.py resume={folder}` goes on") from error
+        raise
     result = read_result(folder)
     console.print(summary_table(result, folder))
     show(folder, result, console)

@@ -35,7 +35,7 @@ class Bell:
 
         It is looked at once, whenever the key's bell rings, and in between every `at_least_every`
         seconds. `alone`: only the newest who waits for the key goes on; an older one, whose caller
-        may be gone, returns None.
+        may be gone, returns None. So does one that is waiting as the server ends.
         """
         mine, others = asyncio.Event(), self._waiting[key]
         others.append(mine)
@@ -52,6 +52,8 @@ class Bell:
                     break
                 with suppress(TimeoutError):
                     await asyncio.wait_for(mine.wait(), min(left, at_least_every))
+            return None
+        except asyncio.CancelledError:  # the server ends: who waits is told that there is nothing
             return None
         finally:
             others.remove(mine)

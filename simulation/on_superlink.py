@@ -109,7 +109,7 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         status = _followed(control, run_id, output, source, job.folder)
     if resumed and source is not None and CHECKPOINT not in source.sizes():
         if _has_finished(source, job.folder):  # and nobody was there to see
-            place.unlink(missing_ok=True)
+            _forget(place)
             return
         log.warning("there is no checkpoint of the run yet: it begins anew")
         values[RESUME] = False
@@ -128,7 +128,13 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         )
     if RESULT not in found:
         raise EngineError(f"the run has ended, and left no {RESULT} (log: {output})")
+    _forget(place)
+
+
+def _forget(place: Path) -> None:
+    """Remove what only a run that goes on needs: where it is, and a checkpoint brought before."""
     place.unlink(missing_ok=True)
+    (place.parent / CHECKPOINT).unlink(missing_ok=True)
 
 
 def _new_name(place: Path) -> str:

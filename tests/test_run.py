@@ -183,6 +183,8 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(number, tmp_path):
         started.kill()
     assert started.returncode in (130, 143)
     assert "Traceback" not in printed
+    if number == signal.SIGINT:
+        assert f"stopped: `python run.py resume={folder}` goes on" in printed
     assert len(children) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     assert len(shared) == 1

@@ -20,6 +20,8 @@ def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(command, tmp_
         eventually(lambda: run.over)
         assert run.process.returncode == 1
         field.begin_server()
+        brought = run.folder / "checkpoint"
+        brought.write_bytes(b"as one is that comes at Ctrl-C")
         run.resume("engine.address=127.0.0.1:1")
         eventually(lambda: run.over)
         assert run.process.returncode == 2
@@ -39,3 +41,4 @@ def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(command, tmp_
     assert (run.folder / model).read_bytes() == (local / model).read_bytes()
     assert said.count("the state goes back to its checkpoint") <= 1
     assert not (run.folder / "superlink.json").exists()
+    assert not brought.exists()
