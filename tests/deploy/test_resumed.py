@@ -34,6 +34,7 @@ def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(command, tmp_
         said = field.said(0)
         field.server.terminate()
         assert field.server.wait(20) == -signal.SIGTERM
+        assert "Traceback" not in (field.folder / "server.log").read_text()
     assert run.process.returncode == 0, (field.folder / "run.log").read_text()
     result = run.result()
     assert (result["ended"], result["failures"], result["client_updates"]) == ("finished", 0, 120)
