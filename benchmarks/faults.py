@@ -200,6 +200,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for all that is written")
     args = parser.parse_args()
+    if unknown := set(args.kinds.split(",")) - set(USUAL):
+        parser.error(f"no kind {', '.join(sorted(unknown))}; there are: {', '.join(USUAL)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started ends with it
     if args.keep is not None:
         args.keep.mkdir(parents=True)
