@@ -19,6 +19,12 @@ from report.kept import in_order, kept_file
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the one column that is not measured
+POINTS = "points"  # a picture of accuracy against bytes; others are of a course
+PICTURES = {
+    POINTS: "accuracy against bytes",
+    "accuracy": "accuracy over rounds and bytes",
+    "train_loss": "training loss over rounds and bytes",
+}
 ID = re.compile(r"[\w-]+")
 ROW = {"id": True, "label": True, "words": True, "paper": False}  # keys, and whether they must be
 TABLE = {
@@ -26,7 +32,7 @@ TABLE = {
     **dict.fromkeys(
         ("id", "title", "words", "columns", "against", "across", "picture", "note"), False
     ),
-    **dict.fromkeys(("smooth", "reach", "after"), False),
+    **dict.fromkeys(("smooth", "reach", "after", "least"), False),
 }
 ACROSS = {"key": True, "values": True}
 ACROSS_WORDS = {"words": True}
@@ -58,8 +64,9 @@ class TableDefinition:
 
     `against` is the id of the row that others are compared with, "" for none. `across`: heads of
     columns of accuracies in place of `columns`; of a `search` a row's highest is bold. `picture`:
-    accuracy against bytes is drawn. `smooth`: accuracies are means of so many evaluations. `reach`:
-    the accuracy in % until which bytes are shown; `after`: the round after which; None for none.
+    which of `PICTURES` is drawn, "" for none; `least`: where its y axis begins. `smooth`:
+    accuracies are means of so many evaluations. `reach`: the accuracy in % until which bytes are
+    shown; `after`: the round after which; None for none.
     """
 
     id: str
@@ -69,12 +76,13 @@ class TableDefinition:
     columns: tuple[str, ...]
     across: tuple[str, ...]
     rows: tuple[RowDefinition, ...]
-    picture: bool
+    picture: str
     note: str
     search: bool = False
     smooth: int = 1
     reach: float | None = None
     after: int | None = None
+    least: float | None = None
 
     def given(self) -> dict[str, str]:
         """Return what columns may need, as their heads say it; "" for what is not there."""
@@ -152,12 +160,13 @@ def _table(root: Path, content: Any) -> TableDefinition:
         columns,
         tuple(across),
         rows,
-        content.get("picture") is True,
+        _picture(content),
         _text(content, "note"),
         "key" in content.get("across", {}),
         _whole(content, "smooth") or 1,
         _number(content, "reach"),
         _whole(content, "after"),
+        _number(content, "least"),
     )
     if against and table.row(against) is None:
         raise ResultsError(f"against: no row has the id {against}")
@@ -181,6 +190,13 @@ def _across(content: Any) -> dict[str, dict[str, str]]:
     _expect_keys("across", content, ACROSS)
     key, values = _text(content, "key"), map(_joined, _list(content, "values"))
     return {f"{key} {value}": {key: value} for value in values}
+
+
+def _picture(content: Mapping[str, Any]) -> str:
+    picture = _text(content, "picture")
+    if picture and picture not in PICTURES:
+        raise ResultsError(f"picture must be one of {', '.join(PICTURES)}, not {picture}")
+    return picture
 
 
 def _row(

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from report.columns import COLUMNS, NOT_RUN, NOTHING, Beside, remark
 from report.course import settled
-from report.definitions import PAPER, PageDefinition, RowDefinition, TableDefinition
+from report.definitions import PAPER, PICTURES, PageDefinition, RowDefinition, TableDefinition
 from report.errors import ResultsError
 from report.format import markdown_row, wrap
 from report.kept import KeptRun, command
@@ -97,7 +97,8 @@ def markdown(
             lines += [f"## {table.definition.title}", ""]
         lines += [*_table(table), "", *wrap(_origin(table)), ""]
         if table.definition.picture:
-            lines += [f"![accuracy against bytes]({picture_name(page, table.definition)})", ""]
+            shown_as = PICTURES[table.definition.picture]
+            lines += [f"![{shown_as}]({picture_name(page, table.definition)})", ""]
         if table.definition.note:
             lines += [*wrap(filled(page, table.definition.note, tables)), ""]
     for text in (*page.notes, MEANS):

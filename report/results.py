@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from report.definitions import PageDefinition, read_definitions
+from report.definitions import POINTS, PageDefinition, read_definitions
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import wrap
 from report.kept import ROOT, kept_file, read_kept
 from report.page import HEAD, FilledTable, fill, filled, markdown, picture_name
-from report.scatter import Point, is_of, points, save
+from report.picture import Picture
+from report.scatter import scatter
+from report.traces import traces
 
 FOLDER = Path("docs/results")
 INDEX = Path("docs/results.md")
@@ -27,21 +29,21 @@ COMMAND = "python -m report.results"
 
 @dataclass(frozen=True)
 class Output:
-    """A file as it should be: a text, or the points of a picture; None if it should not be."""
+    """A file as it should be: a text, or a picture; None if it should not be."""
 
     file: Path
-    content: str | list[Point] | None
+    content: str | Picture | None
 
     def is_there(self) -> bool:
         """Whether the file is as it should be."""
-        if isinstance(self.content, list):
-            return is_of(self.file, self.content)
+        if isinstance(self.content, Picture):
+            return self.content.is_in(self.file)
         return (self.file.read_text() if self.file.is_file() else None) == self.content
 
     def write(self) -> None:
         """Make it so."""
-        if isinstance(self.content, list):
-            save(self.file, self.content)
+        if isinstance(self.content, Picture):
+            self.content.save(self.file)
         elif self.content is None:
             self.file.unlink()
         else:
@@ -81,10 +83,16 @@ def _expect_ours(file: Path, page: PageDefinition) -> None:
 
 def _pictures(folder: Path, page: PageDefinition, tables: Sequence[FilledTable]) -> list[Output]:
     return [
-        Output(folder / picture_name(page, table.definition), points(table) or None)
+        Output(folder / picture_name(page, table.definition), _picture(table))
         for table in tables
         if table.definition.picture
     ]
+
+
+def _picture(table: FilledTable) -> Picture | None:
+    """Return what is to be drawn of a table; None if nothing has run."""
+    drawn = scatter(table) if table.definition.picture == POINTS else traces(table)
+    return drawn if drawn.rows else None
 
 
 def _item(page: PageDefinition, tables: Sequence[FilledTable]) -> str:

@@ -139,13 +139,13 @@ def test_a_table_across_words_has_no_highest(root):
 
 def test_a_picture_shows_each_row_in_both_directions_and_is_drawn_anew(ran):
     pytest.importorskip("matplotlib")
-    define(ran, PAGE.replace("    against", "    picture: true\n    against"))
+    define(ran, PAGE.replace("    against", "    picture: points\n    against"))
     assert "![accuracy against bytes](page.png)" in written(ran)
     picture = ran / "docs" / "results" / "page.png"
     first = picture.read_bytes()
     assert first.startswith(b"\x89PNG")
     (points,) = [o.content for o in outputs(ran) if o.file == picture]
-    assert [(p.label, p.accuracy, p.sent) for p in points] == [
+    assert [(p.label, p.accuracy, p.sent) for p in points.rows] == [
         ("A", pytest.approx(80), (1e6, 4e6)), ("B", pytest.approx(81.17, abs=0.01), (1e6, 4e6)),
     ]  # fmt: skip
     run(ran, {"lr=3": (0.7, 0.6)})

@@ -1,0 +1,68 @@
+"""A table as a picture: what its file is marked with, so that another table makes another file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MEGABYTE = 1e6
+LINE = 120  # characters that fit side by side below the axes
+
+
+@dataclass(frozen=True)
+class Picture(ABC):
+    """What is drawn of a table: dataclasses with a `label`, one a row that has something."""
+
+    rows: Sequence[Any]
+
+    @property
+    def digest(self) -> str:
+        """What the file is marked with: another one for other contents."""
+        content = [type(self).__name__, *map(asdict, self.rows)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def is_in(self, file: Path) -> bool:
+        """Whether a file is there and shows this."""
+        return file.is_file() and self.digest.encode() in file.read_bytes()
+
+    def save(self, file: Path) -> None:
+        """Write the file, marked. Raises `ModuleNotFoundError` without matplotlib."""
+        self.draw().savefig(file, dpi=100, metadata={"Description": self.digest, "Software": None})
+
+    @abstractmethod
+    def draw(self) -> Figure:
+        """Return the figure of one row or more. Raises `ModuleNotFoundError`."""
+
+
+def panels(count: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure of so many axes side by side that share their y axis."""
+    from matplotlib.figure import Figure  # no pyplot: it would look for a screen
+
+    figure = Figure(figsize=(12, 6.5), layout="constrained")
+    return figure, list(figure.subplots(1, count, sharey=True))
+
+
+def logarithmic(axes: Axes) -> None:
+    """Make the x axis logarithmic, with plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def add_legend(figure: Figure, axes: Axes) -> None:
+    """Put the labels of what the axes show below them, in as many columns as fit."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = max(1, LINE // (max(map(len, labels)) + 8))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)

@@ -1,0 +1,79 @@
+"""Courses of kept runs as curves: what is drawn of which rows, and when it is drawn anew."""
+
+import pytest
+
+from report.kept import main as keep
+from report.results import main, outputs
+from tests.report.pages import PAGE, define, written
+from tests.report.sweeps import add_job
+
+CURVES = PAGE.replace("    against: a\n", "    picture: accuracy\n    least: 50\n").replace(
+    "[paper, accuracy, difference, seeds]", "[accuracy]"
+)
+CURVES = CURVES.replace("B is {b.verdict} A: {b.difference}.", "A claim.")
+
+
+def keep_run(root, words, seed, accuracies, rounds=(0, 10, 20)):
+    folder = root / f"sweep_{words}_{seed}"
+    history = [
+        {"round": at, "accuracy": value, "uplink_bytes": at * 1e6, "downlink_bytes": 0}
+        for at, value in zip(rounds, accuracies, strict=True)
+    ]
+    job = f"experiment=e {words} seed={seed}"
+    add_job(folder / "0", job, history, accuracy=accuracies[-1], rounds=rounds[-1])
+    assert keep(["e", str(folder)], root) == 0
+
+
+def drawn(root):
+    (content,) = [o.content for o in outputs(root) if o.file.suffix == ".png"]
+    return content
+
+
+def test_a_row_is_the_mean_of_its_seeds_in_a_band_over_rounds_and_bytes(root):
+    define(root, CURVES)
+    keep_run(root, "lr=1", 0, [0.1, 0.5, 0.7])
+    keep_run(root, "lr=1", 1, [0.1, 0.7, 0.8])
+    (trace,) = drawn(root).rows
+    assert trace.label == "A"
+    assert trace.x == ((0, 10, 20), (0, 10, 20))  # rounds, MB
+    assert trace.mean == pytest.approx([10, 60, 75])
+    assert trace.low == pytest.approx([10, 50, 70])
+    assert trace.high == pytest.approx([10, 70, 80])
+
+
+def test_only_rounds_that_all_seeds_measured_are_drawn(root):
+    define(root, CURVES)
+    keep_run(root, "lr=1", 0, [0.1, 0.5, 0.7], rounds=(0, 10, 30))
+    keep_run(root, "lr=1", 1, [0.1, 0.7, 0.8], rounds=(0, 20, 30))
+    assert drawn(root).rows[0].x[0] == (0, 30)
+
+
+def test_a_course_that_was_not_measured_is_no_curve(root):
+    define(root, CURVES.replace("picture: accuracy", "picture: train_loss"))
+    keep_run(root, "lr=1", 0, [0.1, 0.5, 0.7])
+    assert drawn(root) is None
+
+
+def test_the_picture_is_on_the_page_and_drawn_anew_for_another_axis(root):
+    pytest.importorskip("matplotlib")
+    define(root, CURVES)
+    keep_run(root, "lr=1", 0, [0.1, 0.5, 0.7])
+    keep_run(root, "lr=2 momentum=true", 0, [0.1, 0.6, 0.7])
+    assert "![accuracy over rounds and bytes](page.png)" in written(root)
+    assert (root / "docs" / "results" / "page.png").read_bytes().startswith(b"\x89PNG")
+    over_rounds, over_bytes = drawn(root).draw().axes
+    assert over_rounds.get_ylim()[0] == 50
+    assert over_rounds.get_xscale() == "linear"
+    assert over_bytes.get_xscale() == "log"
+    assert [line.get_label() for line in over_bytes.lines] == ["A", "B"]
+    assert main(["--check"], root) == 0
+    define(root, CURVES.replace("least: 50", "least: 60"))
+    assert main(["--check"], root) == 1
+
+
+def test_an_unknown_picture_is_refused_in_a_line(root, capsys):
+    define(root, CURVES.replace("picture: accuracy", "picture: speed"))
+    assert main([], root) == 2
+    assert (
+        "picture must be one of points, accuracy, train_loss, not speed" in capsys.readouterr().err
+    )
