@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,18 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from report.columns import COLUMNS
 from report.errors import ResultsError
+from report.fields import (
+    expect_different,
+    expect_keys,
+    identifier,
+    joined,
+    list_of,
+    number,
+    text_of,
+    whole_number,
+)
 from report.kept import in_order, kept_file
+from report.looked_up import LookedUp, looked_up
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the one column that is not measured
@@ -25,7 +35,6 @@ PICTURES = {
     "accuracy": "accuracy over rounds and bytes",
     "train_loss": "training loss over rounds and bytes",
 }
-ID = re.compile(r"[\w-]+")
 ROW = {"id": True, "label": True, "words": True, "paper": False}  # keys, and whether they must be
 TABLE = {
     **dict.fromkeys(("experiment", "rows"), True),
@@ -106,7 +115,7 @@ class PageDefinition:
     title: str
     claim: str
     setting: str
-    tables: tuple[TableDefinition, ...]
+    tables: tuple[TableDefinition | LookedUp, ...]
     notes: tuple[str, ...]
 
 
@@ -128,45 +137,47 @@ def read_definition(root: Path, path: Path) -> PageDefinition:
 
 
 def _page(root: Path, name: str, content: Any) -> PageDefinition:
-    _expect_keys("a page", content, PAGE)
-    tables = tuple(_table(root, table) for table in _list(content, "tables"))
+    expect_keys("a page", content, PAGE)
+    tables = tuple(_table(root, table) for table in list_of(content, "tables"))
     if not tables:
         raise ResultsError("tables must be one or more")
     if len(tables) > 1 and not all(table.id and table.title for table in tables):
         raise ResultsError("of several tables each needs an id and a title")
-    _expect_different("tables with the id", [table.id for table in tables])
-    title, claim, setting = (_text(content, key) for key in ("title", "claim", "setting"))
-    notes = tuple(_joined(note) for note in _list(content, "notes"))
+    expect_different("tables with the id", [table.id for table in tables])
+    title, claim, setting = (text_of(content, key) for key in ("title", "claim", "setting"))
+    notes = tuple(joined(note) for note in list_of(content, "notes"))
     return PageDefinition(name, title, claim, setting, tables, notes)
 
 
-def _table(root: Path, content: Any) -> TableDefinition:
-    _expect_keys("a table", content, TABLE)
-    common = _words(_text(content, "words"))
+def _table(root: Path, content: Any) -> TableDefinition | LookedUp:
+    if isinstance(content, dict) and "benchmark" in content:
+        return looked_up(root, content)
+    expect_keys("a table", content, TABLE)
+    common = _words(text_of(content, "words"))
     across = _across(content.get("across"))
-    rows = tuple(_row(row, common, across.values()) for row in _list(content, "rows"))
-    _expect_different("rows with the id", [row.id for row in rows])
-    _expect_different("rows with the words", [row.words for row in rows])
-    columns = tuple(_text({"": column}, "") for column in _list(content, "columns"))
+    rows = tuple(_row(row, common, across.values()) for row in list_of(content, "rows"))
+    expect_different("rows with the id", [row.id for row in rows])
+    expect_different("rows with the words", [row.words for row in rows])
+    columns = tuple(text_of({"": column}, "") for column in list_of(content, "columns"))
     if bool(columns) == bool(across):
         raise ResultsError("a table has either columns or across")
-    experiment, against = _text(content, "experiment"), _text(content, "against")
+    experiment, against = text_of(content, "experiment"), text_of(content, "against")
     kept_file(root, experiment)  # whether there is such an experiment
     table = TableDefinition(
-        _id(content) if "id" in content else "",
-        _text(content, "title"),
+        identifier(content) if "id" in content else "",
+        text_of(content, "title"),
         experiment,
         against,
         columns,
         tuple(across),
         rows,
         _picture(content),
-        _text(content, "note"),
+        text_of(content, "note"),
         "key" in content.get("across", {}),
-        _whole(content, "smooth") or 1,
-        _number(content, "reach"),
-        _whole(content, "after"),
-        _number(content, "least"),
+        whole_number(content, "smooth") or 1,
+        number(content, "reach"),
+        whole_number(content, "after"),
+        number(content, "least"),
     )
     if against and table.row(against) is None:
         raise ResultsError(f"against: no row has the id {against}")
@@ -182,18 +193,18 @@ def _across(content: Any) -> dict[str, dict[str, str]]:
     if content is None:
         return {}
     if isinstance(content, dict) and "words" in content:
-        _expect_keys("across", content, ACROSS_WORDS)
+        expect_keys("across", content, ACROSS_WORDS)
         heads = content["words"]
         if not isinstance(heads, dict) or not heads:
             raise ResultsError("words of across must be HEAD: WORDS")
-        return {_joined(head): _words(_joined(words)) for head, words in heads.items()}
-    _expect_keys("across", content, ACROSS)
-    key, values = _text(content, "key"), map(_joined, _list(content, "values"))
+        return {joined(head): _words(joined(words)) for head, words in heads.items()}
+    expect_keys("across", content, ACROSS)
+    key, values = text_of(content, "key"), map(joined, list_of(content, "values"))
     return {f"{key} {value}": {key: value} for value in values}
 
 
 def _picture(content: Mapping[str, Any]) -> str:
-    picture = _text(content, "picture")
+    picture = text_of(content, "picture")
     if picture and picture not in PICTURES:
         raise ResultsError(f"picture must be one of {', '.join(PICTURES)}, not {picture}")
     return picture
@@ -202,11 +213,13 @@ def _picture(content: Mapping[str, Any]) -> str:
 def _row(
     content: Any, common: Mapping[str, str], across: Iterable[Mapping[str, str]]
 ) -> RowDefinition:
-    _expect_keys("a row", content, ROW)
-    words = {**common, **_words(_text(content, "words"))}
-    paper = _text(content, "paper")
+    expect_keys("a row", content, ROW)
+    words = {**common, **_words(text_of(content, "words"))}
+    paper = text_of(content, "paper")
     each = tuple(in_order({**words, **more}) for more in across)
-    return RowDefinition(_id(content), _text(content, "label"), in_order(words), paper, each)
+    return RowDefinition(
+        identifier(content), text_of(content, "label"), in_order(words), paper, each
+    )
 
 
 def _words(text: str) -> dict[str, str]:
@@ -221,30 +234,6 @@ def _words(text: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _expect_keys(what: str, content: Any, keys: Mapping[str, bool]) -> None:
-    if not isinstance(content, dict):
-        raise ResultsError(f"{what} must have the keys {', '.join(keys)}, not be {content!r}")
-    if unknown := [key for key in content if key not in keys]:
-        raise ResultsError(f"{what} has no {unknown[0]}; there are: {', '.join(keys)}")
-    if missing := [key for key, needed in keys.items() if needed and key not in content]:
-        raise ResultsError(f"{what} needs {missing[0]}")
-
-
-def _number(content: Mapping[str, Any], key: str) -> float | None:
-    """Return a number above 0; None if it is not there."""
-    value = content.get(key)
-    if value is None or (isinstance(value, int | float) and value > 0):
-        return value
-    raise ResultsError(f"{key} must be a number above 0, not {value!r}")
-
-
-def _whole(content: Mapping[str, Any], key: str) -> int | None:
-    value = _number(content, key)
-    if value is None or int(value) == value:
-        return None if value is None else int(value)
-    raise ResultsError(f"{key} must be a whole number, not {value!r}")
-
-
 def _expect_columns(columns: Iterable[str], given: Mapping[str, str]) -> None:
     for column in columns:
         if column not in COLUMNS and column != PAPER:
@@ -253,34 +242,3 @@ def _expect_columns(columns: Iterable[str], given: Mapping[str, str]) -> None:
         needs = "" if column == PAPER else COLUMNS[column].needs
         if needs and not given[needs]:
             raise ResultsError(f"the column {column} needs {needs}:")
-
-
-def _expect_different(what: str, values: list[str]) -> None:
-    for value in values:
-        if values.count(value) > 1:
-            raise ResultsError(f"several {what} {value!r}")
-
-
-def _id(content: Mapping[str, Any]) -> str:
-    text = _text(content, "id")
-    if not ID.fullmatch(text):
-        raise ResultsError(f"an id is letters, digits, - and _, not {text!r}")
-    return text
-
-
-def _text(content: Mapping[str, Any], key: str) -> str:
-    """Return a text or number in one line; "" if it is not there."""
-    return _joined(content.get(key, ""))
-
-
-def _joined(value: Any) -> str:
-    if not isinstance(value, str | int | float):
-        raise ResultsError(f"{value!r} must be a text")
-    return " ".join(str(value).split())
-
-
-def _list(content: Mapping[str, Any], key: str) -> list[Any]:
-    value = content.get(key, [])
-    if not isinstance(value, list):
-        raise ResultsError(f"{key} must be a list")
-    return value

@@ -14,6 +14,8 @@ from report.definitions import PAPER, PICTURES, PageDefinition, RowDefinition, T
 from report.errors import ResultsError
 from report.format import markdown_row, wrap
 from report.kept import KeptRun, command
+from report.looked_up import FilledLookedUp, LookedUp
+from report.measured import Measured
 
 HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml. -->"
 MEANS = (
@@ -67,8 +69,10 @@ class FilledTable:
         against = self.runs_of(other) if other else ()
         return Beside(self.runs_of(row), against, definition.reach, definition.after)
 
-    def sentence(self, row: RowDefinition, column: str) -> str:
-        """Return what a text says of a row. Raises `ResultsError` for what no column is called."""
+    def sentence(self, name: str, column: str) -> str:
+        """Return what a text says of a row. Raises `ResultsError` for what is not in the table."""
+        if (row := self.definition.row(name)) is None:
+            raise ResultsError(f"no row {name}")
         if column in ("label", PAPER):
             return str(getattr(row, column))
         needs = COLUMNS[column].needs if column in COLUMNS else column
@@ -76,15 +80,58 @@ class FilledTable:
             raise ResultsError(f"no column {column}")
         return COLUMNS[column].show(self.beside(row)).sentence if self.runs_of(row) else NOT_RUN
 
+    def lines(self) -> list[str]:
+        """Return the table as lines of Markdown."""
+        definition = self.definition
+        heads = [
+            PAPER if column == PAPER else COLUMNS[column].head.format(**definition.given())
+            for column in definition.columns
+        ] + list(definition.across)
+        rows = [self._row(row) for row in definition.rows]
+        if any(row[-1] for row in rows):  # what is to be said of a row has a column of its own
+            heads.append("")
+        else:
+            rows = [row[:-1] for row in rows]
+        lines = [["", *heads], ["---"] * (len(heads) + 1), *rows]
+        return [markdown_row(line) for line in lines]
 
-def fill(page: PageDefinition, kept: Mapping[str, Sequence[KeptRun]]) -> list[FilledTable]:
-    """Return the page's tables with the runs that are kept of each experiment."""
-    return [FilledTable(table, kept[table.experiment]) for table in page.tables]
+    def _row(self, row: RowDefinition) -> list[str]:
+        runs = self.runs_of(row)
+        cells = [row.label]
+        for column in self.definition.columns:
+            if column == PAPER:
+                cells.append(row.paper or NOTHING)
+            else:
+                cells.append(COLUMNS[column].show(self.beside(row)).cell if runs else "")
+        cells += self.across(row)
+        return [*cells, remark(runs)]
+
+    def origin(self) -> str:
+        """Say what makes the table's runs, and at which states of the code they were kept."""
+        rows = [run for row in self.definition.rows for run in self.runs_of(row)]
+        commits = sorted({run.commit for run in rows} - {""})
+        at = f", at {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
+        smooth = self.definition.smooth
+        means = f"; accuracies are means of {smooth} evaluations" if smooth > 1 else ""
+        return f"`{command(self.definition.experiment)} dataset.root=FOLDER`{at}{means}"
 
 
-def markdown(
-    page: PageDefinition, tables: Sequence[FilledTable], shown: Mapping[str, set[str]]
-) -> str:
+Filled = FilledTable | FilledLookedUp
+
+
+def fill(
+    page: PageDefinition, kept: Mapping[str, Sequence[KeptRun]], measured: Mapping[str, Measured]
+) -> list[Filled]:
+    """Return the page's tables with the runs of each experiment, the values of each benchmark."""
+    return [
+        FilledLookedUp(table, measured[table.benchmark])
+        if isinstance(table, LookedUp)
+        else FilledTable(table, kept[table.experiment])
+        for table in page.tables
+    ]
+
+
+def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str, set[str]]) -> str:
     """Return the page. Raises `ResultsError` for a text that names what is not there.
 
     `shown`: the words of each experiment that are in a table of any page.
@@ -95,21 +142,22 @@ def markdown(
     for table in tables:
         if table.definition.title:
             lines += [f"## {table.definition.title}", ""]
-        lines += [*_table(table), "", *wrap(_origin(table)), ""]
-        if table.definition.picture:
+        lines += [*table.lines(), "", *wrap(table.origin()), ""]
+        if isinstance(table, FilledTable) and table.definition.picture:
             shown_as = PICTURES[table.definition.picture]
             lines += [f"![{shown_as}]({picture_name(page, table.definition)})", ""]
         if table.definition.note:
             lines += [*wrap(filled(page, table.definition.note, tables)), ""]
     for text in (*page.notes, MEANS):
         lines += [*wrap(filled(page, text, tables)), ""]
-    runs = {table.definition.experiment: table.runs for table in tables}
+    of_runs = [table for table in tables if isinstance(table, FilledTable)]
+    runs = {table.definition.experiment: table.runs for table in of_runs}
     for name, of in runs.items():
         lines += _left_over(name, of, shown.get(name, set()))
     return "\n".join(lines).rstrip() + "\n"
 
 
-def filled(page: PageDefinition, text: str, tables: Sequence[FilledTable]) -> str:
+def filled(page: PageDefinition, text: str, tables: Sequence[Filled]) -> str:
     """Return a text with numbers in place of `{row.column}`, or `{table.row.column}` of several.
 
     Raises `ResultsError` for a name that is not there.
@@ -124,58 +172,19 @@ def filled(page: PageDefinition, text: str, tables: Sequence[FilledTable]) -> st
     return REFERENCE.sub(value, text)
 
 
-def _value(names: Sequence[str], tables: Sequence[FilledTable]) -> str:
+def _value(names: Sequence[str], tables: Sequence[Filled]) -> str:
     several = len(tables) > 1
     if len(names) != 2 + several:
         raise ResultsError("must be {table.row.column}" if several else "must be {row.column}")
     found = [table for table in tables if not several or table.definition.id == names[0]]
     if not found:
         raise ResultsError(f"no table {names[0]}")
-    if (row := found[0].definition.row(names[-2])) is None:
-        raise ResultsError(f"no row {names[-2]}")
-    return found[0].sentence(row, names[-1])
+    return found[0].sentence(names[-2], names[-1])
 
 
 def picture_name(page: PageDefinition, table: TableDefinition) -> str:
     """Return the file of a table's picture, beside the page."""
     return f"{page.name}_{table.id}.png" if len(page.tables) > 1 else f"{page.name}.png"
-
-
-def _table(table: FilledTable) -> list[str]:
-    definition = table.definition
-    heads = [
-        PAPER if column == PAPER else COLUMNS[column].head.format(**definition.given())
-        for column in definition.columns
-    ] + list(definition.across)
-    rows = [_row(table, row) for row in definition.rows]
-    if any(row[-1] for row in rows):  # what is to be said of a row has a column where there is any
-        heads.append("")
-    else:
-        rows = [row[:-1] for row in rows]
-    lines = [["", *heads], ["---"] * (len(heads) + 1), *rows]
-    return [markdown_row(line) for line in lines]
-
-
-def _row(table: FilledTable, row: RowDefinition) -> list[str]:
-    runs = table.runs_of(row)
-    cells = [row.label]
-    for column in table.definition.columns:
-        if column == PAPER:
-            cells.append(row.paper or NOTHING)
-        else:
-            cells.append(COLUMNS[column].show(table.beside(row)).cell if runs else "")
-    cells += table.across(row)
-    return [*cells, remark(runs)]
-
-
-def _origin(table: FilledTable) -> str:
-    """Say what makes the table's runs, and at which states of the code they were kept."""
-    rows = [run for row in table.definition.rows for run in table.runs_of(row)]
-    commits = sorted({run.commit for run in rows} - {""})
-    at = f", at {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
-    smooth = table.definition.smooth
-    means = f"; accuracies are means of {smooth} evaluations" if smooth > 1 else ""
-    return f"`{command(table.definition.experiment)} dataset.root=FOLDER`{at}{means}"
 
 
 def _left_over(name: str, runs: Sequence[KeptRun], shown: set[str]) -> list[str]:

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from report.definitions import POINTS, PageDefinition, read_definitions
+from report.definitions import POINTS, PageDefinition, TableDefinition, read_definitions
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import wrap
 from report.kept import ROOT, kept_file, read_kept
-from report.page import HEAD, FilledTable, fill, filled, markdown, picture_name
+from report.looked_up import LookedUp
+from report.measured import measured_file, read_measured
+from report.page import HEAD, Filled, FilledTable, fill, filled, markdown, picture_name
 from report.picture import Picture
 from report.scatter import scatter
 from report.traces import traces
@@ -56,7 +58,10 @@ def outputs(root: Path) -> list[Output]:
     Raises `ResultsError`: a line on the first thing that is wrong.
     """
     pages = read_definitions(root)
-    every = [table for page in pages for table in page.tables]
+    tables_of = [table for page in pages for table in page.tables]
+    every = [table for table in tables_of if isinstance(table, TableDefinition)]
+    benchmarks = {table.benchmark for table in tables_of if isinstance(table, LookedUp)}
+    measured = {name: read_measured(measured_file(root, name)) for name in benchmarks}
     kept = {name: read_kept(kept_file(root, name)) for name in {t.experiment for t in every}}
     shown: dict[str, set[str]] = {name: set() for name in kept}
     for table in every:
@@ -64,7 +69,7 @@ def outputs(root: Path) -> list[Output]:
     found: list[Output] = []
     items: list[str] = []
     for page in pages:
-        tables = fill(page, kept)
+        tables = fill(page, kept, measured)
         text = markdown(page, tables, shown)  # of one that has not run, too: its mistakes are told
         has_run = any(table.has_run() for table in tables)
         file = root / FOLDER / f"{page.name}.md"
@@ -81,11 +86,11 @@ def _expect_ours(file: Path, page: PageDefinition) -> None:
         raise ResultsError(f"{file} was written by hand: remove it first, or rename the definition")
 
 
-def _pictures(folder: Path, page: PageDefinition, tables: Sequence[FilledTable]) -> list[Output]:
+def _pictures(folder: Path, page: PageDefinition, tables: Sequence[Filled]) -> list[Output]:
     return [
         Output(folder / picture_name(page, table.definition), _picture(table))
         for table in tables
-        if table.definition.picture
+        if isinstance(table, FilledTable) and table.definition.picture
     ]
 
 
@@ -95,7 +100,7 @@ def _picture(table: FilledTable) -> Picture | None:
     return drawn if drawn.rows else None
 
 
-def _item(page: PageDefinition, tables: Sequence[FilledTable]) -> str:
+def _item(page: PageDefinition, tables: Sequence[Filled]) -> str:
     """Return a page's link and claim."""
     return f"[{page.title}]({FOLDER.name}/{page.name}.md): {filled(page, page.claim, tables)}"
 

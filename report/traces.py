@@ -76,7 +76,11 @@ def _traces(table: FilledTable) -> Iterator[Trace]:
                 for at, key in enumerate(ACROSS)
             )
             values = [[point[-1] / Y[y][1] for point in seeds] for seeds in points]
-            mean, low, high = (tuple(map(of, values)) for of in (fmean, min, max))
+            mean, low, high = (
+                tuple(map(fmean, values)),
+                tuple(map(min, values)),
+                tuple(map(max, values)),
+            )
             yield Trace(row.label.replace("`", ""), y, least, xs, mean, low, high)
 
 

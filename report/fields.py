@@ -1,0 +1,72 @@
+"""What a definition's YAML holds, by key: taken as it must be, or refused in a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from report.errors import ResultsError
+
+ID = re.compile(r"[\w-]+")
+
+
+def expect_keys(what: str, content: Any, keys: Mapping[str, bool]) -> None:
+    """Raises `ResultsError` unless these keys, and those among them that must be, are there."""
+    if not isinstance(content, dict):
+        raise ResultsError(f"{what} must have the keys {', '.join(keys)}, not be {content!r}")
+    if unknown := [key for key in content if key not in keys]:
+        raise ResultsError(f"{what} has no {unknown[0]}; there are: {', '.join(keys)}")
+    if missing := [key for key, needed in keys.items() if needed and key not in content]:
+        raise ResultsError(f"{what} needs {missing[0]}")
+
+
+def number(content: Mapping[str, Any], key: str) -> float | None:
+    """Return a number above 0; None if it is not there."""
+    value = content.get(key)
+    if value is None or (isinstance(value, int | float) and value > 0):
+        return value
+    raise ResultsError(f"{key} must be a number above 0, not {value!r}")
+
+
+def whole_number(content: Mapping[str, Any], key: str) -> int | None:
+    """Return a whole number above 0; None if it is not there."""
+    value = number(content, key)
+    if value is None or int(value) == value:
+        return None if value is None else int(value)
+    raise ResultsError(f"{key} must be a whole number, not {value!r}")
+
+
+def expect_different(what: str, values: list[str]) -> None:
+    """Raises `ResultsError` for a value that is there twice."""
+    for value in values:
+        if values.count(value) > 1:
+            raise ResultsError(f"several {what} {value!r}")
+
+
+def identifier(content: Mapping[str, Any]) -> str:
+    """Return the id, by which texts name a row or a table."""
+    text = text_of(content, "id")
+    if not ID.fullmatch(text):
+        raise ResultsError(f"an id is letters, digits, - and _, not {text!r}")
+    return text
+
+
+def text_of(content: Mapping[str, Any], key: str) -> str:
+    """Return a text or number in one line; "" if it is not there."""
+    return joined(content.get(key, ""))
+
+
+def joined(value: Any) -> str:
+    """Return a text or number in one line."""
+    if not isinstance(value, str | int | float):
+        raise ResultsError(f"{value!r} must be a text")
+    return " ".join(str(value).split())
+
+
+def list_of(content: Mapping[str, Any], key: str) -> list[Any]:
+    """Return a list, empty if it is not there."""
+    value = content.get(key, [])
+    if not isinstance(value, list):
+        raise ResultsError(f"{key} must be a list")
+    return value

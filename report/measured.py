@@ -1,0 +1,87 @@
+"""What a benchmark printed, kept in the repository as numbers that tables are made from.
+
+`python -m report.measured NAME MODULE [WORDS...]` runs `python -m benchmarks.MODULE WORDS`, whose
+JSON becomes docs/results/kept/benchmarks/NAME.json
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from report.errors import ResultsError, mistakes_are_lines
+from report.kept import FOLDER, ROOT, commit_of
+
+NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was run, at which state of the code, and the JSON that it printed; empty: not yet."""
+
+    command: str = ""
+    commit: str = ""
+    result: Any = None
+
+    def value(self, path: Sequence[str]) -> str:
+        """Return what is there as a table says it: numbers in three digits, "-" for nothing."""
+        found = self.result
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        if found is None:
+            return NOTHING
+        return f"{found:.3g}" if isinstance(found, float) else str(found)
+
+
+def measured_file(root: Path, name: str) -> Path:
+    """Return where a benchmark's values are kept. Raises `ResultsError` for an odd name."""
+    if not re.fullmatch(r"\w+", name):
+        raise ResultsError(f"a benchmark's name is letters, digits and _, not {name!r}")
+    return root / FOLDER / "benchmarks" / f"{name}.json"
+
+
+def read_measured(file: Path) -> Measured:
+    """Return what is kept, empty if nothing is. Raises `ResultsError` for another form."""
+    if not file.is_file():
+        return Measured()
+    try:
+        content = json.loads(file.read_text())
+        return Measured(str(content["command"]), str(content["commit"]), content["result"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ResultsError(f"{file} is nothing that a benchmark left: {error!r}") from error
+
+
+@mistakes_are_lines
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Run a benchmark and keep what it prints; return the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if len(given) < 2 or given[0].startswith("-"):
+        raise ResultsError("python -m report.measured NAME MODULE [WORDS...]")
+    name, module, *words = given
+    file = measured_file(root, name)
+    if not (root / "benchmarks" / f"{module}.py").is_file():
+        raise ResultsError(f"no benchmark {module}: benchmarks/{module}.py is not there")
+    command = ["-m", f"benchmarks.{module}", *words]
+    done = subprocess.run([sys.executable, *command], cwd=root, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise ResultsError(f"benchmarks.{module} ended with code {done.returncode}")
+    try:
+        result = json.loads(done.stdout)
+    except ValueError as error:
+        raise ResultsError(f"benchmarks.{module} printed no JSON: {error}") from error
+    kept = {"command": f"python {shlex.join(command)}", "commit": commit_of(root)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({**kept, "result": result}, indent=1) + "\n")
+    print(f"{file} written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
