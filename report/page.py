@@ -143,7 +143,7 @@ def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str,
         if table.definition.title:
             lines += [f"## {table.definition.title}", ""]
         lines += [*table.lines(), "", *wrap(table.origin()), ""]
-        if isinstance(table, FilledTable) and table.definition.picture:
+        if isinstance(table, FilledTable) and table.definition.picture and table.has_run():
             shown_as = PICTURES[table.definition.picture]
             lines += [f"![{shown_as}]({picture_name(page, table.definition)})", ""]
         if table.definition.note:
