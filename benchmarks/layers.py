@@ -42,7 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "cesgd": {**PRESET, "operator": "largest", "density": 0.34, "scope": "global"},
     "cesgd, union": {"sparsifier": "cesgd"},
     "qsgd": {"quantizer": "qsgd"},
-    "terngrad": {"quantizer": "terngrad"},
+    "terngrad": {"quantizer": "ternary"},
 }
 
 
