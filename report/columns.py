@@ -213,6 +213,11 @@ COLUMNS: dict[str, PageColumn] = {
         _after("uplink_bytes_float32", "uplink_bytes", "{:.1f}".format),
         "after",
     ),
+    "time a round after": PageColumn(
+        "a round on the network, after {after}",
+        _after("virtual_seconds", "round", human_seconds),
+        "after",
+    ),
     "reached": PageColumn("{reach} % at", _until(["round"], "{:,.10g}".format), "reach"),
     "uplink until": PageColumn("up to {reach} %", _until(["uplink_bytes"], human_bytes), "reach"),
     "downlink until": PageColumn(

@@ -70,6 +70,8 @@ def test_what_is_left_out_after_a_round():
     assert shown("left out after", run, after=10) == "99.00"
     assert shown("left out after", run, run, after=10) == "99.00"
     assert shown("times smaller up after", run, after=10) == "4.0"
+    timed = kept(virtual_seconds=[0, 5, 7, 9, 11])  # a round each ten rounds
+    assert shown("time a round after", timed, after=10) == "0.2 s"
     with pytest.raises(ResultsError, match="round 15"):
         shown("left out after", run, after=15)
     with pytest.raises(ResultsError, match="round 10"):
