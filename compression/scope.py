@@ -25,8 +25,11 @@ def count(share: float, size: int) -> int:
 
 @lru_cache(maxsize=64)
 def counts(share: float, layout: Layout) -> NDArray[np.int64]:
-    """Return `count` for each tensor, (T,): not to be changed."""
-    return np.array([count(share, n) for n in np.diff(layout.offsets).tolist()], dtype=np.int64)
+    """Return `count` for each tensor, (T,), read-only: all that ask get the same array."""
+    sizes = np.diff(layout.offsets).tolist()
+    found = np.array([count(share, size) for size in sizes], dtype=np.int64)
+    found.flags.writeable = False
+    return found
 
 
 def largest_in(values: Vector, layout: Layout, share: float, scope: str) -> Indices:

@@ -73,8 +73,8 @@ class DGC(Accumulating):
     def choose(self, given: Vector, step: Step) -> Indices:
         """Return the largest of each tensor, and the whole of those that are not sparsified."""
         wanted = counts(1 - self.sparsity_at(_steps(step)), step.layout)
-        whole = self._whole(step.layout)
-        wanted[whole] = np.diff(step.layout.offsets)[whole]
+        sizes = np.diff(step.layout.offsets)
+        wanted = np.where(self._whole(step.layout), sizes, wanted)
         return largest_of_each(given, step.layout.offsets, wanted)
 
     def select(self, update: Vector, step: Step) -> Selection:

@@ -41,3 +41,12 @@ def test_dgc_follows_its_algorithm():
 def test_dgc_of_convolutions_only():
     _, (indices, _, _), _ = next(run(make("dgc", sparsity=0.99, layers="conv"), 1))
     assert np.diff(np.searchsorted(indices, LAYOUT.offsets)).tolist() == [3, 4, 600]
+
+
+def test_dgc_of_all_layers_is_the_same_beside_dgc_of_convolutions_in_one_process():
+    def sent(layers):
+        return next(run(make("dgc", sparsity=0.993, layers=layers), 1))[1][0]
+
+    alone = sent("all")
+    assert len(sent("conv")) > len(alone)
+    np.testing.assert_array_equal(sent("all"), alone)
