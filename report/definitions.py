@@ -39,7 +39,7 @@ ROW = {"id": True, "label": True, "words": True, "paper": False}  # keys, and wh
 TABLE = {
     **dict.fromkeys(("experiment", "rows"), True),
     **dict.fromkeys(
-        ("id", "title", "words", "columns", "against", "across", "picture", "note"), False
+        ("id", "title", "words", "beside", "columns", "against", "across", "picture", "note"), False
     ),
     **dict.fromkeys(("smooth", "reach", "after", "least"), False),
 }
@@ -74,8 +74,9 @@ class TableDefinition:
     `against` is the id of the row that others are compared with, "" for none. `across`: heads of
     columns of accuracies in place of `columns`; of a `search` a row's highest is bold. `picture`:
     which of `PICTURES` is drawn, "" for none; `least`: where its y axis begins. `smooth`:
-    accuracies are means of so many evaluations. `reach`: the accuracy in % until which bytes are
-    shown; `after`: the round after which; None for none.
+    accuracies are means of so many evaluations. `beside`: words that all its runs were given with
+    the experiment's name. `reach`: the accuracy in % until which bytes are shown; `after`: the
+    round after which; None for none.
     """
 
     id: str
@@ -92,6 +93,7 @@ class TableDefinition:
     reach: float | None = None
     after: int | None = None
     least: float | None = None
+    beside: str = ""
 
     def given(self) -> dict[str, str]:
         """Return what columns may need, as their heads say it; "" for what is not there."""
@@ -153,7 +155,8 @@ def _table(root: Path, content: Any) -> TableDefinition | LookedUp:
     if isinstance(content, dict) and "benchmark" in content:
         return looked_up(root, content)
     expect_keys("a table", content, TABLE)
-    common = _words(text_of(content, "words"))
+    beside = _words(text_of(content, "beside"))
+    common = {**_words(text_of(content, "words")), **beside}
     across = _across(content.get("across"))
     rows = tuple(_row(row, common, across.values()) for row in list_of(content, "rows"))
     expect_different("rows with the id", [row.id for row in rows])
@@ -178,6 +181,7 @@ def _table(root: Path, content: Any) -> TableDefinition | LookedUp:
         number(content, "reach"),
         whole_number(content, "after"),
         number(content, "least"),
+        in_order(beside),
     )
     if against and table.row(against) is None:
         raise ResultsError(f"against: no row has the id {against}")

@@ -113,7 +113,8 @@ class FilledTable:
         at = f", at {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
         smooth = self.definition.smooth
         means = f"; accuracies are means of {smooth} evaluations" if smooth > 1 else ""
-        return f"`{command(self.definition.experiment)} dataset.root=FOLDER`{at}{means}"
+        words = [command(self.definition.experiment), self.definition.beside, "dataset.root=FOLDER"]
+        return f"`{' '.join(filter(None, words))}`{at}{means}"
 
 
 Filled = FilledTable | FilledLookedUp

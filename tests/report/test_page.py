@@ -137,6 +137,14 @@ def test_a_table_across_words_has_no_highest(root):
     assert found == {"all": "70.00 ± 0.00", "ten of a hundred": "61.00 ± 12.71", "": ""}
 
 
+def test_words_beside_the_experiment_are_of_each_row_and_in_the_command(root):
+    define(root, PAGE.replace("    against", "    beside: dataset=imagefolder\n    against"))
+    run(root, {f"{words} dataset=imagefolder": of for words, of in ACCURACIES.items()})
+    text = written(root)
+    assert rows_of(text)["A"]["accuracy, %"] == "80.00 ± 2.48"
+    assert "`python run.py -m experiment=e dataset=imagefolder dataset.root=FOLDER`" in text
+
+
 def test_a_picture_shows_each_row_in_both_directions_and_is_drawn_anew(ran):
     pytest.importorskip("matplotlib")
     define(ran, PAGE.replace("    against", "    picture: points\n    against"))

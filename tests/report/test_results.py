@@ -11,6 +11,8 @@ from conf.sweeper import split_case
 from report.definitions import read_definitions
 from report.errors import ResultsError
 from report.kept import in_order, kept_file
+from report.looked_up import FilledLookedUp, LookedUp
+from report.measured import measured_file, read_measured
 from report.results import main, outputs
 from tests.report.pages import PAGE, define, written
 
@@ -24,20 +26,32 @@ def test_every_page_in_the_repository_is_up_to_date(capsys):
 @pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambda page: page.name)
 def test_every_row_is_a_case_of_its_experiment(page):
     for table in page.tables:
+        if isinstance(table, LookedUp):
+            continue
         path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
-        assert set().union(*(row.all_words for row in table.rows)) <= words_of_jobs(sweeper)
+        jobs = words_of_jobs(sweeper, table.beside)
+        assert set().union(*(row.all_words for row in table.rows)) <= jobs
 
 
-def words_of_jobs(sweeper):
+@pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambda page: page.name)
+def test_every_value_of_a_benchmark_is_there(page):
+    for table in page.tables:
+        if isinstance(table, LookedUp):
+            filled = FilledLookedUp(table, read_measured(measured_file(ROOT, table.benchmark)))
+            assert "-" not in {filled.sentence(r, c) for r in table.rows for c in table.columns}
+
+
+def words_of_jobs(sweeper, beside=""):
     """Return what the sweeper's jobs are called, as rows of definitions are."""
+    given = dict(word.split("=", 1) for word in beside.split())
     found = set()
     for case in sweeper.get("cases", [""]):
         words = dict(word.split("=", 1) for word in split_case(case))
         params = sweeper.get("params", {}).items()
         free = {k: str(values).split(",") for k, values in params if k not in words}
         for values in product(*free.values()):
-            every = words | dict(zip(free, values, strict=True))
+            every = words | dict(zip(free, values, strict=True)) | given
             every.pop("seed", None)
             found.add(in_order(every))
     return found
