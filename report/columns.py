@@ -218,7 +218,7 @@ COLUMNS: dict[str, PageColumn] = {
         _after("virtual_seconds", "round", human_seconds),
         "after",
     ),
-    "reached": PageColumn("{reach} % at", _until(["round"], "{:,.10g}".format), "reach"),
+    "reached": PageColumn("{reach} % at", _until(["round"], "{:,.0f}".format), "reach"),
     "uplink until": PageColumn("up to {reach} %", _until(["uplink_bytes"], human_bytes), "reach"),
     "downlink until": PageColumn(
         "down to {reach} %", _until(["downlink_bytes"], human_bytes), "reach"
