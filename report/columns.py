@@ -15,6 +15,7 @@ from report.kept import KeptRun
 
 NOTHING = "-"
 NOT_RUN = "not run yet"
+ONE_SEED = " (one seed)"
 
 
 class Shown(NamedTuple):
@@ -70,7 +71,7 @@ def _of_how_many(found: Estimate, runs: int) -> str:
     """Say what the reader would not expect: one seed, or values that some runs do not have."""
     if found.count < runs:
         return f" ({found.count} of {runs} runs)"
-    return " (one seed)" if found.count == 1 else ""
+    return ONE_SEED if found.count == 1 else ""
 
 
 def _measured(key: str, scale: float = 1, places: int = 2, unit: str = "") -> Show:
@@ -225,6 +226,12 @@ COLUMNS: dict[str, PageColumn] = {
     ),
     "both until": PageColumn(
         "both to {reach} %", _until(["uplink_bytes", "downlink_bytes"], human_bytes), "reach"
+    ),
+    "time until": PageColumn(
+        "time to {reach} %", _until(["virtual_seconds"], human_seconds), "reach"
+    ),
+    "time a round": PageColumn(
+        "a round on the network", _ratio("virtual_seconds", "rounds", human_seconds)
     ),
     "virtual time": PageColumn("on the network", _mean("virtual_seconds", human_seconds)),
     "minutes": PageColumn("minutes here", _mean("seconds", "{:.1f}".format, 1 / 60)),

@@ -29,6 +29,7 @@ from report.looked_up import LookedUp, looked_up
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the one column that is not measured
+ACCURACY = "accuracy"  # what a table across words shows, where it names no column
 POINTS = "points"  # a picture of accuracy against bytes; others are of a course
 PICTURES = {
     POINTS: "accuracy against bytes",
@@ -72,7 +73,7 @@ class TableDefinition:
     """A table: the experiment whose runs it shows, in which rows and columns, and what is said.
 
     `against` is the id of the row that others are compared with, "" for none. `across`: heads of
-    columns of accuracies in place of `columns`; of a `search` a row's highest is bold. `picture`:
+    columns that all show the one of `columns`; of a `search` a row's highest is bold. `picture`:
     which of `PICTURES` is drawn, "" for none; `least`: where its y axis begins. `smooth`:
     accuracies are means of so many evaluations. `beside`: words that all its runs were given with
     the experiment's name. `reach`: the accuracy in % until which bytes are shown; `after`: the
@@ -162,8 +163,10 @@ def _table(root: Path, content: Any) -> TableDefinition | LookedUp:
     expect_different("rows with the id", [row.id for row in rows])
     expect_different("rows with the words", [row.words for row in rows])
     columns = tuple(text_of({"": column}, "") for column in list_of(content, "columns"))
-    if bool(columns) == bool(across):
-        raise ResultsError("a table has either columns or across")
+    if across and not columns:
+        columns = (ACCURACY,)
+    if not columns or (across and len(columns) > 1):
+        raise ResultsError("a table has columns, one of them where it has across")
     experiment, against = text_of(content, "experiment"), text_of(content, "against")
     kept_file(root, experiment)  # whether there is such an experiment
     table = TableDefinition(
@@ -176,7 +179,7 @@ def _table(root: Path, content: Any) -> TableDefinition | LookedUp:
         rows,
         _picture(content),
         text_of(content, "note"),
-        "key" in content.get("across", {}),
+        "key" in content.get("across", {}) and columns == (ACCURACY,),
         whole_number(content, "smooth") or 1,
         number(content, "reach"),
         whole_number(content, "after"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from report.columns import COLUMNS, NOT_RUN, NOTHING, Beside, remark
+from report.columns import COLUMNS, NOT_RUN, NOTHING, ONE_SEED, Beside, Shown, remark
 from report.course import settled
 from report.definitions import PAPER, PICTURES, PageDefinition, RowDefinition, TableDefinition
 from report.errors import ResultsError
@@ -45,18 +45,23 @@ class FilledTable:
         return [run for words in sorted(row.all_words) for run in self.by_words.get(words, [])]
 
     def across(self, row: RowDefinition) -> list[str]:
-        """Return the row's accuracies by the table's columns, of a search the highest in bold."""
+        """Return the row's cells by the table's columns, of a search the highest in bold."""
         found = [self.by_words.get(words, []) for words in row.across]
+        cells = [self._shown(runs).cell.removesuffix(ONE_SEED) if runs else "" for runs in found]
+        if not self.definition.search:
+            return cells
         means = [
             fmean(run.numbers["accuracy"] or 0 for run in runs) if runs else 0 for runs in found
         ]
-        shown = [COLUMNS["accuracy"].show(Beside(runs)).cell if runs else "" for runs in found]
-        shown = [text.removesuffix(" (one seed)") for text in shown]
-        if not self.definition.search:
-            return shown
         return [
-            f"**{t}**" if t and m == max(means) else t for t, m in zip(shown, means, strict=True)
+            f"**{c}**" if c and m == max(means) else c for c, m in zip(cells, means, strict=True)
         ]
+
+    def _shown(self, runs: Sequence[KeptRun]) -> Shown:
+        """Return what runs show in the one column of a table across words."""
+        (column,) = self.definition.columns
+        definition = self.definition
+        return COLUMNS[column].show(Beside(runs, (), definition.reach, definition.after))
 
     def has_run(self) -> bool:
         """Whether any row has."""
@@ -73,6 +78,10 @@ class FilledTable:
         """Return what a text says of a row. Raises `ResultsError` for what is not in the table."""
         if (row := self.definition.row(name)) is None:
             raise ResultsError(f"no row {name}")
+        if column in self.definition.across:
+            words = row.across[self.definition.across.index(column)]
+            runs = self.by_words.get(words, [])
+            return self._shown(runs).sentence if runs else NOT_RUN
         if column in ("label", PAPER):
             return str(getattr(row, column))
         needs = COLUMNS[column].needs if column in COLUMNS else column
@@ -83,10 +92,10 @@ class FilledTable:
     def lines(self) -> list[str]:
         """Return the table as lines of Markdown."""
         definition = self.definition
-        heads = [
+        heads = list(definition.across) or [
             PAPER if column == PAPER else COLUMNS[column].head.format(**definition.given())
             for column in definition.columns
-        ] + list(definition.across)
+        ]
         rows = [self._row(row) for row in definition.rows]
         if any(row[-1] for row in rows):  # what is to be said of a row has a column of its own
             heads.append("")
@@ -97,13 +106,14 @@ class FilledTable:
 
     def _row(self, row: RowDefinition) -> list[str]:
         runs = self.runs_of(row)
+        if self.definition.across:
+            return [row.label, *self.across(row), remark(runs)]
         cells = [row.label]
         for column in self.definition.columns:
             if column == PAPER:
                 cells.append(row.paper or NOTHING)
             else:
                 cells.append(COLUMNS[column].show(self.beside(row)).cell if runs else "")
-        cells += self.across(row)
         return [*cells, remark(runs)]
 
     def origin(self) -> str:

@@ -137,6 +137,18 @@ def test_a_table_across_words_has_no_highest(root):
     assert found == {"all": "70.00 ± 0.00", "ten of a hundred": "61.00 ± 12.71", "": ""}
 
 
+def test_a_table_across_words_shows_the_column_it_names_in_cells_that_texts_can_name(root):
+    across = "    across: {words: {slow: '', fast: link=fast, none: link=none}}\n"
+    table = PAGE.replace("[paper, accuracy, difference, seeds]\n", "[time a round]\n" + across)
+    claim = "From {a.slow} to {a.fast}, then {a.none}."
+    define(root, table.replace("    against: a\n", "").replace(CLAIM, claim))
+    run(root, {"lr=1": (0.7,)}, virtual_seconds=90)
+    run(root, {"lr=1 link=fast": (0.7,)}, virtual_seconds=4.5)
+    text = written(root)
+    assert rows_of(text)["A"] == {"slow": "10 s", "fast": "0.5 s", "none": "", "": ""}
+    assert "From 10 s to 0.5 s, then not run yet." in text
+
+
 def test_words_beside_the_experiment_are_of_each_row_and_in_the_command(root):
     define(root, PAGE.replace("    against", "    beside: dataset=imagefolder\n    against"))
     run(root, {f"{words} dataset=imagefolder": of for words, of in ACCURACIES.items()})
