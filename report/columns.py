@@ -234,6 +234,9 @@ COLUMNS: dict[str, PageColumn] = {
         "a round on the network", _ratio("virtual_seconds", "rounds", human_seconds)
     ),
     "virtual time": PageColumn("on the network", _mean("virtual_seconds", human_seconds)),
+    "rounds a second": PageColumn(
+        "rounds a second here", _ratio("rounds", "seconds", "{:.3g}".format)
+    ),
     "minutes": PageColumn("minutes here", _mean("seconds", "{:.1f}".format, 1 / 60)),
 }
 

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from conf.sweeper import split_case
 from report.definitions import read_definitions
 from report.errors import ResultsError
+from report.jobs import WITHOUT_EFFECT
 from report.kept import in_order, kept_file
 from report.looked_up import FilledLookedUp, LookedUp
 from report.measured import measured_file, read_measured
@@ -52,8 +53,7 @@ def words_of_jobs(sweeper, beside=""):
         free = {k: str(values).split(",") for k, values in params if k not in words}
         for values in product(*free.values()):
             every = words | dict(zip(free, values, strict=True)) | given
-            every.pop("seed", None)
-            found.add(in_order(every))
+            found.add(in_order({k: v for k, v in every.items() if not WITHOUT_EFFECT.fullmatch(k)}))
     return found
 
 
