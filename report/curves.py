@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from report.course import Row
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import whole
-from report.jobs import MISSING, Group, Job, group_jobs, read_jobs, varying
+from report.jobs import MISSING, Group, group_jobs, read_jobs, varying
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Values = NDArray[np.float64]
@@ -50,18 +52,25 @@ class Curve:
     low: Values
     high: Values
 
+    def add_to(self, axes: Axes, number: int, label: str) -> None:
+        """Draw the mean in a band from lowest to highest, in the look of that number."""
+        colour, style = f"C{number % 10}", STYLES[number // 10 % len(STYLES)]
+        axes.plot(self.x, self.mean, label=label, color=colour, linestyle=style)
+        if (self.low < self.high).any():
+            axes.fill_between(self.x, self.low, self.high, alpha=0.15, linewidth=0, color=colour)
+
 
 def curve(
-    jobs: Sequence[Job], x: str, y: str, smooth: int = 1, extremes: bool = False
+    histories: Iterable[Iterable[Row]], x: str, y: str, smooth: int = 1, extremes: bool = False
 ) -> Curve | None:
-    """Return the curve of a group's jobs, in the axes' units; None if no round has both values.
+    """Return the curve of some seeds' rows, in the axes' units; None if no round has both values.
 
     The seeds are matched by round: a point is there for the rounds that all of them measured, at
     the mean of their x. `smooth` is the number of points in a moving average of each seed's y.
     With `extremes` low and high are those of all points in the averages, of one seed too.
     """
-    seeds = [_points(job, x, y) for job in jobs]
-    rounds = sorted(set.intersection(*(set(points) for points in seeds)))
+    seeds = [_points(rows, x, y) for rows in histories]
+    rounds = sorted(set(seeds[0]).intersection(*seeds)) if seeds else []
     if not rounds:
         return None
     table = np.array([[points[r] for r in rounds] for points in seeds])  # seed, round, (x, y)
@@ -75,8 +84,7 @@ def curve(
     return Curve(across, up.mean(axis=0), low, high)
 
 
-def _points(job: Job, x: str, y: str) -> dict[int, tuple[float, float]]:
-    rows = job.history()
+def _points(rows: Iterable[Row], x: str, y: str) -> dict[int, tuple[float, float]]:
     return {
         row["round"]: (row[x], row[y])
         for row in rows
@@ -114,14 +122,9 @@ def draw(
     axes = figure.add_subplot()
     heading, labels = legend(groups)
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
-        if (found := curve(group.jobs, x, y, smooth, extremes)) is None:
-            continue
-        look: dict[str, Any] = {"color": f"C{number % 10}"}
-        axes.plot(
-            found.x, found.mean, label=label, linestyle=STYLES[number // 10 % len(STYLES)], **look
-        )
-        if len(group.jobs) > 1 or extremes:
-            axes.fill_between(found.x, found.low, found.high, alpha=0.15, linewidth=0, **look)
+        histories = (job.history() for job in group.jobs)
+        if (found := curve(histories, x, y, smooth, extremes)) is not None:
+            found.add_to(axes, number, label)
     if not axes.lines:
         raise ResultsError(f"no history holds {y} and {x}")
     note = f", mean of {smooth} rows" if smooth > 1 else ""
@@ -171,12 +174,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--least", type=float, metavar="Y", help="where the y axis begins")
     parser.add_argument("--smooth", type=whole, default=1, metavar="N", help="moving average")
     parser.add_argument("--extremes", action="store_true", help="the band: least to most")
-    parser.add_argument("--out", type=_picture, required=True, metavar="FILE.png")
+    parser.add_argument("--out", type=_png, required=True, metavar="FILE.png")
     parser.add_argument("--title", default="")
     return parser
 
 
-def _picture(text: str) -> Path:
+def _png(text: str) -> Path:
     if not text.endswith(".png"):
         raise argparse.ArgumentTypeError(f"must end in .png: {text}")
     return Path(text)

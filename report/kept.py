@@ -67,15 +67,19 @@ class KeptRun:
         """By which one run takes another's place."""
         return self.words, self.seed
 
+    def course_rows(self) -> list[dict[str, Number]]:
+        """Return the course by evaluation, as far as it is kept."""
+        return [
+            dict(zip(self.course, row, strict=True))
+            for row in zip(*self.course.values(), strict=True)
+        ]
+
     def rows(self) -> list[dict[str, Number]]:
         """Return the course by evaluation.
 
         Raises `ResultsError` for one of which some are left out.
         """
-        rows = [
-            dict(zip(self.course, row, strict=True))
-            for row in zip(*self.course.values(), strict=True)
-        ]
+        rows = self.course_rows()
         if (self.numbers.get("evaluations") or 0) > len(rows):
             raise ResultsError(
                 f"{self.words}: over {ROWS - 1} evaluations, of which not all are kept"

@@ -28,7 +28,7 @@ class Picture(ABC):
     def digest(self) -> str:
         """What the file is marked with: another one for other contents."""
         content = [type(self).__name__, *map(asdict, self.rows)]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(content, default=list).encode()).hexdigest()
 
     def is_in(self, file: Path) -> bool:
         """Whether a file is there and shows this."""

@@ -138,10 +138,12 @@ def test_half_a_last_line_is_left_out_and_any_other_is_named(sweep, tmp_path, ca
 def test_the_band_of_extremes_holds_every_value_of_an_average(sweep):
     groups = group_jobs(read_jobs([sweep])[0])
     (sgd,) = (group for group in groups if group.words["algorithm"] == "sgd")
-    found = curve(sgd.jobs, "round", "train_loss", smooth=3, extremes=True)
+    found = curve(
+        [job.history() for job in sgd.jobs], "round", "train_loss", smooth=3, extremes=True
+    )
     np.testing.assert_array_equal(found.low, [4, 1, 1])  # of 4 2 1 and 6 2 3: ends stand alone
     np.testing.assert_array_equal(found.high, [6, 6, 3])
-    one = curve(sgd.jobs[:1], "round", "train_loss", smooth=3, extremes=True)
+    one = curve([sgd.jobs[0].history()], "round", "train_loss", smooth=3, extremes=True)
     np.testing.assert_array_equal((one.low[1], one.mean[1], one.high[1]), (1, 7 / 3, 4))
 
 

@@ -35,17 +35,18 @@ def test_a_row_is_the_mean_of_its_seeds_in_a_band_over_rounds_and_bytes(root):
     keep_run(root, "lr=1", 1, [0.1, 0.7, 0.8])
     (trace,) = drawn(root).rows
     assert trace.label == "A"
-    assert trace.x == ((0, 10, 20), (0, 10, 20))  # rounds, MB
-    assert trace.mean == pytest.approx([10, 60, 75])
-    assert trace.low == pytest.approx([10, 50, 70])
-    assert trace.high == pytest.approx([10, 70, 80])
+    for curve in trace.curves:
+        assert curve.x == pytest.approx([0, 10, 20])  # rounds, MB
+        assert curve.mean == pytest.approx([10, 60, 75])
+        assert curve.low == pytest.approx([10, 50, 70])
+        assert curve.high == pytest.approx([10, 70, 80])
 
 
 def test_only_rounds_that_all_seeds_measured_are_drawn(root):
     define(root, CURVES)
     keep_run(root, "lr=1", 0, [0.1, 0.5, 0.7], rounds=(0, 10, 30))
     keep_run(root, "lr=1", 1, [0.1, 0.7, 0.8], rounds=(0, 20, 30))
-    assert drawn(root).rows[0].x[0] == (0, 30)
+    assert drawn(root).rows[0].curves[0].x == pytest.approx([0, 30])
 
 
 def test_a_course_that_was_not_measured_is_no_curve(root):
