@@ -91,15 +91,21 @@ def _compared(row: Beside) -> Estimate | None:
     return paired(ours, theirs)
 
 
-def _difference(row: Beside) -> Shown:
+def _points(row: Beside) -> Shown:
     if row.runs == row.against:
         return Shown("", NOTHING)
     if (found := _compared(row)) is None:
         return Shown(NOTHING, NOTHING)
-    remark = _of_how_many(found, len(row.runs))
-    text = with_interval(found)
-    noise = (", noise", ", within the noise") if found.noise else ("", "")
-    return Shown(text + remark + noise[0], f"{text} points{remark}{noise[1]}")
+    text, remark = with_interval(found), _of_how_many(found, len(row.runs))
+    return Shown(text + remark, f"{text} points{remark}")
+
+
+def _difference(row: Beside) -> Shown:
+    """Show points, and say where they are noise."""
+    points, found = _points(row), _compared(row)
+    if row.runs == row.against or found is None or not found.noise:
+        return points
+    return Shown(f"{points.cell}, noise", f"{points.sentence}, within the noise")
 
 
 def _verdict(row: Beside) -> Shown:
@@ -182,6 +188,7 @@ def _seeds(row: Beside) -> Shown:
 COLUMNS: dict[str, PageColumn] = {
     "accuracy": PageColumn("accuracy, %", _measured("accuracy", 100, unit=" %")),
     "difference": PageColumn("points against {against}", _difference, "against"),
+    "points": PageColumn("points against {against}", _points, "against"),
     "verdict": PageColumn("beside {against}", _verdict, "against"),
     "seeds": PageColumn("seeds", _seeds),
     "best accuracy": PageColumn("best, %", _measured("best_accuracy", 100, unit=" %")),
