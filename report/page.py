@@ -123,6 +123,10 @@ class FilledTable:
         at = f", at {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
         smooth = self.definition.smooth
         means = f"; accuracies are means of {smooth} evaluations" if smooth > 1 else ""
+        blank = any(
+            words not in self.by_words for row in self.definition.rows for words in row.across
+        )
+        means += "; blank: not run" if blank else ""
         words = [command(self.definition.experiment), self.definition.beside, "dataset.root=FOLDER"]
         return f"`{' '.join(filter(None, words))}`{at}{means}"
 
