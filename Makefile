@@ -11,9 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(VENV)/ready
 	$(PY) run.py $(ARGS)
 
-# Two cores; who has nothing left to do takes tests from the other.
+# Two cores: a third process works while tests wait. Who has nothing left to do takes tests from others.
 test: $(VENV)/ready
-	$(PY) -m pytest -n 2 --dist worksteal
+	$(PY) -m pytest -n 3 --dist worksteal
 
 check: $(VENV)/ready
 	$(PY) -m ruff check .

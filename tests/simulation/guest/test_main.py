@@ -23,7 +23,7 @@ from tests.simulation.guest.apps import (
 
 def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path):
     """And its numbers are what was sent: whole models, down for all messages, up for training."""
-    nodes, words = 4, "num-server-rounds=2 fraction-evaluate=1.0"
+    nodes, words = 2, "num-server-rounds=2 fraction-evaluate=1.0"
     runs = {}
     for workers in ("1", "2"):
         output = tmp_path / f"{workers}.pt"
