@@ -43,6 +43,34 @@ def test_every_value_of_a_benchmark_is_there(page):
             assert "-" not in {filled.sentence(r, c) for r in table.rows for c in table.columns}
 
 
+@pytest.mark.parametrize(
+    "label, page, ours, baseline",
+    [
+        ("eSGD, 87.5 % dropped", "esgd", "87.5 %", "SGD"),
+        ("DGC, 99.9 % dropped", "dgc", "DGC, 99.9 %", "momentum SGD"),
+        ("CE-SGD's map", "cesgd", "CE-SGD, `map`, as in the paper", "Adam"),
+        ("top-k with a memory", "cesgd", "CE-SGD, preset", None),
+        ("AdaComp, MNIST", "adacomp_rates", "AdaComp, falling", "ASGD, falling"),
+        ("synthetic gradients", "synthetic", "synthetic gradients", "backpropagation"),
+    ],
+)
+def test_an_accuracy_in_the_readme_is_that_of_its_page(label, page, ours, baseline):
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"| {label}"))
+    _, _, here, beside, _ = line.split("|")
+    assert here.strip() == f"{accuracy(page, ours):.1f} %"
+    if baseline is not None:
+        assert beside.split(": ")[1].strip() == f"{accuracy(page, baseline):.1f} %"
+
+
+def accuracy(page, label):
+    """Return the accuracy in the page's first row that is called so, in %."""
+    lines = (ROOT / "docs" / "results" / f"{page}.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("|")]
+    column = rows[0].index("accuracy, %")
+    return float(next(row for row in rows if row[1] == label)[column].split(" ")[0])
+
+
 def words_of_jobs(sweeper, beside=""):
     """Return what the sweeper's jobs are called, as rows of definitions are."""
     given = dict(word.split("=", 1) for word in beside.split())
