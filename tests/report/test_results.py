@@ -44,7 +44,7 @@ def test_every_value_of_a_benchmark_is_there(page):
 
 
 @pytest.mark.parametrize(
-    "label, page, ours, baseline",
+    ("label", "page", "ours", "baseline"),
     [
         ("eSGD, 87.5 % dropped", "esgd", "87.5 %", "SGD"),
         ("DGC, 99.9 % dropped", "dgc", "DGC, 99.9 %", "momentum SGD"),
