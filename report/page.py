@@ -127,8 +127,16 @@ class FilledTable:
             words not in self.by_words for row in self.definition.rows for words in row.across
         )
         means += "; blank: not run" if blank else ""
+        means += "; without ±: one seed" if self._some_have_one_seed() else ""
         words = [command(self.definition.experiment), self.definition.beside, "dataset.root=FOLDER"]
         return f"`{' '.join(filter(None, words))}`{at}{means}"
+
+
+    def _some_have_one_seed(self) -> bool:
+        """Whether cells of a table across words have one seed, and others have several."""
+        every = {words for row in self.definition.rows for words in row.across}
+        counts = [len(self.by_words[words]) for words in every & set(self.by_words)]
+        return bool(counts) and min(counts) == 1 < max(counts)
 
 
 Filled = FilledTable | FilledLookedUp

@@ -126,6 +126,11 @@ def test_a_table_across_a_key_shows_the_highest_in_bold(root):
     assert found["x"] == {"lr 1": "70.00", "lr 2": "**80.00**"}
     assert found["y"] == {"lr 1": "**90.00**", "lr 2": ""}
     assert "in no table" not in page
+    assert "without ±" not in page  # no cell has an interval
+    run(root, {"m=x lr=2": (0.8, 0.7, 0.9)})
+    page = written(root)
+    assert rows_of(page)["x"] == {"lr 1": "70.00", "lr 2": "**80.00 ± 24.84**"}
+    assert "without ±: one seed" in " ".join(page.split())
 
 
 def test_a_table_across_words_has_no_highest(root):
