@@ -52,7 +52,7 @@ class KeptRun:
     """One run: its words without experiment and seed, in order; what it reached, and its course.
 
     `course` has a list for each of `COURSE` that was measured, of equal length: an entry for each
-    evaluation.
+    evaluation. `cpu`: its kind, by what torch uses of it, "" if the run did not say.
     """
 
     words: str
@@ -61,6 +61,7 @@ class KeptRun:
     diverged: bool
     numbers: dict[str, Number]
     course: dict[str, list[Number]]
+    cpu: str = ""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -77,18 +78,16 @@ class KeptRun:
     def rows(self) -> list[dict[str, Number]]:
         """Return the course by evaluation.
 
-        Raises `ResultsError` for one of which some are left out.
+        Raises `ResultsError` where not all of its evaluations are kept.
         """
         rows = self.course_rows()
         if (self.numbers.get("evaluations") or 0) > len(rows):
-            raise ResultsError(
-                f"{self.words}: over {ROWS - 1} evaluations, of which not all are kept"
-            )
+            raise ResultsError(f"{self.words}: of its evaluations {len(rows)} are kept")
         return rows
 
     def line(self) -> str:
         """Return it as one line of JSON."""
-        head = {"words": self.words, "seed": self.seed, "commit": self.commit}
+        head = {"words": self.words, "seed": self.seed, "commit": self.commit, "cpu": self.cpu}
         body = {"diverged": self.diverged, **self.numbers, "course": self.course}
         return json.dumps(head | body)
 
@@ -124,7 +123,10 @@ def kept_file(root: Path, name: str) -> Path:
 
 
 def kept_run(job: Job, name: str, commit: str) -> KeptRun:
-    """Return what is kept of a job. Raises `ResultsError` for one of another experiment."""
+    """Return what is kept of a job.
+
+    Raises `ResultsError` for one of another experiment, or with a text in place of a number.
+    """
     words = job.words()
     if words.pop("experiment", None) != name:
         raise ResultsError(f"{job.folder} was not run with experiment={name}")
@@ -139,6 +141,7 @@ def kept_run(job: Job, name: str, commit: str) -> KeptRun:
         bool(job.result.get("diverged")),
         numbers | {"evaluations": len(evaluated)},
         {key: column for key, column in course.items() if set(column) - {None}},
+        str((job.result.get("versions") or {}).get("cpu", "")),
     )
 
 
@@ -149,7 +152,10 @@ def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [rows[round(at * (len(rows) - 1) / (ROWS - 1))] for at in range(ROWS)]
 
 
-def _finite(value: Number) -> Number:
+def _finite(value: Any) -> Number:
+    """Return a number, None for one that is not finite. Raises `ResultsError` for a text."""
+    if value is not None and not isinstance(value, int | float):
+        raise ResultsError(f"{value!r} stands where a number should")
     return None if value is None or not isfinite(value) else value
 
 
@@ -179,6 +185,8 @@ def read_kept(file: Path) -> list[KeptRun]:
         return []
     try:
         content = json.loads(file.read_text())
+        if (of := content["experiment"]) != file.stem:
+            raise ResultsError(f"{file} holds runs of {of}")
         runs = [_read_run(run) for run in content["runs"]]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ResultsError(f"{file} is no file of kept runs: {error!r}") from error
@@ -193,14 +201,16 @@ def _read_run(run: Any) -> KeptRun:
     course = {key: list(run["course"][key]) for key in COURSE if key in run["course"]}
     values = [*numbers.values(), *(value for column in course.values() for value in column)]
     kinds: list[tuple[Any, Any]] = [(run["words"], str), (run["commit"], str)]
-    kinds += [(run["diverged"], bool), (run["seed"], int)]
+    kinds += [(run["diverged"], bool), (run["seed"], int), (run.get("cpu", ""), str)]
     kinds += [(numbers[key], int | float) for key in SURE]
     kinds += [(value, int | float | None) for value in values]
-    if wrong := [value for value, kind in kinds if not isinstance(value, kind)]:
+    wrong = [value for value, kind in kinds if not isinstance(value, kind)]
+    if wrong := wrong or [value for value in values if value is not None and not isfinite(value)]:
         raise ValueError(f"{wrong[0]!r} is out of place")
     if len({len(column) for column in course.values()}) > 1:
         raise ValueError("a course with columns of several lengths")
-    return KeptRun(run["words"], run["seed"], run["commit"], run["diverged"], numbers, course)
+    head = run["words"], run["seed"], run["commit"], run["diverged"]
+    return KeptRun(*head, numbers, course, run.get("cpu", ""))
 
 
 def write_kept(file: Path, name: str, runs: Iterable[KeptRun]) -> None:
@@ -241,6 +251,8 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     old = read_kept(file)
     runs = merge(old, [kept_run(job, asked.name, commit) for job in jobs])
     write_kept(file, asked.name, runs)
+    if twice := len(jobs) - len({(in_order(job.words()), job.result["seed"]) for job in jobs}):
+        print(f"of equal words and seed the last run was taken, {twice} were left out")
     changed = sum(run not in old for run in runs)
     print(f"{file}: {len(runs)} runs, {changed} of them new or replaced")
     if unfinished:

@@ -10,7 +10,14 @@ from statistics import fmean
 
 from report.columns import COLUMNS, NOT_RUN, NOTHING, ONE_SEED, Beside, Shown, remark
 from report.course import settled
-from report.definitions import PAPER, PICTURES, PageDefinition, RowDefinition, TableDefinition
+from report.definitions import (
+    PAPER,
+    PICTURES,
+    POINTS,
+    PageDefinition,
+    RowDefinition,
+    TableDefinition,
+)
 from report.errors import ResultsError
 from report.format import markdown_row, wrap
 from report.kept import KeptRun, command
@@ -22,6 +29,9 @@ MEANS = (
     "± is half of a 95 % interval (Student's t over the seeds). A difference is the mean over equal"
     " seeds, and noise where its interval holds zero. Bytes are those of a whole run."
 )
+OTHER_CPU = "a CPU not noted"
+BARS = "Bars are the intervals."
+BANDS = "Lines are means over the seeds, bands go from the lowest to the highest of them."
 REFERENCE = re.compile(r"\{([^{}]*)\}")
 
 
@@ -121,6 +131,8 @@ class FilledTable:
         rows = [run for row in self.definition.rows for run in self.runs_of(row)]
         commits = sorted({run.commit for run in rows} - {""})
         at = f", at {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
+        kinds = sorted({run.cpu for run in rows})
+        at += "" if kinds in ([], [""]) else f" on {' and '.join(k or OTHER_CPU for k in kinds)}"
         smooth = self.definition.smooth
         means = f"; accuracies are means of {smooth} evaluations" if smooth > 1 else ""
         blank = any(
@@ -130,7 +142,6 @@ class FilledTable:
         means += "; without ±: one seed" if self._some_have_one_seed() else ""
         words = [command(self.definition.experiment), self.definition.beside, "dataset.root=FOLDER"]
         return f"`{' '.join(filter(None, words))}`{at}{means}"
-
 
     def _some_have_one_seed(self) -> bool:
         """Whether cells of a table across words have one seed, and others have several."""
@@ -169,6 +180,7 @@ def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str,
         if isinstance(table, FilledTable) and table.definition.picture and table.has_run():
             shown_as = PICTURES[table.definition.picture]
             lines += [f"![{shown_as}]({picture_name(page, table.definition)})", ""]
+            lines += [BARS if table.definition.picture == POINTS else BANDS, ""]
         if table.definition.note:
             lines += [*wrap(filled(page, table.definition.note, tables)), ""]
     for text in (*page.notes, MEANS):

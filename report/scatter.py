@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WAYS = {"uplink_bytes": "sent by the nodes (MB)", "downlink_bytes": "sent by the server (MB)"}
+NEAR = (4, 4)  # of a point to its number, which the legend has, in points to the right and up
 MARKERS = "osD^v<>Pp*"  # with ten colours, which go round at another pace: a hundred looks
 
 
@@ -46,11 +47,13 @@ class Scatter(Picture):
 
     def _draw_panel(self, axes: Axes, way: int) -> None:
         for number, point in enumerate(self.rows):
+            x, y = point.sent[way] / MEGABYTE, point.accuracy
+            axes.annotate(str(number + 1), (x, y), NEAR, textcoords="offset points", fontsize=8)
             axes.errorbar(
-                point.sent[way] / MEGABYTE,
-                point.accuracy,
+                x,
+                y,
                 yerr=point.half,
-                label=point.label,
+                label=f"{number + 1}  {point.label}",
                 color=f"C{number % 10}",
                 marker=MARKERS[(number + number // 10) % len(MARKERS)],
                 linestyle="none",

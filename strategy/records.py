@@ -197,6 +197,8 @@ def _json(row: Row, indent: int | None = None) -> str:
 def _versions() -> dict[str, str]:
     packages = ("edgewire-app", "flwr", "torch", "torchvision", "numpy", "hydra-core")
     found = {"python": platform.python_version()}
+    # of two kinds of CPU a seed gives other last bits, and after many steps another accuracy
+    found["cpu"] = torch.backends.cpu.get_cpu_capability()
     for package in packages:
         try:
             found[package] = version(package)

@@ -43,7 +43,7 @@ def test_accuracies_as_means_of_evaluations():
 
 def test_means_of_a_course_with_holes_are_refused():
     assert settled(kept(evaluations=6), 1).numbers["accuracy"] == 0.8
-    with pytest.raises(ResultsError, match="over 100 evaluations"):
+    with pytest.raises(ResultsError, match="of its evaluations 5 are kept"):
         settled(kept(evaluations=6), 2)
 
 
