@@ -27,7 +27,7 @@ def test_history_and_result(tmp_path):
     assert written["best_accuracy"] == 0.9
     assert written["uplink_bytes"] == 40
     assert written["extra"] is None  # JSON has no NaN
-    assert set(written["versions"]) >= {"python", "flwr", "torch", "numpy"}
+    assert set(written["versions"]) >= {"python", "cpu", "flwr", "torch", "numpy"}
     assert result["uplink_bytes"] == 40
     assert torch.equal(load_file(folder / "model.safetensors")["w"], tensor[:, :2])
     assert not list(folder.glob("*.part"))
