@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from report.course import first_at
+from report.course import Row, first_at, settled_at
 from report.errors import ResultsError
 from report.estimate import Estimate, estimate, paired
 from report.format import human_bytes, human_seconds
@@ -85,24 +85,24 @@ def _measured(key: str, scale: float = 1, places: int = 2, unit: str = "") -> Sh
     return show
 
 
-def _compared(row: Beside) -> Estimate | None:
+def _compared(row: Beside, key: str = "accuracy") -> Estimate | None:
     """Return the difference of equal seeds in points; None if no seed is in both."""
-    ours, theirs = (_values(runs, "accuracy", 100) for runs in (row.runs, row.against))
+    ours, theirs = (_values(runs, key, 100) for runs in (row.runs, row.against))
     return paired(ours, theirs)
 
 
-def _points(row: Beside) -> Shown:
+def _points(row: Beside, key: str = "accuracy") -> Shown:
     if row.runs == row.against:
         return Shown("", NOTHING)
-    if (found := _compared(row)) is None:
+    if (found := _compared(row, key)) is None:
         return Shown(NOTHING, NOTHING)
     text, remark = with_interval(found), _of_how_many(found, len(row.runs))
     return Shown(text + remark, f"{text} points{remark}")
 
 
-def _difference(row: Beside) -> Shown:
+def _difference(row: Beside, key: str = "accuracy") -> Shown:
     """Show points, and say where they are noise."""
-    points, found = _points(row), _compared(row)
+    points, found = _points(row, key), _compared(row, key)
     if row.runs == row.against or found is None or not found.noise:
         return points
     return Shown(f"{points.cell}, noise", f"{points.sentence}, within the noise")
@@ -140,11 +140,15 @@ def _ratio(above: str, below: str, form: Callable[[float], str]) -> Show:
     return show
 
 
-def _until(keys: Sequence[str], form: Callable[[float], str]) -> Show:
-    """Show a sum of counters at the first evaluation that reaches the table's accuracy."""
+def _until(
+    keys: Sequence[str],
+    form: Callable[[float], str],
+    find: Callable[[Sequence[Row], float], Row | None] = first_at,
+) -> Show:
+    """Show a sum of counters at the evaluation that `find`s the table's accuracy reached."""
 
     def show(row: Beside) -> Shown:
-        found = [first_at(run.rows(), (row.reach or 0) / 100) for run in row.runs]
+        found = [find(run.rows(), (row.reach or 0) / 100) for run in row.runs]
         there = [sum(at[key] or 0 for key in keys) for at in found if at is not None]
         if not there:
             return Shown("never", "never")
@@ -158,7 +162,10 @@ def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
     """Show one counter's growth after the table's round by another's."""
 
     def show(row: Beside) -> Shown:
-        grown = [_grown(run, row.after or 0, (above, below)) for run in row.runs]
+        lived = [run for run in row.runs if not run.diverged]  # others may have ended before
+        grown = [_grown(run, row.after or 0, (above, below)) for run in lived]
+        if not grown:
+            return Shown(NOTHING, NOTHING)
         top, bottom = (sum(values) for values in zip(*grown, strict=True))
         text = form(top / bottom) if bottom else NOTHING
         return Shown(text, text)
@@ -189,6 +196,9 @@ COLUMNS: dict[str, PageColumn] = {
     "accuracy": PageColumn("accuracy, %", _measured("accuracy", 100, unit=" %")),
     "difference": PageColumn("points against {against}", _difference, "against"),
     "points": PageColumn("points against {against}", _points, "against"),
+    "best difference": PageColumn(
+        "best, against {against}", lambda row: _difference(row, "best_accuracy"), "against"
+    ),
     "verdict": PageColumn("beside {against}", _verdict, "against"),
     "seeds": PageColumn("seeds", _seeds),
     "best accuracy": PageColumn("best, %", _measured("best_accuracy", 100, unit=" %")),
@@ -210,6 +220,12 @@ COLUMNS: dict[str, PageColumn] = {
     "times smaller down": PageColumn(
         "times smaller down", _ratio("downlink_bytes_float32", "downlink_bytes", "{:.2f}".format)
     ),
+    "uplink a round after": PageColumn(
+        "up, a round", _after("uplink_bytes", "round", human_bytes), "after"
+    ),
+    "downlink a round after": PageColumn(
+        "down, a round", _after("downlink_bytes", "round", human_bytes), "after"
+    ),
     "left out": PageColumn("left out, %", _measured("sparsity", 100, unit=" %")),
     "left out after": PageColumn(
         "left out after step {after}, %",
@@ -228,6 +244,12 @@ COLUMNS: dict[str, PageColumn] = {
     ),
     "reached": PageColumn("{reach} % at", _until(["round"], "{:,.0f}".format), "reach"),
     "uplink until": PageColumn("up to {reach} %", _until(["uplink_bytes"], human_bytes), "reach"),
+    "stays": PageColumn(
+        "{reach} % to stay at", _until(["round"], "{:,.0f}".format, settled_at), "reach"
+    ),
+    "uplink until it stays": PageColumn(
+        "up to {reach} % to stay", _until(["uplink_bytes"], human_bytes, settled_at), "reach"
+    ),
     "downlink until": PageColumn(
         "down to {reach} %", _until(["downlink_bytes"], human_bytes), "reach"
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -41,6 +41,20 @@ def settled(run: KeptRun, count: int) -> KeptRun:
     if means:
         numbers |= {"accuracy": means[-1], "best_accuracy": max(means)}
     return replace(run, numbers=numbers, course=course)
+
+
+def settled_at(rows: Sequence[Row], accuracy: float) -> Row | None:
+    """Return the row from which on none has less than this accuracy, 0..1; None if there is none.
+
+    A course that reaches an accuracy by chance and falls again is there at a later row than
+    `first_at` says.
+    """
+    found = None
+    for row in reversed(rows):
+        if (row["accuracy"] or 0) < accuracy:
+            break
+        found = row
+    return found
 
 
 def first_at(rows: Iterable[Row], accuracy: float) -> Row | None:

@@ -69,9 +69,10 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     if not (root / "benchmarks" / f"{module}.py").is_file():
         raise ResultsError(f"no benchmark {module}: benchmarks/{module}.py is not there")
     command = ["-m", f"benchmarks.{module}", *words]
-    done = subprocess.run([sys.executable, *command], cwd=root, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([sys.executable, *command], cwd=root, capture_output=True, text=True)
     if done.returncode:
-        raise ResultsError(f"benchmarks.{module} ended with code {done.returncode}")
+        last = (done.stderr.strip() or "nothing was said").splitlines()[-1]
+        raise ResultsError(f"benchmarks.{module} ended with code {done.returncode}: {last}")
     try:
         result = json.loads(done.stdout)
     except ValueError as error:

@@ -27,7 +27,9 @@ from report.measured import Measured
 HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml. -->"
 MEANS = (
     "± is half of a 95 % interval (Student's t over the seeds). A difference is the mean over equal"
-    " seeds, and noise where its interval holds zero. Bytes are those of a whole run."
+    " seeds, and noise where its interval holds zero; how large it may be all the same, the"
+    " interval tells. Each verdict stands by itself: of twenty rows one differs by chance. Bytes are"
+    " those of a whole run."
 )
 OTHER_CPU = "a CPU not noted"
 BARS = "Bars are the intervals."
@@ -131,23 +133,28 @@ class FilledTable:
         rows = [run for row in self.definition.rows for run in self.runs_of(row)]
         commits = sorted({run.commit for run in rows} - {""})
         at = f", at {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
-        kinds = sorted({run.cpu for run in rows})
+        kinds = sorted({run.cpu for run in rows}, reverse=True)
         at += "" if kinds in ([], [""]) else f" on {' and '.join(k or OTHER_CPU for k in kinds)}"
         smooth = self.definition.smooth
-        means = f"; accuracies are means of {smooth} evaluations" if smooth > 1 else ""
+        means = self._seeds()
+        means += f"; accuracies are means of {smooth} evaluations" if smooth > 1 else ""
         blank = any(
             words not in self.by_words for row in self.definition.rows for words in row.across
         )
         means += "; blank: not run" if blank else ""
-        means += "; without ±: one seed" if self._some_have_one_seed() else ""
         words = [command(self.definition.experiment), self.definition.beside, "dataset.root=FOLDER"]
         return f"`{' '.join(filter(None, words))}`{at}{means}"
 
-    def _some_have_one_seed(self) -> bool:
-        """Whether cells of a table across words have one seed, and others have several."""
-        every = {words for row in self.definition.rows for words in row.across}
-        counts = [len(self.by_words[words]) for words in every & set(self.by_words)]
-        return bool(counts) and min(counts) == 1 < max(counts)
+    def _seeds(self) -> str:
+        """Say how many seeds the cells have."""
+        every = set().union(*(row.all_words for row in self.definition.rows))
+        counts = sorted({len(self.by_words[words]) for words in every & set(self.by_words)})
+        if not counts:
+            return ""
+        if counts[0] == 1 < counts[-1]:
+            return f"; {counts[-1]} seeds, one where there is no ±"
+        text = " or ".join(map(str, counts))
+        return f"; {text} seeds" if counts != [1] else "; one seed"
 
 
 Filled = FilledTable | FilledLookedUp
@@ -195,8 +202,10 @@ def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str,
 def filled(page: PageDefinition, text: str, tables: Sequence[Filled]) -> str:
     """Return a text with numbers in place of `{row.column}`, or `{table.row.column}` of several.
 
-    Raises `ResultsError` for a name that is not there.
+    Raises `ResultsError` for a name that is not there, and for a brace alone.
     """
+    if {"{", "}"} & set(REFERENCE.sub("", text)):
+        raise ResultsError(f"report/pages/{page.name}.yaml: a brace without the other: {text!r}")
 
     def value(found: re.Match[str]) -> str:
         try:

@@ -77,6 +77,9 @@ def outputs(root: Path) -> list[Output]:
         found.append(Output(file, text if has_run else None))
         found += _pictures(file.parent, page, tables)
         items += wrap(_item(page, tables) if has_run else f"{page.title}: not run yet", "* ", "  ")
+    pages_there = set((root / FOLDER).glob("*.md"))
+    if foreign := sorted(pages_there - {output.file for output in found}):
+        raise ResultsError(f"{foreign[0]} has no definition in report/pages: remove it, or move it")
     return [*found, Output(root / INDEX, _index(root / INDEX, items))]
 
 

@@ -55,6 +55,25 @@ def test_what_was_sent_until_an_accuracy():
     assert shown("both until", kept(), reach=50) == "40 MB"
 
 
+def test_an_accuracy_that_is_lost_again_is_reached_later():
+    assert shown("reached", kept(), reach=80) == "20"
+    assert shown("stays", kept(), reach=80) == "40"
+    assert shown("uplink until it stays", kept(), reach=60) == "20 MB"
+    assert shown("stays", kept(), reach=90) == "never"
+
+
+def test_the_best_of_equal_seeds_is_compared():
+    ours, theirs = kept([0.1, 0.9, 0.5]), kept([0.1, 0.8, 0.6])
+    assert shown("best difference", ours, against=[theirs]) == "10.00 (one seed)"
+    assert shown("difference", ours, against=[theirs]) == "-10.00 (one seed)"
+
+
+def test_what_came_after_a_round_is_that_of_the_runs_that_lived():
+    ended = KeptRun("lr=1", 1, "abc", True, kept().numbers, {"round": [0.0], "accuracy": [0.1]})
+    assert shown("uplink a round after", kept(), ended, after=10) == "1 MB"
+    assert shown("uplink a round after", ended, after=10) == "-"
+
+
 def test_an_accuracy_that_not_every_seed_reaches():
     low = kept([0.1, 0.2], seed=1)
     assert shown("uplink until", kept(), low, reach=90) == "20 MB (1 of 2 runs)"

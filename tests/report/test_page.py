@@ -92,7 +92,17 @@ def test_every_column_shows_something(ran):
 def test_the_command_and_the_commit_are_below_the_table(ran):
     file = kept_file(ran, "e")
     file.write_text(re.sub('"commit": "[^"]*"', '"commit": "abc1234+"', file.read_text()))
-    assert "\n`python run.py -m experiment=e dataset.root=FOLDER`, at `abc1234+`\n" in written(ran)
+    assert (
+        "\n`python run.py -m experiment=e dataset.root=FOLDER`, at `abc1234+`; 3 seeds\n"
+        in written(ran)
+    )
+
+
+def test_the_cpu_of_the_runs_is_below_the_table(ran):
+    file = kept_file(ran, "e")
+    assert " on " not in written(ran).split("dataset.root=FOLDER`")[1].split("±")[0]
+    file.write_text(file.read_text().replace('"cpu": ""', '"cpu": "AVX2"', 1))
+    assert " on AVX2 and a CPU not noted;" in " ".join(written(ran).split())
 
 
 def test_several_tables_are_told_apart(ran):
@@ -126,11 +136,11 @@ def test_a_table_across_a_key_shows_the_highest_in_bold(root):
     assert found["x"] == {"lr 1": "70.00", "lr 2": "**80.00**"}
     assert found["y"] == {"lr 1": "**90.00**", "lr 2": ""}
     assert "in no table" not in page
-    assert "without ±" not in page  # no cell has an interval
+    assert "; one seed; blank: not run\n" in page
     run(root, {"m=x lr=2": (0.8, 0.7, 0.9)})
     page = written(root)
     assert rows_of(page)["x"] == {"lr 1": "70.00", "lr 2": "**80.00 ± 24.84**"}
-    assert "without ±: one seed" in " ".join(page.split())
+    assert "; 3 seeds, one where there is no ±" in " ".join(page.split())
 
 
 def test_a_table_across_words_has_no_highest(root):

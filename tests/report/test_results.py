@@ -122,6 +122,7 @@ def test_a_page_that_a_person_wrote_is_not_overwritten(ran, capsys):
     [
         ("{b.verdict}", "{d.verdict}", "{d.verdict}: no row d"),
         ("{b.verdict}", "{b.acuracy}", "no column acuracy"),
+        ("{b.verdict}", "{b.verdict", "a brace without the other"),
         ("{b.verdict}", "{b}", "must be {row.column}"),
         ("    against: a\n", "", "the column difference needs against"),
         ("[paper, accuracy, ", "[paper, reached, ", "the column reached needs reach"),
@@ -152,6 +153,27 @@ def test_a_mistake_in_a_definition_is_one_line(ran, old, new, said, capsys):
     assert said in err
     assert "page.yaml" in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_page_without_a_definition_is_one_line(ran, capsys):
+    (ran / "docs" / "results" / "other.md").write_text("# By hand\n")
+    assert main(["--check"], ran) == 2
+    assert "other.md has no definition" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"accuracy": 0.8,', '"accuracy": NaN,', "nan is out of place"),
+        ('"experiment": "e"', '"experiment": "f"', "holds runs of f"),
+    ],
+)
+def test_a_kept_file_that_cannot_be_is_one_line(ran, old, new, said, capsys):
+    file = kept_file(ran, "e")
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    assert main([], ran) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_an_index_without_its_place_is_one_line(ran, capsys):
