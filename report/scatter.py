@@ -22,12 +22,16 @@ MARKERS = "osD^v<>Pp*"  # with ten colours, which go round at another pace: a hu
 
 @dataclass(frozen=True)
 class Point:
-    """A row: its name, its accuracy in % with half of the interval, its bytes each way."""
+    """A row: its name, its accuracy in % with half of the interval, its bytes each way.
+
+    `least`: where the picture begins, None for the lowest of all rows.
+    """
 
     label: str
     accuracy: float
     half: float | None
     sent: tuple[float, ...]
+    least: float | None = None
 
 
 class Scatter(Picture):
@@ -42,13 +46,16 @@ class Scatter(Picture):
             logarithmic(axes)
             axes.grid(alpha=0.3)
         found[0].set_ylabel("test accuracy (%)")
+        found[0].set_ylim(bottom=self.rows[0].least)
         add_legend(figure, found[0])
         return figure
 
     def _draw_panel(self, axes: Axes, way: int) -> None:
         for number, point in enumerate(self.rows):
             x, y = point.sent[way] / MEGABYTE, point.accuracy
-            axes.annotate(str(number + 1), (x, y), NEAR, textcoords="offset points", fontsize=8)
+            axes.annotate(
+                str(number + 1), (x, y), NEAR, textcoords="offset points", fontsize=8, clip_on=True
+            )
             axes.errorbar(
                 x,
                 y,
@@ -75,4 +82,5 @@ def _points(table: FilledTable) -> Iterator[Point]:
             continue
         found = estimate(present)
         sent = tuple(fmean(run.numbers[way] or 0.0 for run in runs) for way in WAYS)
-        yield Point(row.label.replace("`", ""), found.mean, found.half, sent)
+        label = row.label.replace("`", "")
+        yield Point(label, found.mean, found.half, sent, table.definition.least)

@@ -24,7 +24,10 @@ PAGES = {
     "dgc": (("dgc_search",), 1, ("rounds", "compression.warmup_steps")),
     "adacomp_rates": (("adacomp_search",), 10, ("downlink",)),
 }
-BESIDE = {"no staleness, AdaComp's rate"}  # it is about a rate that is not the best
+BESIDE = {
+    "no staleness, AdaComp's rate",  # it is about a rate that is not the best
+    "SGD, losslessly coded",  # whose steps are SGD's
+}
 
 
 def taken_apart(words, without):
