@@ -15,6 +15,7 @@ from report.errors import ResultsError
 from report.summary import read_result
 from report.words import OVERRIDES, words_of
 
+GAVE_UP = "no update could be used"  # with which the line begins that such a run leaves
 MISSING = "-"  # where a group does not have a key that others have
 # words that name a run or say how it runs, not what it computes
 WITHOUT_EFFECT = re.compile(
@@ -53,6 +54,15 @@ class Job:
             elif number < len(lines):
                 raise ResultsError(f"{file}: line {number} cannot be read")
         return rows
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it came to nothing: its model is of no use, or no update was any more.
+
+        Such a run counts like any other. Tables that left it out would show those that survived.
+        """
+        stopped = self.result.get("stopped") or ""
+        return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
 
     def words(self) -> dict[str, str]:
         """Return the overrides that have an effect on the result, but the seed."""
@@ -130,9 +140,10 @@ def _read_job(folder: Path) -> Job:
     result, words = read_result(folder), words_of(folder)
     if not isinstance(result, dict) or not _complete(result):
         raise ValueError(f"{folder} holds no run")
-    if result.get("stopped") and not result.get("diverged"):
+    job = Job(folder, words, result)
+    if result.get("stopped") and not job.diverged:
         raise ValueError(f"{folder} stopped before its end")
-    return Job(folder, words, result)
+    return job
 
 
 def _complete(result: dict[str, Any]) -> bool:

@@ -138,7 +138,7 @@ def kept_run(job: Job, name: str, commit: str) -> KeptRun:
         in_order(words),
         job.result["seed"],
         commit,
-        bool(job.result.get("diverged")),
+        job.diverged,
         numbers | {"evaluations": len(evaluated)},
         {key: column for key, column in course.items() if set(column) - {None}},
         str((job.result.get("versions") or {}).get("cpu", "")),

@@ -169,7 +169,7 @@ def as_json(
 
 def diverged(groups: Sequence[Group]) -> list[Path]:
     """Return the folders of the runs that have diverged; their numbers are in the means."""
-    return [job.folder for group in groups for job in group.jobs if job.result.get("diverged")]
+    return [job.folder for group in groups for job in group.jobs if job.diverged]
 
 
 @mistakes_are_lines

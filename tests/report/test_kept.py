@@ -78,6 +78,22 @@ def test_a_run_of_the_same_words_and_seed_takes_the_others_place(root, sweep):
     assert [run.diverged for run in runs] == [False, True, False, False]
 
 
+def test_a_run_that_gave_up_counts_as_one_that_diverged(root):
+    hopeless = "no update could be used in 20 rounds: it is too long"
+    add(root / "sweep" / "0", "lr=9 seed=0", accuracy=0.1, stopped=hopeless, diverged=False)
+    add(root / "sweep" / "1", "lr=8 seed=0", accuracy=0.1, stopped="interrupted", diverged=False)
+    keep(root, root / "sweep")
+    (run,) = kept(root)
+    assert (run.words, run.diverged, run.numbers["accuracy"]) == ("lr=9", True, 0.1)
+
+
+def test_of_runs_with_the_same_words_and_seed_it_is_said_that_one_is_left_out(root, sweep, capsys):
+    add(sweep / "9", "batch_size=2 seed=1 lr=1", accuracy=0.9)
+    keep(root, sweep)
+    assert "the last run was taken, 1 were left out" in capsys.readouterr().out
+    assert len(kept(root)) == 4
+
+
 @pytest.mark.parametrize("count", [1, ROWS - 1, ROWS, ROWS + 1, 7 * ROWS])
 def test_a_course_is_thinned_evenly_and_keeps_its_ends(root, count):
     course = [

@@ -10,6 +10,7 @@ from compression import PayloadError
 from compression.flower import layout_of, payload_record
 from compression.flower.replica import MODEL, REPLICA
 from compression.flower.state import checksum
+from report.jobs import GAVE_UP
 from strategy.server import HOPELESS
 from tests.strategy.federation import (
     ADAM,
@@ -132,6 +133,15 @@ def test_where_nobody_can_be_used_the_model_stays():
     assert not np.array_equal(federation.models[2], federation.models[3])
     assert strategy.traffic.failures == NODES
     assert federation.seen[1, 3] == set()  # there is nothing new
+
+
+def test_a_run_without_hope_ends_with_the_line_that_tables_know():
+    def reply(key, answer):
+        BAD_ANSWERS["half"](answer.content)
+        return answer
+
+    with pytest.raises(PayloadError, match=f"^{GAVE_UP} in {HOPELESS} rounds: "):
+        Federation(Trainer(), reply=reply).run(HOPELESS + 1)
 
 
 def test_a_mean_beyond_float32_ends_the_run():
