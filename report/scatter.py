@@ -46,7 +46,9 @@ class Scatter(Picture):
             logarithmic(axes)
             axes.grid(alpha=0.3)
         found[0].set_ylabel("test accuracy (%)")
-        found[0].set_ylim(bottom=self.rows[0].least)
+        if (least := self.rows[0].least) is not None:  # one long bar does not decide
+            most = max(point.accuracy for point in self.rows)
+            found[0].set_ylim(least, most + 0.1 * abs(most - least))
         add_legend(figure, found[0])
         return figure
 
