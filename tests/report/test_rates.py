@@ -19,11 +19,13 @@ PAGES = {
     "methods": (("methods_search", "esgd_search", "cesgd_search"), 1, ()),
     "esgd_baselines": (("esgd_search",), 1, ()),
     "cesgd_operators": (("cesgd_search",), 1, ()),
+    "cesgd": (("cesgd_table1_search",), 1, ()),
     "methods_federated": (("methods_federated_search",), 1, ("eval_every",)),
     "edgify_large_batch": (("edgify_search",), 1, ("schedule", "schedule.patience")),
     "dgc": (("dgc_search",), 1, ("rounds", "compression.warmup_steps")),
     "adacomp_rates": (("adacomp_search",), 10, ("downlink",)),
 }
+PAPERS = {"table1", "figure3"}  # tables at the paper's rate
 BESIDE = {
     "no staleness, AdaComp's rate",  # it is about a rate that is not the best
     "SGD, losslessly coded",  # whose steps are SGD's
@@ -54,7 +56,7 @@ def test_rows_have_the_best_rate_of_the_search(name):
     searches, smooth, without = PAGES[name]
     best = best_rates(searches, smooth, without)
     page = read_definition(ROOT, ROOT / "report" / "pages" / f"{name}.yaml")
-    tables = [table for table in page.tables if table.experiment not in searches]
+    tables = [t for t in page.tables if t.experiment not in searches and t.id not in PAPERS]
     for table in tables:
         file = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         default = OmegaConf.load(file).get("lr")
