@@ -24,6 +24,10 @@ PAGES = {
     "edgify_large_batch": (("edgify_search",), 1, ("schedule", "schedule.patience")),
     "dgc": (("dgc_search",), 1, ("rounds", "compression.warmup_steps")),
     "adacomp_rates": (("adacomp_search",), 10, ("downlink",)),
+    "f2i": (("f2i_search",), 1, ()),
+    "edgify_federated": (("edgify_federated_search",), 1, ()),
+    "lost_replies": (("lost_replies_search",), 1, ()),
+    "batchnorm": (("batchnorm_search",), 1, ()),
 }
 CHOSEN = ("lr", "strategy.eta", "strategy.server_learning_rate")  # keys that a search chose
 PAPERS = {"table1", "figure3"}  # tables at the paper's rate
