@@ -11,7 +11,7 @@ from conf.sweeper import split_case
 from report.definitions import read_definitions
 from report.errors import ResultsError
 from report.jobs import WITHOUT_EFFECT
-from report.kept import in_order, kept_file
+from report.kept import in_order, kept_file, read_kept
 from report.looked_up import FilledLookedUp, LookedUp
 from report.measured import measured_file, read_measured
 from report.results import main, outputs
@@ -41,6 +41,22 @@ def test_every_value_of_a_benchmark_is_there(page):
         if isinstance(table, LookedUp):
             filled = FilledLookedUp(table, read_measured(measured_file(ROOT, table.benchmark)))
             assert "-" not in {filled.sentence(r, c) for r in table.rows for c in table.columns}
+
+
+FEWER = {"adacomp_figure3", "synthetic_table1"}  # over ten minutes a run, or twenty
+
+
+@pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambda page: page.name)
+def test_every_row_has_all_seeds_of_its_experiment(page):
+    for table in page.tables:
+        if isinstance(table, LookedUp) or table.across or table.experiment in FEWER:
+            continue
+        path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
+        seeds = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper.params.seed")
+        runs = read_kept(kept_file(ROOT, table.experiment))
+        for row in table.rows:
+            kept = {run.seed for run in runs if run.words in row.all_words}
+            assert kept >= {int(seed) for seed in str(seeds).split(",")}, (table.id, row.label)
 
 
 @pytest.mark.parametrize(
