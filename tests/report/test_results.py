@@ -74,17 +74,23 @@ def test_an_accuracy_in_the_readme_is_that_of_its_page(label, page, ours, baseli
     lines = (ROOT / "README.md").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"| {label}"))
     _, _, here, beside, _ = line.split("|")
-    assert here.strip() == f"{accuracy(page, ours):.1f} %"
+    assert here.strip() == f"{number(page, ours):.1f} %"
     if baseline is not None:
-        assert beside.split(": ")[1].strip() == f"{accuracy(page, baseline):.1f} %"
+        assert beside.split(": ")[1].strip() == f"{number(page, baseline):.1f} %"
 
 
-def accuracy(page, label):
-    """Return the accuracy in the page's first row that is called so, in %."""
+def test_times_smaller_are_those_of_their_page():
+    times = number("f2i", "int8", "times smaller up")
+    assert f"Fashion-MNIST | {times:.1f} times smaller |" in (ROOT / "README.md").read_text()
+    assert f"updates are {times} times smaller" in (ROOT / "benchmarks" / "README.md").read_text()
+
+
+def number(page, label, column="accuracy, %"):
+    """Return a column's number, without its interval, in the page's first row that is called so."""
     lines = (ROOT / "docs" / "results" / f"{page}.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("|")]
-    column = rows[0].index("accuracy, %")
-    return float(next(row for row in rows if row[1] == label)[column].split(" ")[0])
+    place = rows[0].index(column)
+    return float(next(row for row in rows if row[1] == label)[place].split(" ")[0])
 
 
 def words_of_jobs(sweeper, beside=""):
