@@ -43,7 +43,7 @@ def test_every_value_of_a_benchmark_is_there(page):
             assert "-" not in {filled.sentence(r, c) for r in table.rows for c in table.columns}
 
 
-FEWER = {"adacomp_figure3", "synthetic_table1"}  # over ten minutes a run, or twenty
+FEWER = {"adacomp_figure3", "synthetic_table1"}  # they hold runs of over ten minutes
 
 
 @pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambda page: page.name)
