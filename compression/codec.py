@@ -180,6 +180,11 @@ class Codec:
             size = layout.size if inner is None else inner.layout.size
             add_at(remembered(memory, _ERROR, size, np.float32), indices, values)
 
+    def exact_tensors(self, layout: Layout) -> tuple[int, ...]:
+        """Return which tensors of a layout a payload of this codec holds exactly."""
+        inner = self._separation(layout)
+        return () if inner is None else inner.exact
+
     def _separation(self, layout: Layout) -> Separation | None:
         """Return where trained entries are and where exact ones, if there are such."""
         if self.exact and not self.exact_names:

@@ -10,7 +10,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from .header import MAX_TENSORS, Reader, name_table, read_layout, shape_table, skip_layout, varint
 from .layout import Layout
-from .own import Declared, Own, own_table, read_own
+from .own import Declared, Own, expect_own, own_table, read_own
 from .registry import by_id
 from .stages import (
     Array,
@@ -97,12 +97,15 @@ def parse(
     max_size: int,
     max_tensors: int = MAX_TENSORS,
     *,
+    own: tuple[int, ...] = (),
+    exact: tuple[int, ...] | None = None,
     of_vector: bool = False,
 ) -> Parsed:
     """Check the checksum, then everything but the streams' contents.
 
-    ``layout``: of the whole model; what the payload holds in its own type is no part of the vector.
-    ``of_vector``: it is the vector's, without these.
+    ``layout``: of the whole model; the tensors ``own``, by position, travel in their own type, all
+    others in the vector, and of these ``exact``, by position in it, exactly (None: any).
+    ``of_vector``: it is the vector's, without tensors of their own type, whatever these are.
     """
     view = memoryview(payload).cast("B")
     if len(view) < _PREFIX + _CHECKSUM or view[:3] != MAGIC:
@@ -116,21 +119,25 @@ def parse(
     if flags & ~(NAMED | EXACT | OWN):
         raise PayloadError(f"payload has unknown flags {flags:#x}")
     reader = Reader(view, _PREFIX)
-    model = None if of_vector else layout
-    own = read_own(reader, model, max_size, max_tensors) if flags & OWN else ()
+    if layout is None or of_vector:
+        there = read_own(reader, max_size, max_tensors) if flags & OWN else ()
+    else:
+        there = expect_own(reader, bool(flags & OWN), layout, own)
+        layout = layout.without(own)
     if layout is None:
         layout = read_layout(reader, bool(flags & NAMED), max_size, max_tensors)
     else:
-        if not of_vector:
-            layout = layout.without([each.position for each in own])
         skip_layout(reader, bool(flags & NAMED), layout)
+    exactly = _read_exact(reader, len(layout)) if flags & EXACT else ()
+    if exact is not None and exactly != exact:
+        raise PayloadError("payload holds other exact tensors than this method sends")
     return Parsed(
         cast(type[Sparsifier], by_id("sparsifier", sparsifier)),
         cast(type[Quantizer], by_id("quantizer", quantizer)),
         cast(type[Coder], by_id("coder", coder)),
         layout,
-        own,
-        _read_exact(reader, len(layout)) if flags & EXACT else (),
+        there,
+        exactly,
         *_read_selection(reader, layout),
         _read_numbers(reader),
         _read_bodies(reader),

@@ -134,14 +134,28 @@ def read_layout(
 
 
 def skip_layout(reader: Reader, has_names: bool, layout: Layout) -> None:
-    """Read past both tables; PayloadError unless the shapes are the layout's."""
-    table = shape_table(layout)
+    """Read past both tables; PayloadError unless shapes, and names if there, are the layout's."""
+    if not skip(reader, shape_table(layout)):
+        raise PayloadError(f"payload is for another model: {_difference(reader, layout)}")
+    if has_names and not skip(reader, _names_of(layout)):
+        raise PayloadError("payload is for another model: it has other names or dtypes")
+
+
+def _names_of(layout: Layout) -> bytes:
+    """Return `name_table`; PayloadError for a layout that can have none, and so nobody's."""
+    try:
+        return name_table(layout)
+    except ValueError as error:
+        raise PayloadError(f"payload names its tensors: {error}") from None
+
+
+def skip(reader: Reader, table: bytes) -> bool:
+    """Return whether this table comes next, and read past it."""
     start = reader.position
     if reader.view[start : start + len(table)] != table:
-        raise PayloadError(f"payload is for another model: {_difference(reader, layout)}")
+        return False
     reader.position += len(table)
-    if has_names:
-        reader.take(reader.varint())
+    return True
 
 
 def _read_shapes(
@@ -153,23 +167,32 @@ def _read_shapes(
     shapes: list[tuple[int, ...]] = []
     size = 0
     for _ in range(tensors):
-        dimensions = reader.varint()
-        if dimensions > MAX_DIMENSIONS:
-            raise PayloadError(f"payload declares a tensor of {dimensions} dimensions")
-        shape = tuple([reader.varint() for _ in range(dimensions)])
-        size += math.prod(shape)
-        # An empty tensor's other dimensions count too: numpy refuses huge ones.
-        if size > max_size or math.prod(d for d in shape if d) > max_size:
+        shapes.append(read_shape(reader, max_size))
+        size += math.prod(shapes[-1])
+        if size > max_size:
             raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
-        shapes.append(shape)
     return tuple(shapes)
 
 
+def read_shape(reader: Reader, max_size: int) -> tuple[int, ...]:
+    """Read one tensor's dimensions: their number, then each."""
+    dimensions = reader.varint()
+    if dimensions > MAX_DIMENSIONS:
+        raise PayloadError(f"payload declares a tensor of {dimensions} dimensions")
+    shape = tuple([reader.varint() for _ in range(dimensions)])
+    # An empty tensor's other dimensions count too: numpy refuses huge ones.
+    if math.prod(d for d in shape if d) > max_size:
+        raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
+    return shape
+
+
 def _difference(reader: Reader, layout: Layout) -> str:
-    shapes = _read_shapes(reader, 1 << 62)
-    if len(shapes) != len(layout):
-        return f"it holds {len(shapes)} tensors, {len(layout)} are expected"
-    for name, theirs, ours in zip(layout.names, shapes, layout.shapes, strict=True):
-        if theirs != ours:
+    """Return the first difference of a table to the layout's; no more of it is read."""
+    tensors = reader.varint()
+    if tensors != len(layout):
+        return f"it holds {tensors} tensors, {len(layout)} are expected"
+    for name, ours in zip(layout.names, layout.shapes, strict=True):
+        theirs = read_shape(reader, 1 << 62)
+        if theirs != tuple(ours):
             return f"{name} has shape {theirs}, {tuple(ours)} is expected"
     return "its table of shapes differs"

@@ -6,12 +6,23 @@ shapes, and the last stream, their bytes end to end.
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .header import DTYPES, MAX_DIMENSIONS, MAX_TENSORS, Reader, named, read_name, varint
+from .header import (
+    DTYPES,
+    MAX_DIMENSIONS,
+    MAX_TENSORS,
+    Reader,
+    named,
+    read_name,
+    read_shape,
+    skip,
+    varint,
+)
 from .layout import Layout
 from .stages import DIVERGED, Array, Kind, PayloadError, Spec
 
@@ -42,25 +53,79 @@ class Declared(NamedTuple):
 
 def own_table(own: Sequence[Own]) -> bytes:
     """Return the table; ValueError for a dtype, shape or name that the format does not know."""
-    if len(own) > MAX_TENSORS:
-        raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {len(own)}")
-    parts, last = [varint(len(own))], -1
-    for position, name, array in own:
-        if array.dtype.name not in DTYPES:
-            known = ", ".join(DTYPES)
-            raise ValueError(f"tensor {name} has dtype {array.dtype}; known are {known}")
-        if array.ndim > MAX_DIMENSIONS:
+    return _table([Declared(p, n, array.dtype.name, array.shape) for p, n, array in own])
+
+
+def _table(declared: Sequence[Declared]) -> bytes:
+    if len(declared) > MAX_TENSORS:
+        raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {len(declared)}")
+    parts, last = [varint(len(declared))], -1
+    for position, name, dtype, shape in declared:
+        if dtype not in DTYPES:
+            raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
+        if len(shape) > MAX_DIMENSIONS:
             raise ValueError(f"tensor {name} has more than {MAX_DIMENSIONS} dimensions")
-        parts += [varint(position - last - 1), bytes((DTYPES.index(array.dtype.name),))]
-        parts += [varint(array.ndim), *map(varint, array.shape), named(name)]
+        parts += [varint(position - last - 1), bytes((DTYPES.index(dtype),))]
+        parts += [varint(len(shape)), *map(varint, shape), named(name)]
         last = position
     return b"".join(parts)
 
 
-def read_own(
-    reader: Reader, model: Layout | None, max_size: int, max_tensors: int = MAX_TENSORS
+@lru_cache(maxsize=64)
+def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declared, ...]]:
+    """Return the table of these tensors of a model, and what it declares."""
+    tensors = list(zip(model.names, model.dtypes, map(tuple, model.shapes), strict=True))
+    declared = tuple(Declared(position, *tensors[position]) for position in own)
+    return _table(declared), declared
+
+
+def expect_own(
+    reader: Reader, flagged: bool, model: Layout, own: tuple[int, ...]
 ) -> tuple[Declared, ...]:
-    """Read the table: of tensors of the `model`, or of at most 8 ``max_size`` bytes in all."""
+    """Read past the table, which must be that of the tensors `own` of the model, by position.
+
+    ``flagged``: whether there is a table. Raises PayloadError for any other.
+    """
+    if not own and not flagged:
+        return ()
+    table, declared = _expected(model, own)
+    if not flagged or not skip(reader, table):
+        what = _difference(reader, model, declared) if flagged else _lacks(declared[0])
+        raise PayloadError(f"payload is for another model: {what}")
+    return declared
+
+
+def _lacks(tensor: Declared) -> str:
+    return f"{tensor.name} must travel in its own type, {tensor.dtype}"
+
+
+def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> str:
+    """Return the first difference of a table to the expected one; no more of it is read."""
+    count, position = reader.varint(), -1
+    for place in range(max(count, len(expected))):
+        wanted = expected[place] if place < len(expected) else None
+        if place == count and wanted is not None:
+            return _lacks(wanted)
+        position += reader.varint() + 1
+        found = _declared(reader, position, 1 << 62)
+        if position >= len(model):
+            return f"it holds a tensor number {position}"
+        if wanted is not None and wanted.position < position:
+            return _lacks(wanted)
+        if wanted is None or wanted.position > position:
+            return f"{model.names[position]} must travel in the vector, not in its own type"
+        if found.name != wanted.name:
+            return f"tensor number {position} is {wanted.name} here, it has another name"
+        if found != wanted:
+            return (
+                f"{found.name} is {found.dtype} {found.shape}, "
+                f"{wanted.dtype} {wanted.shape} is expected"
+            )
+    return "its table of tensors in their own type differs"
+
+
+def read_own(reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS) -> tuple[Declared, ...]:
+    """Read the table: of tensors of at most 8 ``max_size`` bytes in all."""
     count = reader.varint()
     if not 0 < count <= max_tensors:
         raise PayloadError(f"payload declares {count} tensors of their own type")
@@ -72,34 +137,15 @@ def read_own(
         nbytes += found[-1].nbytes
         if nbytes > 8 * max_size:
             raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
-        if model is not None:
-            _expect(found[-1], model)
     return tuple(found)
 
 
 def _declared(reader: Reader, position: int, max_size: int) -> Declared:
-    code, dimensions = reader.byte(), reader.varint()
+    code = reader.byte()
     if code >= len(DTYPES) or DTYPES[code] == "bfloat16":  # numpy has no such type
         raise PayloadError(f"payload holds the unknown dtype {code}")
-    if dimensions > MAX_DIMENSIONS:
-        raise PayloadError(f"payload declares a tensor of {dimensions} dimensions")
-    shape = tuple([reader.varint() for _ in range(dimensions)])
-    if math.prod(d for d in shape if d) > max_size:  # an empty tensor's other dimensions count
-        raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
+    shape = read_shape(reader, max_size)
     return Declared(position, read_name(reader), DTYPES[code], shape)
-
-
-def _expect(declared: Declared, model: Layout) -> None:
-    """Raise PayloadError unless the model has this tensor."""
-    at = declared.position
-    if at >= len(model):
-        raise PayloadError(f"payload is for another model: it holds a tensor number {at}")
-    name, dtype, shape = model.names[at], model.dtypes[at], tuple(model.shapes[at])
-    if (declared.dtype, declared.shape) != (dtype, shape):
-        raise PayloadError(
-            f"payload is for another model: {name} is {declared.dtype} {declared.shape}, "
-            f"{dtype} {shape} is expected"
-        )
 
 
 def own_spec(declared: Sequence[Declared]) -> Spec:

@@ -121,30 +121,35 @@ def decode_update(
     payload: Buffer,
     layout: Layout | None = None,
     *,
+    own: tuple[int, ...] = (),
+    exact: tuple[int, ...] | None = None,
     before: Indices | None = None,
     max_size: int = MAX_SIZE,
     max_tensors: int = MAX_TENSORS,
 ) -> Update:
     """Return what a payload holds, all finite.
 
-    With a ``layout``, of the whole model, the payload must hold the same shapes, and of tensors in
-    their own type the same dtypes; without, at most so many entries and tensors.
+    With a ``layout``, of the whole model, the payload must hold the same shapes, and if it has
+    names the same names and dtypes. Its tensors ``own``, by increasing position among all, must
+    travel in their own type, all others in the vector; and of the vector's tensors ``exact``, by
+    their position in it, exactly (None: any may). Without a layout, all that the payload says is
+    taken, up to so many entries and tensors.
     ``before``: `Update.selected` of the sender's last payload, for one that repeats it. Raises
     PayloadError for everything else, before memory is allocated for what the payload declares.
     """
-    parsed = parse(payload, layout, max_size, max_tensors)
-    own = _own(parsed)
-    exact = _exact(parsed)
+    parsed = parse(payload, layout, max_size, max_tensors, own=own, exact=exact)
+    beside = _own(parsed)
+    apart = _exact(parsed)
     indices, values = _trained(parsed, before)
-    if exact is not None:
+    if apart is not None:
         cut, borders = separate(parsed.layout, parsed.exact), None
         if indices is not None:
             borders = cut.borders_of(indices)
             indices = cut.widen_indices(
                 indices, borders
             )  # the narrower ones go before values get wider
-        values = cut.merge(values, exact, borders)
-    return Update(parsed.layout, indices, values, parsed.sparsifier, parsed.exact, own)
+        values = cut.merge(values, apart, borders)
+    return Update(parsed.layout, indices, values, parsed.sparsifier, parsed.exact, beside)
 
 
 @quiet
@@ -158,8 +163,52 @@ def decode_trained(
     return _trained(parse(payload, layout, MAX_SIZE, of_vector=True), before)
 
 
+def expect(
+    payload: Buffer,
+    layout: Layout,
+    *,
+    own: tuple[int, ...] = (),
+    exact: tuple[int, ...] | None = None,
+) -> None:
+    """Raise PayloadError unless the header says what was asked for, as `decode_update` takes it.
+
+    Checksum and lengths are checked, no value is decoded.
+    """
+    parse(payload, layout, MAX_SIZE, own=own, exact=exact)
+
+
+def declared(
+    payload: Buffer, *, max_size: int = MAX_SIZE, max_tensors: int = MAX_TENSORS
+) -> tuple[Layout, tuple[int, ...]]:
+    """Return the tensors that a header declares, and which of them are in their own type.
+
+    With these `decode_update` takes the payload. It has at most so many entries and tensors.
+    Checksum and lengths are checked, no value is decoded. Raises PayloadError as that, and for two
+    tensors of one name, or a position that there is not.
+    """
+    parsed = parse(payload, None, max_size, max_tensors)
+    layout, own = parsed.layout, {each.position: each for each in parsed.own}
+    if not own:
+        return layout, ()
+    rest = zip(layout.names, layout.shapes, layout.dtypes, strict=True)
+    total = len(layout) + len(own)
+    if max(own) >= total:
+        raise PayloadError("payload declares tensors beyond its model's last")
+    tensors = [
+        (own[place].name, own[place].shape, own[place].dtype) if place in own else next(rest)
+        for place in range(total)
+    ]
+    names, shapes, dtypes = (tuple(column) for column in zip(*tensors, strict=True))
+    if len(set(names)) < total:
+        raise PayloadError("two tensors of the payload have the same name")
+    return Layout(names, shapes, dtypes), tuple(own)
+
+
 def describe(payload: Buffer) -> Description:
-    """Return what the header says; checksum and lengths are checked, no value is decoded."""
+    """Return what the header says; checksum and lengths are checked, no value is decoded.
+
+    Nothing bounds that: hold it against what was asked (`expect`) before it is used.
+    """
     parsed = parse(payload, None, 1 << 62)
     selected = parsed.layout.size
     if parsed.selected is not None:

@@ -12,7 +12,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from numpy.typing import NDArray
 
 from ..layout import Layout
-from ..payload import Update, decode_update
 from ..stages import PayloadError
 
 Vector = NDArray[np.float32]
@@ -148,20 +147,6 @@ def payload_records(payloads: Mapping[str, bytes]) -> ArrayRecord:
     return filled(ArrayRecord, arrays)
 
 
-class Decoder:
-    """Decodes what the server sends; nodes of a process that get the very same bytes share it."""
-
-    def __init__(self, layout: Layout | None) -> None:
-        self._layout = layout
-        self._last: tuple[bytes, Update] | None = None
-
-    def __call__(self, payload: bytes) -> Update:
-        """Return what a payload holds; errors as `decode_update`."""
-        if self._last is None or self._last[0] is not payload:
-            self._last = payload, decode_update(payload, self._layout)
-        return self._last[1]
-
-
 def payload_of(content: RecordDict) -> tuple[str, bytes] | None:
     """Return the name of the record that holds a payload, and the payload, if there is one."""
     for name, record in records(content, ArrayRecord):
@@ -169,6 +154,16 @@ def payload_of(content: RecordDict) -> tuple[str, bytes] | None:
             if array.stype == STYPE:
                 return name, array.data
     return None
+
+
+def payloads_of(content: RecordDict) -> list[bytes]:
+    """Return all payloads, of all records."""
+    return [
+        array.data
+        for _, record in records(content, ArrayRecord)
+        for array in record.values()
+        if array.stype == STYPE
+    ]
 
 
 def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]:

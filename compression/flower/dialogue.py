@@ -12,7 +12,7 @@ from ..codec import Codec
 from ..layout import Layout
 from ..payload import Update
 from ..stages import PayloadError
-from .arrays import filled, payload_of, records
+from .arrays import filled, payload_of, payloads_of, records
 from .form import Model
 from .notes import EXAMPLES, MOST, NOTE, ToNode, ToServer, number, read, written
 from .receipts import Receipts, ReceiptsState
@@ -231,9 +231,12 @@ class Dialogue:
         if reply.has_error():
             self.ledger.lose(node)
             raise PayloadError(reason_of(reply))
-        if (found := payload_of(reply.content)) is not None:
-            self.traffic.uplink_bytes += len(found[1])
+        payloads = payloads_of(reply.content)
+        if payloads:
+            self.traffic.uplink_bytes += sum(map(len, payloads))
             self.traffic.uplink_bytes_float32 += plain_bytes
+        if len(payloads) > 1:
+            raise PayloadError(f"the reply holds {len(payloads)} payloads, one is asked for")
         note = read(reply.content, ToServer)
         if note.number != asked:
             self.ledger.lose(node)
@@ -257,14 +260,20 @@ class Dialogue:
             raise PayloadError("its number of samples must be above 0, below 2^63")
         for name in measured:
             number(metrics[1], name)
+        assert self.layout is not None  # who reads updates knows the model
         update = self.decode(node, found[1], note.sequence or 0, self.layout)
         return Received(update, metrics[1])
 
     def decode(
-        self, node: int, payload: bytes, sequence: int, layout: Layout | None, *limits: int
+        self,
+        node: int,
+        payload: bytes,
+        sequence: int,
+        layout: Layout,
+        own: tuple[int, ...] = (),
     ) -> Update:
         """Decode a node's update, as `Receipts.decode` does; its entries are counted."""
-        update = self.receipts.decode(node, payload, sequence, layout, *limits)
+        update = self.receipts.decode(node, payload, sequence, layout, own)
         self.traffic.uplink_entries += len(update.values)
         self.traffic.uplink_entries_whole += update.layout.size
         return update

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from ..layout import Layout
 from ..own import Own
-from ..payload import Update
 from ..stages import PayloadError
 from ..statistics import is_statistic, matches
 from .arrays import Vector
+
+FLOATS = ("float16", "float32", "float64")  # that a vector holds: bfloat16 is unknown to numpy
 
 
 class Model(NamedTuple):
@@ -124,25 +125,17 @@ def converted(model: Model, form: Form, to: Form) -> Model:
     return model if form.beside == to.beside else to.model(form.arrays(model))
 
 
-def form_of_payload(update: Update) -> Form:
-    """Return the form of a payload that says all names: of the model it is for."""
-    layout, own = update.layout, {each.position: each for each in update.own}
-    if not own:
-        return _form(layout, ())
-    rest = iter(zip(layout.names, layout.shapes, layout.dtypes, strict=True))
-    tensors: list[tuple[str, tuple[int, ...], str]] = []
-    for place in range(len(layout) + len(own)):
-        if place in own:
-            array = own[place].array
-            tensors.append((own[place].name, array.shape, array.dtype.name))
-        elif (tensor := next(rest, None)) is not None:
-            tensors.append(tensor)
-    if len(tensors) != len(layout) + len(own):
-        raise PayloadError("payload declares tensors beyond its model's last")
-    names, shapes, dtypes = (tuple(column) for column in zip(*tensors, strict=True))
-    if len(set(names)) < len(names):
-        raise PayloadError("two tensors of the payload have the same name")
-    return _form(Layout(names, shapes, dtypes), tuple(own))
+def form_as_declared(whole: Layout, own: tuple[int, ...]) -> Form:
+    """Return the form of a payload that says itself what its tensors are, as `declared` reads it.
+
+    Raises `PayloadError` for a tensor of the vector that no Array can be made of: one that is no
+    float, or of a type that numpy does not know.
+    """
+    form = _form(whole, own)
+    for name, dtype in zip(form.layout.names, form.layout.dtypes, strict=True):
+        if dtype not in FLOATS:
+            raise PayloadError(f"{name!r:.80} comes as {dtype} in a vector of floats")
+    return form
 
 
 @lru_cache(maxsize=16)

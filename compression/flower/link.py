@@ -31,6 +31,7 @@ from .replies import (
     answered,
     came,
     expect_weight,
+    expected,
     odd_ones,
     rebuilt,
     used,
@@ -40,8 +41,6 @@ from .traffic import Traffic, warn_of_no_names
 from .ways import Differences, DifferencesState
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
-MOST_SIZE = 4  # times the model's entries and tensors: what a reply with others may hold
-FEW = 64  # tensors: a model of fewer counts as one of so many there
 
 
 @dataclass
@@ -293,11 +292,10 @@ class Link(GridWrapper):
         name, payload = found
         if self._uplink is not None and (whole != self._uplink.exact or named):
             raise PayloadError(OTHER_METHOD)
-        node, layout = sent.node, None if named else sent.form.whole
-        asked = sent.form.whole
-        limits = MOST_SIZE * max(asked.size, 1), MOST_SIZE * max(len(asked), FEW)
-        update = self._dialogue.decode(node, payload, sequence, layout, *limits)
-        form, model = answered(update, sent.form, sent.start, whole=whole, named=named)
+        counts = self.state.models.counts
+        form = expected(payload, sent.form, whole=whole, named=named, counts=counts)
+        update = self._dialogue.decode(sent.node, payload, sequence, form.whole, form.beside)
+        model = answered(update, form, sent.form, sent.start, whole=whole)
         if (change := lengths(form, model, sent.form, sent.start)) is not None:
             self._lengths[reply.metadata.reply_to_message_id] = change
         flat = self._layout is not None

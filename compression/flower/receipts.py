@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..codec import Codec
-from ..header import MAX_TENSORS
 from ..layout import Layout
-from ..payload import MAX_SIZE, Update, decode_update
+from ..payload import Update, decode_update
 from ..stages import Indices, PayloadError
 
 
@@ -72,14 +71,13 @@ class Receipts:
         node: int,
         payload: bytes,
         sequence: int,
-        layout: Layout | None,
-        max_size: int = MAX_SIZE,
-        max_tensors: int = MAX_TENSORS,
+        layout: Layout,
+        own: tuple[int, ...] = (),
     ) -> Update:
         """Decode a node's update; whether it is applied is for `applied` to say.
 
-        Raises PayloadError for one that was applied before, is of another method, repeats unknown
-        indices, or is broken.
+        `layout`, `own`: of the whole model, as `decode_update`. Raises PayloadError for one that
+        was applied before, is of another method, repeats unknown indices, or is broken.
         """
         uplink = self._uplink
         if uplink is not None and not uplink.made(payload):
@@ -88,9 +86,8 @@ class Receipts:
             raise PayloadError(f"its update {sequence} was applied already")
         self._state.pending.pop(node, None)
         before = self._state.indices.get(node)
-        update = decode_update(
-            payload, layout, before=before, max_size=max_size, max_tensors=max_tensors
-        )
+        exact = None if uplink is None else uplink.exact_tensors(layout.without(own))
+        update = decode_update(payload, layout, own=own, exact=exact, before=before)
         if sequence:
             repeats = (update if uplink is None else uplink).sparsifier.repeats
             self._state.pending[node] = Pending(sequence, update.selected if repeats else None)

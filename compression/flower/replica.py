@@ -9,12 +9,12 @@ from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from ..layout import Layout
-from ..payload import Update, decode_update
+from ..payload import MAX_SIZE, Update, declared, decode_update
 from ..scatter import find
 from ..stages import Indices, PayloadError, Vector
 from ..statistics import trained_entries
-from .arrays import Decoder, layout_of, to_vector
-from .form import Form, Model, converted, form_of_payload, form_of_updates
+from .arrays import layout_of, to_vector
+from .form import Form, Model, converted, form_as_declared, form_of_updates
 from .notes import HEALS, ToNode
 from .state import Arrays, NodeState, checksum, keep, kept
 
@@ -113,6 +113,32 @@ LACKS = f"the model is sent relative to a version that this node does not have; 
 OTHER = f"this node's model is not the server's version of it; it {HEALS}"
 
 
+class Decoder:
+    """Decodes what the server sends; nodes of a process that get the very same bytes share it.
+
+    `layout`: of nodes that know it; else a payload says itself what its tensors are.
+    """
+
+    def __init__(self, layout: Layout | None) -> None:
+        self._layout = layout
+        self._last: tuple[bytes, Form, Update] | None = None
+
+    def __call__(self, payload: bytes) -> Update:
+        """Return what a payload holds; errors as `decode_update`."""
+        return self.whole(payload)[1]
+
+    def whole(self, payload: bytes, most: int = MAX_SIZE) -> tuple[Form, Update]:
+        """Return also how it travels; at most `most` entries are decoded."""
+        if self._last is None or self._last[0] is not payload:
+            if self._layout is None:
+                form = form_as_declared(*declared(payload, max_size=most))
+            else:
+                form = form_as_declared(self._layout, ())
+            update = decode_update(payload, form.whole, own=form.beside)
+            self._last = payload, form, update
+        return self._last[1:]
+
+
 class Followed(NamedTuple):
     """The server's model, to be read only, and the form in which its changes travel.
 
@@ -154,8 +180,11 @@ class Follower:
                 )
             model = Model(self._by_steps(arrays, note, state))
             return Followed(form_of_updates(self._layout), model)
-        update = self._decode(next(iter(arrays.values())).data)
-        sent = form_of_payload(update)
+        here = kept(state, REPLICA).get(MODEL) if note.base is not None else None
+        if note.base is not None and here is None:
+            raise PayloadError(LACKS)
+        most = MAX_SIZE if here is None else here.size  # changes are of what is here
+        sent, update = self._decode.whole(next(iter(arrays.values())).data, most)
         form = form_of_updates(sent.whole, tuple(note.exact or ()))
         if note.base is None:
             came = Model(update.dense(), update.own)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -12,11 +13,19 @@ from flwr.common.constant import ErrorCode
 
 from ..layout import Layout
 from ..own import Own
-from ..payload import Update
+from ..payload import Update, declared
 from ..stages import PayloadError, is_finite
 from ..statistics import below_zero
 from .arrays import filled, layout_of, records
-from .form import Form, Model, form_of_models, form_of_payload, moved
+from .form import (
+    Form,
+    Model,
+    form_as_declared,
+    form_of_models,
+    form_of_updates,
+    is_float,
+    moved,
+)
 from .notes import ACCURACY, LOSS, MOST, brief, number
 
 
@@ -80,21 +89,56 @@ class Underway:
         return found
 
 
-def answered(
-    update: Update, form: Form, start: Model, *, whole: bool, named: bool
-) -> tuple[Form, Model]:
-    """Return the model that a node's payload leads to, and its form.
+MOST_SIZE = 4  # times the bytes and tensors of the model sent: what a reply of others may hold
+LEAST_BYTES, LEAST_TENSORS = 1 << 18, 256  # that such a reply may hold, however small the model
 
-    `form`, `start`: of the model that the node was sent. `whole`: the payload holds the model, not
-    what has changed in it; `named`: it says its tensors, which may be others than those of `form`.
-    Raises `PayloadError` for values that no strategy can use.
+
+def expected(
+    payload: bytes, sent: Form, *, whole: bool, named: bool, counts: Collection[str] = ()
+) -> Form:
+    """Return the form in which a reply's payload must come, by its header where it names tensors.
+
+    `sent`: of the model that the node was sent; `counts`: names of tensors that were no floats at
+    first. Of a reply that names its tensors that tells which there are; those that were sent must
+    come in their type, or as floats of another width, and all in the part of the payload that the
+    link gives their type. Raises `PayloadError` for others, and for more than a reply may hold:
+    nothing is decoded before.
     """
-    if named:
-        there = form_of_payload(update)
-        form, start = there, start if whole else moved(start, form, there)
+    if not named:
+        return form_of_models(sent) if whole else sent
+    size = sum(map(_bytes_of, sent.whole.shapes, sent.whole.dtypes))
+    most = max(MOST_SIZE * size, LEAST_BYTES)
+    tensors = max(MOST_SIZE * len(sent.whole), LEAST_TENSORS)
+    layout, own = declared(payload, max_size=most, max_tensors=tensors)
+    if sum(map(_bytes_of, layout.shapes, layout.dtypes)) > most:
+        raise PayloadError(f"its tensors have more than the {most} bytes that are allowed here")
+    before = dict(zip(sent.whole.names, sent.whole.dtypes, strict=True))
+    for name, dtype in zip(layout.names, layout.dtypes, strict=True):
+        was = before.get(name, dtype)
+        if dtype != was and not (is_float(was) and (is_float(dtype) or name in counts)):
+            raise PayloadError(f"{brief(name)} comes as {dtype}, {was} was sent")
+    there, form = form_as_declared(layout, own), form_of_updates(layout, sent.patterns)
     form = form_of_models(form) if whole else form
-    if tuple(each.position for each in update.own) != form.beside:
-        raise PayloadError("the update holds other tensors in their own type than was asked")
+    if own != form.beside:
+        odd = layout.names[min({*own} ^ {*form.beside})]
+        raise PayloadError(f"{brief(odd)} travels in another part of the payload than is asked")
+    return there
+
+
+def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
+    """Return a tensor's bytes, at least four an entry: as many as in the vector."""
+    return math.prod(shape) * (8 if dtype.endswith("64") else 4)
+
+
+def answered(update: Update, form: Form, sent: Form, start: Model, *, whole: bool) -> Model:
+    """Return the model that a node's payload leads to.
+
+    `form`: of the payload, as `expected`; `sent`, `start`: of the model that the node was sent.
+    `whole`: the payload holds the model, not what has changed in it. Raises `PayloadError` for
+    values that no strategy can use.
+    """
+    if not whole and form is not sent:
+        start = moved(start, sent, form)
     with np.errstate(over="ignore"):
         vector = update.dense() if whole else update.model_from(start.vector)
     if not is_finite(vector):
@@ -102,7 +146,7 @@ def answered(
     _expect_as_finite(update.own, start.own)
     if below_zero(form.layout, vector):
         raise PayloadError("its update holds a running variance below 0")
-    return form, Model(vector, update.own)
+    return Model(vector, update.own)
 
 
 def _expect_as_finite(own: Sequence[Own], start: Sequence[Own]) -> None:

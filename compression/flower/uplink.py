@@ -12,7 +12,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from ..codec import Codec
 from ..layout import Layout
 from ..stages import PayloadError
-from ..statistics import changes
+from ..statistics import changes, matches
 from .arrays import (
     filled,
     flat_record,
@@ -24,7 +24,7 @@ from .arrays import (
     update_of,
     with_content,
 )
-from .form import Form, Model, converted, form_of_models, form_of_updates, moved
+from .form import Form, Model, converted, form_of_models, form_of_updates, is_float, moved
 from .method import chosen
 from .notes import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, trains, written
 from .privacy import clip_of, expect_clip_kept, is_clipped, within_clip
@@ -129,10 +129,9 @@ class Uplink:
         if self._layout is not None:
             model, own, named = Model(to_vector(record, self._layout)), form, False
         else:
-            theirs = layout_of(record)
-            ours = form.whole
-            other = theirs != ours if self.codec.exact else _shapes(theirs) != _shapes(ours)
             exact = tuple(note.exact or ())
+            theirs = _in_types_of(layout_of(record), form.whole, exact)
+            other = _tensors(theirs, self.codec.exact) != _tensors(form.whole, self.codec.exact)
             own, named = (form_of_updates(theirs, exact), True) if other else (form, False)
             if self.codec.exact:  # a difference would be rounded, as would float64 in a vector
                 whole = form_of_models(own)
@@ -231,8 +230,26 @@ def _key_of_model(content: RecordDict, name: str) -> str | None:
     return name if name in keys else next(iter(keys), None)
 
 
-def _shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
-    return dict(zip(layout.names, layout.shapes, strict=True))
+def _tensors(layout: Layout, types: bool) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shapes by name, and types if they count."""
+    dtypes = layout.dtypes if types else ("",) * len(layout)
+    return dict(zip(layout.names, zip(layout.shapes, dtypes, strict=True), strict=True))
+
+
+def _in_types_of(theirs: Layout, ours: Layout, exact: tuple[str, ...]) -> Layout:
+    """Return the layout of an app's tensors as they are to be answered: those that came as such.
+
+    Floats stay of the width that the app has made them, and integers of which a mean had made
+    floats, which `exact` names; other tensors become again what they came as.
+    """
+    was = dict(zip(ours.names, ours.dtypes, strict=True))
+    dtypes = tuple(
+        dtype
+        if name not in was or (is_float(was[name]) and (is_float(dtype) or matches(name, exact)))
+        else was[name]
+        for name, dtype in zip(theirs.names, theirs.dtypes, strict=True)
+    )
+    return Layout(theirs.names, theirs.shapes, dtypes)
 
 
 def _loss(content: RecordDict) -> float | None:

@@ -87,14 +87,14 @@ class Differences:
         seed = (self._seed << 64) | self._state.encoded
         change = changes(model.vector, start, form.layout, self._codec.exact_names)
         payload = self._codec.encode(change, form.layout, seed=seed, names=named, own=own)
-        received = decode_update(payload, form.whole).model_from(start)
+        received = decode_update(payload, form.whole, own=form.beside).model_from(start)
         versions[base] = versions.pop(base)  # used last
         return self._parcel(payload, Model(received, own), form, {"base": base})
 
     def _parcel_whole(self, model: Model, form: Form, named: bool) -> Parcel:
         whole, (vector, own) = form_of_models(form), model
         payload = self._whole.encode(vector, whole.layout, names=named, own=own)
-        update = decode_update(payload, form.whole)
+        update = decode_update(payload, whole.whole, own=whole.beside)
         received = converted(Model(update.dense(), own), whole, form)
         return self._parcel(payload, received, form, {})
 

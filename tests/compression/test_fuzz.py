@@ -84,9 +84,8 @@ class Damage:
 
 
 def encode(target, update, layout, names):
-    """Return a payload of a target, the indices that its decoder must know, and its model.
-
-    One with names has tensors in their own type as well.
+    """Return a payload of a target, the indices that its decoder must know, its model, and which
+    tensors of that are in their own type: one with names has such as well.
     """
     kind, quantizer, coder = target
     given = [Own(len(layout) + i, f"own {i}", array) for i, array in enumerate(OWN)]
@@ -95,15 +94,16 @@ def encode(target, update, layout, names):
     columns = (layout.names, layout.shapes, layout.dtypes)
     added = zip(*tensors, strict=True) if tensors else ((), (), ())
     model = Layout(*(there + tuple(more) for there, more in zip(columns, added, strict=True)))
+    places = tuple(each.position for each in own)
     if kind != "repeated":
         codec = make_codec(kind, quantizer, coder)
-        return codec.encode(update, layout, names=names, own=own), None, model
+        return codec.encode(update, layout, names=names, own=own), None, model, places
     codec, memory = make_codec("esgd", quantizer, coder, drop=0.8, cap=0.0), {}
     first = codec.encode(update, layout, memory=memory, loss=2.0)
     second = codec.encode(
         update, layout, memory=memory, loss=1.0, names=names, own=own, as_before=True
     )
-    return second, decode_update(first, layout).selected, model
+    return second, decode_update(first, layout).selected, model, places
 
 
 @pytest.fixture(scope="module")
@@ -120,14 +120,14 @@ def payloads(mixed, make_layout, update_for):
     }
 
 
-def check(payload, layout, before) -> bool:
+def check(payload, layout, before, own) -> bool:
     """Decode; return whether the payload was accepted."""
     tracemalloc.reset_peak()
     start, _ = tracemalloc.get_traced_memory()
     started = time.perf_counter()
     try:
-        update = decode_update(payload, layout, before=before, max_size=MAX_SIZE)
-        vector, found, own = update.dense(), update.layout, update.own
+        update = decode_update(payload, layout, own=own, before=before, max_size=MAX_SIZE)
+        vector, found, there = update.dense(), update.layout, update.own
         selected = update.selected
     except PayloadError:
         size = layout.size if layout is not None else MAX_SIZE
@@ -139,8 +139,9 @@ def check(payload, layout, before) -> bool:
         assert np.isfinite(vector).all()
         assert size <= (layout.size if layout is not None else MAX_SIZE)
         assert selected is None or (np.diff(selected.astype(np.int64)) > 0).all()
-        assert not any(np.isnan(each.array).any() for each in own if each.array.dtype.kind == "f")
-        accepted, beside = True, sum(each.array.nbytes for each in own)
+        assert not any(np.isnan(each.array).any() for each in there if each.array.dtype.kind == "f")
+        assert layout is None or tuple(each.position for each in there) == own
+        accepted, beside = True, sum(each.array.nbytes for each in there)
     assert time.perf_counter() - started < SLOWEST
     used = tracemalloc.get_traced_memory()[1] - start
     assert used <= 3.1 * 4 * size + 2 * beside + (1 << 17)
@@ -157,12 +158,12 @@ def test_damaged_payloads(target, payloads, reseal, pytestconfig):
     tracemalloc.start()
     try:
         for turn in range(count):
-            original, before, model = payloads[target][turn // 2 % len(payloads[target])]
+            original, before, model, own = payloads[target][turn // 2 % len(payloads[target])]
             by_parts = turn % 2
             body = surgery(original, before) if by_parts else damage(original[:-8])
             if body == original[:-8]:
                 continue
-            if check(reseal(body), model if turn % 3 else None, before):
+            if check(reseal(body), model if turn % 5 % 2 else None, before, own):
                 accepted[by_parts] += 1
             else:
                 refused += 1
@@ -183,11 +184,11 @@ def test_some_damage_was_another_valid_payload():
 
 @pytest.mark.parametrize("target", TARGETS, ids="-".join)
 def test_every_truncation(target, payloads, reseal):
-    payload, before, model = payloads[target][0]
+    payload, before, model, own = payloads[target][0]
     body = payload[:-8]
     ends = {*range(0, len(body), 7), *range(80), *range(len(body) - 20, len(body))}
     for length in (end for end in ends if 0 <= end < len(body)):
         with pytest.raises(PayloadError):
-            decode_update(payload[:length], model, before=before)
+            decode_update(payload[:length], model, own=own, before=before)
         with pytest.raises(PayloadError):
-            decode_update(reseal(body[:length]), model, before=before)
+            decode_update(reseal(body[:length]), model, own=own, before=before)

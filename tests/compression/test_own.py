@@ -39,7 +39,8 @@ def test_every_value_of_every_type_comes_back(data):
     own = [Own(1 + i, f"t{i}", data.draw(tensors(kind))) for i, kind in enumerate(kinds)]
     payload = encoded(own)
     for model in (None, model_of(own)):
-        update = decode_update(payload, model)
+        at = tuple(each.position for each in own) if model else ()
+        update = decode_update(payload, model, own=at)
         assert update.layout.names == ("w", "b")
         for sent, got in zip(own, update.own, strict=True):
             assert (got.position, got.name) == (sent.position, sent.name)
@@ -55,7 +56,7 @@ def test_beside_a_selection_with_a_memory(sparsifier):
     own = [Own(1, "steps", np.array([2**62 + 1, -5]))]
     for _ in range(2):
         payload = codec.encode(VECTOR, LAYOUT, memory=memory, own=own)
-        update = decode_update(payload, model_of(own))
+        update = decode_update(payload, model_of(own), own=(1,))
         np.testing.assert_array_equal(update.own[0].array, own[0].array)
         if codec.keeps:
             codec.put_back(payload, LAYOUT, memory)  # the layout that it was encoded with

@@ -1,0 +1,171 @@
+"""Replies whose payload says other types or parts than asked: honest ones work, others are left
+out.
+"""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import FedAvg
+
+from compression import Layout, make_codec
+from compression.flower import Link, Uplink, payload_record
+from compression.flower.notes import NOTE
+from compression.header import DTYPES, varint
+from compression.own import Own
+from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
+from tests.compression.flower.federation import SHAPES, initial
+
+ENTRIES = sum(int(np.prod(shape)) for shape in SHAPES.values())
+RAW = make_codec(coder="raw")
+
+
+def link_of(change, uplink="dense"):
+    """Return a link whose first node's replies are changed."""
+    app = moving(to_targets, Uplink(uplink))
+
+    def answer(message, context):
+        reply = app(message, context)
+        if context.node_config["partition-id"] == 0:
+            change(reply)
+        return reply
+
+    return Link(grid_of(answer))
+
+
+def in_vector(dtypes, **note):
+    """Send the model in a vector that names its tensors of these types."""
+
+    def change(reply):
+        layout = Layout(tuple(SHAPES), tuple(SHAPES.values()), dtypes)
+        payload = RAW.encode(np.ones(layout.size, np.float32), layout, names=True)
+        said = {**reply.content[NOTE], "named": 1, **note}
+        reply.content["arrays"], reply.content[NOTE] = payload_record(payload), ConfigRecord(said)
+
+    return change
+
+
+def beside(dtype):
+    """Send all tensors in a type of their own."""
+
+    def change(reply):
+        given = enumerate(SHAPES.items())
+        own = [Own(i, name, np.ones(shape, dtype)) for i, (name, shape) in given]
+        payload = RAW.encode(np.ones(0, np.float32), Layout((), (), ()), names=True, own=own)
+        said = {**reply.content[NOTE], "named": 1, "whole": 1}
+        reply.content["arrays"], reply.content[NOTE] = payload_record(payload), ConfigRecord(said)
+
+    return change
+
+
+def left_out(link, caplog, said):
+    """One reply of all is left out, for what it says; the strategy gets the types that it sent."""
+    sent = initial()
+    replies = link.send_and_receive(ask(link, sent))
+    assert [reply.has_error() for reply in replies].count(True) == 1
+    assert link.traffic.failures == 1
+    assert "node 1" in caplog.text
+    assert said in caplog.text
+    for reply in replies:
+        if not reply.has_error():
+            FedAvg().aggregate_train(1, [reply])
+            for name, array in reply.content["arrays"].items():
+                assert array.dtype == sent[name].dtype
+
+
+@pytest.mark.parametrize("whole", [None, 1])
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if not d.startswith("float")])
+def test_types_that_are_none_of_a_vector(dtype, whole, caplog):
+    note = {"whole": 1} if whole else {}
+    left_out(link_of(in_vector((dtype,) * len(SHAPES), **note)), caplog, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint64", "bool", "int64", "uint8"])
+def test_types_that_were_not_asked_for(dtype, caplog):
+    left_out(link_of(beside(dtype)), caplog, f"comes as {dtype}, float32 was sent")
+
+
+def test_floats_beside_the_vector_that_belong_into_it(caplog):
+    left_out(link_of(beside("float32")), caplog, "travels in another part of the payload")
+
+
+def second_payload(reply):
+    reply.content["more"] = reply.content["arrays"]
+
+
+def test_a_second_payload(caplog):
+    link = link_of(second_payload)
+    replies = link.send_and_receive(ask(link, initial()))
+    assert [reply.has_error() for reply in replies].count(True) == 1
+    assert "holds 2 payloads" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["dense", "int8"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.int64])
+def test_apps_that_answer_in_another_type_are_taken(method, dtype):
+    """NumPy makes float64 of float32, and long integers of short ones; torch's halves are."""
+    counts = np.array([1, 2], np.int32)
+
+    def train(node, values, state):
+        return {"arrays": {"w": values["w"].astype(dtype), "n": values["n"].astype(np.int64)}}
+
+    values = {"w": np.full(3, 2.0, np.float32), "n": counts}
+    link = Link(grid_of(moving(train, Uplink(method))))
+    arrays = ArrayRecord({name: Array(value) for name, value in values.items()})
+    for reply in link.send_and_receive(ask(link, arrays)):
+        found = {name: array.numpy() for name, array in reply.content["arrays"].items()}
+        np.testing.assert_array_equal(found["w"], values["w"])
+        assert found["w"].dtype.kind == "f"
+        assert found["n"].dtype == counts.dtype
+        np.testing.assert_array_equal(found["n"], counts)
+    assert link.traffic.failures == 0
+
+
+@pytest.mark.parametrize("method", ["dense", "topk"])
+def test_tensors_that_were_not_sent_are_of_any_type_that_numpy_has(method):
+    """Adapters, say, or a head of a node's own: the app has made them, of whatever type."""
+    kinds = [kind for kind in DTYPES if kind != "bfloat16"]
+    values = {f"adapter.{kind}": np.ones((4, 2), kind) for kind in kinds}
+
+    def train(node, _, state):
+        return {"arrays": values}
+
+    link = Link(
+        grid_of(moving(train, Uplink(method, **({} if method == "dense" else {"density": 1.0}))))
+    )
+    replies = link.send_and_receive(ask(link, initial()))
+    assert link.traffic.failures == 0
+    assert len(replies) == NODES
+    for reply in replies:
+        for name, array in reply.content["arrays"].items():
+            assert array.dtype == values[name].dtype
+            np.testing.assert_array_equal(array.numpy(), values[name])
+
+
+@pytest.mark.parametrize("entries", [1 << 22, 1 << 27, 1 << 40])
+@pytest.mark.parametrize("part", ["vector", "own"])
+def test_a_size_is_believed_by_nobody(caplog, reseal, part, entries):
+    """40 bytes that declare a tensor of so many entries, none of which are there."""
+    size = varint(entries)
+    table = b"\x01\x00\x05\x01" + size + b"\x01x" if part == "own" else b""
+    shapes = b"\x00" if part == "own" else b"\x01\x01" + size
+    body = b"EWP\x01\x01\x00\x00" + bytes([4 * (part == "own")]) + table + shapes
+    body += b"\x01\x00\x00\x00"
+    payload = reseal(body + bytes(-len(body) % 8))
+
+    def change(reply):
+        said = {**reply.content[NOTE], "named": 1}
+        reply.content["arrays"], reply.content[NOTE] = payload_record(payload), ConfigRecord(said)
+
+    link = link_of(change)
+    messages = ask(link, initial())
+    tracemalloc.start()
+    try:
+        replies = link.send_and_receive(messages)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [reply.has_error() for reply in replies].count(True) == 1
+    assert peak < 1 << 21
+    assert "entries allowed here" in caplog.text
