@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 FIRST, LAST = (1, 40), (1, 42)  # the first with a Fleet API over HTTP; the last that was tried
@@ -19,8 +21,7 @@ def installed(package: str = "flwr") -> str:
 
 def is_known(found: str) -> bool:
     """Return whether a release of Flower is one of those that were tried."""
-    numbers = tuple(int(each) for each in re.findall(r"\d+", found)[:2])
-    return FIRST <= numbers <= LAST
+    return FIRST <= _release(found) <= LAST
 
 
 def lacking(error: ImportError) -> str:
@@ -29,3 +30,42 @@ def lacking(error: ImportError) -> str:
     if not found:
         return f"Flower is not installed: `pip install '{WANTED}'`"
     return f"this Flower ({found}) does not go with it ({error}): `pip install '{WANTED}'`"
+
+
+def older_superlink(words: Sequence[str] | None = None) -> str | None:
+    """Return in one line that a run has come to a SuperLink of an older Flower; None: it has not.
+
+    `flwr run` takes whatever SuperLink listens on its port: one that an older Flower has left
+    there, too. `words`: the command line of the run's process; None: this process's.
+    """
+    found = {name: _release(name) for name in (installed(), _superlinks_own(words or sys.argv))}
+    older = [name for name, release in found.items() if () < release < LAST]
+    if not older:
+        return None
+    newest = ".".join(map(str, LAST))
+    return (
+        f"this run's SuperLink is of Flower {min(older, key=_release)}, older than {newest}: if "
+        "`flwr run` has found it on its port, left there by an earlier Flower, end it "
+        "(`pkill -f flower-superlink`) and run again"
+    )
+
+
+def _release(found: str) -> tuple[int, ...]:
+    """Return a version's first two numbers; () for what is none."""
+    return tuple(int(each) for each in re.findall(r"\d+", found)[:2])
+
+
+def _superlinks_own(words: Sequence[str]) -> str:
+    """Return the version of the SuperLink that a process of Flower's was told of; "": not known.
+
+    It stays what it was at its start when the package is replaced meanwhile.
+    """
+    import httpx  # not above: a node without Flower has none, and is to say so
+
+    try:
+        address = words[list(words).index("--runtime-api-address") + 1]
+        url = f"http{'' if '--insecure' in words else 's'}://{address}/openapi.json"
+        found = httpx.get(url, timeout=5.0, trust_env=False, verify=False)
+        return str(found.raise_for_status().json()["info"]["version"])
+    except (ValueError, LookupError, TypeError, httpx.HTTPError, httpx.InvalidURL):
+        return ""

@@ -19,6 +19,7 @@ from conf.check import check_target
 from conf.real_time import expect_real_time
 from conf.trust import output_of
 from deploy.grids import bundled, was_stopped
+from deploy.releases import older_superlink
 from strategy.checkpoint import forget
 from strategy.lasting import LastingNodes
 from strategy.nodes import OrderedGrid, count_nodes
@@ -35,6 +36,7 @@ from task.steps import Evaluation, evaluate, prepare
 
 OWN = ("drift", "staleness", "prediction_error")  # what some strategies measure beside the loss
 app = ServerApp()
+log = logging.getLogger("edgewire")
 
 
 @app.main()
@@ -49,6 +51,9 @@ def main(grid: Grid, context: Context) -> None:
     grid = OrderedGrid(nodes or grid)
     if grid.virtual_seconds is None:
         expect_real_time(config)
+        # of `flwr run` alone: the engines start a SuperLink themselves, or are given one
+        if not context.run_config.get("config") and (line := older_superlink()):
+            log.warning("%s", line)
     settle()
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     if resume and not folder:
@@ -78,7 +83,6 @@ def main(grid: Grid, context: Context) -> None:
 
 def mark_warnings() -> None:
     """Say whose warnings are where nobody shows them: who follows the run's log looks for that."""
-    log = logging.getLogger("edgewire")
     if not log.hasHandlers():  # a process of Flower's, whose output is the log
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))

@@ -4,7 +4,9 @@ What happens with real ones: `python -m tests.deploy.other_release`, by hand.
 """
 
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec, module_from_spec
+from threading import Thread
 
 import pytest
 from flwr.superlink.grid.http_grid import HttpGrid
@@ -131,3 +133,60 @@ def test_without_flower_a_node_says_so(monkeypatch):
 )  # fmt: skip
 def test_releases_that_were_tried(found, known):
     assert releases.is_known(found) is known
+
+
+@pytest.fixture
+def superlink():
+    """A SuperLink that says of which release it is: `superlink.release`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = self.server.release.encode()
+            self.send_response(200 if self.path == "/openapi.json" else 404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server.words = ["flwr-simulation", "--insecure", "--runtime-api-address",
+                    f"127.0.0.1:{server.server_port}"]  # fmt: skip
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "said"),
+    [
+        ("1.42.0", '{"info": {"version": "1.41.0"}}', "1.41.0"),  # replaced while it went on
+        ("1.41.2", '{"info": {"version": "1.41.2"}}', "1.41.2"),
+        ("1.40.0", '{"info": {"version": "1.41.2"}}', "1.40.0"),
+        ("1.42.0", '{"info": {"version": "1.42.3"}}', None),
+        ("1.42.0", '{"info": {"version": "1.43.0"}}', None),
+        ("1.42.0", "[]", None),
+        ("1.42.0", "no JSON", None),
+        ("1.41.0", "", "1.41.0"),
+    ],
+)
+def test_a_superlink_of_an_older_flower_is_named(here, there, said, superlink, monkeypatch):
+    monkeypatch.setattr(releases, "installed", lambda: here)
+    superlink.release = there
+    line = releases.older_superlink(superlink.words)
+    if said is None:
+        assert line is None
+    else:
+        assert f"of Flower {said}, older than 1.42" in line
+        assert "pkill -f flower-superlink" in line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("words", [["run.py"], ["x", "--runtime-api-address"],
+                                   ["x", "--runtime-api-address", "127.0.0.1:1", "--insecure"],
+                                   ["x", "--runtime-api-address", "no:no:no"]])  # fmt: skip
+def test_without_a_superlink_that_answers_nobody_is_older(words, monkeypatch):
+    monkeypatch.setattr(releases, "installed", lambda: "1.42.0")
+    assert releases.older_superlink(words) is None
