@@ -72,7 +72,7 @@ class Segments:
         if "copy" in arrays:
             if stage is None or stage.place != place:
                 stage = self._stages[node] = Stage(self.config, self.data, place)
-            stage.begin(*unpack_copy(arrays["copy"].data, stage.part.size))
+            stage.begin(*unpack_copy(arrays["copy"].data, stage.copy_form, whole=True))
             kept.begin(place.segment, life)
             return stage
         if not kept.holds(place.segment, life):

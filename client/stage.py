@@ -17,7 +17,7 @@ from torch.autograd import backward
 from torch.nn.functional import mse_loss
 
 from compression import PayloadError
-from compression.flower.tensors import GRADIENT, MODULE, SAMPLES, STATE
+from compression.flower.tensors import GRADIENT, MODULE, SAMPLES, STATE, CopyForm, types_of
 from compression.stages import DIVERGED
 from conf import Config
 from conf.build import model_of, optimizer_of
@@ -149,6 +149,13 @@ class Stage:
     def beside(self) -> dict[str, NDArray[Any]]:
         """Return what is no float32 vector: counters, constants."""
         return {name: t.detach().cpu().numpy() for name, t in self.segment.beside().items()}
+
+    @property
+    def copy_form(self) -> CopyForm:
+        """What a copy of this segment may hold."""
+        module = 0 if self.module is None else self.module.flat.state.numel()
+        size, trained = self.main.flat.state.numel(), self.main.flat.num_parameters
+        return CopyForm(size, trained, module, types_of(self.beside()), self._config.batch_size)
 
     def begin(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
         """Begin with a copy that the server has sent: a module that it lacks begins anew."""

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compression import Layout, PayloadError
-from compression.flower.tensors import (
-    GRADIENT,
-    MODULE,
-    SAMPLES,
-    STATE,
-    pack_copy,
-    unpack_copy,
-)
+from compression import Layout
+from compression.flower.tensors import STATE, pack_copy, unpack_copy
 from compression.stages import Vector
 from compression.statistics import Extent
 from strategy.flow import Task
@@ -112,32 +105,13 @@ class Copies:
 
     def take(self, task: Task, kind: str, payload: bytes) -> None:
         """Take a segment's copy. Raises `PayloadError` for what is none."""
-        size, most = self._parts[task.segment].size, self._plan.most[task.segment]
-        vectors, beside = unpack_copy(payload, size, most)
-        state = vectors[STATE]
+        form = self._plan.copies[task.segment]
+        state = unpack_copy(payload, form, whole=kind == "all")[0][STATE]
         if kind == "all":
-            self._expect_sound(task.segment, vectors, beside)
             self._state.last[task.segment] = payload
         while (point := self._point(task.segment)) is not None and point <= task.end:
             self._state.weights.setdefault(point, [None] * len(self._parts))[task.segment] = state
             self._state.delivered[task.segment] += 1
-
-    def _expect_sound(
-        self, segment: int, vectors: dict[str, Vector], beside: dict[str, NDArray[Any]]
-    ) -> None:
-        """Raise `PayloadError` for a copy that nobody could begin with."""
-        part, module = self._parts[segment], self._plan.modules[segment]
-        sizes = {STATE: part.size, MODULE: module, GRADIENT: part.trained, SAMPLES: 1}
-        moments = {STATE: part.trained, MODULE: module}
-        for name, vector in vectors.items():
-            of, _, key = name.partition(" ")
-            if len(vector) not in ((moments.get(of), 1) if key else (sizes.get(of),)):
-                raise PayloadError(f"the copy's {name!r} has {len(vector)} entries")
-        if (GRADIENT in vectors) != (SAMPLES in vectors):
-            raise PayloadError("the copy holds half of an unfinished mini-batch")
-        shapes = {name: (array.shape, array.dtype) for name, array in beside.items()}
-        if shapes != {n: (a.shape, a.dtype) for n, a in self._plan.beside[segment].items()}:
-            raise PayloadError("the copy's counters and constants are not those of its layers")
 
     def complete(self) -> tuple[int, Vector] | None:
         """Return the next point of which all copies are there, and its model; once."""

@@ -263,18 +263,16 @@ class Dispatch:
                 raise PayloadError(f"mini-batches of {samples:g} samples are none of this run's")
             self._store.put_samples(task, int(samples))
         samples = self._store.samples(task)
-        kept = plan.check(task, samples, found)
+        plan.check(task, samples, found, bool(sent.copy))
         self.links.worked(task.segment, metrics.get(SECONDS), task.batches / self._micros)
         if LOSS in metrics:
             self._state.losses.append(number(metrics, LOSS))
         if ERROR in metrics:
             self._state.errors.append(number(metrics, ERROR))
         if sent.copy:
-            if "copy" not in found:
-                raise PayloadError("the reply holds no copy of its segment")
             self.copies.take(task, sent.copy, found["copy"])
         traffic.uplink_bytes_float32 += plain_bytes(found, plan.plain(task, samples))
-        for name in kept:
+        for name in plan.asked(task):
             self._store.put(task, name, found[name])
         if any(name.startswith(GRADIENTS) for name in sent.arrays):
             self._hear(task.segment, bool(metrics.get(REFUSED)))

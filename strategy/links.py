@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from compression import PayloadError, describe
 from compression.flower import Traffic
-from compression.flower.arrays import STYPE, records
+from compression.flower.arrays import records
 from compression.flower.notes import ToServer, read
 from compression.flower.tensors import GRADIENTS
 from compression.flower.traffic import reason_of
@@ -40,12 +40,10 @@ def opened(reply: Message) -> Opened:
     """Return what a reply holds."""
     if reply.has_error():
         return Opened({}, None, None, reason_of(reply), reply.error.code)
-    payloads = {
-        name: array.data
-        for _, record in records(reply.content, ArrayRecord)
-        for name, array in record.items()
-        if array.stype == STYPE
-    }
+    payloads: dict[str, bytes] = {}
+    for _, record in records(reply.content, ArrayRecord):
+        for name, array in record.items():  # one name twice: the second is none that was asked for
+            payloads[name if name not in payloads else f"{name} (again)"] = array.data
     metrics = next(iter(records(reply.content, MetricRecord)), None)
     number = None
     with suppress(PayloadError):
@@ -117,7 +115,10 @@ class Links:
 
 
 def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
-    """Return what payloads would be as Flower's plain Arrays."""
+    """Return what payloads would be as Flower's plain Arrays.
+
+    They are our own, or were held against what was asked: what they declare is believed.
+    """
     total = 0
     for name, payload in payloads.items():
         key = GRADIENTS if name.startswith(GRADIENTS) else name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,15 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from compression import Codec, PayloadError, describe
-from compression.flower.receipts import OTHER_METHOD
-from compression.flower.tensors import GRADIENTS
+from compression import Codec, PayloadError
+from compression.flower.notes import brief
+from compression.flower.tensors import (
+    GRADIENTS,
+    CopyForm,
+    expect_tensors,
+    types_of,
+    unpack_labels,
+)
 from conf import Config
 from conf.build import codec_of, gradients_of, model_of
 from strategy.flow import Task
@@ -33,7 +38,8 @@ AUTO = "auto"
 
 class Plan:
     """The parts of a model; `beside`: each part's tensors that are no float32 vector; `modules`:
-    entries of its module; `codecs`: of what nodes send to each other, by name.
+    entries of its module; `codecs`: of what nodes send to each other, by name; `classes`: of the
+    labels. `copies`: what a copy of each part may hold.
     """
 
     def __init__(
@@ -45,12 +51,12 @@ class Plan:
         batch_size: int,
         modules: list[int],
         codecs: Mapping[str, Codec],
+        classes: int,
     ) -> None:
         self.parts, self.costs, self.names, self.beside = parts, costs, names, beside
-        self.batch_size, self.modules, self._codecs = batch_size, modules, codecs
-        # entries of a full copy at most: weights, two moments, and a gradient, of both; counters
-        self.most = [
-            4 * (part.size + module + sum(a.size for a in more.values())) + 64
+        self.batch_size, self._codecs, self._classes = batch_size, codecs, classes
+        self.copies = [
+            CopyForm(part.size, part.trained, module, types_of(more), batch_size)
             for part, module, more in zip(parts, modules, beside, strict=True)
         ]
 
@@ -81,32 +87,35 @@ class Plan:
         found = {name: [((samples, *shape), "float32")] * many for name, shape in shapes.items()}
         return {**found, "labels": [((samples,), "int64")] * many}
 
-    def check(self, task: Task, samples: int, payloads: Mapping[str, bytes]) -> list[str]:
-        """Return the names of what a reply holds for other segments.
-
-        Raises `PayloadError` for one that does not hold what its task leaves.
-        """
-        part, count = self.parts[task.segment], task.batches * samples
+    def asked(self, task: Task) -> list[str]:
+        """Return the names of what a task's reply is to hold for other segments."""
         ends = task.segment + 1 == len(self.parts)
-        if not task.phase:
-            return []
-        wanted = {}
-        if not ends and task.phase != "backward":
-            wanted["output"] = count * math.prod(part.output)
-        if task.segment and (ends or task.phase != "forward"):
-            wanted["gradients"] = count * math.prod(part.input)
-        for name, size in wanted.items():
+        forward, backward = task.phase in ("train", "forward"), task.phase in ("train", "backward")
+        return [
+            *["output"] * (forward and not ends),
+            *["gradients"] * (task.segment > 0 and (backward or (forward and ends))),
+            *["labels"] * (forward and task.segment == 0 and not ends),
+        ]
+
+    def check(self, task: Task, samples: int, payloads: Mapping[str, bytes], copy: bool) -> None:
+        """Raise `PayloadError` unless a reply holds what its task leaves, and nothing else.
+
+        `copy`: of the segment, which `Copies.take` looks at. Of tensors between segments the header
+        is looked at, and labels all: nobody else is given what cannot be used.
+        """
+        part, wanted = self.parts[task.segment], self.asked(task)
+        names = [*wanted, "copy"] if copy else wanted
+        for name in (*payloads, *names):
+            if name not in names:
+                raise PayloadError(f"the reply holds {brief(name)}, which was not asked for")
             if name not in payloads:
                 raise PayloadError(f"the reply holds no {name}")
-            if not self._codecs[name].made(payloads[name]):
-                raise PayloadError(f"its {name}: {OTHER_METHOD}")
-            if (entries := describe(payloads[name]).n) != size:
-                raise PayloadError(f"its {name} have {entries} entries, {size} are expected")
-        if task.segment or ends or task.phase == "backward":
-            return list(wanted)
-        if "labels" not in payloads:
-            raise PayloadError("the reply holds no labels")
-        return [*wanted, "labels"]
+        for name, shape in (("output", part.output), ("gradients", part.input)):
+            if name in wanted:
+                codec, shapes = self._codecs[name], (samples, *shape)
+                expect_tensors(payloads[name], task.batches, shapes, f"its {name}", codec)
+        if "labels" in wanted:
+            unpack_labels(payloads["labels"], (task.batches, samples), self._classes)
 
     def described(self) -> list[dict[str, Any]]:
         """Return what a picture of the plan needs: plain values, a dict a segment."""
@@ -148,7 +157,7 @@ def plan_of(
     classes = data.classes if strategy.conditioned else 0
     modules = [_module_entries(part, classes, strategy.hidden) for part in parts[:-1]]
     codecs = {"output": codec_of(config), "gradients": gradients_of(config)}
-    return Plan(parts, costs, names, beside, config.batch_size, [*modules, 0], codecs)
+    return Plan(parts, costs, names, beside, config.batch_size, [*modules, 0], codecs, data.classes)
 
 
 def _module_entries(part: Part, classes: int, hidden: int) -> int:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from compression import Layout, PayloadError, make_codec
 from compression.flower.tensors import (
+    CopyForm,
     pack,
     pack_copy,
     pack_labels,
@@ -14,8 +15,17 @@ from compression.flower.tensors import (
     unpack_copy,
     unpack_labels,
 )
+from compression.own import Own
 
 EXACT = make_codec()
+FORM = CopyForm(5, 4, 0, {"mask": ((2,), "bool"), "steps": ((), "int64")}, 8)
+BESIDE = {"steps": np.array(7), "mask": np.array([True, False])}
+
+
+def labels_of(labels):
+    """Return labels in the type that they have."""
+    own = [Own(0, "labels", labels)]
+    return EXACT.encode(np.empty(0, np.float32), Layout((), (), ()), own=own)
 
 
 @given(st.integers(1, 4), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 9))
@@ -48,8 +58,12 @@ def test_labels_come_back_in_as_few_bytes_as_they_need(classes, seed):
     ("payload", "said"),
     [
         (pack_labels(np.array([[3, 10]]), 11), "from 0 to 9"),
-        (pack_labels(np.array([3, 4]), 10), "of shape"),
-        (pack([np.ones((1, 2), np.float32)], EXACT), "no labels"),
+        (pack_labels(np.array([3, 4]), 10), "another model"),
+        (pack([np.ones((1, 2), np.float32)], EXACT), "another model"),
+        (labels_of(np.array([[3, 4]])), "another model"),
+        (labels_of(np.array([[3, 4]], np.int8)), "another model"),
+        (labels_of(np.array([[3.0, 4.0]])), "another model"),
+        (labels_of(np.array([[-1, 4]])), "another model"),
         (b"", "no payload"),
     ],
 )
@@ -60,21 +74,65 @@ def test_what_are_no_labels_is_refused(payload, said):
 
 def test_a_copy_holds_all_it_was_given():
     vectors = {"segment": np.arange(5, dtype=np.float32), "segment step": np.ones(1, np.float32)}
-    beside = {"layers.0.1.num_batches_tracked": np.array(7), "mask": np.array([True, False])}
-    found, others = unpack_copy(pack_copy(vectors, beside), 5)
+    found, others = unpack_copy(pack_copy(vectors, BESIDE), FORM, whole=True)
     assert found.keys() == vectors.keys()
     for name, vector in vectors.items():
         np.testing.assert_array_equal(found[name], vector)
-    for name, array in beside.items():
+    for name, array in BESIDE.items():
         assert others[name].dtype == array.dtype
         np.testing.assert_array_equal(others[name], array)
 
 
 @pytest.mark.parametrize("vectors", [{"segment": 4}, {"other": 5}, {}])
-def test_a_copy_of_another_segment_is_refused(vectors):
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_copy_of_another_segment_is_refused(vectors, whole):
     given = {name: np.ones(size, np.float32) for name, size in vectors.items()}
     payload = (
         pack_copy(given, {}) if given else EXACT.encode(np.ones(0, np.float32), Layout((), (), ()))
     )
-    with pytest.raises(PayloadError, match="its 5 values"):
-        unpack_copy(payload, 5)
+    with pytest.raises(PayloadError, match=r"its 5 values|has the shape"):
+        unpack_copy(payload, FORM, whole=whole)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {},
+        {"steps": BESIDE["steps"]},
+        {**BESIDE, "more": np.array(1)},
+        {**BESIDE, "steps": np.array([7])},
+        {**BESIDE, "steps": np.array(7, np.int32)},
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_copy_with_other_counters_is_refused(beside, whole):
+    payload = pack_copy({"segment": np.ones(5, np.float32)}, beside)
+    with pytest.raises(PayloadError, match="counters and constants are not those"):
+        unpack_copy(payload, FORM, whole=whole)
+
+
+def test_a_copy_of_weights_alone_holds_no_more():
+    vectors = {"segment": np.ones(5, np.float32), "segment step": np.ones(1, np.float32)}
+    with pytest.raises(PayloadError, match="'segment step' has the shape"):
+        unpack_copy(pack_copy(vectors, BESIDE), FORM, whole=False)
+
+
+@pytest.mark.parametrize("samples", [0, -1, 9, 2.5, 1e30])
+def test_a_copy_within_a_mini_batch_is_of_some_of_its_samples(samples):
+    vectors = {"segment": np.ones(5, np.float32), "gradient": np.ones(4, np.float32)}
+    for many, good in ((8, True), (samples, False)):
+        payload = pack_copy({**vectors, "samples": np.array([many], np.float32)}, BESIDE)
+        if good:
+            assert unpack_copy(payload, FORM, whole=True)[0]["samples"] == many
+            continue
+        with pytest.raises(PayloadError, match="samples of a mini-batch"):
+            unpack_copy(payload, FORM, whole=True)
+
+
+@pytest.mark.parametrize("count", [5, 30])
+def test_a_copy_holds_no_more_than_an_optimizer_keeps(count):
+    moments = {f"segment {key}": np.ones(400, np.float32) for key in range(count)}
+    payload = pack_copy({"segment": np.ones(500, np.float32), **moments}, BESIDE)
+    form = FORM._replace(size=500, trained=400)
+    with pytest.raises(PayloadError, match=r"entries allowed|at most \d+ are"):
+        unpack_copy(payload, form, whole=True)

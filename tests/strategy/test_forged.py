@@ -1,0 +1,133 @@
+"""Replies of a cut model that hold what was not asked for: their sender is named, and left out."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from xxhash import xxh3_64_intdigest
+
+import client.app
+from compression import Layout, PayloadError, make_codec
+from compression.flower.arrays import STYPE
+from compression.flower.tensors import pack_labels
+from compression.header import varint
+from compression.own import Own
+from tests.strategy.cut import QUICK, SPLIT, run
+from tests.strategy.test_dispatch import missing, spoiling
+
+EMPTY = Layout((), (), ())
+RAW = make_codec(coder="raw")
+LABELS = np.zeros((1, 64), np.int64)
+
+
+def adding(name, data, also=False):
+    """Put a payload into a reply; `also`: even where it holds none of this name."""
+
+    def spoil(reply):
+        record = dict(reply.content["arrays"])
+        if also or name in record:
+            record[name] = Array("uint8", (len(data),), STYPE, data)
+        reply.content["arrays"] = ArrayRecord(record)
+
+    return spoil
+
+
+def labels_of(labels):
+    return RAW.encode(np.empty(0, np.float32), EMPTY, own=[Own(0, "labels", labels)])
+
+
+NO_LABELS = {
+    "none": missing,
+    "no payload": adding("labels", b""),
+    "no tensor": adding("labels", RAW.encode(np.empty(0, np.float32), EMPTY)),
+    "too few": adding("labels", pack_labels(LABELS[:, :63], 10)),
+    "a row too many": adding("labels", pack_labels(np.zeros((2, 64)), 10)),
+    "beyond the classes": adding("labels", pack_labels(LABELS + 10, 10)),
+    "below zero": adding("labels", labels_of(LABELS - 1)),
+    "int8 below zero": adding("labels", labels_of((LABELS - 1).astype(np.int8))),
+    "floats": adding("labels", labels_of(LABELS * 1.0)),
+    "bool": adding("labels", labels_of(LABELS == 0)),
+    "in a vector": adding(
+        "labels", RAW.encode(np.zeros(64, np.float32), Layout(("labels",), ((1, 64),), ("int64",)))
+    ),
+}
+
+
+def in_turn(node, changes, name):
+    """Return an app of which one node's replies that hold `name` are changed, each in another way,
+    after two that are not.
+    """
+    left = [None, None, *changes]
+
+    def app(message, context):
+        reply = client.app.app(message, context)
+        here = context.node_config["partition-id"] == node
+        if here and left and name in reply.content["arrays"]:
+            change = left.pop(0)
+            if change is not None:
+                change(reply)
+        return reply
+
+    return app
+
+
+BOTH = pytest.mark.parametrize("words", [QUICK, SPLIT], ids=["synthetic", "split"])
+
+
+@BOTH
+def test_labels_that_are_none_cost_their_mini_batch_and_no_honest_node_is_blamed(
+    tmp_path, caplog, words
+):
+    app = in_turn(0, NO_LABELS.values(), "labels")
+    result, _, _ = run(tmp_path, *words, "rounds=20", "eval_every=20", app=app)
+    assert result["ended"] == "finished"
+    assert result["failures"] == len(NO_LABELS)
+    assert result["accuracy"] > 0.3
+    assert "node 1 left out: segment 0: labels" in caplog.text
+    assert not [line for line in caplog.text.splitlines() if "segment 1" in line]
+
+
+@BOTH
+def test_who_goes_on_sending_labels_that_are_none_is_replaced(tmp_path, caplog, words):
+    app = in_turn(0, [NO_LABELS["beyond the classes"]] * 50, "labels")
+    result, _, _ = run(tmp_path, *words, "nodes=5", "strategy.segments=4", app=app)
+    assert result["ended"] == "finished"
+    assert result["failures"] == 3
+    assert "segment 0: node 5 takes over from 1" in caplog.text
+
+
+def declaring(entries):
+    """Return a payload of 40 bytes that declares so many entries, and holds none."""
+    body = b"EWP\x01\x01\x00\x00\x00\x01\x01" + varint(entries) + b"\x01\x00\x00\x00"
+    body += bytes(-len(body) % 8)
+    return body + xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+NAMES = ["copy", "gradients-0", "gradients-1", "gradients", "output", "labels", "x" * 10_000]
+
+
+@BOTH
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_payload_costs_nothing_of_what_it_declares(tmp_path, words, node):
+    """None of the names was asked for, or none of that size."""
+    sizes = [1 << 26, 1 << 40] * len(NAMES)
+    both = zip(NAMES * 2, map(declaring, sizes), strict=True)
+    changes = [adding(*each, also=True) for each in both]
+    tracemalloc.start()
+    try:
+        result, _, _ = run(
+            tmp_path, *words, "rounds=20", "eval_every=20", app=in_turn(node, changes, "output")
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert result["round"] == 20
+    assert result["failures"] == len(changes)
+    assert peak < 60 << 20  # a twentieth of it is the segments', the rest the data set's
+
+
+def test_who_always_sends_more_than_is_asked_ends_the_run_by_its_name(tmp_path):
+    app = spoiling(adding("more", b"x", also=True), node=2, times=range(100))
+    with pytest.raises(PayloadError, match=r"segment 2 has failed 20 times in a row.*'more'"):
+        run(tmp_path, *QUICK, app=app)

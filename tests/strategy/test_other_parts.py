@@ -1,0 +1,57 @@
+"""A tensor that travels in another part of the payload than was asked costs that reply alone."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from compression import decode_update, describe, make_codec
+from compression.own import Own
+from conf.load import run_config
+from simulation.job import Job
+from simulation.local import run_local
+from tests.hostile import app_with, with_payload
+from tests.runs import composed
+
+ROOT = Path(__file__).parents[2]
+SHORT = ["dataset=digits", "model=mlp", "nodes=3", "rounds=2", "eval_every=2", "lr=0.1"]
+PUSHES = ["strategy.pushes=9", "strategy.record_every=9", "eval_every=9"]
+
+
+def first_beside(payload):
+    """Return a payload of the same stages whose first tensor is beside the vector."""
+    update, said = decode_update(payload), describe(payload)
+    codec = make_codec(quantizer=said.quantizer, coder=said.coder)
+    name, shape = update.layout.names[0], update.layout.shapes[0]
+    own = [Own(0, name, np.ones(shape, np.float32))]
+    rest = update.layout.without((0,))
+    made = bytearray(codec.encode(np.ones(rest.size, np.float32), rest, own=own))
+    made[4] = payload[4]  # the sparsifier
+    return bytes(made[:-8]) + xxh3_64_intdigest(made[:-8]).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm=sgd"],
+        ["algorithm=esgd"],
+        ["algorithm=powersgd"],
+        ["algorithm=fedavg_topk"],
+        ["algorithm=sgd", "strategy.mean=median"],
+        ["algorithm=adacomp", *PUSHES],
+    ],
+    ids=" ".join,
+)
+def test_a_reply_with_its_first_tensor_beside_the_vector_is_left_out(tmp_path, words, caplog):
+    def attack(message, reply, context):
+        return with_payload(first_beside, reply)
+
+    values = run_config(composed(*SHORT, *words), str(tmp_path))
+    run_local(Job(ROOT, values, 3, tmp_path, client_app=app_with(attack)), workers=1)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["ended"] == "finished"
+    assert result["failures"] >= 2
+    assert result["client_updates"] >= 4
+    assert "must travel in the vector, not in its own type" in caplog.text
