@@ -18,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from .clock import NEVER, VirtualClock, steps_of
 from .line import Line
 from .replies import Replies, size_of
+from .stall import StallGuard
 from .state import GridState
 from .workers import Pool
 
@@ -42,6 +43,7 @@ class LocalGrid(Grid):
         self._state = GridState(clock=self._clock.state)
         self._open: Replies | None = None
         self._line: Line | None = None
+        self.stall = StallGuard()
 
     @property
     def virtual_seconds(self) -> float:
@@ -110,6 +112,7 @@ class LocalGrid(Grid):
     def get_node_ids(self) -> Sequence[int]:
         """Return the ids of the nodes that are there, in the order of their partitions."""
         if self._clock.steady:
+            self.stall.asked(len(self._nodes))
             return self._nodes
         self.settle()
         return tuple(node for node in self._nodes if self._clock.present(node))
@@ -146,6 +149,7 @@ class LocalGrid(Grid):
         self, messages: Iterable[Message], ttl: float, timeout: float, in_turn: bool
     ) -> list[str]:
         self.settle()
+        self.stall.moved()
         state = self._state
         if not state.sent:  # what bounds there are left are of replies that have come
             state.bounds.clear()
@@ -195,7 +199,9 @@ class LocalGrid(Grid):
         there = [(self._state.arrivals[i][0], i) for i in ids if i in self._state.arrivals]
         now = min(min(there)[0] if there else NEVER, deadline)
         if now == NEVER:
+            self.stall.asked(len(self._nodes))
             return []
+        self.stall.moved()
         now = self._clock.now = max(self._clock.now, now)
         taken = [i for arrival, i in there if arrival <= now]
         if self._line:

@@ -36,12 +36,17 @@ class Crew:
             self._nodes += self._first(segments)
 
     def _first(self, segments: int) -> list[int]:
-        grid, nodes = self._grid, list[int]()
+        grid, nodes, before = self._grid, list[int](), -1
         while len(nodes := grid.wait_for_nodes()) < segments:
             if grid.next_look == math.inf:
                 raise PayloadError(
                     f"{segments} segments need as many nodes, there are {len(nodes)}"
                 )
+            if len(nodes) != before:
+                log.warning(
+                    "%d segments wait for as many nodes: %d are there", segments, len(nodes)
+                )
+            before = len(nodes)
             grid.pull_before([], grid.next_look)
         return nodes[:segments]
 

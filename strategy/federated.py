@@ -19,6 +19,7 @@ from compression.flower.link import LinkState
 from compression.flower.notes import EXAMPLES, LOSS, SECONDS, STEPS
 from compression.flower.screen import Screening
 from compression.flower.traffic import flower_bytes
+from strategy.limits import wrapped
 from strategy.server import FLOWER, HOPELESS, EvaluateFn
 from strategy.state import from_bytes, to_bytes
 from strategy.values import Told, told
@@ -105,8 +106,8 @@ class Federated(Sheltered):
 
         Raises `TypeError`, one line, for a strategy that keeps what nobody can put into bytes.
         """
-        self._state.kept = [attributes_of(each) for each in self._wrapped()]
-        for strategy, kept in zip(self._wrapped(), self._state.kept, strict=True):
+        self._state.kept = [attributes_of(each) for each in wrapped(self.strategy)]
+        for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
             expect_kept(type(strategy).__name__, kept)
         return to_bytes(self._state, self._options())
 
@@ -116,7 +117,7 @@ class Federated(Sheltered):
         Raises `StateError` for another's, or one that was saved with other options.
         """
         self._state, self._goes_on = from_bytes(FederatedState, data, self._options()), True
-        for strategy, kept in zip(self._wrapped(), self._state.kept, strict=True):
+        for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
             for name, value in kept.items():
                 setattr(strategy, name, value.value)
 
@@ -124,16 +125,9 @@ class Federated(Sheltered):
         """Nothing is under way between two rounds, but nodes may have gone on."""
         self._state.link.dialogue.go_back(back)
 
-    def _wrapped(self) -> list[Strategy]:
-        """Return the strategy, and those that it wraps."""
-        found = [self.strategy]
-        while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
-            found.append(inner)
-        return found
-
     def _options(self) -> dict[str, str]:
         """Return what a state is bound to."""
-        return {"strategy": " of ".join(type(each).__name__ for each in self._wrapped())}
+        return {"strategy": " of ".join(type(each).__name__ for each in wrapped(self.strategy))}
 
     def start(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
@@ -11,8 +12,11 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from compression.flower.grids import GridWrapper, TimedGrid
+from conf import ConfigError
 from deploy.lives import Checkpoint, Lives, keeps, told
+from strategy.limits import LEAST
 
+ASKS, SECONDS = 10, 10.0  # so often, and for so long, with nothing sent: that is who waits
 log = getLogger("edgewire")
 
 
@@ -43,6 +47,7 @@ class LastingNodes(GridWrapper):
         self._surplus: set[int] = set()  # are there and do not
         self._lives = Lives(life, life)
         self.keeping: set[int] = set()
+        self._asked, self._since, self._warn_after = 0, 0.0, SECONDS
 
     def state(self, done: int) -> LivesState:
         """Return what goes into a checkpoint of so much."""
@@ -81,25 +86,54 @@ class LastingNodes(GridWrapper):
                 log.warning("node %d is gone: the run goes on with %d", node, len(part))
             for node in sorted(surplus - self._surplus):
                 log.warning("node %d takes no part unless one goes: there are nodes=%d", node, most)
+            self._expect_progress(len(part))
         self._part, self._surplus = part, surplus
         return [node for node in found if node in part]
 
+    def _expect_progress(self, there: int) -> None:
+        """Say that the strategy waits for nodes, at ever longer intervals.
+
+        Raises `ConfigError` if all that take part are there: no more will.
+        """
+        now = time.monotonic()
+        if not self._asked:
+            self._since, self._warn_after = now, SECONDS
+        self._asked += 1
+        if self._asked < ASKS or now - self._since < self._warn_after:
+            return
+        if self._most is not None and there >= self._most:
+            raise ConfigError(
+                f"the strategy waits for more nodes than nodes={self._most}, and all of these are "
+                f"there: give more, or let it ask for fewer ({', '.join(LEAST)})"
+            )
+        self._warn_after *= 2
+        most = "" if self._most is None else f" of {self._most}"
+        log.warning(
+            "the strategy waits for more nodes: %d%s are online; start the others, or stop the run",
+            there,
+            most,
+        )
+
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
         """See `TimedGrid`."""
+        self._asked = 0
         return super().push_messages(self._telling(messages), ttl)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """See `TimedGrid`."""
+        self._asked = 0
         return self._heard(super().pull_messages(message_ids))
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
         """See `TimedGrid`."""
+        self._asked = 0
         return self._heard(super().pull_before(message_ids, deadline))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
         """See `TimedGrid`."""
+        self._asked = 0
         return self._heard(super().send_and_receive(self._telling(messages), timeout=timeout))
 
     def _telling(self, messages: Iterable[Message]) -> list[Message]:

@@ -9,6 +9,7 @@ from conf import Config, ConfigError
 # What each rule's proof asks for: this many times as many nodes as malicious ones, and 3 more
 # (Blanchard et al. 2017, proposition 4.2; El Mhamdi et al. 2018, section 4).
 KRUM, BULYAN, MORE = 2, 4, 3
+LEAST = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")  # waited for
 
 
 def expect_limits(strategy: Strategy, config: Config) -> None:
@@ -18,8 +19,26 @@ def expect_limits(strategy: Strategy, config: Config) -> None:
             "network.crash and network.join_seconds need a strategy that stands them: "
             "strategy=asynchronous or sparse_averaging"
         )
+    for each in wrapped(strategy):
+        _expect_limits(each, config)
+
+
+def wrapped(strategy: Strategy) -> list[Strategy]:
+    """Return a strategy, and those that it wraps, as Flower's differential privacy does."""
+    found = [strategy]
+    while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
+        found.append(inner)
+    return found
+
+
+def _expect_limits(strategy: Strategy, config: Config) -> None:
     if isinstance(strategy, FedAvg):
         _expect_sampled(strategy, config.nodes)
+    else:  # somebody's own that samples as Flower's do
+        for name in LEAST:
+            least = getattr(strategy, name, 0)
+            if isinstance(least, int) and least > config.nodes:
+                _expect_least(name, least, config.nodes)
     if isinstance(strategy, FedProx) and strategy.proximal_mu < 0:
         raise ConfigError(f"strategy.proximal_mu must be at least 0, not {strategy.proximal_mu:g}")
     if isinstance(strategy, MultiKrum):  # Krum is one, too

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from logging import getLogger
 
 from flwr.serverapp import Grid
 
 from compression.flower.grids import GridWrapper, timed
 
+log = getLogger("edgewire")
 LOOK_AGAIN = 5.0  # seconds from one look for new nodes to the next
 
 
@@ -16,6 +18,8 @@ def count_nodes(grid: Grid) -> int:
     """Return how many nodes there are, once there are any and no more have come for a while."""
     nodes = timed(grid)
     before, count = 0, len(nodes.get_node_ids())
+    if nodes.virtual_seconds is None and not count:
+        log.warning("no node is online: the run begins when one is")
     while nodes.virtual_seconds is None and (count != before or not count):
         time.sleep(0.5)
         before, count = count, len(nodes.get_node_ids())

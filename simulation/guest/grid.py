@@ -137,6 +137,7 @@ class GuestGrid(Grid):
                 raise ValueError(f"Invalid message: {message}")
         self._threads.add(threading.get_ident())
         nodes = set(self._grid.get_node_ids())
+        self._grid.stall.moved()
         for node in {message.metadata.dst_node_id for message in messages} - nodes:
             log(ERROR, "Invalid destination node ID for Message: %s", node)
         return [message for message in messages if message.metadata.dst_node_id in nodes]

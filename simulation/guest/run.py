@@ -22,6 +22,7 @@ from .app import App, one_line
 from .generators import seeded
 from .grid import Counts, GuestGrid
 from .node import GuestNode
+from .old_api import bounded_wait
 
 
 class Outcome(NamedTuple):
@@ -47,8 +48,10 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
         run.override_config = dict(app.run_config)
         grids.append(GuestGrid(cast(LocalGrid, grid), run))
         try:
-            with seeded(seed):
+            with seeded(seed), bounded_wait(nodes):
                 server_app(grids[0], context)
+        except EngineError:
+            raise
         except Exception as error:
             log(ERROR, traceback.format_exc())
             reason = one_line(f"{type(error).__name__}: {error}")

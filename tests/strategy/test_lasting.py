@@ -2,6 +2,8 @@
 
 import pytest
 
+from conf import ConfigError
+from strategy import lasting
 from strategy.lasting import LastingNodes
 from tests.compression.flower.fleet import Fleet
 
@@ -50,3 +52,41 @@ def test_a_resumed_run_goes_on_with_the_nodes_that_it_had():
     after.load(before.state(done=4))
     assert list(after.get_node_ids()) == [7, 5]
     assert list(after.get_node_ids()) == [9, 5]
+
+
+@pytest.fixture
+def hurry(monkeypatch):
+    """Let who asks ten times in a row count as somebody who waits, however fast."""
+    seconds = iter(range(1000))
+    monkeypatch.setattr(lasting.time, "monotonic", lambda: 1.5 * next(seconds))
+
+
+def test_a_strategy_that_waits_for_more_nodes_than_take_part_is_stopped(hurry):
+    """Flower's own logs a line a second, for ever."""
+    grid = LastingNodes(Fleet([[3, 5]]), 1, 2)
+    with pytest.raises(ConfigError, match=r"waits for more nodes than nodes=2, .* give more, or"):
+        repeat(grid.get_node_ids, lasting.ASKS)
+
+
+def repeat(function, times):
+    for _ in range(times):
+        function()
+
+
+def test_a_strategy_that_waits_for_a_node_that_may_come_says_so_ever_less_often(hurry, caplog):
+    grid = LastingNodes(Fleet([[3]]), 1, 2)
+    repeat(grid.get_node_ids, 100)
+    assert 3 <= len(caplog.messages) <= 5
+    assert set(caplog.messages) == {
+        "the strategy waits for more nodes: 1 of 2 are online; start the others, or stop the run"
+    }
+
+
+def test_who_sends_between_two_looks_does_not_wait(hurry, caplog):
+    fleet = Fleet([[3, 5]])
+    fleet.push_messages = fleet.pull_messages = lambda messages: []
+    grid = LastingNodes(fleet, 1, 2)
+    for turn in range(5 * lasting.ASKS):
+        grid.get_node_ids()
+        grid.push_messages([]) if turn % 2 else grid.pull_messages([])
+    assert not caplog.messages

@@ -1,7 +1,14 @@
 """What Flower's strategies would take without a word, or wait on for ever, is refused."""
 
 import pytest
-from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, Krum, MultiKrum
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    FedProx,
+    Krum,
+    MultiKrum,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +52,22 @@ def test_a_strategy_that_would_wait_for_more_nodes_than_there_are_is_refused():
     assert refused(FedAvg(), nodes=1).endswith("nodes=1, not 2")
     assert refused(FedAvg(), nodes=2) is None
     assert refused(FedAvg(**ALL), nodes=1) is None
+
+
+class Own(DifferentialPrivacyServerSideFixedClipping):
+    """A strategy that is none of Flower's FedAvgs."""
+
+    def __init__(self, least):
+        super().__init__(FedAvg(**ALL), 1.0, 1.0, 1)
+        self.min_available_nodes = least
+
+
+def test_so_is_one_that_wraps_such_a_strategy_and_one_of_somebodys_own():
+    wrapping = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 1)
+    assert refused(wrapping, nodes=1).endswith("nodes=1, not 2")
+    assert refused(wrapping, nodes=2) is None
+    assert refused(Own(11)).endswith("min_available_nodes must be between 0 and nodes=10, not 11")
+    assert refused(Own(10)) is refused(Own(-1)) is refused(Own("all")) is None
 
 
 @settings(deadline=None)

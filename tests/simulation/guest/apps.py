@@ -46,6 +46,25 @@ from flwr.clientapp import ClientApp
 app = ClientApp()
 """
 
+OLD_SERVER = """
+import numpy as np
+from flwr.common import ndarrays_to_parameters
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg
+
+class Told(FedAvg):
+    def aggregate_fit(self, server_round, results, failures):
+        found = super().aggregate_fit(server_round, results, failures)
+        print("round", server_round, len(results), len(failures))
+        return found
+
+def server_fn(context):
+    strategy = Told(initial_parameters=ndarrays_to_parameters([np.zeros(500)]))
+    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=2))
+
+app = ServerApp(server_fn=server_fn)
+"""
+
 
 def write(folder, files, server="server:app", client="client:app", config=""):
     """Write an app; return its folder."""

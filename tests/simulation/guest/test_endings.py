@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from simulation import stall
 from simulation.guest import main
-from tests.simulation.guest.apps import APPS, CLIENT, SERVER, start, write
+from tests.simulation.guest.apps import APPS, CLIENT, OLD_SERVER, SERVER, start, write
 
 
 @pytest.fixture
@@ -86,6 +87,44 @@ def test_what_a_serverapp_raises_is_logged_in_full_and_ends_the_run(tmp_path):
     assert err.splitlines()[-1] == "error: the ServerApp raised KeyError: 'accuracy'"
     assert err.count("Traceback") == 3
     assert err.count("RuntimeError: no power") == 2
+
+
+STRATEGY = """
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    FedAvg(min_available_nodes=7).start(grid, ArrayRecord([np.zeros(3)]))
+"""
+LOOP = f"""
+import time
+{SERVER}
+    while len(list(grid.get_node_ids())) < 7:
+        time.sleep(0.001)
+"""
+CASES = {"strategy": STRATEGY, "loop": LOOP, "old": OLD_SERVER}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_an_app_that_waits_for_more_nodes_than_there_are_is_told_so(
+    cli, tmp_path, kind, monkeypatch
+):
+    monkeypatch.setattr(stall, "SECONDS", 0.02)
+    server, client = f"waits_{kind}", f"asked_{kind}"
+    files = {f"{server}.py": CASES[kind], f"{client}.py": CLIENT}
+    app = write(tmp_path / kind, files, f"{server}:app", f"{client}:app")
+    code, printed = cli(app, "--nodes", "1", "--workers", "1")
+    assert code == 1
+    line = printed.err.splitlines()[-1]
+    wanted = {"strategy": "waits for 7 nodes", "loop": "1 node,", "old": "waits for 2 nodes"}
+    assert line.startswith("error: the ServerApp")
+    assert wanted[kind] in line
+    assert "--nodes" in line
+    assert "Traceback" not in printed.err
 
 
 def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path, listening):

@@ -12,6 +12,7 @@ from simulation.guest.modules import HOME, OURS
 from tests.simulation.guest.apps import (
     APPS,
     CLIENT,
+    OLD_SERVER,
     ROOT,
     SERVER,
     simulate,
@@ -100,25 +101,6 @@ def test_the_list_of_our_own_names_is_complete():
     there |= {path.name for path in HOME.iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert there - {name for name in there if name.startswith((".", "_"))} <= OURS
 
-
-OLD_SERVER = """
-import numpy as np
-from flwr.common import ndarrays_to_parameters
-from flwr.server import ServerApp, ServerAppComponents, ServerConfig
-from flwr.server.strategy import FedAvg
-
-class Told(FedAvg):
-    def aggregate_fit(self, server_round, results, failures):
-        found = super().aggregate_fit(server_round, results, failures)
-        print("round", server_round, len(results), len(failures))
-        return found
-
-def server_fn(context):
-    strategy = Told(initial_parameters=ndarrays_to_parameters([np.zeros(500)]))
-    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=2))
-
-app = ServerApp(server_fn=server_fn)
-"""
 
 OLD_CLIENT = """
 from flwr.client import ClientApp, NumPyClient

@@ -1,0 +1,26 @@
+"""Flower's old API on a fixed set of nodes: its client manager waits a day for more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flwr.server.client_manager import SimpleClientManager
+
+from ..stall import expect_nodes
+
+
+@contextmanager
+def bounded_wait(nodes: int) -> Iterator[None]:
+    """Within, to wait for more than `nodes` clients raises `MissingNodesError`."""
+    before = SimpleClientManager.wait_for
+
+    def wait_for(self: SimpleClientManager, num_clients: int, timeout: int = 86400) -> bool:
+        expect_nodes(num_clients, nodes)
+        return before(self, num_clients, timeout)
+
+    SimpleClientManager.wait_for = wait_for  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SimpleClientManager.wait_for = before  # type: ignore[method-assign]
