@@ -4,7 +4,8 @@
     python -m benchmarks.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
 
 Of each strategy: the accuracy without the bad node's attack, and those attacks that end the run,
-leave values that are not finite, or cost more than two points. scikit-learn's digits, an MLP.
+leave values that are not finite, or cost more than two points. scikit-learn's digits, an MLP, or
+`model=four_layers`, whose BatchNorm has statistics to lie about ("NAME batchnorm").
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from client.app import app as honest
 from conf.load import compose_config, run_config
 from simulation.job import Job
 from simulation.local import run_local, uncollected
-from tests.hostile import ATTACKS, LIES, Attack, app_with
+from tests.hostile import ATTACKS, LIES, STATISTICS, Attack, app_with
 
 NODES, POINTS = 10, 0.02
 ROBUST = ["compression=f2i", "strategy.num_malicious_nodes=1", "rounds=10"]
@@ -72,6 +73,16 @@ STRATEGIES = {
         for name in ("synthetic_gradients", "split_backprop")
     },
 }
+BATCHNORM = {  # the same of a model with statistics
+    f"{name} batchnorm": [*(STRATEGIES[name]), "model=four_layers"]
+    for name in ("fedavg", "fedadam", "fedmedian", "krum", "esgd", "sgd", "adacomp", "fedasync")
+}
+BATCHNORM |= {
+    "sgd_median batchnorm": rounds("sgd", 100, "strategy.mean=median", "model=four_layers"),
+    "sgd_trimmed batchnorm": rounds("sgd", 100, "strategy.mean=trimmed", "model=four_layers"),
+    "fedavg_clip batchnorm": [*STRATEGIES["fedavg"], "screen.clip=2", "model=four_layers"],
+}
+STRATEGIES |= BATCHNORM
 
 
 def outcome(words: list[str], attack: Attack | None, bad: int = 0) -> dict[str, Any]:
@@ -92,18 +103,19 @@ def main() -> None:
     """Print the matrix's exceptions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
-    parser.add_argument("--attacks", default=";".join(ATTACKS))
+    parser.add_argument("--attacks", default=";".join(ATTACKS | STATISTICS))
     parser.add_argument("--bad", type=int, default=0, help="the bad node's partition")
-    args, known = parser.parse_args(), {**ATTACKS, **LIES}
+    args, known = parser.parse_args(), {**ATTACKS, **STATISTICS, **LIES}
     logging.disable()
     report = {}
     with uncollected():
         for name in args.strategies.split(","):
             words = STRATEGIES[name]
             without = outcome(words, None)
-            found = {
-                each: outcome(words, known[each], args.bad) for each in args.attacks.split(";")
-            }
+            attacks = args.attacks.split(";")
+            if name not in BATCHNORM:  # it has none
+                attacks = [each for each in attacks if each not in STATISTICS]
+            found = {each: outcome(words, known[each], args.bad) for each in attacks}
             report[name] = {
                 "without": without["accuracy"],
                 "attacks": len(found),

@@ -12,13 +12,15 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .layout import Layout
 from .scatter import Indices, Vector, count_up, find, put_at
 
 # What torch's BatchNorm layers call their buffers.
-VARIANCE = "running_var"
-BUFFERS = ("running_mean", VARIANCE, "num_batches_tracked")
+MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"
+BUFFERS = (MEAN, VARIANCE, COUNT)
+EPSILON = 1e-5  # what they add to a variance
 Extent = tuple[int, int]  # from, to
 
 
@@ -105,12 +107,72 @@ class Separation(NamedTuple):
         return list(zip(starts, stops, find(indices, starts), find(indices, stops), strict=True))
 
 
+class Scale:
+    """Measures how far statistics are from others, by what that does to the layers' outputs.
+
+    BatchNorm's output is (x - mean) / sqrt(variance + epsilon). So a mean is as far off as it
+    shifts the outputs, in their standard deviations, and a variance by the logarithm of its ratio;
+    a tensor by the root of the mean square over its channels, and all by the farthest tensor.
+    `layout`: of the statistics alone, float32 (s,). Counters count for nothing.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        bounds, place = layout.offsets.tolist(), {n: t for t, n in enumerate(layout.names)}
+        means, variances, nothing = [], [], np.empty(0, np.intp)
+        for name, t in place.items():
+            entries = np.arange(bounds[t], bounds[t + 1])
+            if own_name(name) not in (MEAN, VARIANCE) or not len(entries):
+                continue
+            if own_name(name) == VARIANCE:
+                variances.append(entries)
+                continue
+            beside = place.get(name.removesuffix(MEAN) + VARIANCE)
+            if beside is None or layout.shapes[beside] != layout.shapes[t]:
+                means.append((entries, np.full(len(entries), layout.size)))
+            else:
+                means.append((entries, entries - bounds[t] + bounds[beside]))
+        self._means = np.concatenate([nothing, *(entries for entries, _ in means)])
+        self._of = np.concatenate([nothing, *(entries for _, entries in means)])
+        self._variances = np.concatenate([nothing, *variances])
+        sizes = [len(e) for e, _ in means] + [len(e) for e in variances]
+        self._starts = np.array([0, *accumulate(sizes)][:-1], dtype=np.intp)
+        self._sizes = np.array(sizes)
+
+    def distance(self, one: Vector, other: Vector, around: Vector) -> float:
+        """Return how far two are from each other, in standard deviations `around` a third."""
+        if not len(self._sizes):
+            return 0.0
+        wide = np.append(around.astype(np.float64), 1.0)  # of a mean without its variance
+        shift = one[self._means].astype(np.float64) - other[self._means]
+        shift /= np.sqrt(np.maximum(wide[self._of], 0) + EPSILON)
+        ratio = self._spread(one) / self._spread(other)
+        moved = np.concatenate([shift, np.log(ratio)])
+        total = np.add.reduceat(moved * moved, self._starts)
+        return float(np.sqrt((total / self._sizes).max()))
+
+    def between(self, start: Vector, end: Vector, share: float) -> Vector:
+        """Return statistics at a share of the distance from `start` to `end`."""
+        found = (start + share * (end.astype(np.float64) - start)).astype(np.float32)
+        low, high = self._spread(start), self._spread(end)
+        found[self._variances] = np.maximum(low * (high / low) ** share - EPSILON, 0)
+        return found
+
+    def _spread(self, statistics: Vector) -> NDArray[np.float64]:
+        """Return the variances as BatchNorm takes them."""
+        spread: NDArray[np.float64] = statistics[self._variances].astype(np.float64) + EPSILON
+        return spread
+
+
+scale_of = lru_cache(maxsize=16)(Scale)
+
+
 def is_statistic(name: str) -> bool:
     """Return whether a tensor is one of BatchNorm's running statistics, by its name."""
-    return _own_name(name) in BUFFERS
+    return own_name(name) in BUFFERS
 
 
-def _own_name(name: str) -> str:
+def own_name(name: str) -> str:
+    """Return a tensor's name within its module."""
     return name.rpartition(".")[2]
 
 
@@ -148,7 +210,7 @@ def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, .
 @lru_cache(maxsize=64)
 def variances(layout: Layout) -> tuple[Extent, ...]:
     """Return where running variances lie in the vector."""
-    return runs(layout, [t for t, name in enumerate(layout.names) if _own_name(name) == VARIANCE])
+    return runs(layout, [t for t, name in enumerate(layout.names) if own_name(name) == VARIANCE])
 
 
 def below_zero(layout: Layout, vector: Vector) -> bool:

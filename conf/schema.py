@@ -138,12 +138,14 @@ DownlinkConfig = make_dataclass(
 class ScreenConfig:
     """What is refused of updates, or made smaller, before a strategy sees them; null: nothing is.
 
-    `refuse`: an update longer than so many times the usual length is left out; `clip`: it is
-    shortened to so many times; `weight`: no node weighs more than so many times the usual weight;
-    `equal`: all weigh the same, whatever they say.
+    `refuse`: an update longer than so many times the usual length is left out; `statistics`: so is
+    one whose running statistics are so many usual moves away from the other nodes'; `clip`: both
+    are shortened to so many times; `weight`: no node weighs more than so many times the usual
+    weight; `equal`: all weigh the same, whatever they say.
     """
 
     refuse: float | None = at_least(1, 100.0)
+    statistics: float | None = at_least(1, 5.0)
     clip: float | None = at_least(1, None)
     weight: float | None = at_least(1, 10.0)
     equal: bool = False

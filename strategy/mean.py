@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,8 @@ from compression import Layout, PayloadError, Update
 from compression.payload import quiet
 from compression.scatter import add_at
 from compression.stages import Indices, Vector
-from compression.statistics import trained_entries, variances
+from compression.statistics import exact_tensors, trained_entries, variances
+from strategy.robust import RobustMean
 
 _SORTED = 32  # a set below 1 / 32 of all entries is sorted; a larger one is marked and collected
 
@@ -107,16 +109,33 @@ class StatisticsMix:
     the smallest and the largest of x and the reports, whatever optimiser steps the parameters. (A
     stale difference added, or one times a momentum, can lead a variance below 0, and the model to
     NaN.) The statistics are the last entries of a model.
+
+    `kind`: "median" or "trimmed" take that of each entry of (1 - a_i) x + a_i s_i in place of the
+    mean, whatever the weights, with `trim` as `RobustMean`.
     """
 
-    def __init__(self, layout: Layout, state: MixState | None = None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        state: MixState | None = None,
+        *,
+        kind: str = "mean",
+        trim: float = 0.0,
+    ) -> None:
         self.trained = trained_entries(layout)
         self.size = layout.size - self.trained
         self._places = np.arange(self.trained, layout.size, dtype=np.uint32)
         self._variances = variances(layout)
+        self.layout = layout.without(range(len(layout) - len(exact_tensors(layout))))
+        self._robust = None if kind == "mean" else RobustMean(self.size, kind, trim=trim)
+        self._added: list[tuple[NDArray[np.float64], Vector]] = []  # for a robust mean
         self._state = MixState() if state is None else state
         if not self._state.weight:
             self._state.begin(self.size)
+
+    def of(self, model: Vector) -> Vector:
+        """Return a model's statistics, (s,): a view."""
+        return model[self.trained :]
 
     def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
         """Return an update's trained part, indices (None: all) and values, and its statistics.
@@ -137,8 +156,11 @@ class StatisticsMix:
         """Add what a node reports, (s,), by its share, one or (s,), and its weight in the mean."""
         if not self.size:
             return
-        part = np.minimum(np.asarray(share, dtype=np.float64), 1.0) * weight
+        part = np.minimum(np.asarray(share, dtype=np.float64), 1.0)
         state = self._state
+        if self._robust is not None:
+            self._added.append((part, statistics))
+        part = part * weight
         state.sum += part * statistics
         state.shares += part
         state.weight += weight
@@ -154,9 +176,9 @@ class StatisticsMix:
         """
         if not self.size:
             return indices, values
-        now = there[self.trained :]
+        now = self.of(there)
         state = self._state
-        mixed = ((state.weight - state.shares) * now + state.sum) / state.weight
+        mixed = self._mixed(now)
         low, high = np.minimum(state.low, now), np.maximum(state.high, now)
         statistics = np.clip(mixed.astype(np.float32), low, high)  # but for rounding it is there
         state.begin(self.size)
@@ -164,3 +186,12 @@ class StatisticsMix:
             raise ValueError(f"{len(values)} values for {self.trained} parameters")
         places = None if indices is None else np.concatenate([indices, self._places])
         return places, np.concatenate([values, statistics])
+
+    def _mixed(self, now: Vector) -> NDArray[np.floating[Any]]:
+        state = self._state
+        if self._robust is None:
+            return ((state.weight - state.shares) * now + state.sum) / state.weight
+        for share, statistics in self._added:
+            self._robust.add(None, (now + share * (statistics - now)).astype(np.float32))
+        self._added = []
+        return self._robust.take()[1]

@@ -17,7 +17,13 @@ from compression.flower.dialogue import Dialogue, DialogueState, Parcel
 from compression.flower.form import Model, form_of_updates
 from compression.flower.notes import EXAMPLES, LOSS, Orders, ToNode, number
 from compression.flower.replica import MODEL, Replica
-from compression.flower.screen import Screen, ScreenState, length
+from compression.flower.screen import (
+    Screen,
+    ScreenState,
+    StatisticsScreen,
+    StatisticsState,
+    length,
+)
 from compression.flower.traffic import flower_bytes
 from compression.flower.ways import Differences, DifferencesState, Steps
 from compression.payload import quiet
@@ -43,6 +49,7 @@ class Sent(NamedTuple):
     version: int  # of the model in it
     seen: Seen | None  # of the staleness policy
     model: NDArray[np.float32] | None  # that the node got, if it is to be mixed
+    statistics: NDArray[np.float32]  # of the model at that time
 
 
 @dataclass
@@ -67,6 +74,7 @@ class PushesState(ServerState):
     mean: MeanState = field(default_factory=MeanState)
     mix: MixState = field(default_factory=MixState)
     screen: ScreenState = field(default_factory=ScreenState)
+    statistics: StatisticsState = field(default_factory=StatisticsState)
     now: float = 0.0
 
 
@@ -102,6 +110,7 @@ class Pushes:
         self._mean = SparseMean(self._statistics.trained, state.mean)
         self._late, self._turns = Late(grid, state.late), Turns(strategy.most, state.turns)
         self._screen = Screen(strategy.screening, state.screen)
+        self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
 
@@ -181,7 +190,8 @@ class Pushes:
     def _forget(self, nodes: set[int]) -> None:
         """Forget nodes that are gone, and what they were sent."""
         state = self._state
-        for each in (self._late, self._screen, self._strategy, self._turns):
+        screens = self._screen, self._screen_of_statistics
+        for each in (self._late, *screens, self._strategy, self._turns):
             each.forget(nodes)
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
 
@@ -213,7 +223,8 @@ class Pushes:
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self._replica.version, self._staleness.seen()
         model = self._received(parcel) if strategy.mix else None
-        state.flight[message_id] = Sent(node, count, now, version, seen, model)
+        statistics = self._statistics.of(self._replica.model).copy()
+        state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 
     def _offer(self, downlink: Differences) -> None:
         """Give the newest model to a downlink of differences."""
@@ -248,9 +259,11 @@ class Pushes:
         stale = self._replica.version - sent.version
         rate = self._lr if strategy.rate is None else strategy.rate
         indices, values, statistics = self._statistics.cut(update)
-        there = self._replica.model[self._statistics.trained :]
-        moved = length(values, statistics - there) if self._statistics.size else length(values)
-        part = self._screen.share(sent.node, moved, self._replica.model, rate)
+        model = self._replica.model
+        statistics = self._screen_of_statistics.taken(
+            sent.node, self._statistics.layout, statistics, sent.statistics, model
+        )
+        part = self._screen.share(sent.node, length(values), model, rate)
         if part < 1:
             values = values * np.float32(part)
         if sent.model is not None:
@@ -260,8 +273,6 @@ class Pushes:
         share: Vector | np.float32 = factor
         if isinstance(factor, np.ndarray):
             factor, share = factor[: len(values)], factor[len(values) :]
-        if part < 1:
-            share = share * np.float32(part)
         values = values * factor
         self._expect_finite(indices, values, rate)
         state.stale.append(stale)

@@ -17,7 +17,13 @@ from compression import PayloadError, decode_update
 from compression.flower.dialogue import Dialogue, DialogueState
 from compression.flower.notes import DRIFT, EXAMPLES, LOSS, Orders, ToNode, number
 from compression.flower.replica import Replica
-from compression.flower.screen import Screen, ScreenState, length
+from compression.flower.screen import (
+    Screen,
+    ScreenState,
+    StatisticsScreen,
+    StatisticsState,
+    length,
+)
 from compression.flower.traffic import flower_bytes
 from compression.flower.ways import Steps
 from compression.stages import DIVERGED, Indices, Vector, is_finite
@@ -46,6 +52,7 @@ class AveragingState(ServerState):
     dialogue: DialogueState = field(default_factory=DialogueState)
     exchange: ExchangeState = field(default_factory=ExchangeState)
     screen: ScreenState = field(default_factory=ScreenState)
+    statistics: StatisticsState = field(default_factory=StatisticsState)
     hopeless: int = 0
 
 
@@ -84,13 +91,14 @@ class Rounds:
             strategy.uplink,
         )
         self._exchange = Exchange(grid, state.exchange)
-        self._statistics = StatisticsMix(self.layout)
+        kind, trim, absent = strategy.mean, strategy.trim, strategy.absent
+        self._statistics = StatisticsMix(self.layout, kind=kind, trim=trim)
         size = self._statistics.trained
         self._mean: SparseMean | RobustMean = SparseMean(size)
-        if strategy.mean != "mean":
-            trim, absent = strategy.trim, strategy.absent
-            self._mean = RobustMean(size, strategy.mean, trim=trim, absent=absent)
+        if kind != "mean":
+            self._mean = RobustMean(size, kind, trim=trim, absent=absent)
         self._screen = Screen(strategy.screening, state.screen)
+        self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
         self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
 
     @property
@@ -125,7 +133,7 @@ class Rounds:
         """
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
         if gone := self._dialogue.gone(lambda: nodes):
-            for each in (self._exchange, self._screen, strategy):
+            for each in (self._exchange, self._screen, self._screen_of_statistics, strategy):
                 each.forget(gone)
         count = max(int(len(nodes) * strategy.fraction_train), strategy.min_train_nodes)
         if count < len(nodes):
@@ -174,6 +182,9 @@ class Rounds:
             except PayloadError as error:
                 found[node] = error
         good = {node: look for node, look in found.items() if isinstance(look, Looked)}
+        there = self._statistics.of(self._replica.model)
+        pairs = [(look.statistics, there) for look in good.values()]
+        self._screen_of_statistics.look(self._statistics.layout, pairs)
         self._screen.look(look.length for look in good.values())
         self._screen.weigh({node: look.weight for node, look in good.items()})
         return found
@@ -188,20 +199,22 @@ class Rounds:
         if not 0 < weight < MOST:
             raise PayloadError("its weight must be above 0, below 2^63")
         indices, values, statistics = self._statistics.cut(update)
-        there = self._replica.model[self._statistics.trained :]
-        moved = length(values, statistics - there) if self._statistics.size else length(values)
-        return Looked(indices, values, statistics, metrics, weight, moved)
+        return Looked(indices, values, statistics, metrics, weight, length(values))
 
     def _add(self, node: int, found: Looked | PayloadError, rate: float) -> MetricRecord:
         """Add a node's update; return its metrics. Raises `PayloadError` if it is refused."""
         if isinstance(found, PayloadError):
             raise found
         indices, values, statistics, metrics, weight, long = found
-        share = self._screen.share(node, long, self._replica.model, rate)
+        model = self._replica.model
+        statistics = self._screen_of_statistics.taken(
+            node, self._statistics.layout, statistics, self._statistics.of(model), model
+        )
+        share = self._screen.share(node, long, model, rate)
         if self._strategy.weighted_by_key:
             weight = self._screen.weigh({node: weight})[node]
         self._mean.add(indices, values if share == 1 else values * np.float32(share), weight)
-        share *= self._strategy.server_lr if self._strategy.update == "delta" else 1.0
+        share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
         self._statistics.add(statistics, share, weight)
         return metrics
 

@@ -13,10 +13,14 @@ from flwr.clientapp import ClientApp
 from xxhash import xxh3_64_intdigest
 
 from client.app import app as honest
+from client.node import node_of
+from client.trainer import trainer_for
 from compression import decode_update, describe, make_codec
 from compression.flower import payload_of, payload_record
 from compression.flower.arrays import STYPE, payload_records
 from compression.flower.notes import NOTE
+from compression.statistics import own_name
+from conf import load_config
 
 BAD = 0  # its partition
 Attack = Callable[[Message, Message, Context], Message]
@@ -83,6 +87,29 @@ def payload(change: Callable[[bytes], bytes]) -> Attack:
 
 def values(change: Callable[[Any], Any]) -> Attack:
     return lambda message, reply, context: with_values(change, reply)
+
+
+def statistics(name: str, value: float) -> Attack:
+    """Report another value of one of BatchNorm's statistics, in all channels and layers."""
+
+    def attack(message: Message, reply: Message, context: Context) -> Message:
+        def changed(entries: Any) -> Any:
+            entries = entries.copy()
+            layout = trainer_for(*configured(context)).layout
+            for tensor, own in enumerate(map(own_name, layout.names)):
+                if own == name and entries.size == layout.size:
+                    entries[layout.offsets[tensor] : layout.offsets[tensor + 1]] = value
+            return entries
+
+        return with_values(changed, reply)
+
+    return attack
+
+
+def configured(context: Context) -> tuple[Any, str | None]:
+    """Return what our ClientApp makes its trainer of."""
+    node = node_of(context)
+    return load_config(context.run_config, node.count, context.node_config), node.folder
 
 
 def fails(message: Message, reply: Message, context: Context) -> Message:
@@ -225,6 +252,16 @@ ATTACKS: dict[str, Attack] = {
     "an array of another kind": lambda m, r, c: replaced(
         r, arrays=ArrayRecord({"payload": Array("float32", (4,), STYPE, b"1234")})
     ),
+}
+
+
+STATISTICS: dict[str, Attack] = {  # of a model with BatchNorm
+    "a mean of 2": statistics("running_mean", 2),
+    "a mean of 5": statistics("running_mean", 5),
+    "a mean of 1e5": statistics("running_mean", 1e5),
+    "a variance of 0": statistics("running_var", 0),
+    "a variance of 1e-12": statistics("running_var", 1e-12),
+    "a variance of 1e6": statistics("running_var", 1e6),
 }
 
 

@@ -15,7 +15,7 @@ from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
 from simulation.ray import run_ray
-from tests.hostile import ATTACKS, all_in_turn, app_with, at_once, other_note
+from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, other_note
 from tests.runs import composed
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +26,7 @@ IN_TURN = {
     "krum": ["strategy=krum", "compression=f2i"],
     "esgd": ["algorithm=esgd"],
     "dgc": ["algorithm=dgc"],
+    "batchnorm": ["model=four_layers", "compression=f2i"],
 }
 PUSHES = ["strategy.pushes=100", "strategy.record_every=100", "eval_every=100"]
 ONE_BY_ONE = ["raises", "no model", "3e38 everywhere", "1e5 everywhere",
@@ -46,9 +47,19 @@ FEW = [*IN_TURN["fedavg"], "rounds=4"]
 SHORT = ["algorithm=esgd", "rounds=30", "eval_every=30"]
 
 
-@pytest.mark.parametrize("words", [FEW, SHORT, ["algorithm=adacomp", *PUSHES]])
+BATCHNORM = ["model=four_layers", "rounds=4", "eval_every=4"]
+SGD = ["algorithm=sgd", "model=four_layers", "rounds=15", "eval_every=15", "lr=0.05"]
+FEDASYNC = ["algorithm=fedasync", "model=four_layers",
+            "strategy.pushes=100", "strategy.record_every=100", "eval_every=100"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [FEW, SHORT, ["algorithm=adacomp", *PUSHES], [*BATCHNORM, "partition=dirichlet"],
+     [*FEDASYNC, "partition=dirichlet"]],
+)  # fmt: skip
 def test_honest_runs_are_the_same_with_screening_or_without(words, tmp_path):
-    off = ["screen.refuse=null", "screen.weight=null"]
+    off = ["screen.refuse=null", "screen.weight=null", "screen.statistics=null"]
     (with_it, one), (_, other) = trained(tmp_path, *words), trained(tmp_path / "off", *words, *off)
     assert with_it["failures"] == 0
     assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
@@ -69,6 +80,24 @@ def test_all_attacks_in_turn_neither_end_a_run_nor_spoil_its_model(strategy, tmp
     result, weights = trained(tmp_path, *words, client_app=all_in_turn())
     expect_unspoiled(tmp_path, result, weights)
     assert result["failures"] > len(ATTACKS) / 2
+
+
+LONE = "screen.statistics=null"  # a robust mean holds without screening, too
+
+
+@pytest.mark.parametrize(
+    ("words", "attack"),
+    [*[(BATCHNORM, attack) for attack in ("a mean of 5", "a variance of 0", "a variance of 1e6")],
+     ([*SGD, "strategy.mean=median", LONE], "a mean of 2"),
+     ([*BATCHNORM, "strategy=fedmedian", LONE], "a mean of 5"),
+     (FEDASYNC, "a mean of 5")],
+    ids=str,
+)  # fmt: skip
+def test_statistics_that_lie_do_not_spoil_a_model(words, attack, tmp_path):
+    result, weights = trained(tmp_path, *words, client_app=app_with(STATISTICS[attack]))
+    expect_unspoiled(tmp_path, result, weights)
+    assert result["accuracy"] > 0.6
+    assert result["failures"] > 0 or LONE in words
 
 
 @pytest.mark.parametrize("attack", ONE_BY_ONE)

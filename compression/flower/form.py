@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..layout import Layout
 from ..own import Own
 from ..stages import PayloadError
-from ..statistics import is_statistic, matches
+from ..statistics import COUNT, is_statistic, matches, own_name, separate
 from .arrays import Vector
 
 FLOATS = ("float16", "float32", "float64")  # that a vector holds: bfloat16 is unknown to numpy
@@ -157,3 +157,50 @@ def moved(model: Model, form: Form, to: Form) -> Model:
         if (mine := ours.get(tensor)) is not None:
             vector[there[place] : there[place + 1]] = model.vector[bounds[mine] : bounds[mine + 1]]
     return Model(vector)
+
+
+@lru_cache(maxsize=16)
+def statistics_of(form: Form) -> tuple[Layout, tuple[int, ...]]:
+    """Return the layout of a form's statistics, end to end, and which of its vector's are some.
+
+    Those in the vector come first; then those that travel in another type of floats.
+    """
+    inside = tuple(t for t, name in enumerate(form.layout.names) if is_statistic(name))
+    layout, whole = form.layout, form.whole
+    beside = [t for t in form.beside if _is_moving(whole.names[t], whole.dtypes[t])]
+    names = [layout.names[t] for t in inside] + [whole.names[t] for t in beside]
+    shapes = [layout.shapes[t] for t in inside] + [whole.shapes[t] for t in beside]
+    found = Layout(tuple(names), tuple(shapes), ("float32",) * len(names))
+    return found, inside
+
+
+def _is_moving(name: str, dtype: str) -> bool:
+    return is_statistic(name) and own_name(name) != COUNT and is_float(dtype)
+
+
+def is_moving(own: Own) -> bool:
+    """Return whether a tensor of its own type is a running mean or variance."""
+    return _is_moving(own.name, own.array.dtype.name)
+
+
+def gathered_statistics(form: Form, model: Model) -> Vector:
+    """Return a model's statistics, float32 (s,)."""
+    _, inside = statistics_of(form)
+    within = separate(form.layout, inside).gather_exact(model.vector)
+    others = [each.array.astype(np.float32).reshape(-1) for each in model.own if is_moving(each)]
+    return np.concatenate([within, *others]) if others else within
+
+
+def with_statistics(form: Form, model: Model, statistics: Vector) -> Model:
+    """Return a model with other statistics, (s,), in place of its own."""
+    _, inside = statistics_of(form)
+    cut = separate(form.layout, inside)
+    vector = cut.merge(cut.gather(model.vector), statistics[: cut.exact_size])
+    done, own = cut.exact_size, list[Own]()
+    for each in model.own:
+        if is_moving(each):
+            new = statistics[done : done + each.array.size].reshape(each.array.shape)
+            done += each.array.size
+            each = each._replace(array=np.asarray(new, dtype=each.array.dtype))
+        own.append(each)
+    return Model(vector, tuple(own))

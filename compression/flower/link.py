@@ -36,7 +36,17 @@ from .replies import (
     rebuilt,
     used,
 )
-from .screen import Lengths, Screen, Screening, ScreenState, lengths, screened
+from .screen import (
+    Lengths,
+    Screen,
+    Screening,
+    Screens,
+    ScreenState,
+    StatisticsScreen,
+    StatisticsState,
+    lengths,
+    screened,
+)
 from .traffic import Traffic, warn_of_no_names
 from .ways import Differences, DifferencesState
 
@@ -56,6 +66,7 @@ class LinkState:
     course: CourseState = field(default_factory=CourseState)
     screen: ScreenState = field(default_factory=ScreenState)
     beside: ScreenState = field(default_factory=ScreenState)
+    statistics: StatisticsState = field(default_factory=StatisticsState)
     models: ModelsState = field(default_factory=ModelsState)
     warned: bool = False
 
@@ -130,8 +141,12 @@ class Link(GridWrapper):
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
         self._underway = Underway()
         self._handed = Handed(self._dialogue.receipts, state.handed)
-        self._screen, self._metrics = Screen(screening, state.screen), dict(metrics or {})
-        self._beside = Screen(screening, state.beside, floor=1.0)  # of tensors of their own type
+        self._metrics = dict(metrics or {})
+        self._screens = Screens(
+            Screen(screening, state.screen),
+            Screen(screening, state.beside, floor=1.0),
+            StatisticsScreen(screening, state.statistics),
+        )
         self._lengths: dict[str, Lengths] = {}  # of updates, by the id of the message's
         self._slowest = defaultdict[str, Slowest](Slowest)  # by the type of messages
 
@@ -200,7 +215,7 @@ class Link(GridWrapper):
         cache: dict[Key, tuple[RecordDict, Parcel]] = {}
         models: dict[int, Found | None] = {}
         if gone := self._dialogue.gone(self._grid.get_node_ids):
-            for each in (self._underway, self._handed, self._screen, self._beside):
+            for each in (self._underway, self._handed, self._screens):
                 each.forget(gone)
         self._differences.tidy(self._dialogue.ledger.held)
         made, sent = list[Message](), list[Asked | None]()
@@ -310,7 +325,7 @@ class Link(GridWrapper):
     def _screened(self, replies: list[Message], asked: Sequence[Asked | None]) -> list[Message]:
         """Make errors of replies whose update is refused; make smaller what is too large."""
         found, self._lengths = self._lengths, {}
-        bad = screened(replies, asked, found, self._screen, self._beside, self._weighted_by_key)
+        bad = screened(replies, asked, found, self._screens, self._weighted_by_key)
         return self._without(replies, asked, bad)
 
     def _alike(self, replies: list[Message], asked: list[Asked | None]) -> list[Message]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any, NamedTuple, cast
@@ -12,13 +12,25 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
+from ..layout import Layout
 from ..stages import DIVERGED, PayloadError
+from ..statistics import Scale, scale_of, separate
 from .arrays import FLAT, Vector, flat_record, layout_of, records, to_vector
-from .form import Form, Model, form_of_updates
+from .form import (
+    Form,
+    Model,
+    form_of_updates,
+    gathered_statistics,
+    is_moving,
+    statistics_of,
+    with_statistics,
+)
 from .replies import Asked
 
 log = getLogger("edgewire")
 LEAST = 3  # nodes whose lengths say what is usual
+FLOOR = 0.2  # standard deviations: the usual move of statistics at the least
+RECENT = 15  # nodes whose last reports say where statistics are
 REACH = 10.0  # times the model's own length: what an update may move it while nobody knows that
 
 
@@ -29,18 +41,21 @@ class Screening:
     `refuse`, `clip`: an update longer than so many times the usual length is left out, or shortened
     to it; `weight`: so many times the usual weight is the most that a node has. Usual is the median
     of what each node sent last, of lengths the largest there was: late in a run updates are short,
-    and now and then a mini-batch gives one as at its beginning. `equal`: all nodes weigh the same,
-    whatever they say. Raises `ValueError` for factors below 1.
+    and now and then a mini-batch gives one as at its beginning. `statistics`: BatchNorm's running
+    statistics that are so many times as far from the other nodes' as they usually move are refused
+    (`StatisticsScreen`; `clip` shortens them likewise). `equal`: all nodes weigh the same, whatever
+    they say. Raises `ValueError` for factors below 1.
     """
 
     refuse: float | None = 100.0
+    statistics: float | None = 5.0
     clip: float | None = None
     weight: float | None = 10.0
     equal: bool = False
 
     def __post_init__(self) -> None:
-        factors = {"refuse": self.refuse, "clip": self.clip, "weight": self.weight}
-        for name, factor in factors.items():
+        for name in ("refuse", "statistics", "clip", "weight"):
+            factor = getattr(self, name)
             if factor is not None and not 1 <= factor < math.inf:
                 raise ValueError(f"screen.{name} must be a number of at least 1, not {factor!r}")
 
@@ -66,10 +81,14 @@ def length(*parts: Vector) -> float:
 
 
 class Lengths(NamedTuple):
-    """How far an update has moved a model: its vector, and its tensors of their own type."""
+    """How far an update has moved a model: its vector without statistics, and its tensors of their
+    own type; its statistics, and those that were sent, float32 (s,).
+    """
 
     vector: float
     beside: float
+    statistics: Vector
+    sent: Vector
 
 
 def lengths(form: Form, model: Model, asked: Form, start: Model) -> Lengths | None:
@@ -82,9 +101,13 @@ def lengths(form: Form, model: Model, asked: Form, start: Model) -> Lengths | No
         return None
     if theirs != ours or form.beside != asked.beside:
         model = asked.model(form.arrays(model))
-    own = zip(model.own, start.own, strict=True)
+    own = [pair for pair in zip(model.own, start.own, strict=True) if not is_moving(pair[0])]
     beside = math.hypot(*(_distance(new.array, old.array) for new, old in own))
-    return Lengths(length(model.vector - start.vector), beside)
+    moved = model.vector - start.vector
+    if inside := statistics_of(asked)[1]:
+        moved = separate(asked.layout, inside).gather(moved)
+    statistics = gathered_statistics(asked, model), gathered_statistics(asked, start)
+    return Lengths(length(moved), beside, *statistics)
 
 
 def _distance(new: NDArray[Any], old: NDArray[Any]) -> float:
@@ -124,7 +147,7 @@ class Screen:
         """Take the lengths of a round's updates, while too few were used to know what is usual."""
         found = [*self._state.lengths.values(), *lengths]
         few = len(found) < LEAST or self.knows
-        self._now = 0.0 if few else max(_median(found), self._floor)
+        self._now = 0.0 if few else max(median_of(found), self._floor)
 
     def share(self, node: int, long: float, model: Vector | None, rate: float = 1.0) -> float:
         """Return the factor by which a node's update is to be shortened, at most 1: it is used.
@@ -160,7 +183,7 @@ class Screen:
         state.since += 1
         if self.knows and state.since >= len(state.lengths) // 4:
             state.since = 0
-            state.usual = max(state.usual, _median(state.lengths.values()), self._floor)
+            state.usual = max(state.usual, median_of(state.lengths.values()), self._floor)
 
     def weigh(self, weights: dict[int, float]) -> dict[int, float]:
         """Return nodes' weights, none above its limit; they are what is usual from now on."""
@@ -170,7 +193,7 @@ class Screen:
         factor, known = self._options.weight, self._state.weights
         if factor is None or len(known) < LEAST:
             return weights
-        limit = factor * _median(known.values())
+        limit = factor * median_of(known.values())
         return {node: min(weight, limit) for node, weight in weights.items()}
 
     def forget(self, nodes: Iterable[int]) -> None:
@@ -180,59 +203,210 @@ class Screen:
             self._state.weights.pop(node, None)
 
 
-def _median(values: Iterable[float]) -> float:
+def median_of(values: Iterable[float]) -> float:
     """Return the median, the lower one of two."""
     found = sorted(values)
     return found[(len(found) - 1) // 2] if found else 0.0
+
+
+@dataclass
+class StatisticsState:
+    """By node, those that were used last at the end: the last statistics (s,), and how far they had
+    moved. `usual`: the usual move so far (0: not known), `centre`: where statistics are; `since`:
+    how many were used since both were worked out. `names`: of the statistics; `origin`: the length
+    of the model that the first were of.
+    """
+
+    names: list[str] = field(default_factory=list)
+    reports: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    moves: dict[int, float] = field(default_factory=dict)
+    usual: float = 0.0
+    centre: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    since: int = 0
+    origin: float = 0.0
+
+
+class StatisticsScreen:
+    """Knows where statistics are: at the median of what the nodes have reported last.
+
+    How far a node may be from there is measured by the usual move, the median over nodes of how far
+    one message's training moves what it was sent: the largest such median so far, as of updates.
+    The server's own statistics tell neither: at first they are 0 and 1, whatever the model.
+    """
+
+    def __init__(
+        self, options: Screening | None = None, state: StatisticsState | None = None
+    ) -> None:
+        self._options = Screening() if options is None else options
+        self._state = StatisticsState() if state is None else state
+        self._now = 0.0, np.zeros(0, np.float32)  # in a round of nodes not heard before
+        self._left = 0  # of that round's reports
+
+    @property
+    def knows(self) -> bool:
+        """Whether it is known where statistics are: else look at all of a round's first."""
+        return len(self._state.reports) >= LEAST
+
+    def look(self, layout: Layout, found: Iterable[tuple[Vector, Vector]]) -> None:
+        """Take a round's statistics, with those that were sent, while too few are known."""
+        self._begin(layout)
+        reports = list(found)
+        self._left = 0
+        if self.knows or not layout.size or len(reports) + len(self._state.reports) < LEAST:
+            return
+        centre = _middle([*self._state.reports.values(), *(report for report, _ in reports)])
+        moves = [scale_of(layout).distance(*pair, centre) for pair in reports]
+        self._now = max(median_of([*self._state.moves.values(), *moves]), FLOOR), centre
+        self._left = len(reports)
+
+    def taken(
+        self, node: int, layout: Layout, report: Vector, sent: Vector, model: Vector | None
+    ) -> Vector:
+        """Return a node's statistics as they are to be used, (s,): as it reports them, or nearer.
+
+        `layout`: of the statistics; `sent`: what the node began with; `model`: they are part of
+        (None: who knows). Raises `PayloadError` for those that are refused.
+        """
+        if not layout.size:
+            return report
+        self._begin(layout)
+        state, options, scale = self._state, self._options, scale_of(layout)
+        usual, centre = self._now if self._left > 0 else (state.usual, state.centre)
+        self._left -= 1
+        if not usual:
+            self._expect_short(length(report - sent), model)
+            self._used(node, report, scale.distance(report, sent, sent), scale)
+            return report
+        far, before = (scale.distance(each, centre, centre) for each in (report, sent))
+        # Who was sent statistics that others have led astray may come back from there.
+        most = max((options.statistics or math.inf) * usual, before)
+        if options.statistics is not None and far > most:
+            raise PayloadError(
+                f"its running statistics are {far / usual:.3g} times the usual move away from the "
+                f"other nodes' (screen.statistics={options.statistics:g})"
+            )
+        if options.clip is not None and far > max(options.clip * usual, before):
+            report = scale.between(centre, report, options.clip * usual / far)
+        self._used(node, report, scale.distance(report, sent, centre), scale)
+        return report
+
+    def _begin(self, layout: Layout) -> None:
+        """Begin anew with another model's."""
+        if self._state.names != (names := list(layout.names)) or (
+            len(self._state.centre) not in (0, layout.size)
+        ):
+            vars(self._state).update(vars(StatisticsState(names)))
+
+    def _expect_short(self, long: float, model: Vector | None) -> None:
+        """Refuse what nobody knows and is beyond measure."""
+        if self._options.statistics is None or model is None:
+            return
+        self._state.origin = self._state.origin or max(length(model), 1.0)
+        if not long <= REACH * self._state.origin:
+            raise PayloadError("its running statistics, the first, are many times the model's")
+
+    def _used(self, node: int, report: Vector, move: float, scale: Scale) -> None:
+        state = self._state
+        self.forget([node])
+        state.reports[node], state.moves[node] = report.copy(), move  # it may be part of an update
+        if len(state.reports) > RECENT:
+            self.forget([next(iter(state.reports))])
+        state.since += 1
+        if self.knows and state.since >= len(state.reports) // 2:
+            state.since, state.centre = 0, _middle(list(state.reports.values()))
+            state.usual = max(state.usual, median_of(state.moves.values()), FLOOR)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Forget nodes that are gone."""
+        for node in nodes:
+            self._state.reports.pop(node, None)
+            self._state.moves.pop(node, None)
+
+
+def _middle(reports: list[Vector]) -> Vector:
+    """Return the median of each entry, the lower one of two."""
+    middle = (len(reports) - 1) // 2
+    found: Vector = np.partition(np.stack(reports), middle, axis=0)[middle].copy()
+    return found
+
+
+class Screens(NamedTuple):
+    """Of what a link screens: vectors, what travels in its own type, statistics."""
+
+    vectors: Screen
+    beside: Screen
+    statistics: StatisticsScreen
+
+    def forget(self, nodes: Collection[int]) -> None:
+        """Forget nodes that are gone."""
+        for screen in self:
+            screen.forget(nodes)
 
 
 def screened(
     replies: Sequence[Message],
     asked: Sequence[Asked | None],
     lengths: Mapping[str, Lengths],
-    screen: Screen,
-    beside: Screen,
+    screens: Screens,
     weight: str,
 ) -> dict[int, str]:
     """Return which replies are refused, by `id`, and why; the others are made smaller where needed.
 
-    `lengths`: of updates, by the id of the message that is replied to; `beside`: of what travels in
-    its own type; `weight`: the metric.
+    `lengths`: of updates, by the id of the message that is replied to; `weight`: the metric.
     """
     trained = [
         (reply, sent, lengths[reply.metadata.reply_to_message_id])
         for reply, sent in zip(replies, asked, strict=True)
         if sent and not reply.has_error() and reply.metadata.reply_to_message_id in lengths
     ]
+    screen = screens.vectors
     if not screen.knows:
         screen.look(long.vector for *_, long in trained)
-        beside.look(long.beside for *_, long in trained)
+        screens.beside.look(long.beside for *_, long in trained)
+    for layout in dict.fromkeys(statistics_of(sent.form)[0] for _, sent, _ in trained):
+        pairs = [
+            (long.statistics, long.sent)
+            for _, sent, long in trained
+            if statistics_of(sent.form)[0] == layout
+        ]
+        screens.statistics.look(layout, pairs)
     bad, good = dict[int, str](), []
     for reply, sent, long in trained:
+        start = sent.start
         try:
-            if sent.start.own:
-                beside.share(sent.node, long.beside, None)
-            share = screen.share(sent.node, long.vector, sent.start.vector)
+            layout, reported = statistics_of(sent.form)[0], long.statistics
+            statistics = screens.statistics.taken(
+                sent.node, layout, reported, long.sent, start.vector
+            )
+            if start.own:
+                screens.beside.share(sent.node, long.beside, None)
+            share = screen.share(sent.node, long.vector, start.vector)
         except PayloadError as error:
             bad[id(reply)] = str(error)
             continue
-        if share < 1:
-            _shorten(reply, sent, share)
+        if share < 1 or statistics is not reported:
+            _shorten(reply, sent, share, statistics)
         good.append((reply, sent))
     _weigh(good, screen, weight)
     return bad
 
 
-def _shorten(reply: Message, sent: Asked, share: float) -> None:
-    """Leave a share of a reply's update: of what its floats have changed since they were sent."""
+def _shorten(reply: Message, sent: Asked, share: float, statistics: Vector) -> None:
+    """Leave a share of a reply's update: of what its floats have changed since they were sent.
+
+    `statistics`: its running statistics, already shortened.
+    """
     name, record = records(reply.content, ArrayRecord)[0]
-    if FLAT in record:
-        reply.content[name] = flat_record(_between(sent.start.vector, to_vector(record), share))
-        return
-    form = form_of_updates(layout_of(record), sent.form.patterns)
-    model = form.model(record)
-    vector = _between(sent.start.vector, model.vector, share)
-    reply.content[name] = form.arrays(Model(vector, model.own))
+    form = sent.form
+    flat = FLAT in record
+    if flat:
+        model = Model(to_vector(record))
+    else:
+        form = form_of_updates(layout_of(record), form.patterns)
+        model = form.model(record)
+    vector = model.vector if share == 1 else _between(sent.start.vector, model.vector, share)
+    model = with_statistics(form, Model(vector, model.own), statistics)
+    reply.content[name] = flat_record(model.vector) if flat else form.arrays(model)
 
 
 def _between(start: Vector, end: Vector, share: float) -> Vector:

@@ -8,7 +8,7 @@ import pytest
 from compression import Layout, PayloadError, decode, decode_update, make_codec
 from compression import names as methods
 from compression.header import varint
-from compression.statistics import exact_tensors, separate
+from compression.statistics import exact_tensors, scale_of, separate
 
 SHAPES = {
     "1.running_mean": (6,),
@@ -104,3 +104,54 @@ def test_exact_values_that_are_not_finite(bad, reseal):
     wrong = payload.replace(last, np.float32(bad).tobytes())
     with pytest.raises(PayloadError, match="NaN or infinity"):
         decode(reseal(wrong[:-8]), LAYOUT)
+
+
+SCALED = Layout(
+    ("a.running_mean", "a.running_var", "b.running_mean", "c.running_var", "d.running_mean",
+     "a.num_batches_tracked"),
+    ((3,), (3,), (2,), (4,), (0,), ()),
+    ("float32",) * 6,
+)  # fmt: skip
+
+
+def random_statistics(seed):
+    draw = np.random.default_rng(seed)
+    values = draw.normal(size=SCALED.size).astype(np.float32)
+    values[3:6], values[8:12] = values[3:6] ** 2, values[8:12] ** 2 * 1e3
+    return values
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_statistics_are_as_far_off_as_the_layers_outputs(seed):
+    one, other, around = (random_statistics(3 * seed + i).astype(np.float64) for i in range(3))
+    root = lambda x: np.sqrt(np.mean(np.square(x)))  # noqa: E731
+    expected = [
+        root((one[:3] - other[:3]) / np.sqrt(around[3:6] + 1e-5)),
+        root(np.log((one[3:6] + 1e-5) / (other[3:6] + 1e-5))),
+        root(one[6:8] - other[6:8]),  # a mean without its variance
+        root(np.log((one[8:12] + 1e-5) / (other[8:12] + 1e-5))),
+    ]
+    found = scale_of(SCALED).distance(*(x.astype(np.float32) for x in (one, other, around)))
+    assert found == pytest.approx(max(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("huge", [2.0, 1e5, 1e30])
+@pytest.mark.parametrize("entry", [0, 3, 6, 8])
+def test_one_channel_of_them_is_seen_and_shortened(huge, entry):
+    start = np.abs(random_statistics(1)) + 1
+    end = start.copy()
+    end[entry] *= np.float32(huge)
+    far = scale_of(SCALED).distance(end, start, start)
+    assert far > 0.2
+    half = scale_of(SCALED).between(start, end, 0.5)
+    assert scale_of(SCALED).distance(half, start, start) == pytest.approx(far / 2, rel=1e-3)
+    assert (half >= start * (1 - 1e-6)).all()
+    assert (half <= end * (1 + 1e-6)).all()
+
+
+def test_a_counter_is_no_distance_and_none_is_0():
+    start, end = random_statistics(1), random_statistics(1)
+    end[-1] += 1e6
+    assert scale_of(SCALED).distance(start, end, start) == 0
+    empty = Layout((), (), ())
+    assert scale_of(empty).distance(*[np.empty(0, np.float32)] * 3) == 0

@@ -1,9 +1,12 @@
 """Running statistics at our own servers: a convex mix, whatever the staleness or optimiser."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import trim_mean
 
 from compression import Layout, PayloadError, Update
 from strategy.mean import StatisticsMix
@@ -13,6 +16,7 @@ from tests.strategy.federation import LAYOUT, MOMENTUM, NODES, TRAINED, Federati
 BN = Layout(
     ("fc.weight", "bn.running_mean", "bn.running_var"), ((4, 3), (4,), (4,)), ("float32",) * 3
 )
+trimmed = partial(trim_mean, proportiontocut=0.2)
 ROOM = 1e-6  # start() is within -1..1, what nodes report within 2..3
 
 
@@ -103,3 +107,29 @@ def test_a_variance_below_zero_is_refused():
 
 def test_the_federation_has_statistics():
     assert StatisticsMix(LAYOUT).size == 6
+
+
+@pytest.mark.parametrize(("kind", "middle"), [("median", np.median), ("trimmed", trimmed)])
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_robust_mix_is_the_median_or_the_trimmed_mean(kind, middle, share):
+    draw = np.random.default_rng(0)
+    there, reported = np.ones(20, np.float32), draw.uniform(1, 3, (7, 8)).astype(np.float32)
+    mix = StatisticsMix(BN, kind=kind, trim=0.2)
+    for _ in range(2):  # and begins anew
+        for weight, each in enumerate(reported, 1):
+            mix.add(each, share, weight)
+        _, values = mix.joined(None, np.zeros(12, np.float32), there)
+        expected = middle(1 - share + share * reported, axis=0)
+        np.testing.assert_allclose(values[12:], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed"])
+@pytest.mark.parametrize("lie", [-3e38, -5, 5, 3e38])
+def test_one_of_seven_cannot_lead_a_robust_mix_beyond_what_the_others_report(kind, lie):
+    reported = np.random.default_rng(1).uniform(1, 3, (6, 8)).astype(np.float32)
+    mix = StatisticsMix(BN, kind=kind, trim=0.2)
+    for each in (np.full(8, lie, np.float32), *reported):
+        mix.add(each)
+    _, values = mix.joined(None, np.zeros(12, np.float32), np.ones(20, np.float32))
+    assert (values[12:] >= reported.min(axis=0) * (1 - 1e-6)).all()
+    assert (values[12:] <= reported.max(axis=0) * (1 + 1e-6)).all()
