@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from io import BytesIO
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..layout import Layout
@@ -17,6 +19,7 @@ from ..stages import PayloadError
 Vector = NDArray[np.float32]
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 Filled = TypeVar("Filled", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
+NUMPY = "numpy.ndarray"  # an Array of this kind holds an .npy file
 STYPE = "edgewire.payload"  # an Array of this kind holds a payload, not an .npy file
 FLAT = "flat"  # the name of the one Array of a model handed over as a vector
 UPDATE = "update"  # that of an update: what the server's optimiser is to subtract
@@ -37,7 +40,7 @@ class FlatArray(Array):
 
     def __init__(self, vector: NDArray[Any]) -> None:
         self.__dict__.update(
-            dtype=_name_of(vector.dtype), shape=vector.shape, stype="numpy.ndarray", vector=vector
+            dtype=_name_of(vector.dtype), shape=vector.shape, stype=NUMPY, vector=vector
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -164,6 +167,33 @@ def payloads_of(content: RecordDict) -> list[bytes]:
         for array in record.values()
         if array.stype == STYPE
     ]
+
+
+def expect_readable(content: RecordDict) -> None:
+    """Raise `PayloadError` for a plain Array whose bytes are not the array that they declare.
+
+    Who reads it allocates first what its header declares, and takes the Array's own shape and type
+    for those of its values. An Array that says neither, as Flower's old API makes them, may be any.
+    """
+    for _, record in records(content, ArrayRecord):
+        for name, array in record.items():
+            if array.stype == NUMPY and not isinstance(array, FlatArray):
+                _expect_readable(name, array)
+
+
+def _expect_readable(name: str, array: Array) -> None:
+    stream = BytesIO(array.data)
+    try:
+        version = npy.read_magic(stream)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read(stream)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise PayloadError(f"its array {name[:80]!r} is no array of numpy's") from error
+    if dtype.hasobject or len(array.data) - stream.tell() != math.prod(shape) * dtype.itemsize:
+        raise PayloadError(f"its array {name[:80]!r} does not hold what it declares")
+    says_nothing = not array.dtype and not array.shape
+    if not says_nothing and (tuple(array.shape), _type_of(array)) != (shape, dtype.name):
+        raise PayloadError(f"its array {name[:80]!r} is not of the shape and type that it says")
 
 
 def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]:

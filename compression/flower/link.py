@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from ..codec import Codec
 from ..layout import Layout
 from ..stages import PayloadError
-from .arrays import flat_record, payload_of, records, with_content
+from .arrays import expect_readable, flat_record, payload_of, records, with_content
 from .course import Course, CourseState
 from .dialogue import Dialogue, DialogueState, Key, Parcel
 from .form import Form, Model
@@ -273,7 +273,7 @@ class Link(GridWrapper):
         """Return a reply with a model in it; an error in place of one that cannot be used."""
         sent = self._underway.take(reply.metadata.reply_to_message_id)
         if sent is None and (reply.has_error() or payload_of(reply.content) is None):
-            return reply  # there was no model in its message
+            return self._readable(reply)  # there was no model in its message
         if sent is None:
             node = reply.metadata.src_node_id
             reason = "its message was answered before, or never sent"
@@ -281,6 +281,7 @@ class Link(GridWrapper):
         try:
             note = self._dialogue.opened(reply, sent.node, sent.number, sent.plain_bytes)
             reply.content.pop(NOTE, None)
+            expect_readable(reply.content)
             if not sent.kind.startswith("query"):
                 expect_weight(reply.content, self._weighted_by_key)
             if sent.train and records(reply.content, ArrayRecord):
@@ -289,6 +290,15 @@ class Link(GridWrapper):
                 reply.content = rebuilt(reply.content, sent, names)
         except PayloadError as error:
             return self._left_out(reply, sent.node, sent.number, str(error))
+        return reply
+
+    def _readable(self, reply: Message) -> Message:
+        """Return a reply that travels as it is; an error in place of one that nobody can read."""
+        try:
+            if not reply.has_error():
+                expect_readable(reply.content)
+        except PayloadError as error:
+            return self._refused(reply, reply.metadata.src_node_id, self.state.round, str(error))
         return reply
 
     def _left_out(self, reply: Message, node: int, number: int, reason: str) -> Message:

@@ -3,14 +3,17 @@ out.
 """
 
 import tracemalloc
+from io import BytesIO
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAvg
+from numpy.lib import format as numpy_format
 
 from compression import Layout, make_codec
 from compression.flower import Link, Uplink, payload_record
+from compression.flower.arrays import NUMPY
 from compression.flower.notes import NOTE
 from compression.header import DTYPES, varint
 from compression.own import Own
@@ -23,7 +26,7 @@ RAW = make_codec(coder="raw")
 
 def link_of(change, uplink="dense"):
     """Return a link whose first node's replies are changed."""
-    app = moving(to_targets, Uplink(uplink))
+    app = moving(to_targets, Uplink(uplink), lambda node, values, state: {})
 
     def answer(message, context):
         reply = app(message, context)
@@ -169,3 +172,56 @@ def test_a_size_is_believed_by_nobody(caplog, reseal, part, entries):
     assert [reply.has_error() for reply in replies].count(True) == 1
     assert peak < 1 << 21
     assert "entries allowed here" in caplog.text
+
+
+def npy(dtype, shape, data=b""):
+    """Return the bytes of an .npy file that declares so much, and holds what it is given."""
+    file = BytesIO()
+    numpy_format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return file.getvalue() + data
+
+
+GOOD = np.arange(6, dtype=np.float32).reshape(2, 3)
+UNREADABLE = {
+    "entries that are not there": Array("float32", (1 << 40,), NUMPY, npy("<f4", (1 << 40,))),
+    "too few": Array("float32", (2, 3), NUMPY, npy("<f4", (2, 3), GOOD.tobytes()[:-4])),
+    "too many": Array("float32", (2, 3), NUMPY, npy("<f4", (2, 3), GOOD.tobytes() + b"more")),
+    "another shape": Array("float32", (3, 2), NUMPY, Array(GOOD).data),
+    "another type": Array("float32", (2, 3), NUMPY, npy("<i4", (2, 3), GOOD.tobytes())),
+    "objects": Array("object", (1,), NUMPY, npy("|O", (1,), b"12345678")),
+    "noise": Array("float32", (2, 3), NUMPY, b"noise"),
+    "nothing": Array("float32", (0,), NUMPY, b""),
+    "a negative shape": Array("float32", (0,), NUMPY, npy("<f4", (-1,))),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_plain_arrays_are_what_they_declare_before_a_strategy_reads_them(name, kind, caplog):
+    link = link_of(lambda reply: reply.content.update(more=ArrayRecord({"x": UNREADABLE[name]})))
+    replies = link.send_and_receive(ask(link, initial(), kind))
+    assert [reply.has_error() for reply in replies].count(True) == 1
+    assert "node 1" in caplog.text
+    assert "its array 'x'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "array",
+    [Array(GOOD), Array(GOOD.T), Array(GOOD.astype(">f4")), Array(np.zeros((0, 3))),
+     Array(np.array(1, np.float32)), Array("", (), NUMPY, Array(GOOD).data),
+     Array("x", (9,), "mine", b"?")],
+)  # fmt: skip
+def test_plain_arrays_that_are_readable_are_handed_on(array):
+    app = moving(to_targets, Uplink("dense"))
+
+    def answer(message, context):
+        reply = app(message, context)
+        reply.content["more"] = ArrayRecord({"x": array})
+        return reply
+
+    link = Link(grid_of(answer))
+    for reply in link.send_and_receive(ask(link, initial())):
+        assert reply.content["more"]["x"].data == array.data
+    assert link.traffic.failures == 0
