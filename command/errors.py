@@ -1,6 +1,7 @@
 """What goes wrong, as a person reads it: one line, and an exit code.
 
-2: the user's own mistake; 1: a run that could not go on, or has diverged; 130: Ctrl-C.
+2: the user's own mistake; 1: a run that could not go on, or has diverged; 128 and a signal's number
+(130: Ctrl-C, 143: SIGTERM): stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from compression import PayloadError
 from conf import ConfigError
 from conf.load import HERE as CONF
 from conf.load import compose_config
-from simulation.errors import EngineError, UsageError
+from simulation.errors import Ended, EngineError, UsageError
 from task.errors import TaskError
 
 STOPPED = 130  # exit code after Ctrl-C
@@ -43,7 +44,10 @@ class Failed(SystemExit):
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Print one line for a failure, and raise `Failed`: code 2 for a user's mistake, else 1."""
+    """Print one line for a failure, and raise `Failed`: code 2 for a user's mistake, else 1.
+
+    A stop is one line, too, with the notes of what was raised; it is a `SystemExit` then.
+    """
     code, kind, failed = 0, "error", Exception()
     try:
         yield
@@ -60,9 +64,9 @@ def clear_errors() -> Iterator[None]:
         if "hydra" not in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
             raise
         code, failed = 2, error
-    except KeyboardInterrupt as error:
-        print(": ".join(["stopped", *filter(None, map(str, error.args))]), file=sys.stderr)
-        sys.exit(STOPPED)
+    except (KeyboardInterrupt, Ended) as error:
+        print(": ".join(["stopped", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        sys.exit(error.code if isinstance(error, Ended) else STOPPED)
     if code:
         if os.environ["EDGEWIRE_FULL_ERROR"]:
             raise failed

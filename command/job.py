@@ -6,6 +6,7 @@ Launchers of sweeps pickle it by its name, and call it in processes of their own
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -37,7 +38,7 @@ from conf.real_time import only_virtual
 from report.progress import RunProgress
 from report.segments import show
 from report.summary import read_result, summary_table
-from simulation.errors import EngineError
+from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job
 from strategy.checkpoint import FILE as CHECKPOINT
 from strategy.schedule import Schedule
@@ -56,7 +57,11 @@ def job(composed: DictConfig) -> None:
     forget_failure(folder)
     try:
         with clear_errors():  # in here: Hydra prints a line of its own about what it catches
-            run(composed, folder)
+            try:
+                run(composed, folder)
+            except (KeyboardInterrupt, Ended) as stop:
+                stop.add_note(how_to_go_on(folder, sweep=sweep))
+                raise
     except Failed as failed:
         if not sweep:
             raise
@@ -92,10 +97,6 @@ def run(composed: DictConfig, folder: Path) -> None:
     except (EngineError, PayloadError):
         if not has_diverged(folder):
             raise
-    except KeyboardInterrupt as error:
-        if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
-            raise KeyboardInterrupt(f"`python run.py resume={folder}` goes on") from error
-        raise
     result = read_result(folder)
     console.print(summary_table(result, folder))
     show(folder, result, console)
@@ -103,6 +104,15 @@ def run(composed: DictConfig, folder: Path) -> None:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
+
+
+def how_to_go_on(folder: Path, *, sweep: bool) -> str:
+    """Return what to say of a run that was stopped."""
+    if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
+        said = f"`python run.py {shlex.quote(f'resume={folder}')}` goes on"
+    else:
+        said = "it had written no checkpoint yet (checkpoint_every=): the same command begins anew"
+    return f"{said}; the sweep's jobs after it were not begun" if sweep else said
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from command.job import job
 from command.saved import command_line
 from command.sweep import SweepEnd
 from conf.load import HERE as CONF
+from simulation.processes import orderly_exit
 
 main = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
 
@@ -21,7 +22,7 @@ main = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config
 def cli() -> None:
     """Run what the command line says; exit with the code of the worst of a sweep's jobs."""
     SweepEnd.code = 0
-    with clear_errors(), unchecked_help():
+    with clear_errors(), orderly_exit(), unchecked_help():
         sys.argv[1:] = command_line(sys.argv[1:])
         main()
     if SweepEnd.code:

@@ -6,6 +6,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +21,8 @@ from .errors import EngineError
 from .host import Host, HostSpec
 from .limits import Limits
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PARENT_LOOK_SECONDS = 0.5  # between looks whether the parent is there; `getppid` costs nothing
 WINDOW = 2  # messages a worker has at a time: one at work, one waiting at its door
 
 
@@ -38,8 +42,8 @@ def work(
     states: Mapping[int, RecordDict],
 ) -> None:
     """Serve messages until the other end closes; runs in a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ignore_stops()
+    end_with_parent()
     multiprocessing.current_process().daemon = False  # its app may start processes: a DataLoader's
     for other in others:  # inherited by fork: open ends would hide the parent's closing
         other.close()
@@ -61,6 +65,49 @@ def work(
             answer = reply.error if reply.has_error() else reply.content
             _reply(replies, metadata.message_id, answer, has_state)
     os._exit(0)  # no atexit work of the parent's in a forked child
+
+
+def ignore_stops() -> None:
+    """Leave signals to stop to the parent: it ends its workers once a checkpoint is written.
+
+    A shell, `timeout` and a terminal signal the whole process group: a worker leaves it, and with
+    it what its app starts. systemd and Slurm signal every process: a handler that does nothing is
+    for them. It is no `SIG_IGN`, which programs that the app executes would inherit; a process that
+    the app forks (a DataLoader's, a pool's) gets the default back, or nobody could end it.
+    """
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    for number in STOPS:
+        signal.signal(number, lambda number, frame: None)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_hear_stops)
+    hold_stops(signal.SIG_UNBLOCK)
+
+
+def hold_stops(how: int) -> None:
+    """Hold signals to stop back (`SIG_BLOCK`), or let them in again: of this thread.
+
+    A process starts with its parent's mask, so nothing reaches a worker before `ignore_stops` has.
+    """
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(how, STOPS)
+
+
+def _hear_stops() -> None:
+    for number in STOPS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def end_with_parent() -> None:
+    """End this process soon after its parent, even in the middle of a message."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_LOOK_SECONDS)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from .errors import EngineError
 from .host import Host, HostSpec, log, unavailable
 from .limits import Limits
 from .queue import Queue
-from .work import WINDOW, message_of, work
+from .work import WINDOW, hold_stops, message_of, work
 
 NO_LIMITS = Limits()
 THREADED = frozenset({"jax", "tensorflow"})  # start threads that a forked child would wait for
@@ -214,12 +215,9 @@ class Processes:
         self._ready.close()
         for worker in self._workers:
             worker.connection.close()
-            worker.process.terminate()  # what it is at work on, nobody waits for
+            worker.process.kill()  # it hears no other signal; nobody waits for its work
         for worker in self._workers:
-            worker.process.join(timeout=5)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+            worker.process.join()
         self._folders.close()
 
     def _start(self, index: int, states: Mapping[int, RecordDict] | None = None) -> _Worker:
@@ -233,7 +231,11 @@ class Processes:
             args=(there, others, folders, names, self._spec, self._limits, index, states or {}),
             daemon=True,
         )
-        process.start()
+        hold_stops(signal.SIG_BLOCK)
+        try:
+            process.start()
+        finally:
+            hold_stops(signal.SIG_UNBLOCK)
         there.close()
         self._ready.register(here, EVENT_READ, index)
         incoming, outgoing = (Channel(here, folders, name, WINDOW) for name in names)
@@ -282,8 +284,8 @@ class Processes:
         """End a worker, dead or alive, that another one takes the place of."""
         self._ready.unregister(worker.connection)
         worker.connection.close()
-        worker.process.terminate()
-        worker.process.join(timeout=5)
+        worker.process.kill()
+        worker.process.join()
         for channel in (worker.messages, worker.replies):
             channel.remove()
 

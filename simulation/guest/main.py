@@ -8,11 +8,12 @@ import time
 import traceback
 from logging import DEBUG
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from flwr.supercore.logger import update_console_handler
 
-from ..errors import EngineError, UsageError
+from ..errors import Ended, EngineError, UsageError
+from ..processes import orderly_exit
 from .app import App, read_app
 from .network import network_named
 from .run import Outcome, run_app
@@ -60,7 +61,8 @@ def words() -> argparse.Namespace:
 def main(began: float) -> int:
     """Run what the command line says; return an exit code. `began`: of `time.monotonic`.
 
-    2: a mistake in the words or in the app's folder; 1: its ServerApp raised; 130: Ctrl-C.
+    2: a mistake in the words or in the app's folder; 1: its ServerApp raised; 128 and a
+    signal's number (130: Ctrl-C): stopped.
     """
     verbose = "--verbose" in sys.argv
     if verbose:
@@ -69,17 +71,18 @@ def main(began: float) -> int:
         given = words()
         network = network_named(given.network)
         app = read_app(given.path, given.run_config)
-        outcome = run_app(
-            app, nodes=given.nodes, workers=given.workers, network=network, seed=given.seed
-        )
+        with orderly_exit():
+            outcome = run_app(
+                app, nodes=given.nodes, workers=given.workers, network=network, seed=given.seed
+            )
     except EngineError as error:
         if verbose:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return STOPPED
+    except (KeyboardInterrupt, Ended) as stop:
+        print("stopped: an app's run keeps no checkpoint, it begins anew", file=sys.stderr)
+        return cast(int, stop.code) if isinstance(stop, Ended) else STOPPED
     print(summary(app, given, outcome, time.monotonic() - began))
     return 0
 

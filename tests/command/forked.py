@@ -1,0 +1,56 @@
+"""The command in a process of its own that has imported all it needs: forked, in milliseconds.
+
+A test that signals processes cannot run the command in its own, and importing torch takes seconds.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LOADED = ["command.main", "strategy.app", "client.app", "torch._dynamo", "flwr_datasets",
+          "sklearn.datasets"]  # fmt: skip
+
+
+def command(words, printed):
+    """Run the command's words as a shell would: leader of its group, its output in a file."""
+    os.setsid()
+    os.chdir(ROOT)
+    out = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    from command import main
+
+    sys.argv = ["run.py", *words]
+    main.cli()
+
+
+class Forks:
+    """Starts commands from one process that has imported them."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(LOADED)
+
+    def start(self, words, printed):
+        process = self._context.Process(target=command, args=(words, printed))
+        process.start()
+        return process
+
+
+def children_of(pid):
+    """Return the ids of a process's children."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z" and int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return sorted(found)
