@@ -1,9 +1,12 @@
 """Tensors of a batch, labels and copies as payloads."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from compression import Layout, PayloadError, make_codec
 from compression.flower.tensors import (
@@ -15,6 +18,7 @@ from compression.flower.tensors import (
     unpack_copy,
     unpack_labels,
 )
+from compression.header import varint
 from compression.own import Own
 
 EXACT = make_codec()
@@ -70,6 +74,44 @@ def test_labels_come_back_in_as_few_bytes_as_they_need(classes, seed):
 def test_what_are_no_labels_is_refused(payload, said):
     with pytest.raises(PayloadError, match=said):
         unpack_labels(payload, (1, 2), 10)
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_labels_are_integers_of_the_shape_below_the_classes_and_nothing_else(data):
+    classes = data.draw(st.sampled_from([2, 10, 256, 257]))
+    kind = np.dtype(data.draw(st.sampled_from(["uint8", "int8", "int64", "float32", "bool"])))
+    shape = data.draw(st.sampled_from([(2, 3), (3, 2), (6,), (1, 2, 3), (2, 0)]))
+    values = arrays.from_dtype(kind, allow_nan=False, allow_infinity=False)
+    given_ = data.draw(arrays.arrays(kind, shape, elements=values | st.just(kind.type(1))))
+    good = kind == ("uint8" if classes <= 256 else "int64") and shape == (2, 3)
+    if good and ((given_ >= 0) & (given_ < classes)).all():
+        np.testing.assert_array_equal(unpack_labels(labels_of(given_), (2, 3), classes), given_)
+        return
+    with pytest.raises(PayloadError, match="labels: "):
+        unpack_labels(labels_of(given_), (2, 3), classes)
+
+
+@pytest.mark.parametrize("entries", [1 << 26, 1 << 40])
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda payload: unpack(payload, 1, (2, 2), "activations"),
+        lambda payload: unpack_labels(payload, (1, 2), 10),
+        lambda payload: unpack_copy(payload, FORM, whole=True),
+        lambda payload: unpack_copy(payload, FORM, whole=False),
+    ],
+)
+def test_40_bytes_that_declare_more_cost_a_node_nothing(take, entries, reseal):
+    body = b"EWP\x01\x01\x00\x00\x00\x01\x01" + varint(entries) + b"\x01\x00\x00\x00"
+    payload = reseal(body + bytes(-len(body) % 8))
+    tracemalloc.start()
+    try:
+        with pytest.raises(PayloadError):
+            take(payload)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 18
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_copy_holds_all_it_was_given():
