@@ -28,12 +28,12 @@ class Bell:
         key: Hashable,
         look: Callable[[], Awaitable[Found | None]],
         seconds: float,
-        at_least_every: float,
+        at_least_every: Callable[[], float],
         alone: bool = False,
     ) -> Found | None:
         """Look until there is something, or `seconds` are over; return it, or None.
 
-        It is looked at once, whenever the key's bell rings, and in between every `at_least_every`
+        It is looked at once, whenever the key's bell rings, and in between every `at_least_every()`
         seconds. `alone`: only the newest who waits for the key goes on; an older one, whose caller
         may be gone, returns None. So does one that is waiting as the server ends.
         """
@@ -51,7 +51,7 @@ class Bell:
                 if left <= 0:
                     break
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(mine.wait(), min(left, at_least_every))
+                    await asyncio.wait_for(mine.wait(), min(left, at_least_every()))
             return None
         except asyncio.CancelledError:  # the server ends: who waits is told that there is nothing
             return None

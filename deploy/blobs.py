@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from xxhash import xxh3_64_digest, xxh3_64_hexdigest
 
@@ -65,17 +66,28 @@ def numbers_in(folder: Path) -> Iterator[int]:
 def head_of(folder: Path, number: int) -> bytes:
     """Return a file's head. Raises `OSError`, `ValueError` for one that is damaged."""
     with path_of(folder, number).open("rb") as file:
-        size, mark = _HEAD.unpack(file.read(_HEAD.size))
-        head = file.read(min(size, os.fstat(file.fileno()).st_size))
+        size, mark = _begun(file)
+        head = file.read(size)
     if xxh3_64_digest(head) != mark:
         raise ValueError("its head is not what was written")
     return head
 
 
+def _begun(file: BinaryIO) -> tuple[int, bytes]:
+    """Return how long a file's head is, and its xxh3. Raises `ValueError` if there is less."""
+    try:
+        size, mark = _HEAD.unpack(file.read(_HEAD.size))
+    except struct.error as error:
+        raise ValueError("it breaks off at its beginning") from error
+    if size > os.fstat(file.fileno()).st_size:
+        raise ValueError("its head is longer than the file")
+    return size, mark
+
+
 def read(folder: Path, blob: Blob) -> bytes:
     """Return a blob. Raises `OSError`, `ValueError` for one that is damaged."""
     with path_of(folder, blob.file).open("rb") as file:
-        size, _ = _HEAD.unpack(file.read(_HEAD.size))
+        size, _ = _begun(file)
         file.seek(_HEAD.size + size + blob.at)
         content = file.read(blob.size)
     if xxh3_64_hexdigest(content) != blob.mark:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
+MOST_PARTS, LONGEST_NAME = 1 << 16, 256  # of one message; a name is a SHA-256, or a word
+OF_MANY = 1 << 22  # parts of the messages of all nodes
 _HEAD = struct.Struct("<IQ")
 
 
@@ -21,10 +23,11 @@ def frames(parts: Iterable[tuple[str, bytes]]) -> bytes:
     return b"".join(pieces)
 
 
-def parts_of(data: bytes, limit: int) -> list[tuple[str, bytes]]:
+def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str, bytes]]:
     """Return what `frames` was given.
 
-    Raises `ValueError` for a bundle of more than `limit` bytes, and for anything malformed.
+    Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for anything
+    malformed.
     """
     if len(data) > limit:
         raise ValueError(f"a bundle of {len(data)} bytes, and no more than {limit} are taken")
@@ -33,6 +36,8 @@ def parts_of(data: bytes, limit: int) -> list[tuple[str, bytes]]:
         if at + _HEAD.size > len(data):
             raise ValueError("the bundle ends within a record's head")
         name, content = _HEAD.unpack_from(data, at)
+        if len(parts) == most or name > LONGEST_NAME:
+            raise ValueError(f"the bundle has over {most} parts, or a name of {name} bytes")
         start = at + _HEAD.size + name
         at = start + content
         if at > len(data):

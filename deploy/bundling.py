@@ -26,9 +26,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from base64 import b64decode
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,9 +53,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from deploy import carry, thin
+from deploy.arriving import Arriving, Reply, parts_of_replies
 from deploy.bell import Bell
-from deploy.bundle import frames, parts_of
-from deploy.gate import App, Scope, Send
+from deploy.bundle import MOST_PARTS, OF_MANY, frames, parts_of
+from deploy.gate import LIMIT, App, Scope, Send
 from deploy.handed_out import HandedOut
 from deploy.registry import status_of
 from deploy.results import results_of
@@ -63,16 +65,16 @@ from deploy.twins import Twins
 
 OURS = "edgewire"
 THIN = f"{OURS}-thin"
-APP = "/v1/fleet/get-fab"
+APP, OBJECT = "/v1/fleet/get-fab", "/v1/fleet/push-object"
 WAIT = f"{OURS}-wait"
 USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
 NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0  # seconds between two looks though no bell has rung
 OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds for the objects of a message that is there
-LIMIT = 2 << 30  # bytes of a bundle
+AT_A_TIME = 2  # pushes of a node: one that broke off may not be over yet
 WAKING = ("/v1/fleet/push-messages", "/v1/runtime/push-messages", "/v1/control/stop-run")
 PLAIN = "application/octet-stream"
 Kind = TypeVar("Kind", bound=Protobuf)
-Reader = Callable[[bytes, int], list[tuple[str, bytes]]]
+Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
 
 
 class Bundling:
@@ -86,6 +88,9 @@ class Bundling:
         self._zipped = GZipMiddleware(app, compresslevel=9)
         self._output = output
         self._bell, self._handed, self._twins = Bell(), HandedOut(), Twins()
+        self._arriving = Arriving()
+        self._sending = Counter[str]()  # objects that come just now, by their nodes' keys
+        self._pushing = Counter[int]()  # bundles, by their nodes
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", f"/v1/fleet/{OURS}"): self._hello,
             ("GET", f"/v1/fleet/{OURS}/status"): self._status,
@@ -103,14 +108,22 @@ class Bundling:
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
         answer = self._route(scope) if scope["type"] == "http" else None
         if answer is None:
-            path = scope["path"] if scope["type"] == "http" else ""
-            await (self._zipped if path == APP else self._app)(scope, receive, send)
-            if path in WAKING:
-                self._bell.ring()
+            await self._passed_on(scope, receive, send)
             return
         request = Request(scope, receive)
         response = await http_error_translator(request, answer)
         await response(scope, receive, send)
+
+    async def _passed_on(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Let Flower answer."""
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path == OBJECT:
+            with _counted(self._sending, Headers(scope=scope).get(FLEET_HTTP_PUBLIC_KEY_HEADER)):
+                await self._app(scope, receive, send)
+            return
+        await (self._zipped if path == APP else self._app)(scope, receive, send)
+        if path in WAKING:
+            self._bell.ring()
 
     def _route(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
         found = self._routes.get((scope["method"], scope["path"]))
@@ -135,7 +148,8 @@ class Bundling:
         return _frames(await self._found(request, wanted, _seconds(request)))
 
     async def _thin_pulls(self, request: Request) -> Response:
-        seal, number = await _sealed(request)
+        seal, pieces = await _sealed(request)
+        number = await _rest(pieces)
         node, state = seal.node_id, get_linkstate(request)
         if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
             raise HTTPException(409, "another node is online with this key")
@@ -153,16 +167,22 @@ class Bundling:
         def look() -> Awaitable[carry.Load | None]:
             return run_in_threadpool(carry.for_node, wanted, self._handed, state)
 
-        load = await self._bell.wait_for(("node", node), look, seconds, NODE_LOOKS, alone=True)
+        load = await self._bell.wait_for(
+            ("node", node), look, seconds, lambda: NODE_LOOKS, alone=True
+        )
         return await _loaded(load)
 
     async def _node_pushes(self, request: Request) -> Response:
-        parts = _parts(await _body(request))
+        parts = await _parts(await _body(request))
         return await self._stored(request, parts, None)
 
     async def _thin_pushes(self, request: Request) -> Response:
-        seal, rest = await _sealed(request)
-        return await self._stored(request, _parts(rest, thin.parts_of), seal.node_id)
+        seal, pieces = await _sealed(request)
+        if self._pushing[seal.node_id] >= AT_A_TIME:
+            raise HTTPException(429, "this node sends so many replies already")
+        with _counted(self._pushing, seal.node_id):
+            parts = await _parts(await _rest(pieces), read=thin.parts_of)
+            return await self._stored(request, parts, seal.node_id)
 
     async def _stored(
         self, request: Request, found: list[tuple[str, bytes]], asks: int | None
@@ -189,21 +209,28 @@ class Bundling:
         state, task = get_linkstate(request), await _task(request)
         wanted = _read(PullAppMessagesRequest, await _body(request))
 
-        async def look() -> carry.Load | None:
+        async def look() -> list[Reply] | None:
             await _task(request)  # a run that is stopped meanwhile takes its token along
-            return await run_in_threadpool(carry.for_server, wanted, state, task)
+            return await run_in_threadpool(
+                carry.for_server, wanted, self._arriving, self._sends, state, task
+            )
 
-        load = await self._bell.wait_for(
-            ("run", task.run_id), look, _seconds(request), SERVER_LOOKS
-        )
-        parts = await _loaded(load)
-        if load is not None:
-            await run_in_threadpool(carry.received, load, state)
-        return _frames(parts)
+        def pause() -> float:
+            return OBJECTS_LOOK if self._arriving.waits(task.run_id) else SERVER_LOOKS
+
+        found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
+        if found is None:
+            return _frames([("response", b"")])
+        await run_in_threadpool(carry.received, found, state)
+        return _frames(parts_of_replies(found))
+
+    def _sends(self, key: bytes) -> bool:
+        """Return whether the node with a key is sending an object just now."""
+        return self._sending[b64encode(key).decode()] > 0
 
     async def _server_pushes(self, request: Request) -> Response:
         state, task = get_linkstate(request), await _task(request)
-        parts = dict(_parts(await _body(request)))
+        parts = dict(await _parts(await _body(request), OF_MANY))
         pushed = _read(PushAppMessagesRequest, parts.pop("request", b""))
         response = await run_in_threadpool(carry.from_server, pushed, parts, state, task)
         nodes = {message.metadata.dst_node_id for message in pushed.messages_list}
@@ -218,8 +245,8 @@ async def _as_node(request: Request, claimed: Protobuf) -> None:
     await run_in_threadpool(authenticate_node, request)
 
 
-async def _sealed(request: Request) -> tuple[Seal, bytes]:
-    """Return who sends a thin request, as Flower checks it, and what it holds.
+async def _sealed(request: Request) -> tuple[Seal, AsyncIterator[bytes]]:
+    """Return who sends a thin request, as Flower checks it, and what it holds, piece by piece.
 
     Nothing is read beyond the seal of who is not known.
     """
@@ -230,14 +257,24 @@ async def _sealed(request: Request) -> tuple[Seal, bytes]:
         if len(first) >= LONGEST:
             break
     try:
-        seal, _ = opened(first[:LONGEST])
+        seal, rest = opened(first)
     except ValueError as error:
         raise HTTPException(400, f"this is no thin request: {error}") from error
     key = await run_in_threadpool(carry.key_of, seal.node_id, get_linkstate(request))
     headers = Headers(seal.headers(key))
     signed = Request({**request.scope, "headers": headers.raw})
     await _as_node(signed, PullMessagesRequest(node=Node(node_id=seal.node_id)))
-    return seal, opened(b"".join([first, *[piece async for piece in pieces]]))[1]
+
+    async def others() -> AsyncIterator[bytes]:
+        yield rest
+        async for piece in pieces:
+            yield piece
+
+    return seal, others()
+
+
+async def _rest(pieces: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
 
 
 async def _task(request: Request) -> Any:
@@ -256,9 +293,12 @@ def _expect_length(request: Request) -> None:
         raise HTTPException(413, f"a bundle says how long it is, and has at most {LIMIT} bytes")
 
 
-def _parts(body: bytes, read: Reader = parts_of) -> list[tuple[str, bytes]]:
+async def _parts(
+    body: bytes, most: int = MOST_PARTS, read: Reader = parts_of
+) -> list[tuple[str, bytes]]:
+    """Return a bundle's parts. In a thread: a small one may take a second, and others ask, too."""
     try:
-        return read(body, LIMIT)
+        return await run_in_threadpool(read, body, LIMIT, most)
     except ValueError as error:
         raise HTTPException(400, f"this is no bundle: {error}") from error
 
@@ -278,6 +318,18 @@ def _seconds(request: Request) -> float:
     except ValueError as error:
         raise HTTPException(400, f"{WAIT} is a number of seconds") from error
     return min(max(asked, 0.0), LONGEST_WAIT) if asked == asked else 0.0
+
+
+@contextmanager
+def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
+    """Count one more for a key while it lasts."""
+    counter[key] += 1
+    try:
+        yield
+    finally:
+        counter[key] -= 1
+        if not counter[key]:
+            del counter[key]
 
 
 async def _loaded(load: carry.Load | None) -> list[tuple[str, bytes]]:

@@ -27,7 +27,6 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     PullAppMessagesRequest,
-    PullAppMessagesResponse,
     PushAppMessagesRequest,
     PushAppMessagesResponse,
 )
@@ -36,6 +35,7 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
+from deploy.arriving import Arriving, Reply
 from deploy.handed_out import HandedOut
 
 Reader = Callable[[PullObjectRequest], PullObjectResponse]
@@ -48,7 +48,7 @@ class Load:
     `missing`: ids of those that are still on their way, with the run each belongs to.
     """
 
-    response: PullMessagesResponse | PullAppMessagesResponse
+    response: PullMessagesResponse
     node: Node
     read: Reader
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -147,26 +147,45 @@ def expect_known(run: int, state: Any) -> None:
         raise FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, f"run {run} is unknown")
 
 
-def for_server(request: PullAppMessagesRequest, state: Any, task: Any) -> Load | None:
-    """Return the replies to a ServerApp's messages that are there, with their objects."""
+def for_server(
+    request: PullAppMessagesRequest,
+    arriving: Arriving,
+    sends: Callable[[bytes], bool],
+    state: Any,
+    task: Any,
+) -> list[Reply] | None:
+    """Return the replies to a ServerApp's messages that are there; None if there are none.
 
-    def read(wanted: PullObjectRequest) -> PullObjectResponse:
-        return runtime.pull_object(wanted, state, task)
+    `arriving`: those of which some objects are still to come; `sends`: whether the node with a
+    public key is sending an object just now.
+    """
 
+    def fetch(name: str) -> bytes | None:
+        wanted = PullObjectRequest(node=server, run_id=task.run_id, object_id=name)
+        found = runtime.pull_object(wanted, state, task)
+        if not found.object_found:
+            raise LookupError(name)
+        return found.object_content if found.object_available else None
+
+    server = Node(node_id=1)
     with whole(state):
-        response = runtime.pull_messages(request, state, task)
-        load = _load(response, Node(node_id=1), read)
-        return load if load is not None and _fetched(load) else None
+        if ids := arriving.not_yet(task.run_id, request.message_ids):
+            asks = PullAppMessagesRequest(message_ids=ids)
+            arriving.add(task.run_id, runtime.pull_messages(asks, state, task))
+        try:
+            found = arriving.ready(
+                task.run_id, request.message_ids, fetch, lambda node: sends(key_of(node, state))
+            )
+        except FlowerError:  # the run is over
+            return None
+    return found or None
 
 
-def received(load: Load, state: Any) -> None:
-    """Delete what a ServerApp has received, as far as all of it is there."""
+def received(replies: Iterable[Reply], state: Any) -> None:
+    """Delete what a ServerApp has received; what did not come whole is deleted, too."""
     with whole(state):
-        for message, tree in zip(
-            load.response.messages_list, load.response.message_object_trees, strict=True
-        ):
-            if all(name in load.objects for name in _names(tree)):
-                state.object_store.delete(message.metadata.message_id)
+        for each in replies:
+            state.object_store.delete(each.message.metadata.message_id)
 
 
 def from_server(

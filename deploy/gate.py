@@ -22,6 +22,7 @@ Scope = MutableMapping[str, Any]
 Send = Callable[[Scope], Awaitable[None]]
 App = Callable[[Scope, Any, Send], Awaitable[None]]
 
+LIMIT = 2 << 30  # bytes of a request: of a message with its objects
 FLEET = "/v1/fleet/"
 REGISTERING = (f"{FLEET}register-node", f"{FLEET}unregister-node")
 _ORIGINS = "forwarded via x-forwarded-for x-forwarded-host x-forwarded-proto x-real-ip"

@@ -35,7 +35,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from compression.flower.grids import PolledGrid
 from compression.flower.patience import FOREVER, gathered
-from deploy.bundle import frames, parts_of
+from deploy.bundle import OF_MANY, frames, parts_of
 from deploy.grids import STOPPED, RunEnded
 
 LONGEST_WAIT = 20.0  # seconds that one pull waits at the server
@@ -142,7 +142,7 @@ class BundledGrid(PolledGrid):
 
     def _pull(self, message_ids: list[str], wait: float) -> list[Message]:
         request = PullAppMessagesRequest(message_ids=message_ids).SerializeToString()
-        (_, head), *objects = parts_of(self._connection.post("pull", request, wait), LIMIT)
+        (_, head), *objects = parts_of(self._connection.post("pull", request, wait), LIMIT, OF_MANY)
         response, contents = PullAppMessagesResponse.FromString(head), dict(objects)
         return [
             self._message(message.metadata, tree, contents)

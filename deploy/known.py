@@ -19,14 +19,18 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from deploy.gate import FLEET, App, Scope, Send, refuse
+from deploy.gate import FLEET, LIMIT, App, Scope, Send, refuse
 
 SMALL = 1 << 16  # bytes that anybody may send: what Flower's calls take but for contents
 THIN_CALLS = f"{FLEET}edgewire/thin/"
 
 
 class Known:
-    """Wraps an ASGI app: large requests to the Fleet API get status 401 unless they are signed."""
+    """Wraps an ASGI app: large requests to the Fleet API get status 401 unless they are signed.
+
+    Of a node that is known, too, a request says how long it is (else 411) and is no longer than a
+    message may be (413).
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -39,6 +43,10 @@ class Known:
             except HTTPException as error:
                 await refuse(send, error.status_code, "a large request, and not of a known node")
                 return
+            if (length := length_of(scope)) is None or length > LIMIT:
+                words = f"a request says how long it is, and has at most {LIMIT} bytes"
+                await refuse(send, 411 if length is None else 413, words)
+                return
         await self._app(scope, receive, send)
 
 
@@ -48,9 +56,15 @@ def is_large(scope: Scope) -> bool:
         return False
     if scope["method"] == "GET" or scope["path"].startswith(THIN_CALLS):
         return False
+    length = length_of(scope)
+    return length is None or length > SMALL
+
+
+def length_of(scope: Scope) -> int | None:
+    """Return how long a request's body is; None: it does not say."""
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"")
-    return not length.isdigit() or int(length) > SMALL or b"transfer-encoding" in headers
+    return int(length) if length.isdigit() and b"transfer-encoding" not in headers else None
 
 
 async def expect_known(request: Request) -> None:

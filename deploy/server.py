@@ -12,16 +12,19 @@ that has no bundles is served plainly. Each says so in a line.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib
 import ipaddress
 import os
+import resource
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 from conf.trust import DATA, OUTPUT
 from deploy.certificates import CA, SERVER
@@ -30,7 +33,7 @@ from deploy.releases import WANTED, installed
 from simulation.errors import UsageError
 
 PORT = 8000  # as Flower's own
-NODES = "nodes.json"
+NODES, LOCK = "nodes.json", "lock"  # files of --state
 KEPT = 75  # seconds for which a connection is kept while a node computes: a new one costs it 3 kB
 ENDING = 2  # seconds for requests in hand once it is told to end: nodes ask for their pulls again
 EXTENSIONS = "flwr.superlink.extensions"
@@ -41,13 +44,16 @@ def main(words: Sequence[str] | None = None) -> int:
     options, rest = parser().parse_known_args(words)
     try:
         line = command_line(options)
+        found = environment(options)
+        lock = taken(options.state)
         middleware = gated(options)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    os.environ.update(environment(options))
+    os.environ.update(found)
     sys.argv = ["flower-superlink", *line, *rest]
-    serve(middleware)
+    with lock:
+        serve(middleware)
     return 0
 
 
@@ -168,14 +174,58 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
             app.get_middleware = ours
     uvicorn: Any = module("uvicorn")
     times = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
-    uvicorn.run = partial(uvicorn.run, **times)
+    uvicorn.run = partial(uvicorn.run, **times, **bounds())
+    many_connections()
     flower_superlink()
 
 
+def bounds() -> dict[str, Any]:
+    """Return uvicorn's options for how much a client may say, and for how long.
+
+    None for an uvicorn that is made otherwise, which is said.
+    """
+    try:
+        from deploy.connections import uvicorn_options
+    except ImportError as error:
+        warn(f"this uvicorn is another: who connects and says nothing is waited for ({error})")
+        return {}
+    return uvicorn_options()
+
+
+def many_connections() -> None:
+    """Let this process have as many files as the system lets it: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def taken(folder: Path) -> TextIO:
+    """Lock a server's folder for as long as the file is open; return that.
+
+    Raises `UsageError` if another server runs on it: the two would write over each other's nodes.
+    """
+    try:
+        handle = (folder / LOCK).open("a")
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"another server runs on --state {folder}: stop it, or give each a folder of its own"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"--state {folder} cannot be used: {error.strerror}") from error
+    return handle
+
+
 def environment(options: argparse.Namespace) -> dict[str, str]:
-    """Return what the SuperLink and the processes that it starts find in their environment."""
-    options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    output_of(options).mkdir(exist_ok=True)
+    """Return what the SuperLink and the processes that it starts find in their environment.
+
+    Makes the server's folder. Raises `UsageError` if that cannot be.
+    """
+    try:
+        options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        output_of(options).mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--state {options.state} cannot be used: {error.strerror}") from error
     # Flower's processes start each other by bare name, whether the environment is active or not.
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     found = {

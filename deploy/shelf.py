@@ -106,7 +106,7 @@ class Shelf:
         try:
             self.state, self._arrays = _restored(self.folder, records)
             self._records = records
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("the state at the run's checkpoint is damaged (%s): it starts anew", error)
             self.state, self._arrays, self._records = RecordDict(), {}, []
 

@@ -27,9 +27,12 @@ import struct
 import zlib
 from collections.abc import Sequence
 
+from .bundle import LONGEST_NAME, MOST_PARTS
+
 FORM = 1  # another one with all that is said here, and with the dictionary
 SMALL = 1 << 14  # bytes of a content that is looked into
 MOST = 1 << 24  # bytes of all that is deflated together
+_LETTERS = 64  # of a name that is a SHA-256
 _NAME = re.compile(rb"[0-9a-f]{64}")
 _HEAD, _SIZE = struct.Struct("<BI"), struct.Struct("<I")
 _WORDS = (  # what is likely, the likeliest last
@@ -59,16 +62,19 @@ def thin(parts: Sequence[tuple[str, bytes]]) -> bytes:
     return made.bundle()
 
 
-def parts_of(data: bytes, limit: int) -> list[tuple[str, bytes]]:
+def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str, bytes]]:
     """Return what `thin` was given.
 
-    Raises `ValueError` for a bundle of more than `limit` bytes, and for anything malformed.
+    Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for anything
+    malformed. What is said in few bytes may be at most 16 MB (`MOST`).
     """
     if len(data) > limit:
         raise ValueError(f"a bundle of {len(data)} bytes, and no more than {limit} are taken")
     try:
         read = _Reader(data, limit)
         count, last = read.number(), read.number()
+        if count > most:
+            raise ValueError(f"a bundle of {count} parts, and no more than {most} are taken")
         parts = [read.part() for _ in range(count)]
     except (IndexError, struct.error, zlib.error) as error:
         raise ValueError(f"the bundle is damaged: {error}") from error
@@ -144,7 +150,7 @@ class _Reader:
         self._text.at = self._end = _SIZE.size + _SIZE.unpack_from(told)[0]
         self._raw = _Cursor(data, _HEAD.size + size)
         self._names = list[bytes]()
-        self._room = limit  # bytes of small contents: names in them take less here than there
+        self._room = min(limit, MOST)  # bytes of small contents and names, as `_Writer` counts them
 
     def number(self) -> int:
         """Return the next number."""
@@ -162,6 +168,8 @@ class _Reader:
         kind = self.number()
         name = b""
         if kind:
+            if kind > LONGEST_NAME + 2:
+                raise ValueError(f"the bundle has a name of {kind - 2} bytes")
             name = self._raw.take(32).hex().encode() if kind == 1 else self._text.take(kind - 2)
         size = self.number()
         content = self._raw.take(size - 1) if size else self._small()
@@ -171,17 +179,21 @@ class _Reader:
 
     def _small(self) -> bytes:
         pieces, count = list[bytes](), self.number()
-        if count * 64 > SMALL:
+        if count * _LETTERS > SMALL:
             raise ValueError("the bundle has more names in a part than fit there")
         for _ in range(count):
             pieces.append(self._text.take(self.number()))
             place = self.number()
-            pieces.append(self._names[place - 1] if place else self._raw.take(32).hex().encode())
-        content = b"".join([*pieces, self._text.take(self.number())])
-        self._room -= len(content)
-        if self._room < 0:
+            name = self._names[place - 1] if place else self._raw.take(32).hex().encode()
+            if len(name) != _LETTERS:  # a longer one could be repeated without end
+                raise ValueError("the bundle has a part in a part's content by a name that is none")
+            pieces.append(name)
+        pieces.append(self._text.take(self.number()))
+        size = sum(map(len, pieces))
+        self._room -= size
+        if size > SMALL or self._room < 0:
             raise ValueError("the bundle holds more than is taken")
-        return content
+        return b"".join(pieces)
 
     def done(self) -> bool:
         """Return whether nothing is left."""

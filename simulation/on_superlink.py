@@ -177,7 +177,10 @@ def _has_finished(source: Source, folder: Path) -> bool:
     """Bring what a run has left; return whether it has come to its end."""
     if RESULT not in fetch_all(source, folder):
         return False
-    ended: object = json.loads((folder / RESULT).read_text()).get("ended")
+    try:
+        ended: object = json.loads((folder / RESULT).read_text())["ended"]
+    except (ValueError, KeyError, TypeError):  # it was cut: the run goes on from its checkpoint
+        return False
     return ended == "finished"
 
 

@@ -35,6 +35,7 @@ from deploy.bundle import frames, parts_of
 from deploy.bundling import Bundling
 from deploy.gate import Gate
 from deploy.registry import Registry
+from deploy.server import bounds
 from simulation.host import load_object
 
 
@@ -58,7 +59,7 @@ class Server:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, **tls))
+        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, **tls, **bounds()))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
     def __enter__(self):

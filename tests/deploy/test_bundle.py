@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.bundle import frames, parts_of
+from deploy.bundle import MOST_PARTS, frames, parts_of
 
 PARTS = st.lists(st.tuples(st.text(max_size=20), st.binary(max_size=50)))
 
@@ -36,3 +36,14 @@ def test_the_layout_and_the_limit():
     assert parts_of(data, len(data)) == [("a", b"xy")]
     with pytest.raises(ValueError, match="no more than 14"):
         parts_of(data, len(data) - 1)
+
+
+def test_parts_and_names_are_bounded():
+    data = frames([("", b"")] * 5)
+    assert len(parts_of(data, len(data), 5)) == 5
+    with pytest.raises(ValueError, match="over 4 parts"):
+        parts_of(data, len(data), 4)
+    with pytest.raises(ValueError, match=f"over {MOST_PARTS} parts"):
+        parts_of(frames([("", b"")] * (MOST_PARTS + 1)), 1 << 30)
+    with pytest.raises(ValueError, match="a name of 257 bytes"):
+        parts_of(frames([("n" * 257, b"")]), 1 << 30)

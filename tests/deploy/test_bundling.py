@@ -2,18 +2,23 @@
 
 import math
 import shutil
+import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.control_pb2 import StopRunRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.supercore.primitives.asymmetric import sign_message
 
+from deploy import arriving
 from deploy.bundle import frames
 from deploy.grid import BundledGrid
 from deploy.grids import RunEnded, bundled
+from deploy.seal import sealed
 from simulation.reach import Superlink
 from tests.deploy.served import FakeNode, Server, later, question
 
@@ -140,6 +145,57 @@ def test_plain_calls_of_a_node_wake_a_server_that_waits(server):
     with later(0.2, push):
         (found,) = grid.pull_before([asked], grid.now + 10)
     assert number(found) == 4
+
+
+def test_a_reply_without_its_objects_is_its_nodes_failure_alone(any_server, monkeypatch):
+    """Others' replies come at once, round after round, and nothing of it stays."""
+    monkeypatch.setattr(arriving, "EXPIRES", 0.5)
+    honest, other = FakeNode(any_server.address), FakeNode(any_server.address)
+    grid = bundled(any_server.begin_run())
+    for each in range(2):
+        ids = grid.push_messages([question(one.node.node_id, each) for one in (honest, other)])
+        other.reply_to(other.message(), reply(7), bare=True)
+        honest.reply_to(honest.message(), reply(8))
+        begun = time.monotonic()
+        (found,) = grid.pull_before(ids, grid.now + 20)
+        assert number(found) == 8
+        assert found.metadata.reply_to_message_id == ids[0]
+        assert time.monotonic() - begun < 0.4
+        (lost,) = grid.pull_before(ids[1:], grid.now + 20)
+        assert lost.has_error()
+        assert lost.metadata.reply_to_message_id == ids[1]
+        assert time.monotonic() - begun < 3
+    assert len(any_server.state.object_store) == 0
+
+
+def test_a_node_sends_two_replies_at_a_time(server):
+    """More of them would keep the server's threads from others."""
+    node = FakeNode(server.address)
+    host, port = server.address.split(":")
+    seal = sealed(node.node.node_id, 0, lambda stamp: sign_message(node._key, stamp))
+    head = (
+        b"POST /v1/fleet/edgewire/thin/push HTTP/1.1\r\nhost: here\r\ncontent-length: 9999\r\n\r\n"
+    )
+    with ExitStack() as stack:
+        for _ in range(2):
+            line = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            line.sendall(head + seal.ljust(400, b"\0"))
+        time.sleep(0.3)
+        found = node.http.post("/v1/fleet/edgewire/thin/push", content=seal.ljust(400, b"\0"))
+        assert found.status_code == 429
+    time.sleep(0.3)  # they have broken off
+    found = node.http.post("/v1/fleet/edgewire/thin/push", content=seal.ljust(400, b"\0"))
+    assert found.status_code == 400
+
+
+def test_a_bomb_is_refused_and_others_are_answered_meanwhile(server):
+    node = FakeNode(server.address)
+    parts = [(str(number), b"") for number in range(1 << 16)]
+    found = node.http.post(
+        "/v1/fleet/edgewire/push", content=frames([*parts, ("a", b"")]), headers=node.headers()
+    )
+    assert found.status_code == 400
+    assert "65536 parts" in found.json()["detail"]
 
 
 def test_a_reply_that_comes_twice_is_one(any_server):

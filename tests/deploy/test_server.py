@@ -1,5 +1,6 @@
 """The server's own command line: what it gives Flower's, and when it will not listen."""
 
+import sys
 from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
@@ -8,6 +9,7 @@ import pytest
 import uvicorn
 
 from deploy import server
+from deploy.connections import BoundedProtocol
 from deploy.gate import Gate
 from simulation.errors import UsageError
 
@@ -99,4 +101,31 @@ def test_a_connection_is_kept_while_a_node_computes_and_no_end_waits_for_pulls(m
     monkeypatch.setattr(theirs, "flower_superlink", lambda: uvicorn.run(app=None))
     server.serve([])
     times = {"timeout_keep_alive": server.KEPT, "timeout_graceful_shutdown": server.ENDING}
-    assert kept == [{"app": None, **times}]
+    assert kept == [{"app": None, **times, "http": BoundedProtocol, "ws": "none"}]
+
+
+def test_an_uvicorn_that_is_made_otherwise_costs_a_warning(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "deploy.connections", None)
+    assert server.bounds() == {}
+    assert "warning: this uvicorn is another" in capsys.readouterr().err
+
+
+def test_a_second_server_on_one_state_is_refused_in_one_line(tmp_path, capsys):
+    words = ["--insecure", "--host", "127.0.0.1", "--state", str(tmp_path)]
+    with server.taken(tmp_path):
+        (tmp_path / "nodes.json").write_text("what the first one keeps")
+        assert server.main(words) == 2
+        assert capsys.readouterr().err == (
+            f"error: another server runs on --state {tmp_path}: stop it, or give each a folder of "
+            "its own\n"
+        )
+    assert (tmp_path / "nodes.json").read_text() == "what the first one keeps"
+    server.taken(tmp_path).close()  # the first one has ended, however it did
+
+
+def test_a_state_that_is_no_folder_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for name in ("file", "file/below"):
+        words = ["--insecure", "--host", "127.0.0.1", "--state", str(tmp_path / name)]
+        assert server.main(words) == 2
+        assert "cannot be used: " in capsys.readouterr().err

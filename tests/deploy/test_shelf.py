@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from compression.flower.arrays import FlatArray
 from compression.flower.state import keep, kept
+from deploy.lives import Checkpoint, Lives
 from deploy.shelf import Shelf, open_shelf
 
 
@@ -131,6 +132,44 @@ def test_damage_is_found_and_said(at, tmp_path, caplog):
     assert "starts anew" in caplog.text
     found.commit(state_of(np.random.default_rng(3)), "b", b"next")
     assert open_shelf(tmp_path).answered == ["b"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 60, -1])
+@pytest.mark.parametrize("which", ["newest", "older"])
+def test_a_file_that_is_cut_is_damage_like_any_other(size, which, tmp_path, caplog):
+    """Its first 16 bytes are of a form of their own, and a large array stays in an older file."""
+    shelf, state = open_shelf(tmp_path), RecordDict()
+    keep(state, "large", {"x": np.arange(20_000)})
+    shelf.commit(state, "a", b"reply")
+    keep(state, "small", {"y": np.zeros(1)})
+    shelf.commit(state, "b", b"reply")
+    first, second = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
+    file = second if which == "newest" else first
+    file.write_bytes(file.read_bytes()[:size])
+    found = open_shelf(tmp_path)
+    assert (found.answered, len(found.state)) == ([], 0)
+    (said,) = caplog.messages
+    assert "is damaged" in said
+    assert "starts anew" in said
+    found.commit(state_of(np.random.default_rng(3)), "c", b"next")
+    assert open_shelf(tmp_path).answered == ["c"]
+
+
+def test_a_checkpoints_state_that_is_cut_is_dropped(tmp_path, caplog):
+    shelf, state = open_shelf(tmp_path), RecordDict()
+    keep(state, "large", {"x": np.arange(20_000)})
+    shelf.take_up(1, Lives(5, 5))
+    shelf.commit(state, "a", b"reply")
+    shelf.take_up(1, Lives(5, 5, (Checkpoint(5, 1),)))
+    keep(state, "large", {"x": np.zeros(20_000)})
+    shelf.commit(state, "b", b"reply")
+    first, _ = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
+    first.write_bytes(first.read_bytes()[:9])
+    found = open_shelf(tmp_path)
+    assert found.answered == ["a", "b"]
+    found.take_up(1, Lives(5, 6, (Checkpoint(5, 1),)))
+    assert len(found.state) == 0
+    assert "the state at the run's checkpoint is damaged" in caplog.text
 
 
 def test_a_file_of_another_number_is_no_state(tmp_path):

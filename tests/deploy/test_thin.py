@@ -1,6 +1,10 @@
 """Thin bundles: what was put in comes out, a message takes few bytes, and damage is an error."""
 
 import hashlib
+import struct
+import time
+import tracemalloc
+import zlib
 from contextlib import suppress
 
 import pytest
@@ -12,7 +16,7 @@ from hypothesis import strategies as st
 
 from compression.flower.arrays import payload_record
 from deploy.bundle import frames
-from deploy.thin import SMALL, parts_of, thin
+from deploy.thin import FORM, SMALL, parts_of, thin
 from tests.deploy.served import question
 
 LIMIT = 1 << 24
@@ -105,3 +109,54 @@ def test_the_form_stays_what_its_number_says():
     data = "011d000000e3018a31310209514e06466646068c14008a832250341597e4a7290000"
     found = parts_of(bytes.fromhex(data), LIMIT)
     assert found == [("request", b"of " + name.encode()), (name, content)]
+
+
+def bundle_of(said, text=b"", raw=b""):
+    """Return a bundle that says these numbers, whatever they lead to."""
+    squeeze = zlib.compressobj(9, wbits=-15)
+    deflated = squeeze.compress(struct.pack("<I", len(said)) + said + text) + squeeze.flush()
+    return struct.pack("<BI", FORM, len(deflated)) + deflated + raw
+
+
+def said(*numbers):
+    """Return numbers as a bundle says them."""
+    made = bytearray()
+    for number in numbers:
+        while number > 127:
+            made.append(number & 127 | 128)
+            number >>= 7
+        made.append(number)
+    return bytes(made)
+
+
+EMPTY = said(2, 0, 0, 0)  # a part: a name of no bytes, a small content with nothing in it
+REPEATS = said(2, 0, 250, *([0, 1] * 250), 0)  # one whose content is the first one's name, often
+BOMBS = {
+    "parts": lambda: bundle_of(said(4_190_000, 0) + EMPTY * 4_190_000),
+    "hashed parts": lambda: bundle_of(said(4_190_000, 0) + said(0, 0, 0, 0) * 4_190_000),
+    "too few parts": lambda: bundle_of(said(1 << 40, 0) + EMPTY),
+    "a long name": lambda: bundle_of(said(1, 0, (1 << 20) + 2, 0, 0, 0), bytes(1 << 20)),
+    "a name said again": lambda: bundle_of(
+        said(5000, 0, 258, 0, 0, 0) + REPEATS * 4999, bytes(256)
+    ),
+    "no name said again": lambda: bundle_of(said(30_000, 0) + EMPTY + REPEATS * 29_999),
+    "a small content that is large": lambda: bundle_of(
+        said(1, 0, 2, 0, 0, 1 << 23), b"a" * (1 << 23)
+    ),
+    "small contents": lambda: bundle_of(said(30_001, 0, 66, 0, 0, 0) + REPEATS * 30_000, b"a" * 64),
+    "one content without end": lambda: bundle_of(said(1, 0, 2, 0, 1 << 50, *([0, 0] * 99))),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_bundle_costs_little_whatever_it_declares(bomb):
+    bundle = BOMBS[bomb]()
+    assert len(bundle) < 200_000
+    tracemalloc.start()
+    begun = time.process_time()
+    with pytest.raises(ValueError, match=r"bundle|taken"):
+        parts_of(bundle, 1 << 31)
+    took, (_, most) = time.process_time() - begun, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert took < 5  # at a tenth of the usual speed: memory is traced
+    assert most < 100 << 20
