@@ -20,9 +20,12 @@ check: $(VENV)/ready
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# The decoders' long test: 100,000 mutated payloads with right checksums, spread over all of them.
+# The long tests: 100,000 mutated payloads with right checksums, spread over all decoders; and
+# 10,000 mutated replies for each preset and strategy, which takes hours (REPLIES=500 for fewer).
+REPLIES ?= 10000
 fuzz: $(VENV)/ready
 	$(PY) -m pytest tests/compression/test_fuzz.py --mutations 100000
+	$(PY) -m pytest tests/test_fuzz_replies.py --replies $(REPLIES) -n auto
 
 bench: $(VENV)/ready
 	$(PY) -m benchmarks.selection

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from compression import Layout, PayloadError
+from compression import Layout, PayloadError, describe
 from compression.flower import filled, to_vector
 from compression.flower.arrays import payload_records
 from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, SECONDS, Work, number
 from compression.flower.patience import Slowest
-from compression.flower.tensors import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT
+from compression.flower.tensors import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT, unpack
 from strategy.activations import ActivationStore
 from strategy.copies import Copies
 from strategy.crew import Crew
@@ -230,14 +230,16 @@ class Dispatch:
     def _without(self, sent: UnderWay, reply: Opened, reason: str) -> bool:
         """Go on without what a reply should have held; False: the task is to be done again."""
         segment, failed = sent.task.segment, reply.error is not None
-        self._failed(segment, reason)
+        guilty = self._sender_of_damage(sent) if failed else None
+        self._failed(segment if guilty is None else guilty, reason)
         if sent.copy:
             self.copies.failed(segment)
         for what, sender in ((ACTIVATIONS, segment - 1), (GRADIENTS_OF, segment + 1)):
             if failed and what in reason and 0 <= sender < len(self._sent):
                 self._accuse(sender, segment)
         gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        if self._fails_often(segment) and self._crew.replace(segment, fails=True):
+        often = guilty is None and self._fails_often(segment)
+        if often and self._crew.replace(segment, fails=True):
             self._hand_out(segment, anew=True)
         elif gone or (failed and NO_SEGMENT in reason):
             if gone:
@@ -247,6 +249,20 @@ class Dispatch:
             self._store.lose(sent.task.batch)
             return True
         return False
+
+    def _sender_of_damage(self, sent: UnderWay) -> int | None:
+        """Return the segment whose payload a task failed for: one that nobody can decode.
+
+        Payloads are passed on by their headers alone; only for who fails they are decoded here.
+        """
+        segment, part = sent.task.segment, self._plan.parts[sent.task.segment]
+        samples = self._store.samples(sent.task)
+        for name, payload in sent.arrays.items():
+            sender = segment + 1 if name.startswith(GRADIENTS) else segment - 1
+            shape = part.output if name.startswith(GRADIENTS) else part.input
+            if name != "labels" and not decodes(payload, (samples, *shape)):
+                return sender
+        return None
 
     def _open(self, sent: UnderWay, reply: Opened) -> None:
         """Take what a reply holds. Raises `PayloadError` for what cannot be used."""
@@ -319,3 +335,12 @@ class Dispatch:
             if sent.message_id != LOST:
                 sent.message_id, sent.reply = "", None
                 self._send(sent)
+
+
+def decodes(payload: bytes, shape: tuple[int, ...]) -> bool:
+    """Return whether a payload holds tensors of a shape, as nodes take them."""
+    try:
+        unpack(payload, describe(payload).n // max(math.prod(shape), 1), shape, "")
+    except PayloadError:
+        return False
+    return True

@@ -31,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=2000,
         help="how many damaged payloads tests/compression/test_fuzz.py decodes",
     )
+    parser.addoption(
+        "--replies",
+        type=int,
+        default=0,
+        help="how many mutated replies of each strategy tests/test_fuzz_replies.py makes (0: few)",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
