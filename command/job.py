@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -24,15 +24,6 @@ from command.saved import RESUME, completed, resumes
 from command.sweep import forget_failure, note_failure
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
-from conf.build import (
-    codec_of,
-    data_of,
-    device_of,
-    engine_of,
-    model_of,
-    optimizer_of,
-    partition_of,
-)
 from conf.load import to_config
 from conf.real_time import only_virtual
 from report.progress import RunProgress
@@ -41,8 +32,6 @@ from report.summary import read_result, summary_table
 from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job
 from strategy.checkpoint import FILE as CHECKPOINT
-from strategy.schedule import Schedule
-from strategy.scheme import scheme_for, scheme_of
 
 ROOT = Path(__file__).parents[1]
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # one job after the other
@@ -75,7 +64,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     config = to_config(composed)
     set_up_logging(config.verbose)
     with console.status("loading") if alone() else nullcontext():
-        prepare(config)
+        engine = prepare(config)
     values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
     if resumes():
         values[RESUME] = True
@@ -91,9 +80,9 @@ def run(composed: DictConfig, folder: Path) -> None:
         verbose=config.verbose,
     )
     try:
-        progress = RunProgress(folder, config.rounds, console) if alone() else nullcontext()
+        progress = RunProgress(folder, config.rounds, console, shared=not alone(), name=job_name())
         with result_aside(folder), progress:
-            engine_of(config)(task)
+            engine(task)
     except (EngineError, PayloadError):
         if not has_diverged(folder):
             raise
@@ -142,6 +131,12 @@ def alone() -> bool:
     return hydra.mode is not RunMode.MULTIRUN or hydra.launcher["_target_"] == BASIC
 
 
+def job_name() -> str:
+    """Return what begins a line of a job of a sweep; "" of a run that is none."""
+    hydra = HydraConfig.get()
+    return f"job {hydra.job.num}: " if hydra.mode is RunMode.MULTIRUN else ""
+
+
 def refuse_sweep() -> None:
     """Refuse to run an experiment once that is made of several jobs."""
     hydra = HydraConfig.get()
@@ -169,9 +164,25 @@ def what_to_try(config: Config) -> str:
     return ", ".join(tries[:-1]) + " or " + tries[-1] if len(tries) > 1 else tries[0]
 
 
-def prepare(config: Config) -> None:
-    """Load what the run needs once, here: mistakes show now, and forked workers share it."""
-    engine_of(config)
+def prepare(config: Config) -> Callable[[Job], None]:
+    """Load what the run needs once, here: mistakes show now, and forked workers share it.
+
+    Return the engine. Torch is imported here, for seconds: whatever the words alone can tell is
+    checked before.
+    """
+    from conf.build import (
+        codec_of,
+        data_of,
+        device_of,
+        engine_of,
+        model_of,
+        optimizer_of,
+        partition_of,
+    )
+    from strategy.schedule import Schedule
+    from strategy.scheme import scheme_for, scheme_of
+
+    engine = engine_of(config)
     codec_of(config)
     scheme_of(config)  # before data are read: what they decide of it comes below
     data = data_of(config)
@@ -181,6 +192,7 @@ def prepare(config: Config) -> None:
     scheme_for(config, data)
     Schedule(config.schedule, config.lr).step(loss=1.0)
     partition_of(config, data).indices(0)
+    return engine
 
 
 def set_up_logging(verbose: bool) -> None:

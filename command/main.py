@@ -6,8 +6,12 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.object_type import ObjectType
 
 from command.errors import clear_errors
 from command.job import job
@@ -24,7 +28,8 @@ def cli() -> None:
     SweepEnd.code = 0
     with clear_errors(), orderly_exit(), unchecked_help():
         sys.argv[1:] = command_line(sys.argv[1:])
-        main()
+        with one_repository():
+            main()
     if SweepEnd.code:
         sys.exit(SweepEnd.code)
 
@@ -38,3 +43,32 @@ def unchecked_help() -> Iterator[None]:
         yield
     finally:
         delattr(ArgumentParser, check)
+
+
+@contextmanager
+def one_repository() -> Iterator[None]:
+    """Let Hydra list its groups, for `--help`, in one copy of what it knows of them, not in 120.
+
+    Only a listing goes on with it: a configuration that is composed changes its copy.
+    """
+    list_options = ConfigLoaderImpl.get_group_options
+
+    @cache
+    def repository(loader: ConfigLoaderImpl, config: str | None, words: tuple[str, ...]) -> Any:
+        return loader._parse_overrides_and_create_caching_repo(config, list(words))[1]
+
+    def listed(
+        loader: ConfigLoaderImpl,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> Any:
+        found = repository(loader, config_name, tuple(overrides or ()))
+        return found.get_group_options(group_name, results_filter)
+
+    setattr(ConfigLoaderImpl, list_options.__name__, listed)
+    try:
+        yield
+    finally:
+        setattr(ConfigLoaderImpl, list_options.__name__, list_options)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
@@ -66,7 +67,7 @@ def command_line(words: list[str]) -> list[str]:
     """
     if any(word.startswith(f"{RESUME}=") for word in words):
         return resuming(words)
-    given = get_args_parser().parse_args(words)
+    given, words = options_first(words)
     if given.config_path is None or "://" in given.config_path:
         return words
     folder = Path(given.config_path).absolute()
@@ -74,6 +75,27 @@ def command_line(words: list[str]) -> list[str]:
         raise ConfigError(f"there is no {folder / (given.config_name or 'config')}.yaml")
     saved = (folder / "overrides.yaml").is_file() and (folder / "hydra.yaml").is_file()
     return [*words, *(SETTINGS if saved else ()), "--config-path", str(folder)]
+
+
+def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
+    """Return Hydra's options as they are given, and the words with all of them before the others.
+
+    Hydra takes no word that follows an option that follows a word: `nodes=2 -m seed=0,1`. Raises
+    `ConfigError` for an option that it does not have.
+    """
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(
+            f"{message}; python run.py --help lists the keys, --hydra-help the options"
+        )
+
+    setattr(parser, "error", refuse)  # noqa: B010  # else it prints a usage of ten lines
+    given = parser.parse_intermixed_args(words)
+    options = list(words)
+    for word in given.overrides:
+        options.remove(word)
+    return given, [*options, *given.overrides]
 
 
 def completed(composed: DictConfig) -> DictConfig:

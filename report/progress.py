@@ -1,26 +1,44 @@
-"""The progress bar: follows a run's `history.jsonl` while the run writes it, on any engine."""
+"""A run's progress: follows its `history.jsonl` while the run writes it, on any engine."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from report.format import human_bytes, percent
+from report.format import human_bytes, human_seconds, percent
+
+Row = dict[str, Any]
+HISTORY = "history.jsonl"
+FIRST_LINE = 10.0  # seconds
+BETWEEN, LONGEST = 30.0, 600.0  # seconds from one line to the next: a tenth of what has passed
 
 
 class RunProgress:
-    """A context manager that shows a bar for the run whose files appear in `folder`.
+    """A context manager that shows how far the run has come whose files appear in `folder`.
 
-    On a screen that is not a terminal it prints nothing; the summary at the end remains.
+    On a terminal it is a bar. In a log (`nohup`, ssh, batch), and where other runs print at the
+    same time (`shared`), it is a line after ten seconds, and then at ever longer intervals.
+    `name`: what a line begins with.
     """
 
-    def __init__(self, folder: Path, rounds: int, console: Console) -> None:
-        self._history = folder / "history.jsonl"
+    def __init__(
+        self,
+        folder: Path,
+        rounds: int,
+        console: Console,
+        *,
+        shared: bool = False,
+        name: str = "",
+    ) -> None:
+        self._rows, self._log = _Tail(folder / HISTORY), ProgressLine(folder, rounds, name)
+        self._console, lines = console, shared or not console.is_terminal
         self._done = threading.Event()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -31,17 +49,16 @@ class RunProgress:
             TextColumn("left"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
-            disable=not console.is_terminal,
+            disable=lines,
             transient=True,
         )
         self._task = self._progress.add_task("round", total=rounds, accuracy="-", up="-", down="-")
-        self._offset = 0
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        follow = self._print if lines else self._follow
+        self._thread = threading.Thread(target=follow, daemon=True)
 
     def __enter__(self) -> RunProgress:
-        if not self._progress.disable:
-            self._progress.start()
-            self._thread.start()
+        self._progress.start()
+        self._thread.start()
         return self
 
     def __exit__(
@@ -51,31 +68,16 @@ class RunProgress:
         tb: TracebackType | None,
     ) -> None:
         self._done.set()
-        if not self._progress.disable:
-            self._thread.join()
-            self._progress.stop()
+        self._thread.join()
+        self._progress.stop()
 
     def _follow(self) -> None:
         while not self._done.wait(0.25):
-            self._read()
-        self._read()
+            self._show()
+        self._show()
 
-    def _read(self) -> None:
-        """Show the last complete line that was written since the last look."""
-        if not self._history.exists():
-            return
-        if self._history.stat().st_size < self._offset:  # cut off, where the run goes on
-            self._offset = 0
-        with self._history.open() as file:
-            file.seek(self._offset)
-            text = file.read()
-        lines = text[: text.rfind("\n") + 1].splitlines()
-        if not lines:
-            return
-        self._offset += len(text[: text.rfind("\n") + 1].encode())
-        try:
-            row = json.loads(lines[-1])
-        except ValueError:  # the look fell into the middle of a line, of a history cut off
+    def _show(self) -> None:
+        if not (row := self._rows.last()):
             return
         if row["accuracy"] is not None:
             self._progress.update(self._task, accuracy=percent(row["accuracy"]))
@@ -86,3 +88,69 @@ class RunProgress:
             up=human_bytes(row["uplink_bytes"]),
             down=human_bytes(row["downlink_bytes"]),
         )
+
+    def _print(self) -> None:
+        began, pause = time.monotonic(), FIRST_LINE
+        while not self._done.wait(pause):
+            passed = time.monotonic() - began
+            self._console.print(self._log.line(passed), soft_wrap=True)
+            pause = pause_after(passed)
+
+
+def pause_after(seconds: float) -> float:
+    """Return how long a log waits for its next line when a run has gone on for so long."""
+    return min(max(seconds / 10, BETWEEN), LONGEST)
+
+
+class ProgressLine:
+    """What a line of a log says of the run whose files appear in `folder`; arguments as above."""
+
+    def __init__(self, folder: Path, rounds: int, name: str = "") -> None:
+        self._rows, self._rounds, self._name = _Tail(folder / HISTORY), rounds, name
+        self._row: Row = {}
+        self._accuracy: float | None = None  # the last that was measured
+        self._first: tuple[float, int] | None = None  # seconds and round, when there was a row
+
+    def line(self, passed: float) -> str:
+        """Return what is known when `passed` seconds have gone since this process began the run."""
+        if row := self._rows.last():
+            self._row, measured = row, row["accuracy"]
+            self._accuracy = self._accuracy if measured is None else measured
+            self._first = self._first or (passed, row["round"])
+        parts = [f"round {self._row.get('round', 0)} of {self._row.get('rounds', self._rounds)}"]
+        if self._row:
+            up, down = (human_bytes(self._row[f"{way}link_bytes"]) for way in ("up", "down"))
+            parts += [f"accuracy {percent(self._accuracy)}", f"up {up}, down {down}"]
+        parts += [f"{human_seconds(round(passed))} so far", *self._left(passed)]
+        return f"{self._name}{', '.join(parts)}"
+
+    def _left(self, passed: float) -> list[str]:
+        if self._first is None or self._row["round"] <= self._first[1]:
+            return []
+        speed = (self._row["round"] - self._first[1]) / (passed - self._first[0])
+        left = (self._row["rounds"] - self._row["round"]) / speed
+        return [f"about {human_seconds(round(left))} left"]
+
+
+class _Tail:
+    """The end of a file of JSON lines that somebody writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def last(self) -> Row | None:
+        """Return the last complete line that was written since the last look, if there is one."""
+        if not self._path.exists():
+            return None
+        if self._path.stat().st_size < self._offset:  # cut off, where the run goes on
+            self._offset = 0
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        try:
+            row: Row = json.loads(whole.splitlines()[-1])
+        except (IndexError, ValueError):  # none, or the middle of one, of a history cut off
+            return None
+        return row

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from flwr.app import Context
-from flwr.serverapp import Grid
+from typing import TYPE_CHECKING, Any
 
 from .clock import Ideal, Network
-from .host import Answering
+
+if TYPE_CHECKING:  # who only asks for PLACE need not wait for Flower
+    from flwr.app import Context
+    from flwr.serverapp import Grid
+
+    from .host import Answering
 
 PLACE = "superlink.json"  # in `folder`, of a run that a SuperLink has, and that has not ended
 

@@ -7,8 +7,9 @@ import time
 import pytest
 from rich.console import Console
 
+from report import progress
 from report.format import human_bytes, human_seconds, percent
-from report.progress import RunProgress
+from report.progress import ProgressLine, RunProgress
 from report.summary import read_result, summary_table
 
 
@@ -58,11 +59,54 @@ def test_the_bar_follows_the_history(tmp_path):
     assert "4/10" in screen.getvalue()
 
 
-def test_no_bar_where_there_is_no_terminal(tmp_path):
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_short_run_prints_no_line_where_there_is_no_bar(tmp_path, shared):
     screen = io.StringIO()
-    with RunProgress(tmp_path, 10, Console(file=screen)):
+    console = Console(file=screen, force_terminal=shared)
+    with RunProgress(tmp_path, 10, console, shared=shared):
         pass
     assert screen.getvalue() == ""
+
+
+def test_a_log_has_lines(tmp_path, monkeypatch):
+    """For real, of a run that takes longer than the first one's time."""
+    monkeypatch.setattr(progress, "FIRST_LINE", 0.05)
+    screen = io.StringIO()
+    (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")
+    with RunProgress(tmp_path, 10, Console(file=screen, width=20), name="job 3: "):
+        deadline = time.monotonic() + 60
+        while "\n" not in screen.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    said = "job 3: round 3 of 10, accuracy 50.00 %, up 61.7 kB, down 2 MB, 0 s so far\n"
+    assert screen.getvalue() == said
+
+
+def test_a_line_says_what_is_known(tmp_path):
+    """Though nothing is done yet; the last accuracy, where a round has none; how long it takes."""
+    line, history = ProgressLine(tmp_path, 10), tmp_path / "history.jsonl"
+    assert line.line(10.4) == "round 0 of 10, 10 s so far"
+    rest = "accuracy 50.00 %, up 61.7 kB, down 2 MB"
+    for done, seconds, said in [
+        (1, 40, f"{rest}, 40 s so far"),
+        (2, 70, f"{rest}, 1 min 10 s so far, about 4 min 00 s left"),
+        (4, 100, f"{rest}, 1 min 40 s so far, about 2 min 00 s left"),
+    ]:
+        row = {**ROW, "round": done, "accuracy": None if done == 4 else 0.5}
+        with history.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        assert line.line(seconds) == f"round {done} of 10, {said}"
+    assert line.line(130) == f"round 4 of 10, {rest}, 2 min 10 s so far, about 3 min 00 s left"
+
+
+def test_a_log_of_a_day_is_not_flooded():
+    seconds, lines, pauses = progress.FIRST_LINE, 1, []
+    while seconds < 24 * 3600:
+        pauses.append(progress.pause_after(seconds))
+        seconds, lines = seconds + pauses[-1], lines + 1
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 30
+    assert pauses[-1] == 600
+    assert 100 < lines < 200
 
 
 RESULT = {
