@@ -42,8 +42,17 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
     return table
 
 
+def whole_bytes(result: dict[str, Any], way: str) -> tuple[float, float]:
+    """Return the bytes of all that was sent, "uplink" or "downlink"; and as Flower had sent it.
+
+    Runs of earlier versions know of their payloads alone.
+    """
+    other, note = (result.get(f"{way}_{what}_bytes") or 0 for what in ("other", "note"))
+    return result[f"{way}_bytes"] + other + note, result[f"{way}_bytes_float32"] + other
+
+
 def _beside_flower(result: dict[str, Any], way: str) -> str:
-    sent, plain = result[f"{way}_bytes"], result[f"{way}_bytes_float32"]
+    sent, plain = whole_bytes(result, way)
     return (
         f"{human_bytes(sent)}; Flower would have sent {human_bytes(plain)}, "
         f"{result[f'{way}_ratio']:.2f} times as much"

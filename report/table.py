@@ -18,6 +18,7 @@ from report.course import Row, first_at, smoothed
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import human_bytes, human_seconds, markdown_row, percent, whole
 from report.jobs import Group, Job, group_jobs, read_jobs, varying
+from report.summary import whole_bytes
 
 Numbers = dict[str, Any]
 SHARES = ("accuracy", "best_accuracy", "top5")  # their spread over the seeds is shown
@@ -50,9 +51,9 @@ def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Number
         "reached_uplink_bytes": _of_all(first, "uplink_bytes"),
         "uplink_bytes_per_update": fmean(each),
         "uplink_bytes": mean("uplink_bytes"),
-        "uplink_ratio": _ratio(mean("uplink_bytes_float32"), mean("uplink_bytes")),
+        "uplink_ratio": _times_smaller(results, "uplink"),
         "downlink_bytes": mean("downlink_bytes"),
-        "downlink_ratio": _ratio(mean("downlink_bytes_float32"), mean("downlink_bytes")),
+        "downlink_ratio": _times_smaller(results, "downlink"),
         "client_updates": mean("client_updates"),
         "failures": mean("failures"),
         "seconds": mean("seconds"),
@@ -88,8 +89,10 @@ def _std(values: Sequence[float | None]) -> float | None:
     return stdev(present) if len(present) > 1 else None
 
 
-def _ratio(raw: float | None, sent: float | None) -> float | None:
-    return raw / sent if raw and sent else None
+def _times_smaller(results: Sequence[Numbers], way: str) -> float | None:
+    """Return how many times as much Flower would have sent, of all that was."""
+    sent, plain = (sum(each) for each in zip(*(whole_bytes(r, way) for r in results), strict=True))
+    return plain / sent if plain and sent else None
 
 
 def _share(key: str) -> Callable[[Numbers], str]:

@@ -17,7 +17,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from .clock import NEVER, VirtualClock, steps_of
 from .line import Line
-from .replies import Replies, size_of
+from .replies import Replies
+from .sizes import Size, measured
 from .stall import StallGuard
 from .state import GridState
 from .workers import Pool
@@ -43,6 +44,7 @@ class LocalGrid(Grid):
         self._state = GridState(clock=self._clock.state)
         self._open: Replies | None = None
         self._line: Line | None = None
+        self._note = ""  # the name of the record that goes with payloads
         self.stall = StallGuard()
 
     @property
@@ -53,9 +55,13 @@ class LocalGrid(Grid):
 
     now = virtual_seconds  # what deadlines are given in
 
-    def follow(self, plain_bytes: int) -> None:
-        """Compare what is sent from here on with models of `plain_bytes` in its place."""
+    def follow(self, plain_bytes: int, note: str = "") -> None:
+        """Compare what is sent from here on with models of `plain_bytes` in place of payloads.
+
+        `note`: the name of a record that would not be sent with them.
+        """
         self._line = Line(self._clock.network, self._clock.seed, plain_bytes)
+        self._note = note
 
     @property
     def comparison(self) -> dict[str, float | None]:
@@ -153,8 +159,8 @@ class LocalGrid(Grid):
         state = self._state
         if not state.sent:  # what bounds there are left are of replies that have come
             state.bounds.clear()
-        messages, sizes = list(messages), dict[int, tuple[int, float]]()
-        followed: list[tuple[str, int, int]] = []
+        messages, sizes = list(messages), dict[int, tuple[Size, float]]()
+        followed: list[tuple[str, int, Size]] = []
         for message in messages:
             node, state.number = message.metadata.dst_node_id, state.number + 1
             state.count[node] += 1
@@ -162,11 +168,12 @@ class LocalGrid(Grid):
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
-                sizes[id(content)] = size_of(content), _reported(content, ConfigRecord)
+                size = measured(content, self._note)
+                sizes[id(content)] = size, _reported(content, ConfigRecord)
             self._settle_crashes(node)
             down, steps = sizes[id(content)]
             followed.append((message_id, node, down))
-            task = self._clock.send(node, self._clock.now, down, ttl, steps)
+            task = self._clock.send(node, self._clock.now, down[2], ttl, steps)
             if task.earliest == NEVER:
                 continue
             anew = task.life != state.lives.get(node, 0)
@@ -288,12 +295,13 @@ class LocalGrid(Grid):
             for reply in self._pool.get(in_bulk):
                 self._state.early[reply.metadata.reply_to_message_id] = reply
         reply, task = self._state.early.pop(message_id), self._state.sent.pop(message_id)
-        steps, up = 0.0, 0
+        steps, up = 0.0, (0, 0, 0)
         if not reply.has_error():
-            steps, up = _reported(reply.content, MetricRecord), size_of(reply.content)
+            steps = _reported(reply.content, MetricRecord)
+            up = measured(reply.content, self._note)
         if self._line:
             self._line.answer(message_id, steps, up)
-        arrival = self._clock.answer(task, steps, up)
+        arrival = self._clock.answer(task, steps, up[2])
         if arrival < NEVER:
             self._state.arrivals[message_id] = (arrival, reply)
 

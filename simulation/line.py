@@ -1,8 +1,8 @@
 """How long a run's messages take over a line, and would take as Flower sends them.
 
 Clocks of their own follow the messages of a run beside its own clock: each message with its real
-bytes, and with those of the model as plain Arrays. When a message is sent over such a line depends
-on the replies that the server had taken by then:
+bytes, and with those of the model as plain Arrays in place of payloads. When a message is sent over
+such a line depends on the replies that the server had taken by then:
 
 * sent while nothing else was under way, it waited for all of them, as a round does;
 * sent alone, while others were under way or to a node whose reply had just come, it waited for
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .clock import ClockState, Network, VirtualClock
+from .sizes import Size, other_than_payloads
 
 DOWN_MBPS, UP_MBPS = 10.0, 2.0  # a thin line, for networks in which no link is limited
 
@@ -37,12 +38,12 @@ Times = tuple[float, float]  # of the real bytes, and of Flower's
 
 
 class Pushed(NamedTuple):
-    """A call that sent messages: their ids, nodes and bytes; a reply is too late after `timeout`.
+    """A call that sent messages: their ids, nodes, bytes, and bytes as Flower would have sent them.
 
-    In virtual seconds.
+    A reply is too late after `timeout` virtual seconds.
     """
 
-    messages: list[tuple[str, int, int]]
+    messages: list[tuple[str, int, int, int]]
     timeout: float
 
 
@@ -51,6 +52,7 @@ class Traced(NamedTuple):
 
     node: int
     down: int
+    down_plain: int
     at: Times
     timeout: float
 
@@ -76,7 +78,7 @@ class LineState:
 class Line:
     """Follows a run on a clock for the real bytes and one for Flower's.
 
-    `plain_bytes`: of the model as Flower sends it, in place of any message's arrays.
+    `plain_bytes`: of the model as Flower sends it, in place of any message's payloads.
     """
 
     def __init__(self, network: Network, seed: int, plain_bytes: int) -> None:
@@ -105,10 +107,11 @@ class Line:
             return None
         return Comparison(self._network.down_mbps, self._network.up_mbps, *self.state.now)
 
-    def push(self, messages: list[tuple[str, int, int]], timeout: float) -> None:
-        """Note messages sent in one call."""
+    def push(self, messages: list[tuple[str, int, Size]], timeout: float) -> None:
+        """Note messages sent in one call: their ids, nodes and sizes."""
         if self.state.known:
-            self.state.calls.append(Pushed(messages, timeout))
+            sent = [(i, node, size[2], self._plain_bytes(size)) for i, node, size in messages]
+            self.state.calls.append(Pushed(sent, timeout))
 
     def send(self) -> None:
         """Decide when what was pushed last was sent: before any of it is answered."""
@@ -122,20 +125,19 @@ class Line:
             not self.state.idle or call.messages[0][1] in self.state.heard for call in calls
         )
         for messages, timeout in calls:
-            for message_id, node, down in messages:
+            for message_id, node, down, down_plain in messages:
                 at = self.state.last.get(node, (0.0, 0.0)) if own else self.state.now
-                self.state.sent[message_id] = Traced(node, down, at, timeout)
+                self.state.sent[message_id] = Traced(node, down, down_plain, at, timeout)
         self.state.idle = False
 
-    def answer(self, message_id: str, steps: float, up: int) -> None:
-        """Note a reply, in each node's order: its local steps and its bytes."""
+    def answer(self, message_id: str, steps: float, up: Size) -> None:
+        """Note a reply, in each node's order: its local steps and its size."""
         if (sent := self.state.sent.pop(message_id, None)) is None:
             return
-        (real, plain), (node, down, at, timeout) = self._clocks, sent
-        down_plain, up_plain = self._plain if down else 0, self._plain if up else 0
+        (real, plain), (node, down, down_plain, at, timeout) = self._clocks, sent
         there = (
-            real.arrival(node, at[0], down, steps, up),
-            plain.arrival(node, at[1], down_plain, steps, up_plain),
+            real.arrival(node, at[0], down, steps, up[2]),
+            plain.arrival(node, at[1], down_plain, steps, self._plain_bytes(up)),
         )
         self.state.arrivals[message_id] = node, there
         if there[0] - at[0] > timeout or there[1] - at[1] > timeout:
@@ -152,6 +154,10 @@ class Line:
             self.state.heard.add(node)
             self.state.last[node], now = at, (max(now[0], at[0]), max(now[1], at[1]))
         self.state.now, self.state.idle = now, not (self.state.sent or self.state.arrivals)
+
+    def _plain_bytes(self, size: Size) -> int:
+        """Return the bytes of a content as Flower would have sent it."""
+        return other_than_payloads(size) + (self._plain if size[0] else 0)
 
     def lose_track(self) -> None:
         """Note that something was decided that over another line had been decided otherwise."""

@@ -1,11 +1,11 @@
-"""The replies to a round's messages, while they come; what a message weighs."""
+"""The replies to a round's messages, while they come."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Message
 
 
 class Replies(Sequence[Message]):
@@ -35,9 +35,3 @@ class Replies(Sequence[Message]):
         if reply is not None:
             self._here.append(reply)
         return reply is not None
-
-
-def size_of(content: RecordDict) -> int:
-    """Return the bytes of all arrays in a message's content."""
-    arrays = (record for record in content.values() if isinstance(record, ArrayRecord))
-    return sum(len(array.data) for record in arrays for array in record.values())

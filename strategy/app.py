@@ -12,6 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from compression import Layout, PayloadError
 from compression.flower import to_vector
+from compression.flower.notes import NOTE
+from compression.flower.traffic import flower_bytes
 from compression.statistics import variances
 from conf import Config, ConfigError, load_config
 from conf.build import data_of, model_of
@@ -127,7 +129,7 @@ class Run:
         """Take the model that the run begins with, and say to the grid what it is."""
         self.initial = arrays = ArrayRecord(self.model.state_dict())
         if getattr(self.strategy, "sends_models", True):
-            self.grid.follow(sum(len(array.data) for array in arrays.values()))
+            self.grid.follow(flower_bytes(arrays), NOTE)
 
     def start(self) -> None:
         """Train: the strategy's rounds, each measured and recorded by `round_done`."""
@@ -215,11 +217,10 @@ class Run:
         elif self.newest is not None:
             self.records.measured(self._measure(self.newest)._asdict())
         traffic = self.strategy.traffic
-        up, down = max(traffic.uplink_bytes, 1), max(traffic.downlink_bytes, 1)
         self.records.finish(
             {
-                "uplink_ratio": traffic.uplink_bytes_float32 / up,
-                "downlink_ratio": traffic.downlink_bytes_float32 / down,
+                "uplink_ratio": traffic.uplink_ratio,
+                "downlink_ratio": traffic.downlink_ratio,
                 "sparsity": traffic.sparsity,
                 **self.grid.comparison,
                 "parameters": self.model.num_parameters,

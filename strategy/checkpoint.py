@@ -21,7 +21,7 @@ from xxhash import xxh3_64_hexdigest
 from conf import ConfigError
 
 FILE = "checkpoint"
-MARK, FORMAT = "edgewire-checkpoint", 1  # another format for what an older version cannot read
+MARK, FORMAT = "edgewire-checkpoint", 2  # another format for what an older version cannot read
 PAUSE = 60.0  # seconds after one that could not be written, to the next
 SHARE = 0.02  # of a run's seconds, at most, that are spent on checkpoints
 log = getLogger("edgewire")

@@ -11,8 +11,9 @@ from flwr.common.constant import ErrorCode
 from compression import Layout, PayloadError, describe
 from compression.flower import filled, to_vector
 from compression.flower.arrays import payload_records
-from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, SECONDS, Work, number
+from compression.flower.notes import ERROR, EXAMPLES, LOSS, NOTE, REFUSED, SECONDS, Work, number
 from compression.flower.patience import Slowest
+from compression.flower.sizes import measured
 from compression.flower.tensors import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT, unpack
 from strategy.activations import ActivationStore
 from strategy.copies import Copies
@@ -144,7 +145,8 @@ class Dispatch:
         (sent.message_id,) = self._grid.push_messages([message], self._timeout)
         sent.when, sent.number = self._grid.now, work.number
         shapes = plan.plain(task, self._store.samples(task))
-        self.links.sent(task.segment, arrays, shapes, self._state.traffic)
+        size = measured(content, NOTE)
+        self.links.sent(task.segment, arrays, size, shapes, self._state.traffic)
 
     def _rates(self, task: Task) -> list[float]:
         """Return the learning rate of each of a task's mini-batches."""
@@ -268,7 +270,7 @@ class Dispatch:
         """Take what a reply holds. Raises `PayloadError` for what cannot be used."""
         task, plan = sent.task, self._plan
         found, metrics, traffic = reply.payloads, reply.metrics, self._state.traffic
-        self.links.came(task.segment, found, traffic)
+        self.links.came(task.segment, reply, traffic)
         if reply.number != sent.number:
             raise PayloadError(f"it replies to {reply.number}, {sent.number} was to be answered")
         if metrics is None:

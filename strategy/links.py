@@ -16,7 +16,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from compression import PayloadError, describe
 from compression.flower import Traffic
 from compression.flower.arrays import records
-from compression.flower.notes import ToServer, read
+from compression.flower.notes import NOTE, ToServer, read
+from compression.flower.sizes import Size, measured
 from compression.flower.tensors import GRADIENTS
 from compression.flower.traffic import reason_of
 
@@ -25,8 +26,8 @@ KINDS = {"input": "activations", "output": "activations", "labels": "labels", "c
 
 
 class Opened(NamedTuple):
-    """What a reply holds: payloads by name, metrics, the number of its message; or why there is
-    none, and Flower's code.
+    """What a reply holds: payloads by name, metrics, the number of its message, its bytes; or why
+    there is none, and Flower's code.
     """
 
     payloads: dict[str, bytes]
@@ -34,6 +35,7 @@ class Opened(NamedTuple):
     number: int | None = None
     error: str | None = None
     code: int = 0
+    size: Size = (0, 0, 0)
 
 
 def opened(reply: Message) -> Opened:
@@ -49,7 +51,7 @@ def opened(reply: Message) -> Opened:
     with suppress(PayloadError):
         number = read(reply.content, ToServer).number
     found = None if metrics is None else cast(dict[str, float], dict(metrics[1]))
-    return Opened(payloads, found, number)
+    return Opened(payloads, found, number, size=measured(reply.content, NOTE))
 
 
 @dataclass
@@ -71,21 +73,23 @@ class Links:
             row += [0] * (segments - len(row))
 
     def sent(
-        self, segment: int, payloads: Mapping[str, bytes], plain: Plain, traffic: Traffic
+        self,
+        segment: int,
+        payloads: Mapping[str, bytes],
+        size: Size,
+        plain: Plain,
+        traffic: Traffic,
     ) -> None:
-        """Count what a segment is sent."""
-        size = sum(map(len, payloads.values()))
-        self.down[segment] += size
-        traffic.downlink_bytes += size
-        traffic.downlink_bytes_float32 += plain_bytes(payloads, plain)
+        """Count what a segment is sent; `size`: of the content with these payloads."""
+        self.down[segment] += size[0]
+        traffic.went(size, plain_bytes(payloads, plain))
         self._count(payloads)
 
-    def came(self, segment: int, payloads: Mapping[str, bytes], traffic: Traffic) -> None:
+    def came(self, segment: int, reply: Opened, traffic: Traffic) -> None:
         """Count what a segment has sent, used or not."""
-        size = sum(map(len, payloads.values()))
-        self.up[segment] += size
-        traffic.uplink_bytes += size
-        self._count(payloads)
+        self.up[segment] += reply.size[0]
+        traffic.came(reply.size, 0)
+        self._count(reply.payloads)
 
     def worked(self, segment: int, seconds: object, batches: float) -> None:
         """Count real seconds that a segment has worked on so many mini-batches."""

@@ -37,7 +37,11 @@ def test_a_run_leaves_its_result_history_and_weights(command):
     assert result["failures"] == 0
     assert result["accuracy"] > 0.8
     assert 3.5 < result["uplink_ratio"] < 12
-    assert result["uplink_ratio"] == result["uplink_bytes_float32"] / result["uplink_bytes"]
+    for way in ("uplink", "downlink"):
+        other, note = (result[f"{way}_{what}_bytes"] for what in ("other", "note"))
+        plain, sent = result[f"{way}_bytes_float32"] + other, result[f"{way}_bytes"] + other + note
+        assert 0 < 30 * 20 < note < 30 * 200 > other > 30 * 20  # a hundred bytes a message
+        assert result[f"{way}_ratio"] == plain / sent
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
     for key in ("uplink_bytes", "downlink_bytes", "client_updates", "virtual_seconds"):

@@ -16,6 +16,7 @@ from .arrays import filled, payload_of, payloads_of, records
 from .form import Model
 from .notes import EXAMPLES, MOST, NOTE, ToNode, ToServer, number, read, written
 from .receipts import Receipts, ReceiptsState
+from .sizes import Size, measured
 from .traffic import Traffic, reason_of
 
 
@@ -98,6 +99,14 @@ SPARE = 1000  # nodes that may be gone without being forgotten, however few live
 Key = tuple[int, int | None, int | None]  # a content's id, the node's version, what is applied
 
 
+class Encoded(NamedTuple):
+    """A content as it is sent, what it carries of the model, and its bytes."""
+
+    content: RecordDict
+    parcel: Parcel
+    size: Size
+
+
 class Received(NamedTuple):
     """A node's update, sparse as it was sent, and what the node measured."""
 
@@ -158,12 +167,12 @@ class Dialogue:
         """
         config = filled(ConfigRecord, orders)
         content = filled(RecordDict, {"arrays": None, "config": config})
-        cache: dict[Key, tuple[RecordDict, Parcel]] = {}
+        cache: dict[Key, Encoded] = {}
         made = []
         for node in nodes:
-            encoded, parcel = self.encoded(node, content, "arrays", note, cache)
-            self.count_down(self.plain_bytes)
-            made.append((Message(encoded, node, kind, group_id=str(note.number)), parcel))
+            sent = self.encoded(node, content, "arrays", note, cache, self.plain_bytes)
+            message = Message(sent.content, node, kind, group_id=str(note.number))
+            made.append((message, sent.parcel))
         return made
 
     def encoded(
@@ -172,13 +181,15 @@ class Dialogue:
         content: RecordDict,
         name: str,
         note: ToNode,
-        cache: dict[Key, tuple[RecordDict, Parcel]],
+        cache: dict[Key, Encoded],
+        plain_bytes: int,
         *,
         decided: bool = True,
-    ) -> tuple[RecordDict, Parcel]:
-        """Return a content for a node, its record `name` a parcel, and the parcel: it is sent.
+    ) -> Encoded:
+        """Return a content for a node, its record `name` a parcel: it is sent, and counted.
 
-        `decided`: what has become of all that the node has sent; else it is told nothing of that.
+        `plain_bytes`: what Flower would have sent in place of the parcel; `decided`: what has
+        become of all that the node has sent; else it is told nothing of that.
         """
         base = self.ledger.base_of(node)
         self._asked.add(node)
@@ -187,19 +198,16 @@ class Dialogue:
         says = note._replace(applied=applied or None, undecided=None if decided else 1)
         key = id(content), base, applied
         if key not in cache:
-            parcel = next((p for k, (_, p) in cache.items() if k[:2] == key[:2]), None)
+            parcel = next((e.parcel for k, e in cache.items() if k[:2] == key[:2]), None)
             parcel = parcel or self.ledger.way.parcel(base)
             told = written(says._replace(**parcel.note))
             shared = {k: parcel.arrays if k == name else v for k, v in content.items()}
-            cache[key] = filled(RecordDict, {**shared, NOTE: told}), parcel
-        made = cache[key]
-        self.ledger.send(node, made[1])
-        self.traffic.downlink_bytes += made[1].size
-        return made
-
-    def count_down(self, plain_bytes: int) -> None:
-        """Count what Flower would have sent in place of a message's payloads."""
-        self.traffic.downlink_bytes_float32 += plain_bytes
+            made = filled(RecordDict, {**shared, NOTE: told})
+            cache[key] = Encoded(made, parcel, measured(made, NOTE))
+        sent = cache[key]
+        self.ledger.send(node, sent.parcel)
+        self.traffic.went(sent.size, plain_bytes)
+        return sent
 
     def gone(self, living: Callable[[], Collection[int]]) -> set[int]:
         """Forget nodes that are not there, once they are more than those that are; return them.
@@ -224,7 +232,7 @@ class Dialogue:
 
         The message tells the node: who else makes an error in its place may give another.
 
-        The bytes of its payload are counted: they have crossed the link, used or not;
+        The bytes of its content are counted: they have crossed the link, used or not;
         `plain_bytes`: what Flower would have sent. Raises `PayloadError` for an error, and for the
         reply to another message, sent again.
         """
@@ -232,9 +240,7 @@ class Dialogue:
             self.ledger.lose(node)
             raise PayloadError(reason_of(reply))
         payloads = payloads_of(reply.content)
-        if payloads:
-            self.traffic.uplink_bytes += sum(map(len, payloads))
-            self.traffic.uplink_bytes_float32 += plain_bytes
+        self.traffic.came(measured(reply.content, NOTE), plain_bytes if payloads else 0)
         if len(payloads) > 1:
             raise PayloadError(f"the reply holds {len(payloads)} payloads, one is asked for")
         note = read(reply.content, ToServer)

@@ -52,8 +52,11 @@ class TimedGrid(Protocol):
     def tend(self) -> None:
         """Keep nodes in this machine's processes at work; for who is long in pulling."""
 
-    def follow(self, plain_bytes: int) -> None:
-        """Compare what is sent from here on with whole models of so many bytes."""
+    def follow(self, plain_bytes: int, note: str = "") -> None:
+        """Compare what is sent from here on with models of so many bytes in place of payloads.
+
+        `note`: the name of the record that goes with payloads.
+        """
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
@@ -180,9 +183,9 @@ class GridWrapper(_Forwarding):
         """See `TimedGrid`."""
         self._grid.tend()
 
-    def follow(self, plain_bytes: int) -> None:
+    def follow(self, plain_bytes: int, note: str = "") -> None:
         """See `TimedGrid`."""
-        self._grid.follow(plain_bytes)
+        self._grid.follow(plain_bytes, note)
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
@@ -245,7 +248,7 @@ class PolledGrid(_Forwarding):
     def tend(self) -> None:
         """Flower's nodes need no tending."""
 
-    def follow(self, plain_bytes: int) -> None:
+    def follow(self, plain_bytes: int, note: str = "") -> None:
         """Nothing is compared: it would take a virtual clock."""
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message
 from flwr.serverapp import Grid
 
 from ..codec import Codec
@@ -16,7 +16,7 @@ from ..layout import Layout
 from ..stages import PayloadError
 from .arrays import expect_readable, flat_record, payload_of, records, with_content
 from .course import Course, CourseState
-from .dialogue import Dialogue, DialogueState, Key, Parcel
+from .dialogue import Dialogue, DialogueState, Encoded, Key
 from .form import Form, Model
 from .grids import GridWrapper
 from .handed import Handed, HandedState
@@ -47,6 +47,7 @@ from .screen import (
     lengths,
     screened,
 )
+from .sizes import measured, size_of
 from .traffic import Traffic, warn_of_no_names
 from .ways import Differences, DifferencesState
 
@@ -212,7 +213,7 @@ class Link(GridWrapper):
 
     def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Asked | None]]:
         """Return messages with payloads in place of models; nodes share one encoded copy."""
-        cache: dict[Key, tuple[RecordDict, Parcel]] = {}
+        cache: dict[Key, Encoded] = {}
         models: dict[int, Found | None] = {}
         if gone := self._dialogue.gone(self._grid.get_node_ids):
             for each in (self._underway, self._handed, self._screens):
@@ -227,6 +228,7 @@ class Link(GridWrapper):
         busy = set[int]()
         for message in messages:
             if (model := models[id(message.content)]) is None:
+                self.traffic.downlink_other_bytes += size_of(message.content)
                 made.append(message)
                 sent.append(None)
                 continue
@@ -243,7 +245,7 @@ class Link(GridWrapper):
         message: Message,
         model: Found,
         workers: int,
-        cache: dict[Key, tuple[RecordDict, Parcel]],
+        cache: dict[Key, Encoded],
         decided: bool,
     ) -> tuple[Message, Asked]:
         form, values, plain = model
@@ -255,12 +257,13 @@ class Link(GridWrapper):
         name = records(content, ArrayRecord)[0][0]
         dialogue = self._dialogue
         try:
-            encoded, parcel = dialogue.encoded(node, content, name, note, cache, decided=decided)
+            encoded, parcel, _ = dialogue.encoded(
+                node, content, name, note, cache, plain, decided=decided
+            )
         except PayloadError as error:
             if self.state.round:
                 raise
             raise PayloadError(f"{error}; a mask of infinities goes by exact=[its name]") from error
-        self._dialogue.count_down(plain)
         if not self.state.warned:
             self._look_at_names(form, next(iter(parcel.arrays.values())).data)
         kind, received = message.metadata.message_type, cast(Model, parcel.received)
@@ -272,9 +275,13 @@ class Link(GridWrapper):
     def _incoming(self, reply: Message) -> Message:
         """Return a reply with a model in it; an error in place of one that cannot be used."""
         sent = self._underway.take(reply.metadata.reply_to_message_id)
-        if sent is None and (reply.has_error() or payload_of(reply.content) is None):
-            return self._readable(reply)  # there was no model in its message
+        if sent is None and reply.has_error():
+            return reply  # there was no model in its message
+        if sent is None and payload_of(reply.content) is None:
+            self.traffic.uplink_other_bytes += size_of(reply.content)
+            return self._readable(reply)
         if sent is None:
+            self.traffic.came(measured(reply.content, NOTE), 0)
             node = reply.metadata.src_node_id
             reason = "its message was answered before, or never sent"
             return self._refused(reply, node, self.state.round, reason)

@@ -16,6 +16,7 @@ from ..registry import get
 from ..stages import Quantizer
 from ..statistics import below_zero
 from .arrays import Vector
+from .sizes import Size, other_than_payloads
 
 log = getLogger("edgewire")
 _RAISED = re.compile(r"<class '(?:[^'\s]*\.)?([^'\s.]+)'>:<'(.*)'>", re.DOTALL)
@@ -26,8 +27,10 @@ LONGEST_REASON, LONGEST_LINE = 4096, 400  # characters of a node's error that ar
 class Traffic:
     """Counters of a run. Bytes are lengths of payloads that were put into messages.
 
-    `*_float32`: the bytes of the same content as Flower sends it without compression, one Array a
-    tensor, in the model's own types (float32, as a rule). `uplink_entries`: those that nodes'
+    `*_float32`: the bytes of the same models as Flower sends them without compression, one Array a
+    tensor, in the model's own types (float32, as a rule). `*_other_bytes`: of all else in messages
+    that Flower sends as well: other ArrayRecords' data, ConfigRecords and MetricRecords as Flower
+    serialises them. `*_note_bytes`: of the link's own record. `uplink_entries`: those that nodes'
     updates held; `uplink_entries_whole`: those that the same updates would have held whole.
     """
 
@@ -39,6 +42,36 @@ class Traffic:
     uplink_entries_whole: int = 0
     client_updates: int = 0
     failures: int = 0
+    uplink_other_bytes: int = 0
+    downlink_other_bytes: int = 0
+    uplink_note_bytes: int = 0
+    downlink_note_bytes: int = 0
+
+    def went(self, size: Size, plain: int) -> None:
+        """Count a message: its size, and what Flower would have sent for its payloads."""
+        self.downlink_bytes += size[0]
+        self.downlink_bytes_float32 += plain
+        self.downlink_other_bytes += other_than_payloads(size)
+        self.downlink_note_bytes += size[1]
+
+    def came(self, size: Size, plain: int) -> None:
+        """Count a reply: its size, and what Flower would have sent for its payloads."""
+        self.uplink_bytes += size[0]
+        self.uplink_bytes_float32 += plain
+        self.uplink_other_bytes += other_than_payloads(size)
+        self.uplink_note_bytes += size[1]
+
+    @property
+    def uplink_ratio(self) -> float:
+        """How many times as much Flower would have sent up, of all that messages hold."""
+        sent = self.uplink_bytes + self.uplink_other_bytes + self.uplink_note_bytes
+        return (self.uplink_bytes_float32 + self.uplink_other_bytes) / max(sent, 1)
+
+    @property
+    def downlink_ratio(self) -> float:
+        """How many times as much Flower would have sent down, of all that messages hold."""
+        sent = self.downlink_bytes + self.downlink_other_bytes + self.downlink_note_bytes
+        return (self.downlink_bytes_float32 + self.downlink_other_bytes) / max(sent, 1)
 
     def as_dict(self) -> dict[str, int]:
         """Return the counters by name."""

@@ -22,14 +22,14 @@ from flwr.supercore.run import Run
 
 from ..clock import NEVER
 from ..grid import SERVER, LocalGrid
-from ..replies import size_of
+from ..sizes import size_of
 
 GATHERING = 0.02  # seconds in which other threads may send something before the clock goes on
 
 
 @dataclass
 class Counts:
-    """What the ServerApp sent and got. Bytes are the lengths of all arrays' data in it."""
+    """What the ServerApp sent and got. Bytes are those of all records in it: `sizes.size_of`."""
 
     sent: int = 0
     answered: int = 0
@@ -77,9 +77,9 @@ class GuestGrid(Grid):
         """The virtual second at which a node joins or comes back next; infinity: none will."""
         return self._grid.next_change
 
-    def follow(self, plain_bytes: int) -> None:
-        """Compare what is sent from here on with models of `plain_bytes` in its place."""
-        self._grid.follow(plain_bytes)
+    def follow(self, plain_bytes: int, note: str = "") -> None:
+        """As `LocalGrid.follow`."""
+        self._grid.follow(plain_bytes, note)
 
     @property
     def comparison(self) -> dict[str, float | None]:

@@ -159,6 +159,12 @@ def test_the_summary_names_what_counts(summary):
     assert "on a line" not in text  # nothing is known of it
 
 
+def test_the_summary_counts_all_that_was_sent(summary):
+    """Payloads, the link's own notes, and what else there was, which Flower would send, too."""
+    text = summary(uplink_other_bytes=1_000_000, uplink_note_bytes=38_294)
+    assert "sent up 1.1 MB; Flower would have sent 1.47 MB" in " ".join(text.split())
+
+
 LINE = {"line_down_mbps": 10.0, "line_up_mbps": 2.0, "line_seconds": 100.0}
 
 

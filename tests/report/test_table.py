@@ -74,6 +74,15 @@ def test_json_holds_the_numbers_and_every_seed(sweep, capsys):
     assert sgd["uplink_ratio"] == 4
 
 
+def test_ratios_are_of_all_that_was_sent(tmp_path, capsys):
+    sent = {"uplink_bytes": 100, "uplink_bytes_float32": 400, "uplink_other_bytes": 100}
+    for seed in range(2):
+        add_job(tmp_path / str(seed), "lr=1", seed=seed, **sent, uplink_note_bytes=50 * seed)
+    assert main([str(tmp_path), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["uplink_ratio"] == 1000 / 450
+
+
 def test_rows_are_named_by_the_keys_that_are_asked_for(sweep, capsys):
     assert main([str(sweep), "--rows", "experiment,algorithm"]) == 0
     rows = rows_of(capsys.readouterr().out)[0]

@@ -4,6 +4,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from simulation.clock import Ideal, VirtualClock
+from simulation.sizes import size_of
 from tests.simulation.grids import NODES, app, growth, messages, seen, sources
 
 
@@ -176,8 +177,11 @@ def test_a_reply_after_the_time_out_is_left_out(grid):
 
 def test_a_round_takes_as_long_as_its_slowest_link(grid):
     g = grid(1, Ideal(up_mbps=0.8, down_mbps=8.0, latency_ms=100))
-    g.send_and_receive(messages(g, size=100_000))
-    assert g.virtual_seconds == pytest.approx(0.1 + 0.1 + 1.0 + 0.1)
+    sent = messages(g, size=100_000)
+    reply = g.send_and_receive(sent)[0]
+    down, up = (size_of(each.content) for each in (sent[0], reply))
+    assert g.virtual_seconds == pytest.approx(0.1 + down / 1e6 + up / 1e5 + 0.1)
+    assert 100_200 > up > down > 100_000
 
 
 class Watched(VirtualClock):

@@ -15,9 +15,9 @@ from conf import run_config
 from conf.build import codec_of, data_of, model_of
 from conf.load import compose_config, to_config
 from simulation.clock import Ideal
-from simulation.grid import size_of
 from simulation.job import Job
 from simulation.local import run_local
+from simulation.sizes import size_of
 from strategy.asynchronous import Asynchronous
 from strategy.staleness import Global, PerParameter, Polynomial
 from task.steps import prepare
@@ -83,7 +83,10 @@ def test_what_is_counted_and_recorded():
     strategy = federation.push(20, record_every=5)
     _, trace = event_loop(WAITS, 20, "none", make_codec())
     assert len(sizes) == NODES + 19
-    assert strategy.traffic.downlink_bytes == sum(sizes)
+    traffic = strategy.traffic
+    assert 0 < traffic.downlink_note_bytes < traffic.downlink_other_bytes
+    payloads = sum(sizes) - traffic.downlink_note_bytes - traffic.downlink_other_bytes
+    assert traffic.downlink_bytes == payloads > 0
     last = [(node, 1 / (number - 1) if number > 1 else 2.0) for _, node, number in trace[-5:]]
     mean = sum(node * loss for node, loss in last) / sum(node for node, _ in last)
     assert strategy.train_metrics["loss"] == pytest.approx(mean)

@@ -14,6 +14,7 @@ from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
 from simulation.guest.grid import GuestGrid
 from simulation.host import HostSpec
+from simulation.sizes import size_of
 from simulation.workers import make_pool
 from tests.simulation.grids import NODES, app, messages
 
@@ -85,7 +86,9 @@ def test_who_polls_in_a_loop_gets_on(guest):
         new = grid.pull_messages([i for i in ids if i not in asked(got)])
         assert len(new) == 1  # node n takes n steps
         got += new
-        assert grid.virtual_seconds == pytest.approx(2 + len(got))
+        both = size_of(messages(grid, size=SIZE)[0].content) + size_of(new[0].content)
+        assert both > 2 * SIZE  # a millisecond a byte
+        assert grid.virtual_seconds == pytest.approx(both / 1000 + len(got))
     assert asked(got) == ids
     again = grid.pull_messages([ids[0], "never"])
     assert [r.error.code for r in again] == [ErrorCode.MESSAGE_UNAVAILABLE] * 2
@@ -112,14 +115,15 @@ def test_an_error_stands_for_a_reply_that_does_not_come_in_a_messages_life(guest
 
 
 def test_each_message_has_a_life_of_its_own(guest):
-    grid = guest(Ideal(**LINK))  # two seconds there and back
+    grid = guest(Ideal(**LINK))  # a little more than two seconds there and back
     content = messages(grid, size=SIZE)[0].content
     lives = [1.0, 1.0, 3.0, 0.5, 3.0]
     sent = [Message(content, n, "train", ttl=ttl) for n, ttl in enumerate(lives, 1)]
     replies = {r.metadata.reply_to_message_id: r for r in grid.send_and_receive(sent)}
     found = [replies[m.metadata.message_id].has_error() for m in sent]
     assert found == [True, True, False, True, False]
-    assert grid.virtual_seconds == 2.0
+    both = size_of(content) + size_of(replies[sent[2].metadata.message_id].content)
+    assert grid.virtual_seconds == pytest.approx(both / 1000)
 
 
 def test_a_round_ends_with_its_time(guest):
@@ -165,16 +169,31 @@ def test_nodes_are_listed_and_described(guest):
     assert grid.run.run_id == 1
 
 
-def test_bytes_are_those_of_the_arrays_that_were_sent(guest):
+def test_bytes_are_those_of_all_records_that_were_sent(guest):
     grid = guest()
-    grid.send_and_receive(messages(grid, size=SIZE, **{"raise-at": 2}))
+    sent = messages(grid, size=SIZE, **{"raise-at": 2})
+    config = len(sent[0].content["config"].deflate())
+    replies = [r for r in grid.send_and_receive(sent) if not r.has_error()]
+    metrics = sum(len(r.content["metrics"].deflate()) for r in replies)
+    assert metrics > 0 < config
     assert vars(grid.counts) == {
         "sent": NODES,
         "answered": NODES - 1,
         "failed": 1,
-        "down_bytes": NODES * SIZE,
-        "up_bytes": (NODES - 1) * SIZE,
+        "down_bytes": NODES * (SIZE + config),
+        "up_bytes": (NODES - 1) * SIZE + metrics,
     }
+
+
+def test_a_model_in_a_configuration_takes_its_time(guest):
+    """Flower's CatBoost example sends its trees so; SecAgg+ its masked vectors."""
+    grid = guest(Ideal(**LINK))
+    content = RecordDict({"c": ConfigRecord({"model": bytes(5000)}), "arrays": ArrayRecord()})
+    grid.send_and_receive([Message(content, 1, "evaluate")])
+    assert grid.counts.down_bytes == len(content["c"].deflate()) > 5000
+    assert 0 < grid.counts.up_bytes < 100  # metrics
+    both = grid.counts.down_bytes + grid.counts.up_bytes
+    assert grid.virtual_seconds == pytest.approx(both / 1000)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

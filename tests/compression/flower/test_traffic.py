@@ -1,0 +1,99 @@
+"""What a link counts is all that crosses the grid, and what Flower alone would have sent."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from compression.flower import Link, Uplink
+from compression.flower.sizes import size_of
+from tests.compression.flower.plain_grid import PlainGrid
+
+ENTRIES, ROUNDS, NODES = 3000, 3, 3
+
+
+def vector(seed):
+    drawn = np.random.default_rng(seed).normal(size=ENTRIES).astype(np.float32)
+    return ArrayRecord({"w": Array(drawn)})
+
+
+class Weighing(PlainGrid):
+    """Counts the bytes of all that it carries."""
+
+    down = up = 0
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.down += sum(size_of(message.content) for message in messages)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        replies = super().pull_messages(message_ids)
+        self.up += sum(size_of(reply.content) for reply in replies)
+        return replies
+
+
+class WithControls(FedAvg):
+    """Sends a second vector with the model, as SCAFFOLD sends its control variates."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        config["text"] = "é" * server_round
+        messages = super().configure_train(server_round, arrays, config, grid)
+        for message in messages:
+            message.content["controls"] = vector(server_round)
+        return messages
+
+    def aggregate_train(self, server_round, replies):
+        for reply in replies:
+            del reply.content["controls"]
+        return super().aggregate_train(server_round, replies)
+
+
+def run_over(link, mods):
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(message, context):
+        number = message.content["config"]["server-round"] * context.node_id
+        metrics = {"num-examples": 10, "loss": 0.5 / number}
+        content = {"arrays": vector(number), "metrics": MetricRecord(metrics)}
+        if "controls" in message.content:
+            content["controls"] = vector(-number + 100)
+        return Message(RecordDict(content), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = MetricRecord({"num-examples": 10, "accuracy": 0.5})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    @app.query()
+    def query(message, context):
+        held = ConfigRecord({"trees": bytes(message.content["ask"]["size"])})
+        return Message(RecordDict({"reply": held, "arrays": vector(0)}), reply_to=message)
+
+    grid = Weighing(app, NODES)
+    started = link(grid)
+    for strategy in (FedAvg(), WithControls()):
+        strategy.start(started, vector(0), num_rounds=ROUNDS)
+    ask = RecordDict({"ask": ConfigRecord({"size": 5000})})
+    started.send_and_receive([Message(ask, node, "query") for node in (1, 2)])
+    return grid, started
+
+
+@pytest.mark.parametrize("downlink", [None, "int8"])
+def test_all_that_crosses_the_grid_is_counted(downlink):
+    """Payloads, second vectors, evaluations, queries, configurations, metrics, the link's own."""
+    grid, link = run_over(lambda grid: Link(grid, downlink=downlink), [Uplink("int8")])
+    plain, _ = run_over(lambda grid: grid, [])
+    traffic = link.traffic
+    assert traffic.failures == 0
+    sent = traffic.downlink_bytes, traffic.downlink_other_bytes, traffic.downlink_note_bytes
+    came = traffic.uplink_bytes, traffic.uplink_other_bytes, traffic.uplink_note_bytes
+    assert (sum(sent), sum(came)) == (grid.down, grid.up)
+    assert traffic.downlink_bytes_float32 + traffic.downlink_other_bytes == plain.down
+    assert traffic.uplink_bytes_float32 + traffic.uplink_other_bytes == plain.up
+    assert traffic.uplink_ratio == plain.up / grid.up
+    assert traffic.downlink_ratio == plain.down / grid.down
+    payloads = traffic.uplink_bytes_float32 / traffic.uplink_bytes
+    assert payloads > 3.9 > 2.5 > traffic.uplink_ratio  # half of it travels as it is
