@@ -61,10 +61,16 @@ class Curve:
 
 
 def curve(
-    histories: Iterable[Iterable[Row]], x: str, y: str, smooth: int = 1, extremes: bool = False
+    histories: Iterable[Iterable[Row]],
+    x: str,
+    y: str,
+    smooth: int = 1,
+    extremes: bool = False,
+    log_x: bool = False,
 ) -> Curve | None:
     """Return the curve of some seeds' rows, in the axes' units; None if no round has both values.
 
+    On a logarithmic axis (`log_x`) a point at 0 or below has no place: the curve begins after it.
     The seeds are matched by round: a point is there for the rounds that all of them measured, at
     the mean of their x. `smooth` is the number of points in a moving average of each seed's y.
     With `extremes` low and high are those of all points in the averages, of one seed too.
@@ -75,13 +81,15 @@ def curve(
         return None
     table = np.array([[points[r] for r in rounds] for points in seeds])  # seed, round, (x, y)
     across = table[:, :, 0].mean(axis=0) / X[x][1]
+    drawn = across > 0 if log_x else np.ones(len(rounds), dtype=bool)
     raw = table[:, :, 1] / Y[y][1]
     up = np.array([moving_average(row, smooth) for row in raw])
     low, high = up.min(axis=0), up.max(axis=0)
     if extremes:
         seen = [raw[:, window(at, len(rounds), smooth)] for at in range(len(rounds))]
         low, high = np.array([part.min() for part in seen]), np.array([part.max() for part in seen])
-    return Curve(across, up.mean(axis=0), low, high)
+    found = Curve(across[drawn], up.mean(axis=0)[drawn], low[drawn], high[drawn])
+    return found if drawn.any() else None
 
 
 def _points(rows: Iterable[Row], x: str, y: str) -> dict[int, tuple[float, float]]:
@@ -114,6 +122,7 @@ def draw(
     smooth: int = 1,
     title: str = "",
     extremes: bool = False,
+    log_x: bool = False,
 ) -> Figure:
     """Return a figure with a curve for each group. Raises `ResultsError` if there is none."""
     from matplotlib.figure import Figure  # no pyplot: it would look for a screen
@@ -123,7 +132,7 @@ def draw(
     heading, labels = legend(groups)
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
         histories = (job.history() for job in group.jobs)
-        if (found := curve(histories, x, y, smooth, extremes)) is not None:
+        if (found := curve(histories, x, y, smooth, extremes, log_x)) is not None:
             found.add_to(axes, number, label)
     if not axes.lines:
         raise ResultsError(f"no history holds {y} and {x}")
@@ -154,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Draw what the command line asks for; return the exit code."""
     asked = _parser().parse_args(arguments)
     groups = group_jobs(read_jobs(asked.folders)[0])
-    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes)
+    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)
     figure.axes[0].set_yscale("log" if asked.log else "linear")
     figure.axes[0].set_xscale("log" if asked.log_x else "linear")
     if asked.least is not None:

@@ -35,7 +35,7 @@ class Point:
 
 
 class Scatter(Picture):
-    """A panel for each direction, `Point`s in it."""
+    """A panel for each direction, `Point`s in it; what is below the axis is at its border."""
 
     def draw(self) -> Figure:
         """Return the figure. Raises `ModuleNotFoundError`."""
@@ -54,14 +54,15 @@ class Scatter(Picture):
 
     def _draw_panel(self, axes: Axes, way: int) -> None:
         for number, point in enumerate(self.rows):
-            x, y = point.sent[way] / MEGABYTE, point.accuracy
-            axes.annotate(
-                str(number + 1), (x, y), NEAR, textcoords="offset points", fontsize=8, clip_on=True
-            )
+            x, y, half = point.sent[way] / MEGABYTE, point.accuracy, point.half
+            name = str(number + 1)
+            if point.least is not None and y < point.least:
+                name, y, half = f"{name}: {y:.1f} ↓", point.least, None
+            axes.annotate(name, (x, y), NEAR, textcoords="offset points", fontsize=8, clip_on=True)
             axes.errorbar(
                 x,
                 y,
-                yerr=point.half,
+                yerr=half,
                 label=f"{number + 1}  {point.label}",
                 color=f"C{number % 10}",
                 marker=MARKERS[(number + number // 10) % len(MARKERS)],

@@ -47,6 +47,7 @@ def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Number
     each = [result["uplink_bytes"] / max(result["client_updates"], 1) for result in results]
     return row | {
         "loss": mean("loss"),
+        "reached_runs": sum(row is not None for row in first),
         "reached_round": _of_all(first, "round"),
         "reached_uplink_bytes": _of_all(first, "uplink_bytes"),
         "uplink_bytes_per_update": fmean(each),
@@ -198,6 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(as_json(groups, keys, rows, unfinished))
         return 0
     print(markdown(groups, keys, rows))
+    if reach is not None and not any(row["reached_runs"] for row in rows):
+        print(f"\nno run reached {asked.reach:g} %")
     if repeated := len(jobs) - sum(len(group.jobs) for group in groups):
         print(f"\n{repeated} repeated with the same seed: the last counts")
     for name, folders in (("diverged", diverged(groups)), ("unfinished or damaged", unfinished)):

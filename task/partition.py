@@ -21,6 +21,7 @@ from task.errors import TaskError
 
 # Keys that keep the streams of this module apart from others with the same seed.
 _SHUFFLE, _DRAW = 1, 2
+LARGER_ALPHA = "larger partition.alpha"  # the smaller it is, the fewer samples some nodes get
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,16 @@ class Partition:
                     self._cut = self._prepare()
                 rows: NDArray[np.int64] = self._cut(node)
             except (ValueError, TypeError, KeyError, IndexError) as error:
-                hint = (
-                    "; give a larger partition.alpha"
-                    if hasattr(self._partitioner, "_alpha")
-                    else ""
-                )
+                hint = f"; give a {LARGER_ALPHA}" if self._is_dirichlet else ""
                 raise TaskError(f"the partition cannot be made: {_reason(error)}{hint}") from error
         if len(rows) == 0:
-            raise TaskError(f"the partition leaves node {node} without a sample: give fewer nodes")
+            hint = f"a {LARGER_ALPHA}, or fewer nodes" if self._is_dirichlet else "fewer nodes"
+            raise TaskError(f"the partition leaves node {node} without a sample: give {hint}")
         return rows
+
+    @property
+    def _is_dirichlet(self) -> bool:
+        return hasattr(self._partitioner, "_alpha")
 
     def _prepare(self) -> Callable[[int], Any]:
         """What returns a node's indices: the partitioner, or a copy with shuffled labels in it."""

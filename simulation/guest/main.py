@@ -61,8 +61,8 @@ def words() -> argparse.Namespace:
 def main(began: float) -> int:
     """Run what the command line says; return an exit code. `began`: of `time.monotonic`.
 
-    2: a mistake in the words or in the app's folder; 1: its ServerApp raised; 128 and a
-    signal's number (130: Ctrl-C): stopped.
+    2: a mistake in the words or in the app's folder; 1: its ServerApp raised, or no reply was of
+    use; 128 and a signal's number (130: Ctrl-C): stopped.
     """
     verbose = "--verbose" in sys.argv
     if verbose:
@@ -84,6 +84,9 @@ def main(began: float) -> int:
         print("stopped: an app's run keeps no checkpoint, it begins anew", file=sys.stderr)
         return cast(int, stop.code) if isinstance(stop, Ended) else STOPPED
     print(summary(app, given, outcome, time.monotonic() - began))
+    if outcome.counts.failed and not outcome.counts.answered:
+        print("error: not one reply was of use: each node failed, see the log", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -35,8 +35,7 @@ def imagefolder(request: Request) -> Data:
     counts = torch.bincount(train.labels, minlength=len(names))
     if len(names) < 2 or int(counts.min()) == 0:
         empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
-        reason = f"no image for the class {empty[0]}" if empty else "one class only"
-        raise TaskError(f"{shown(source)} has {reason}: give two or more folders with images")
+        raise TaskError(f"{shown(source)} has {_lacking(source, names, empty)}")
     if split_by_user:
         test = load_folder(root / "test", names, size, 3)
     else:
@@ -46,6 +45,15 @@ def imagefolder(request: Request) -> Data:
                 f"{shown(root)} has one image a class: none is left to test on, add more"
             )
     return Data(train, test, len(names), (0.5,) * 3, (0.25,) * 3, tuple(names))
+
+
+def _lacking(source: Path, names: Sequence[str], empty: Sequence[str]) -> str:
+    """Return what a folder has too little of, and what to do."""
+    if not empty:
+        return f"one class only, {names[0]}: add a folder with images of another"
+    if (source / empty[0]).is_dir():
+        return f"no image in {empty[0]}/, which counts as a class: put images into it, or remove it"
+    return f"no folder {empty[0]}/ of that class: add it, or leave it out of dataset.classes"
 
 
 def class_folders(path: Path) -> list[str]:

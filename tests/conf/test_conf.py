@@ -109,6 +109,11 @@ def test_values_that_cannot_be_are_named(overrides, part):
     assert "\n" not in str(caught.value)
 
 
+def test_int8_is_another_name_for_f2i():
+    words = ["compression={0}", "downlink={0}", "compression@gradients={0}"]
+    assert config(*(w.format("int8") for w in words)) == config(*(w.format("f2i") for w in words))
+
+
 def test_losses_are_for_runs_that_do_not_wait_for_ever():
     assert config("network=lte", "network.loss=0.1", "timeout=60").network.loss == 0.1
 

@@ -205,6 +205,8 @@ def test_moving_averages_end_peak_and_when_they_reach_an_accuracy(tmp_path, caps
     assert main([str(tmp_path), "--reach", "80"]) == 0  # single evaluations
     esgd, sgd = rows_of(capsys.readouterr().out)[0]
     assert (sgd["reached at"], esgd["reached at"]) == ("25", "-")  # 30 and 20; one has not
+    assert main([str(tmp_path), "--reach", "95"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "no run reached 95 %"
     assert main([str(tmp_path)]) == 0
     assert not {"reached at", "uplink until then"} & set(rows_of(capsys.readouterr().out)[0][0])
 

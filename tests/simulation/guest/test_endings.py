@@ -32,7 +32,7 @@ def cli(monkeypatch, capfd, at_home):
         (["--nodes", "many"], "--nodes: invalid int value: 'many'"),
         (["--workers", "-1"], "--workers must be at least 0"),
         (["--seed", "-1"], "--seed must be at least 0"),
-        (["--network", "wifi"], "there is no wifi; there are: adsl"),
+        (["--network", "isdn"], "there is no isdn; there are: adsl"),
         (["--run-config", "rate=1"], "there is no rate in"),
         (["--wrokers", "1"], "--wrokers 1"),
     ],
@@ -87,6 +87,17 @@ def test_what_a_serverapp_raises_is_logged_in_full_and_ends_the_run(tmp_path):
     assert err.splitlines()[-1] == "error: the ServerApp raised KeyError: 'accuracy'"
     assert err.count("Traceback") == 3
     assert err.count("RuntimeError: no power") == 2
+
+
+def test_a_run_of_which_no_reply_was_of_use_is_none(cli, tmp_path):
+    server = SERVER + "    grid.send_and_receive(ask(grid, 'train'))\n"
+    client = CLIENT + "\n@app.train()\ndef train(m, c):\n    raise RuntimeError('no power')\n"
+    files = {"failing_server.py": server, "failing_client.py": client}
+    app = write(tmp_path / "toy", files, "failing_server:app", "failing_client:app")
+    code, printed = cli(app, "--nodes", "2", "--workers", "1")
+    assert code == 1
+    assert "2 failed" in printed.out
+    assert printed.err.splitlines()[-1].startswith("error: not one reply was of use")
 
 
 STRATEGY = """

@@ -22,5 +22,5 @@ def test_the_network_of_a_name(name):
 
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are():
-    with pytest.raises(UsageError, match="there is no wifi; there are: adsl, classes, ideal"):
-        network_named("wifi")
+    with pytest.raises(UsageError, match="there is no isdn; there are: adsl, cable, classes"):
+        network_named("isdn")
