@@ -19,6 +19,7 @@ from command.saved import command_line
 from command.sweep import SweepEnd
 from conf.load import HERE as CONF
 from simulation.processes import orderly_exit
+from simulation.proxies import keep_loopback_direct
 
 main = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
 
@@ -26,6 +27,7 @@ main = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config
 def cli() -> None:
     """Run what the command line says; exit with the code of the worst of a sweep's jobs."""
     SweepEnd.code = 0
+    keep_loopback_direct()
     with clear_errors(), orderly_exit(), unchecked_help():
         sys.argv[1:] = command_line(sys.argv[1:])
         with one_repository():

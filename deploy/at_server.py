@@ -7,7 +7,6 @@ no other way to learn whether its key is known.
 from __future__ import annotations
 
 import platform
-import socket
 import ssl
 import time
 from collections.abc import Iterable
@@ -44,9 +43,8 @@ class AtServer:
     `state`: the node's folder; `runs`: whether a node runs on it now.
     """
 
-    def __init__(self, fleet: FleetClient, root: Path | None, state: Path, runs: bool) -> None:
-        self._fleet, self._root = fleet, root
-        self._state, self._runs = state, runs
+    def __init__(self, fleet: FleetClient, state: Path, runs: bool) -> None:
+        self._fleet, self._state, self._runs = fleet, state, runs
 
     def findings(self, *, has_key: bool, named: bool) -> Iterable[Finding]:
         """Look at all of it, as far as the server is reached.
@@ -57,10 +55,10 @@ class AtServer:
             first = self._fleet.get(BUNDLED)
             seconds = [self._round_trip() for _ in range(TIMES)]
         except WORTH_WAITING as error:
-            yield Finding(WRONG, "server", reason_of(error, self._fleet.address))
+            yield Finding(WRONG, "server", self._reason(error))
             return
         if first.status_code not in (200, 404):
-            yield Finding(WRONG, "server", reason_of(Refusal(first), self._fleet.address))
+            yield Finding(WRONG, "server", self._reason(Refusal(first)))
             return
         bundled = says_bundled(first)
         if bundled:
@@ -69,28 +67,25 @@ class AtServer:
             words = "is there, and takes plain Fleet calls alone: rounds take longer"
             yield Finding(WARNING, "server", f"{self._fleet.address} {words}")
         if self._fleet.secure:
-            yield self._certificate()
+            yield self._certificate(first)
         yield _trip(median(seconds))
         clock = clock_trouble(ahead_of(first))
         yield _clock(clock, ahead_of(first))
         if clock is None:
             yield from self._asked(bundled, has_key, named)
 
+    def _reason(self, error: Exception, known: bool | None = True) -> str:
+        return reason_of(error, self._fleet.address, known=known, secure=self._fleet.secure)
+
     def _round_trip(self) -> float:
         begun = time.perf_counter()
         self._fleet.get(BUNDLED)
         return time.perf_counter() - begun
 
-    def _certificate(self) -> Finding:
-        """Look at the certificate that the server shows; it was accepted before."""
-        host, _, port = self._fleet.address.rpartition(":")
-        context = ssl.create_default_context(cafile=self._root and str(self._root.expanduser()))
-        name = host.strip("[]")
-        with (
-            socket.create_connection((name, int(port)), timeout=10) as line,
-            context.wrap_socket(line, server_hostname=name) as secured,
-        ):
-            shown = secured.getpeercert(binary_form=True)
+    def _certificate(self, first: httpx.Response) -> Finding:
+        """Look at the certificate that the server has shown; it was accepted."""
+        line: ssl.SSLObject = first.extensions["network_stream"].get_extra_info("ssl_object")
+        shown = line.getpeercert(True)  # as DER
         certificate = x509.load_der_x509_certificate(shown or b"")
         words = f"the server's, for {names_of(certificate)}"
         return lasting("certificate", words, certificate, "renew it on the server")
@@ -104,7 +99,7 @@ class AtServer:
         if response is None or response.status_code == 404:  # one of ours, but older
             yield from self._plainly(named)
         elif response.status_code != 200:
-            yield Finding(WRONG, "registered", reason_of(Refusal(response), self._fleet.address))
+            yield Finding(WRONG, "registered", self._reason(Refusal(response)))
         else:
             yield from self._told(response, named)
 
@@ -150,7 +145,7 @@ class AtServer:
             number = self._come_and_go()
         except Refusal as error:
             known = None if before is None else True
-            yield Finding(WRONG, "registered", reason_of(error, self._fleet.address, known=known))
+            yield Finding(WRONG, "registered", self._reason(error, known))
             return
         yield Finding(OK, "registered", f"as node {number}; none is online with this key")
         yield _versions("", "")

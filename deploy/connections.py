@@ -20,7 +20,7 @@ HEAD_SECONDS = 20.0  # for a head, from the connection's start or its first byte
 STALLED_SECONDS = 60.0  # without a byte of a body that is awaited, or of a response that is taken
 SLOWEST = 64  # bytes a second of a body, after a minute: a link of 1 kbit/s has twice as many
 MOST_UNASKED = 256  # connections that have not asked for anything yet
-_LOOKS = 5.0  # seconds between two looks at each connection
+LOOKS = 5.0  # seconds between two looks at each connection
 _Unasked = WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[BoundedProtocol, None]"]
 
 
@@ -36,7 +36,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._in_body, self._begun = True, False, True
         self._body_bytes, self._buffered = 0, 0
         self._since = self._moved = time.monotonic()  # the part's beginning; its last byte
-        self._look = self.loop.call_later(_LOOKS, self._looked)
+        self._look = self.loop.call_later(LOOKS, self._looked)
         unasked = self._unasked.setdefault(self.loop, {})
         unasked[self] = None
         if len(unasked) > MOST_UNASKED:
@@ -95,7 +95,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _looked(self) -> None:
         """Look whether it goes on, every few seconds."""
         now = time.monotonic()
-        self._look = self.loop.call_later(_LOOKS, self._looked)
+        self._look = self.loop.call_later(LOOKS, self._looked)
         left = self.transport.get_write_buffer_size()
         if left and left != self._buffered:  # what is sent is being taken
             self._moved = now
@@ -127,6 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
         ]
         self.transport.write(b"\r\n".join(lines))
         self.transport.close()
+        self.loop.call_later(1.0, self.transport.abort)  # TLS would wait for the other's goodbye
 
 
 def uvicorn_options() -> dict[str, Any]:

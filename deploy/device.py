@@ -72,7 +72,12 @@ class Device:
             except WORTH_WAITING as error:
                 if isinstance(error, Refusal) and error.status in (401, 404, 405, 412):
                     self._member.lose()
-                reason = reason_of(error, self._fleet.address, known=self._member.known)
+                reason = reason_of(
+                    error,
+                    self._fleet.address,
+                    known=self._member.known,
+                    secure=self._fleet.secure,
+                )
                 self._wait.after(reason)
 
     def step(self) -> None:

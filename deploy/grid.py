@@ -59,7 +59,6 @@ class Connection:
             base_url=f"{'http' if insecure else 'https'}://{grid._addr}",
             verify=verify,
             timeout=LONGEST_WAIT + MARGIN,
-            trust_env=False,
         )
 
     def takes_bundles(self) -> bool:

@@ -21,6 +21,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from simulation.errors import UsageError
+from simulation.proxies import expect_usable_proxies, keep_loopback_direct
+
 from .releases import lacking
 
 MISSING: ImportError | None = None
@@ -124,6 +127,11 @@ def client_of(
         raise MistakenWord(f"--superlink must be host:port, not {given.superlink}")
     if not 0 < int(port) < 1 << 16:
         raise MistakenWord(f"--superlink {given.superlink}: a port is a number from 1 to 65535")
+    keep_loopback_direct(given.superlink)
+    try:
+        expect_usable_proxies()
+    except UsageError as error:
+        raise MistakenWord(str(error)) from error
     try:
         return (kind or FleetClient)(
             given.superlink,

@@ -12,6 +12,8 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from simulation.proxies import by_proxy
+
 from .at_server import AtServer
 from .dates import lasting
 from .findings import (
@@ -131,8 +133,12 @@ class OnDevice:
             yield Finding(WRONG, "server", str(error))
             return
         named = self._given.auth_supernode_private_key is not None
+        if proxy := by_proxy(fleet.address, fleet.secure):
+            yield Finding(
+                OK, "proxy", f"{fleet.address} is reached{proxy}, as the environment says"
+            )
         try:
-            at_server = AtServer(fleet, self._given.root_certificates, self.state, self._runs)
+            at_server = AtServer(fleet, self.state, self._runs)
             yield from at_server.findings(has_key=self._key is not None, named=named)
         finally:
             fleet.close()

@@ -65,7 +65,7 @@ def _superlinks_own(words: Sequence[str]) -> str:
     try:
         address = words[list(words).index("--runtime-api-address") + 1]
         url = f"http{'' if '--insecure' in words else 's'}://{address}/openapi.json"
-        found = httpx.get(url, timeout=5.0, trust_env=False, verify=False)
+        found = httpx.get(url, timeout=5.0, verify=False)
         return str(found.raise_for_status().json()["info"]["version"])
     except (ValueError, LookupError, TypeError, httpx.HTTPError, httpx.InvalidURL):
         return ""

@@ -31,6 +31,7 @@ from deploy.certificates import CA, SERVER
 from deploy.gate import Gate
 from deploy.releases import WANTED, installed
 from simulation.errors import UsageError
+from simulation.proxies import expect_usable_proxies, keep_loopback_direct
 
 PORT = 8000  # as Flower's own
 NODES, LOCK = "nodes.json", "lock"  # files of --state
@@ -42,7 +43,9 @@ EXTENSIONS = "flwr.superlink.extensions"
 def main(words: Sequence[str] | None = None) -> int:
     """Serve until a signal comes; return an exit code. A mistake is one line, and code 2."""
     options, rest = parser().parse_known_args(words)
+    keep_loopback_direct(options.host)
     try:
+        expect_usable_proxies()
         line = command_line(options)
         found = environment(options)
         lock = taken(options.state)

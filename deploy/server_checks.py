@@ -38,6 +38,7 @@ from deploy.registry import ONLINE, load
 from deploy.releases import WANTED, installed
 from deploy.server import EXTENSIONS, NODES, has_place, is_local, module, output_of
 from simulation.errors import UsageError
+from simulation.proxies import by_proxy
 from simulation.reach import Superlink, one_line_errors
 
 ENOUGH, LEAST = 1 << 30, 400 << 20  # bytes of memory for the SuperLink and a ServerApp
@@ -150,6 +151,8 @@ def server(options: argparse.Namespace) -> Iterable[Finding]:
         else:
             yield Finding(WRONG, "server", str(error))
         return
+    if proxy := by_proxy(address, root is not None):
+        yield Finding(WARNING, "proxy", f"{address} is reached{proxy}: name it in no_proxy")
     with closing(superlink):
         yield from _running(superlink, local=is_local(options.host))
 

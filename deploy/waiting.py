@@ -11,6 +11,8 @@ from logging import getLogger
 
 import httpx
 
+from simulation.proxies import by_proxy
+
 from .fleet import NOT_ACTIVATED, ONLY_REGISTERED, TWIN, Refusal
 
 FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # seconds, and how a pause grows from one to the other
@@ -45,15 +47,18 @@ class Wait:
         self._pause, self._reason = FIRST, ""
 
 
-def reason_of(error: Exception, address: str, *, known: bool | None = True) -> str:
+def reason_of(
+    error: Exception, address: str, *, known: bool | None = True, secure: bool = True
+) -> str:
     """Return in one line why something failed, and what to do.
 
-    `known`: whether the server has this node's key; None: nobody can tell yet.
+    `known`: whether the server has this node's key; None: nobody can tell yet. `secure`: whether it
+    is asked by TLS.
     """
     if isinstance(error, Refusal):
-        return _of_refusal(error, address, known)
+        return _of_refusal(error, address + by_proxy(address, secure), known)
     if isinstance(error, httpx.TransportError):
-        return _of_line(error, address)
+        return _of_line(error, address, secure)
     if isinstance(error, OSError):
         return f"cannot write its state: {error.strerror or error} ({error.filename or 'disk'})"
     return f"{type(error).__name__}: {error}"
@@ -99,7 +104,7 @@ def _of_refusal(error: Refusal, address: str, known: bool | None) -> str:
     return f"{address} answers {error.status}: {error.detail}"
 
 
-def _of_line(error: httpx.TransportError, address: str) -> str:
+def _of_line(error: httpx.TransportError, address: str, secure: bool) -> str:
     cause = _root(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         words = cause.verify_message.rstrip(".")
@@ -111,7 +116,7 @@ def _of_line(error: httpx.TransportError, address: str) -> str:
             "does the server run with --insecure, or is it another port?"
         )
     words = " ".join(str(cause).split()) or type(error).__name__
-    return f"{address} is not reached: {words}"
+    return f"{address} is not reached{by_proxy(address, secure)}: {words}"
 
 
 def _advice(words: str) -> str:

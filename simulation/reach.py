@@ -16,6 +16,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from .control import one_line
 from .errors import EngineError, UsageError
+from .proxies import by_proxy, expect_usable_proxies, keep_loopback_direct
 
 MOST_PORT = 65535
 _SECONDS = 10.0
@@ -42,10 +43,12 @@ class Superlink:
         if not 0 < int(address.rpartition(":")[2]) <= MOST_PORT:
             raise UsageError(f"{words[0]}{address}: a port is a number from 1 to {MOST_PORT}")
         self.address = address
+        keep_loopback_direct(address)
+        expect_usable_proxies()
         self.root = None if certificate is None else _read(certificate, words[1])
         verify = True if certificate is None else ssl.create_default_context(cafile=certificate)
         url = f"{'http' if certificate is None else 'https'}://{address}"
-        self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS, trust_env=False)
+        self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS)
         self._expect()
 
     def control(self) -> ControlHttpClient:
@@ -82,7 +85,7 @@ class Superlink:
                 "this there, or through `ssh -L PORT:127.0.0.1:PORT`"
             )
         if not found.is_success:
-            raise UsageError(f"no SuperLink answers at {self.address}: status {found.status_code}")
+            raise UsageError(f"{self._none()}: status {found.status_code}")
 
     def _why(self, error: httpx.TransportError) -> str:
         text = str(error)
@@ -93,7 +96,11 @@ class Superlink:
             return f"the certificate of {self.address} is not what it should be: {reason}"
         if isinstance(error, httpx.ReadError | httpx.ReadTimeout) and self.root is None:
             return self._tls()
-        return f"no SuperLink answers at {self.address}: {text or type(error).__name__}"
+        return f"{self._none()}: {text or type(error).__name__}"
+
+    def _none(self) -> str:
+        proxy = by_proxy(self.address, self.root is not None)
+        return f"no SuperLink answers at {self.address}{proxy}"
 
     def _tls(self) -> str:
         return (

@@ -21,6 +21,7 @@ from . import guard
 from .errors import EngineError
 from .host import log
 from .processes import ProcessTree, undisturbed
+from .proxies import expect_usable_proxies, keep_loopback_direct
 from .scratch import Scratch, sweep
 
 _START_SECONDS = 90.0  # it takes 3 s on a laptop; small boards import slowly
@@ -44,6 +45,8 @@ def private_superlink(
     # Ray keeps sockets in its temporary folder, and their paths must stay under 104 characters.
     short = ray_address is not None or len(tempfile.gettempdir()) < 11
     parent = tempfile.gettempdir() if short else "/tmp"
+    keep_loopback_direct()
+    expect_usable_proxies()
     sweep(parent)
     scratch = Scratch(parent)
     home, tree = scratch.path, ProcessTree()

@@ -14,6 +14,7 @@ from flwr.supercore.logger import update_console_handler
 
 from ..errors import Ended, EngineError, UsageError
 from ..processes import orderly_exit
+from ..proxies import keep_loopback_direct
 from .app import App, read_app
 from .network import network_named
 from .run import Outcome, run_app
@@ -64,6 +65,7 @@ def main(began: float) -> int:
     2: a mistake in the words or in the app's folder; 1: its ServerApp raised, or no reply was of
     use; 128 and a signal's number (130: Ctrl-C): stopped.
     """
+    keep_loopback_direct()
     verbose = "--verbose" in sys.argv
     if verbose:
         update_console_handler(level=DEBUG)

@@ -35,6 +35,7 @@ from deploy.bundle import frames, parts_of
 from deploy.bundling import Bundling
 from deploy.gate import Gate
 from deploy.registry import Registry
+from deploy.seal import sealed
 from deploy.server import bounds
 from simulation.host import load_object
 
@@ -104,6 +105,10 @@ class FakeNode:
         request = fleet_pb2.DeactivateNodeRequest(node_id=self.node.node_id)
         self.call(request, "deactivate-node")
         self.http.close()
+
+    def seal(self):
+        """Return what a thin request of this node begins with."""
+        return sealed(self.node.node_id, 0, lambda stamp: sign_message(self._key, stamp))
 
     def headers(self):
         stamp = datetime.datetime.now(datetime.UTC).isoformat()

@@ -12,13 +12,11 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.control_pb2 import StopRunRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.supercore.primitives.asymmetric import sign_message
 
 from deploy import arriving
 from deploy.bundle import frames
 from deploy.grid import BundledGrid
 from deploy.grids import RunEnded, bundled
-from deploy.seal import sealed
 from simulation.reach import Superlink
 from tests.deploy.served import FakeNode, Server, later, question
 
@@ -172,7 +170,7 @@ def test_a_node_sends_two_replies_at_a_time(server):
     """More of them would keep the server's threads from others."""
     node = FakeNode(server.address)
     host, port = server.address.split(":")
-    seal = sealed(node.node.node_id, 0, lambda stamp: sign_message(node._key, stamp))
+    seal = node.seal()
     head = (
         b"POST /v1/fleet/edgewire/thin/push HTTP/1.1\r\nhost: here\r\ncontent-length: 9999\r\n\r\n"
     )

@@ -20,7 +20,7 @@ def server():
         patch.setattr(connections, "HEAD_SECONDS", 0.4)
         patch.setattr(connections, "STALLED_SECONDS", 0.4)
         patch.setattr(connections, "SLOWEST", 100)
-        patch.setattr(connections, "_LOOKS", 0.1)
+        patch.setattr(connections, "LOOKS", 0.1)
         with Server() as there:
             yield there
 
@@ -127,7 +127,7 @@ def test_who_does_not_take_a_response_is_ended(tmp_path):
     ask = b"GET /v1/control/edgewire/runs/run/model HTTP/1.1\r\nhost: here\r\n\r\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "STALLED_SECONDS", 0.4)
-        patch.setattr(connections, "_LOOKS", 0.1)
+        patch.setattr(connections, "LOOKS", 0.1)
         with Server(output=tmp_path) as server:
             host, port = server.address.split(":")
             for pause, whole in ((0.15, True), (1.5, False)):

@@ -16,6 +16,7 @@ from flwr.proto.run_pb2 import RunStatus
 from simulation.control import cause_of
 from simulation.errors import EngineError, UsageError
 from simulation.ray import run_ray
+from tests.proxied import dead_proxies
 from tests.simulation.guest.apps import APPS, ROOT, start
 
 PYPROJECT = """
@@ -130,6 +131,7 @@ def test_a_run_learns_what_it_does_here_and_fails_at_its_end(
     left_over: Callable[[], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    dead_proxies(monkeypatch)  # a company's: all that is started here is on this machine
     home, told = tmp_path / "home", tmp_path / "out.json"
     here, there = tmp_path / "here.npz", tmp_path / "there.npz"
     learns = f'num-server-rounds=3 model.local-epochs=1 output="{here}"'

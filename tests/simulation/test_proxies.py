@@ -1,0 +1,108 @@
+"""Loopback is reached by no proxy; others are, as the environment says, and messages name it."""
+
+import os
+from urllib.request import proxy_bypass_environment
+
+import httpx
+import pytest
+
+from simulation import proxies
+from simulation.errors import UsageError
+from simulation.proxies import (
+    by_proxy,
+    expect_usable_proxies,
+    host_of,
+    keep_loopback_direct,
+    proxy_of,
+)
+from simulation.reach import Superlink
+from tests.proxied import DEAD, KINDS, dead_proxies
+
+
+@pytest.fixture(autouse=True)
+def proxied(monkeypatch):
+    dead_proxies(monkeypatch)
+
+
+def by_httpx(url):
+    """Return whether httpx goes by a proxy for a URL."""
+    with httpx.Client() as client:
+        return client._transport_for_url(httpx.URL(url)) is not client._transport
+
+
+@pytest.mark.parametrize("said", ["", "a.org, b.org", "127.0.0.1,a.org"])
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
+def test_loopback_is_an_exception_in_both_spellings(name, said, monkeypatch):
+    monkeypatch.setenv(name, said)
+    assert by_httpx("http://localhost:8000")
+    keep_loopback_direct()
+    keep_loopback_direct()
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"]
+    listed = os.environ["no_proxy"].split(",")
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {"localhost", "127.0.0.1", "::1"} | {
+        each.strip() for each in said.split(",") if each
+    }
+    for host in ("localhost", "127.0.0.1", "[::1]"):
+        for scheme in ("http", "https"):
+            assert not by_httpx(f"{scheme}://{host}:8000")
+            assert proxy_bypass_environment(host.strip("[]"))
+    assert by_httpx("https://my.server.org:8000")
+    assert ("a.org" in said) is not by_httpx("https://a.org")
+
+
+def test_gprcs_own_exceptions_are_kept_where_there_are_some(monkeypatch):
+    monkeypatch.delenv("no_grpc_proxy")
+    keep_loopback_direct()
+    assert "no_grpc_proxy" not in os.environ
+    monkeypatch.setenv("no_grpc_proxy", "a.org")
+    keep_loopback_direct()
+    assert dict(os.environ)["no_grpc_proxy"] == "a.org,localhost,127.0.0.1,::1"
+
+
+def test_another_name_of_loopback_is_one_too():
+    keep_loopback_direct("127.0.0.2:8000")
+    assert not by_httpx("http://127.0.0.2:8000")
+    keep_loopback_direct("192.0.2.1:8000")
+    assert by_httpx("http://192.0.2.1:8000")
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [("a.org:1", "a.org"), ("[::1]:80", "::1"), ("::1", "::1"), ("a.org", "a.org"), ("", "")],
+)
+def test_the_host_of_an_address(address, host):
+    assert host_of(address) == host
+
+
+def test_which_proxy_is_in_use(monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://me:secret@proxy.org:3128/")
+    assert by_proxy("my.server.org:8000", True) == " by the proxy proxy.org:3128"
+    assert by_proxy("my.server.org:8000", False) == " by the proxy 127.0.0.1:9"
+    assert by_proxy("localhost:8000", True) == ""
+    monkeypatch.setenv("no_proxy", ".server.org")
+    assert proxy_of("my.server.org:8000", True) == ""
+    for kind in KINDS:
+        monkeypatch.delenv(f"{kind}_proxy")
+        monkeypatch.delenv(f"{kind.upper()}_PROXY")
+    assert by_proxy("other.org:8000", True) == ""
+
+
+def test_what_no_client_can_use_is_one_line(monkeypatch):
+    expect_usable_proxies()
+    monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:9")
+    monkeypatch.setattr(proxies, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="all_proxy is a SOCKS proxy: `pip install socksio`"):
+        expect_usable_proxies()
+    monkeypatch.setenv("all_proxy", "gopher://127.0.0.1:9")
+    with pytest.raises(UsageError, match=r"all_proxy=gopher://\.\.\.: it must be http://"):
+        Superlink("127.0.0.1:1")
+
+
+def test_who_is_not_reached_by_a_proxy_is_told_so():
+    with pytest.raises(UsageError) as said:
+        Superlink("192.0.2.1:8000")
+    words = f"no SuperLink answers at 192.0.2.1:8000 by the proxy {DEAD[7:]}: "
+    assert str(said.value).startswith(words)
+    with pytest.raises(UsageError, match=r"no SuperLink answers at 127\.0\.0\.1:1: "):
+        Superlink("127.0.0.1:1")
