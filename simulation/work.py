@@ -47,6 +47,8 @@ def work(
     multiprocessing.current_process().daemon = False  # its app may start processes: a DataLoader's
     for other in others:  # inherited by fork: open ends would hide the parent's closing
         other.close()
+    if hasattr(os, "register_at_fork"):  # nor may what its app forks hide this one's end
+        os.register_at_fork(after_in_child=connection.close)
     limits.apply(index)
     host, content = Host(spec), RecordDict()
     host.load(states)
@@ -98,6 +100,16 @@ def _hear_stops() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def end_group(worker: int) -> None:
+    """Ask what a worker's app has started to end; the worker itself does not hear it.
+
+    It is no SIGKILL: a resource tracker, which ignores this, has to clean up after the others.
+    """
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(OSError):  # there is no such group: the worker has just begun
+            os.killpg(worker, signal.SIGTERM)
+
+
 def end_with_parent() -> None:
     """End this process soon after its parent, even in the middle of a message."""
     parent = os.getppid()
@@ -105,6 +117,7 @@ def end_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_LOOK_SECONDS)
+        end_group(os.getpid())
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()

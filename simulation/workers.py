@@ -19,7 +19,7 @@ from .errors import EngineError
 from .host import Host, HostSpec, log, unavailable
 from .limits import Limits
 from .queue import Queue
-from .work import WINDOW, hold_stops, message_of, work
+from .work import WINDOW, end_group, hold_stops, message_of, work
 
 NO_LIMITS = Limits()
 THREADED = frozenset({"jax", "tensorflow"})  # start threads that a forked child would wait for
@@ -216,6 +216,7 @@ class Processes:
         for worker in self._workers:
             worker.connection.close()
             worker.process.kill()  # it hears no other signal; nobody waits for its work
+            end_group(worker.process.pid)
         for worker in self._workers:
             worker.process.join()
         self._folders.close()
@@ -271,6 +272,7 @@ class Processes:
     def _revive(self, index: int) -> None:
         """Replace a worker that died; what it was working on is answered by errors."""
         worker = self._workers[index]
+        end_group(worker.process.pid)  # before its number is free
         worker.process.join(timeout=5)
         reason = f"its worker process died (exit code {worker.process.exitcode})"
         log.warning("worker %d: %s; started anew", index, reason)
@@ -284,7 +286,9 @@ class Processes:
         """End a worker, dead or alive, that another one takes the place of."""
         self._ready.unregister(worker.connection)
         worker.connection.close()
-        worker.process.kill()
+        if worker.process.exitcode is None:
+            worker.process.kill()
+            end_group(worker.process.pid)
         worker.process.join()
         for channel in (worker.messages, worker.replies):
             channel.remove()

@@ -3,13 +3,16 @@
 import gc
 import os
 import signal
+import time
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 NODES = 7
+FORKED_SECONDS = 30  # how long it stays
 app = ClientApp()
 
 
@@ -24,11 +27,22 @@ def counting(message, context):
         raise RuntimeError("no power")
     if message.content["config"].get("end-at") == partition:
         signal.raise_signal(signal.SIGTERM)
+    if message.content["config"].get("fork-at") == partition:
+        fork(str(message.content["config"]["note"]))
     if message.content["config"].get("die-at") == partition:
         os.kill(os.getpid(), signal.SIGKILL)
     metrics = {"partition": partition, "calls": int(config["calls"]), "num-steps": partition + 1}
     content = {"arrays": message.content["arrays"], "metrics": MetricRecord(metrics)}
     return Message(RecordDict(content), reply_to=message)
+
+
+def fork(note):
+    """Leave a process behind, as a DataLoader may; write its id down."""
+    if child := os.fork():
+        Path(note).write_text(str(child))
+        return
+    time.sleep(FORKED_SECONDS)
+    os._exit(0)
 
 
 @app.evaluate()

@@ -4,6 +4,7 @@ import gc
 import signal
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from simulation.grid import LocalGrid
 from simulation.host import HostSpec
 from simulation.processes import orderly_exit
 from simulation.workers import WINDOW, Processes, make_pool
-from tests.simulation.grids import NODES, app, messages, seen
+from tests.simulation.grids import FORKED_SECONDS, NODES, app, messages, seen
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -68,6 +69,31 @@ def test_a_worker_that_dies_loses_its_messages_only(grid):
     assert 3 in [r.metadata.src_node_id for r in failed]
     assert "worker process died" in failed[0].error.reason
     assert not any(r.has_error() for r in g.send_and_receive(messages(g)))
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_what_a_node_has_forked_ends_with_its_worker_and_hides_no_death(tmp_path, dies):
+    pool = make_pool(HostSpec(app, NODES, 1, {}), 2)
+    g, note, began = LocalGrid(pool, NODES), tmp_path / "pid", time.monotonic()
+    where = {"fork-at": 2, "note": str(note), "die-at": 2 if dies else -1}
+    failed = [r for r in g.send_and_receive(messages(g, **where)) if r.has_error()]
+    assert bool(failed) == dies
+    if not dies:
+        pool.close()
+    while alive(int(note.read_text())):
+        assert time.monotonic() - began < FORKED_SECONDS / 2
+        time.sleep(0.01)
+    if dies:
+        assert time.monotonic() - began < FORKED_SECONDS / 2
+        pool.close()
+
+
+def alive(pid):
+    """Return whether a process is there, and no zombie that nobody in a container takes away."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("workers", [1, 2])
