@@ -28,6 +28,7 @@ from .errors import EngineError, UsageError
 
 screen = getLogger("edgewire")
 _POLL_SECONDS = 0.5
+_PENDING_SECONDS = 30.0  # until a run that nobody starts is said to wait
 _WARNING = "WARNING:edgewire:"
 _LAST_LINES_SECONDS = 3.0  # how long a finished run's log may take to arrive
 
@@ -75,7 +76,11 @@ def _files(app_dir: Path) -> dict[str, bytes | Path]:
 def follow(
     client: ControlHttpClient, run_id: int, log: Path, on_poll: Callable[[], None] | None
 ) -> RunStatus:
-    """Wait for the run's end, its output going to `log`; returns its last status."""
+    """Wait for the run's end, its output going to `log`; returns its last status.
+
+    A run that nobody starts is said to wait, at ever longer intervals.
+    """
+    began, say_after = time.monotonic(), _PENDING_SECONDS
     copier = threading.Thread(target=_copy_log, args=(client, run_id, log), daemon=True)
     copier.start()
     while True:
@@ -86,6 +91,14 @@ def follow(
         if status.status == "finished":
             copier.join(_LAST_LINES_SECONDS)
             return status
+        waited = time.monotonic() - began
+        if status.status == "pending" and waited > say_after:
+            say_after *= 2
+            screen.warning(
+                "the SuperLink has not started the run for %.0f s: it is at work on others, or has "
+                "no SuperExec",
+                waited,
+            )
         time.sleep(_POLL_SECONDS)
 
 

@@ -4,10 +4,13 @@ import hashlib
 import io
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from flwr.common.config import get_fab_config, get_metadata_from_config
 
-from simulation.control import Said, bundle, deflated
+from simulation import control
+from simulation.control import Said, bundle, deflated, follow
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +29,30 @@ def test_a_deflated_bundle_holds_the_same_app():
     assert deflated(plain) == small  # a node that has it fetches it once
     told = [get_metadata_from_config(get_fab_config(each.content)) for each in (plain, small)]
     assert told[0] == told[1]
+
+
+class Pending:
+    """A SuperLink that starts a run at its poll number `polls`."""
+
+    def __init__(self, polls):
+        self._states = ["pending"] * polls + ["running", "running", "finished"]
+
+    def ListRuns(self, request):
+        status = SimpleNamespace(status=self._states.pop(0))
+        return SimpleNamespace(run_dict={request.run_id: SimpleNamespace(status=status)})
+
+    def StreamLogs(self, request):
+        return []
+
+
+@pytest.mark.parametrize(("minutes", "lines"), [(0, 0), (5, 4), (60, 7), (600, 11)])
+def test_a_run_that_nobody_starts_is_said_to_wait(minutes, lines, tmp_path, caplog, monkeypatch):
+    clock = iter(range(0, 10**6, 60))
+    time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None)
+    monkeypatch.setattr(control, "time", time)
+    assert follow(Pending(minutes), 7, tmp_path / "log", None).status == "finished"
+    assert len(caplog.messages) == lines
+    assert all("has not started the run for" in line for line in caplog.messages)
 
 
 def test_what_the_app_warns_of_is_said_here_once(tmp_path, caplog):
