@@ -42,15 +42,25 @@ class Way(Protocol):
         """Return whether a parcel can build on this version."""
 
     def parcel(self, base: int | None) -> Parcel:
-        """Return what nodes of version `base` get (None: of none); one object for all of them."""
+        """Return what nodes of version `base` get; one object for all of them.
+
+        None: of no version; `UNHEARD`: nor will be known of one, as nodes do not reply.
+        """
+
+
+UNHEARD = -1  # in place of the version of a node that has not replied
+SILENT = 2  # models that a node was sent without a word, after which it counts as such a one
 
 
 @dataclass
 class LedgerState:
-    """By node: the version it confirmed last, and the one that it should confirm."""
+    """By node: the version it confirmed last, and the one that it should confirm; how many
+    versions it was sent since it confirmed one.
+    """
 
     has: dict[int, int] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)
+    unheard: dict[int, int] = field(default_factory=dict)
 
 
 class Ledger:
@@ -65,6 +75,10 @@ class Ledger:
         base = self._state.has.get(node)
         return base if base is not None and self.way.knows(base) else None
 
+    def silent(self, node: int) -> bool:
+        """Return whether a node was sent several models that it does not skip, without a word."""
+        return self._state.unheard.get(node, 0) >= SILENT and not self.way.skips
+
     def send(self, node: int, parcel: Parcel) -> None:
         """Note what goes to a node."""
         version = parcel.note.get("version")
@@ -72,12 +86,14 @@ class Ledger:
             self._state.has.pop(node, None)  # until it answers nobody knows which it has
         if version is not None:
             self._state.sent[node] = version
+            self._state.unheard[node] = self._state.unheard.get(node, 0) + 1
 
     def confirm(self, node: int, version: int | None) -> None:
         """Note which version a node says it has, if it is the one it was sent."""
         sent = self._state.sent.pop(node, None)
         if sent is not None and version == sent:
             self._state.has[node] = sent
+            self._state.unheard.pop(node, None)
 
     def lose(self, node: int) -> None:
         """Note that nobody knows what a node has: it gets the model whole next."""
@@ -88,6 +104,7 @@ class Ledger:
         """Forget nodes that are gone."""
         for node in nodes:
             self.lose(node)
+            self._state.unheard.pop(node, None)
 
     @property
     def held(self) -> set[int]:
@@ -192,6 +209,8 @@ class Dialogue:
         become of all that the node has sent; else it is told nothing of that.
         """
         base = self.ledger.base_of(node)
+        if base is None and self.ledger.silent(node):
+            base = UNHEARD
         self._asked.add(node)
         decided = decided and not self.receipts.unknown(node)
         applied = self.receipts.last_applied(node) if decided else None

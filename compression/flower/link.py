@@ -49,6 +49,7 @@ from .screen import (
 )
 from .sizes import measured, size_of
 from .traffic import Traffic, warn_of_no_names
+from .untouched import Untouched
 from .ways import Differences, DifferencesState
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
@@ -141,6 +142,7 @@ class Link(GridWrapper):
         self._layout = layout
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
         self._underway = Underway()
+        self._untouched = Untouched(self.traffic) if layout is None else None
         self._handed = Handed(self._dialogue.receipts, state.handed)
         self._metrics = dict(metrics or {})
         self._screens = Screens(
@@ -176,6 +178,8 @@ class Link(GridWrapper):
         asked = [self._underway.asked(reply) for reply in found]
         replies = self._screened([self._incoming(reply) for reply in found], asked)
         self.traffic.client_updates += used(replies, asked)
+        if replies and self._untouched:
+            self._untouched.answered()
         return replies
 
     def send_and_receive(
@@ -201,6 +205,8 @@ class Link(GridWrapper):
         replies = self._screened(replies, asked)
         for missing in filter(None, map(self._underway.take, ids)):
             self._course.leave_out(missing.number, missing.node, "no reply")
+        if replies and self._untouched:
+            self._untouched.answered()
         if train:
             self._course.end_round(self.state.round, used(replies, asked), came(replies))
         return replies
@@ -224,11 +230,14 @@ class Link(GridWrapper):
             if id(message.content) not in models:
                 found = self._models.of(message.content, first=not self.state.round)
                 models[id(message.content)] = found
+        if self._untouched:
+            self._untouched.called({message.metadata.message_type for message in messages})
         self._handed.give(messages, {key: each.model for key, each in models.items() if each})
         busy = set[int]()
         for message in messages:
             if (model := models[id(message.content)]) is None:
                 self.traffic.downlink_other_bytes += size_of(message.content)
+                self._look_at(message, None)
                 made.append(message)
                 sent.append(None)
                 continue
@@ -257,13 +266,17 @@ class Link(GridWrapper):
         name = records(content, ArrayRecord)[0][0]
         dialogue = self._dialogue
         try:
-            encoded, parcel, _ = dialogue.encoded(
+            unheard = dialogue.ledger.base_of(node) is None and dialogue.ledger.silent(node)
+            encoded, parcel, size = dialogue.encoded(
                 node, content, name, note, cache, plain, decided=decided
             )
         except PayloadError as error:
             if self.state.round:
                 raise
             raise PayloadError(f"{error}; a mask of infinities goes by exact=[its name]") from error
+        self._look_at(message, name)
+        if unheard and self._differences.unheard is None and self._untouched:
+            self._untouched.whole(message.metadata.message_type, name, size[0])
         if not self.state.warned:
             self._look_at_names(form, next(iter(parcel.arrays.values())).data)
         kind, received = message.metadata.message_type, cast(Model, parcel.received)
@@ -279,6 +292,7 @@ class Link(GridWrapper):
             return reply  # there was no model in its message
         if sent is None and payload_of(reply.content) is None:
             self.traffic.uplink_other_bytes += size_of(reply.content)
+            self._look_at_reply(reply, None)
             return self._readable(reply)
         if sent is None:
             self.traffic.came(measured(reply.content, NOTE), 0)
@@ -288,6 +302,7 @@ class Link(GridWrapper):
         try:
             note = self._dialogue.opened(reply, sent.node, sent.number, sent.plain_bytes)
             reply.content.pop(NOTE, None)
+            self._look_at_reply(reply, sent)
             expect_readable(reply.content)
             if not sent.kind.startswith("query"):
                 expect_weight(reply.content, self._weighted_by_key)
@@ -334,6 +349,17 @@ class Link(GridWrapper):
         reply.content[name] = flat_record(model.vector) if flat else form.arrays(model)
         if not self.state.warned:
             self._look_at_names(form, payload, update.exact)
+
+    def _look_at(self, message: Message, model: str | None) -> None:
+        """Note what of a message travels as it is."""
+        if self._untouched and self._untouched.open:
+            self._untouched.sent(message.metadata.message_type, message.content, model)
+
+    def _look_at_reply(self, reply: Message, sent: Asked | None) -> None:
+        """Note what of a reply travels as it is."""
+        if self._untouched and self._untouched.open:
+            kind, found = reply.metadata.message_type, payload_of(reply.content)
+            self._untouched.came(kind, reply.content, found and found[0], sent is not None)
 
     def _look_at_names(self, form: Form, payload: bytes, exact: tuple[int, ...] = ()) -> None:
         """Warn once, of what goes up or down."""

@@ -15,6 +15,10 @@ from .arrays import layout_of, payload_of, records, to_vector
 from .form import Form, Model, converted, form_of_models, form_of_updates, is_float
 from .notes import NOTE
 from .traffic import flower_bytes, warn_of_variances
+from .untouched import holds_floats
+
+# how the records of Flower's old API begin, and those of its secure aggregation
+OLD_API = ("fitins.", "evaluateins.", "getparametersins.", "getpropertiesins.", "secaggplus_")
 
 
 @dataclass
@@ -31,6 +35,16 @@ class Found(NamedTuple):
     form: Form
     model: Model
     plain_bytes: int
+
+
+def expect_no_old_api(content: RecordDict) -> None:
+    """Raise `ValueError` for a message of Flower's old API: its arrays are none of a model."""
+    for name in content.__dict__["_data"]:
+        if name.startswith(OLD_API):
+            raise ValueError(
+                f"Link: the server is of Flower's old API (it sends {name!r}), of which nothing can"
+                " be compressed: move it to the message API, flwr.serverapp, or take Link away"
+            )
 
 
 class Models:
@@ -51,9 +65,12 @@ class Models:
 
         Raises `ValueError` for a record that has the link's name, or an `exact` without a tensor.
         """
+        expect_no_old_api(content)
         there = records(content, ArrayRecord)
         if not there or payload_of(content) is not None:
             return None
+        if self._layout is None and there[0][1] and not holds_floats(there[0][1]):
+            return None  # trees, say: it travels as it is
         if NOTE in content:
             raise ValueError(f"a message's record {NOTE!r} is the link's: give yours another name")
         found = self._in(there[0][1], first)

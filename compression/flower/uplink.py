@@ -30,6 +30,7 @@ from .notes import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, trains, w
 from .privacy import clip_of, expect_clip_kept, is_clipped, within_clip
 from .replica import MASKED, REPLICA, Follower, Optimizer
 from .state import MEMORY, NUMBERS, NodeState
+from .untouched import holds_floats
 
 log = getLogger("edgewire")
 RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # of the link's, in a node's state
@@ -185,8 +186,13 @@ class Uplink:
                 metrics[DRIFT] = drift
 
     def _warn(self, message: Message) -> None:
-        """Say once that nothing is compressed: the server has no other end."""
-        if not self._warned and records(message.content, ArrayRecord):
+        """Say once that nothing is compressed: the server has no other end.
+
+        What holds no floats goes untouched over a link, too, whose server says so.
+        """
+        if not self._warned and any(
+            holds_floats(each) for _, each in records(message.content, ArrayRecord)
+        ):
             self._warned = True
             log.warning(
                 "Uplink: the server's messages carry no payload, so nothing is compressed: start "

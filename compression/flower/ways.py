@@ -10,9 +10,10 @@ from ..codec import Codec
 from ..layout import Layout
 from ..make import make_codec
 from ..payload import decode_update
+from ..sparsifiers.dense import Dense
 from ..statistics import changes
 from .arrays import Vector, payload_record, payload_records
-from .dialogue import Parcel
+from .dialogue import UNHEARD, Parcel
 from .form import Form, Model, converted, form_of_models
 from .replica import MODEL, VERSION, Replica
 from .state import checksum, fingerprint
@@ -53,6 +54,7 @@ class Differences:
         exact = codec is not None and codec.exact
         self._whole = codec if codec is not None and exact else RAW
         self._codec = None if exact else codec
+        self.unheard = of_models(self._codec)
         self._seed = seed
         self._state = DifferencesState() if state is None else state
         self._bytes = sum(vector.nbytes for vector in self._state.versions.values())
@@ -79,7 +81,9 @@ class Differences:
         assert self._offered is not None
         model, form, named = self._offered
         self._state.encoded += 1
-        if base is None or self._codec is None:
+        if base == UNHEARD and self.unheard is not None:
+            return self._parcel_unheard(self.unheard, model, form, named)
+        if base is None or base == UNHEARD or self._codec is None:
             return self._parcel_whole(model, form, named)
         model = converted(model, form_of_models(form), form)
         versions = self._state.versions
@@ -97,6 +101,14 @@ class Differences:
         update = decode_update(payload, whole.whole, own=whole.beside)
         received = converted(Model(update.dense(), own), whole, form)
         return self._parcel(payload, received, form, {})
+
+    def _parcel_unheard(self, codec: Codec, model: Model, form: Form, named: bool) -> Parcel:
+        """Return the model whole, its values quantized: there is nothing to send changes to."""
+        vector, own = converted(model, form_of_models(form), form)
+        seed = (self._seed << 64) | self._state.encoded
+        payload = codec.encode(vector, form.layout, seed=seed, names=named, own=own)
+        received = decode_update(payload, form.whole, own=form.beside).dense()
+        return self._parcel(payload, Model(received, own), form, {})
 
     def _parcel(self, payload: bytes, received: Model, form: Form, note: dict[str, int]) -> Parcel:
         if self._codec is None:
@@ -135,6 +147,16 @@ class Differences:
         state.versions.pop(version, None)
         state.versions[version] = vector  # at the end
         return version
+
+
+def of_models(codec: Codec | None) -> Codec | None:
+    """Return a method for models whole, with what a codec writes values with; None: with none.
+
+    A quantizer that keeps their length is close enough for values that are no changes.
+    """
+    if codec is None or codec.quantizer.exact or not codec.quantizer.keeps_norm:
+        return None
+    return Codec(Dense(), codec.quantizer, codec.coder, exact_names=codec.exact_names)
 
 
 WORTH_IT = 1.1  # a dense update with its header is no reason for a snapshot yet

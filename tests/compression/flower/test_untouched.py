@@ -1,0 +1,164 @@
+"""Two lines that do nothing say so; what no method takes goes through as it is."""
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+
+from compression.flower import Link, Uplink
+from tests.compression.flower.plain_grid import PlainGrid
+
+ENTRIES, NODES, CALLS = 5000, 3, 5
+
+
+def vector(seed):
+    drawn = np.random.default_rng(seed).normal(size=ENTRIES).astype(np.float32)
+    return ArrayRecord({"w": Array(drawn)})
+
+
+def trees(size):
+    return ArrayRecord({"0": Array(np.frombuffer(bytes(size), np.uint8))})
+
+
+def said(caplog):
+    return [r.message for r in caplog.records if r.name == "edgewire"]
+
+
+@pytest.fixture
+def linked(caplog):
+    """Return a link over nodes that reply with what `answer` makes of a message."""
+    caplog.set_level(logging.WARNING, "edgewire")
+
+    def make(answer, **options):
+        app = ClientApp(mods=[Uplink("int8")])
+
+        def reply(message, context):
+            return Message(answer(message.content, context), reply_to=message)
+
+        for register in (app.train, app.evaluate, app.query):
+            register()(reply)
+        return Link(PlainGrid(app, NODES), **options)
+
+    return make
+
+
+def ask(link, content, kind="train"):
+    return link.send_and_receive([Message(content, n, kind) for n in link.get_node_ids()])
+
+
+@pytest.mark.parametrize("downlink", ["int8", "topk"])
+def test_what_is_pushed_and_never_pulled_still_goes_down_small(linked, caplog, downlink):
+    """As gradients of vertical learning do: the server learns nothing of what a node has."""
+    got = []
+
+    def answer(content, context):
+        got.append(content["gradients"]["w"].numpy())
+        return RecordDict()
+
+    link, plain = linked(answer, downlink=downlink), 0
+    for call in range(CALLS):
+        content = RecordDict({"gradients": vector(call)})
+        plain += NODES * len(content["gradients"]["w"].data)
+        link.push_messages([Message(content, node, "train") for node in range(1, NODES + 1)])
+        for found in got[-NODES:]:
+            given = content["gradients"]["w"].numpy()
+            assert np.abs(found - given).max() <= np.abs(given).max() / 127
+    assert link.traffic.downlink_bytes_float32 == plain
+    assert len(got) == NODES * CALLS
+    if downlink == "int8":  # the first two whole, then a byte an entry
+        assert link.traffic.downlink_bytes < plain * (2 + 3 * 0.26) / CALLS
+        assert said(caplog) == []
+    else:
+        (line,) = said(caplog)
+        assert "no reply says which version" in line
+        assert "ArrayRecord 'gradients'" in line
+
+
+def test_who_replies_is_sent_changes_again(linked):
+    """A node that is silent for a while loses nothing by it."""
+    link = linked(lambda content, _: RecordDict({"arrays": content["arrays"]}), downlink="int8")
+    content = RecordDict({"arrays": vector(0)})
+    for _ in range(4):
+        link.push_messages([Message(content, 1, "train")])
+    before = link.traffic.downlink_bytes
+    link.send_and_receive([Message(content, 1, "train")])
+    link.send_and_receive([Message(content, 1, "train")])
+    assert link.traffic.failures == 0
+    assert link.traffic.downlink_bytes - before < 2 * ENTRIES  # two of a byte an entry
+
+
+def test_replies_to_queries_are_named(linked, caplog):
+    link = linked(lambda _, context: RecordDict({"embedding": vector(context.node_id)}))
+    for _ in range(CALLS):
+        replies = ask(link, RecordDict(), "query")
+    assert [float(r.content["embedding"]["w"].numpy()[0]) for r in replies] == [
+        float(vector(node)["w"].numpy()[0]) for node in (1, 2, 3)
+    ]
+    (line,) = said(caplog)
+    assert "ArrayRecord 'embedding' of replies to 'query'" in line
+    assert f"{NODES * len(vector(0)['w'].data):,} bytes" in line
+    assert "messages to train" in line
+
+
+def test_models_in_configurations_are_named(linked, caplog):
+    link = linked(lambda content, _: RecordDict({"c": content["c"]}))
+    for _ in range(CALLS):
+        ask(link, RecordDict({"c": ConfigRecord({"model": bytes(9000)})}))
+    (line,) = said(caplog)
+    assert "ConfigRecord 'c' of replies to 'train'" in line
+    assert "ConfigRecord 'c' of messages of type 'train'" in line
+    assert "named arrays of floats" in line
+
+
+def test_trees_pass_through_untouched(linked, caplog):
+    """None at first, and each node's of another length."""
+    grown = lambda _, context: RecordDict({"arrays": trees(100 * context.node_id)})  # noqa: E731
+    link = linked(grown, downlink="int8")
+    for size in (0, 600, 1200, 1800):
+        content = RecordDict({"arrays": trees(size)})
+        replies = ask(link, content)
+        sizes = [r.content["arrays"]["0"].shape for r in replies]
+        assert sizes == [(100,), (200,), (300,)]
+        ask(link, content, "evaluate")
+    (line,) = said(caplog)
+    assert "no floats" in line
+    assert link.traffic.failures == 0
+    assert link.traffic.uplink_bytes == link.traffic.downlink_bytes == 0
+
+
+def test_a_second_vector_is_named(linked, caplog):
+    link = linked(lambda content, _: RecordDict({"a": vector(1), "controls": vector(2)}))
+    for _ in range(CALLS):
+        ask(link, RecordDict({"a": vector(3)}))
+    (line,) = said(caplog)
+    assert "ArrayRecord 'controls' of replies to 'train'" in line
+    assert "'a'" not in line
+
+
+def test_an_app_that_is_compressed_is_told_nothing(linked, caplog):
+    def answer(content, _):
+        metrics = MetricRecord(
+            {"num-examples": 5, "accuracy": 0.5, **{f"m{i}": 0.5 for i in range(9)}}
+        )
+        return RecordDict({"arrays": content["arrays"], "metrics": metrics})
+
+    small = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    for model in (small, vector(0)):
+        link = linked(answer, downlink="int8")
+        FedAvg(fraction_evaluate=0).start(link, model, num_rounds=CALLS)
+        assert link.traffic.client_updates == NODES * CALLS
+    assert said(caplog) == []
+
+
+@pytest.mark.parametrize(
+    "record", ["fitins.parameters", "evaluateins.config", "getparametersins.config",
+               "getpropertiesins.config", "secaggplus_configs"]
+)  # fmt: skip
+def test_flowers_old_api_is_refused_in_one_line(linked, record):
+    link = linked(lambda content, _: content)
+    held = vector(0) if record.endswith("parameters") else ConfigRecord()
+    with pytest.raises(ValueError, match=f"old API .*{record}.*flwr.serverapp"):
+        ask(link, RecordDict({record: held}))
