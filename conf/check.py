@@ -15,10 +15,33 @@ from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
+from omegaconf import DictConfig, OmegaConf
+
 from conf.schema import FOREVER, Config, ConfigError
 from conf.targets import GROUPS, callable_of, inner_target_of, target_of
 
 PRIMITIVES = (bool, int, float, str, NoneType)
+
+
+def expect_declared(node: DictConfig, prefix: str = "") -> None:
+    """Raise `ConfigError` for a key that no dataclass declares, or that a declared one lost.
+
+    Hydra's `+key=` and `~key` get past the schema, in groups of any depth: made an object, the one
+    becomes an attribute that nobody reads, the other a default that nobody chose.
+    """
+    kind = OmegaConf.get_type(node)
+    declared = [entry.name for entry in fields(kind)] if is_dataclass(kind) else None
+    for name in map(str, node):
+        if declared is not None and name not in declared:
+            near = get_close_matches(name, declared, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else "--help says which there are"
+            raise ConfigError(f"there is no key {prefix}{name}; {hint}")
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and isinstance(child._value(), dict):  # neither null, ???
+            expect_declared(child, f"{prefix}{name}.")
+    for name in declared or ():
+        if name not in map(str, node):
+            raise ConfigError(f"~{prefix}{name}: every run has that key; give it another value")
 
 
 def check(config: Config) -> None:

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.check import check
+from conf.check import check, expect_declared
 from conf.schema import Config, ConfigError, NetworkConfig
 from conf.targets import HERE as HERE
 from conf.trust import Machine, confine, expect_plain, is_own, remember
@@ -28,6 +28,7 @@ def to_config(composed: DictConfig, machine: Machine | None = None) -> Config:
     `machine`: what a configuration that was submitted may reach, in which nobody asks a resolver
     any more; None: it is the user's own.
     """
+    expect_declared(composed)
     try:
         config = cast(Config, OmegaConf.to_object(_counting(composed)))
     except OmegaConfBaseException as error:

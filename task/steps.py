@@ -23,7 +23,14 @@ def prepare(
     and shifted at once. Bytes, not floats, travel to another device. Empty: each image by the mean
     and standard deviation of its own n = C H W entries, the latter at least 1 / sqrt(n), which
     leaves an image of one grey zero (tf.image.per_image_standardization, AdaComp's input).
+
+    Raises:
+        TaskError: images that are not uint8, or not of as many channels as there are means.
     """
+    if images.dtype != torch.uint8:
+        raise TaskError(f"images are {images.dtype}, and uint8 from 0 to 255 is taken")
+    if mean and images.shape[1] != len(mean):
+        raise TaskError(f"there are {len(mean)} means for images of {images.shape[1]} channels")
     images = images.to(device)
     if not mean:
         return _by_themselves(images)

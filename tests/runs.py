@@ -51,7 +51,9 @@ def composed(*words):
     values = [word for word in parsed if not (HERE / word.key_or_group).is_dir()]
     made = copy.deepcopy(_chosen(*(word.input_line for word in parsed if word not in values)))
     for word in values:
-        OmegaConf.update(made, word.key_or_group, word.value(), force_add=word.is_add())
+        OmegaConf.update(
+            made, word.key_or_group, word.value(), force_add=word.is_add() or word.is_force_add()
+        )
     return made
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from task.datasets.data import DATASETS, Data, Request, Split, resize
+from task.datasets.data import DATASETS, Data, Request, Split, expect_usable, resize
 from task.datasets.folder import load_folder
 from task.errors import TaskError
 
@@ -33,7 +33,8 @@ def load_data(
         classes: `imagefolder`'s class folders, where it is not all there are or some may lack.
 
     Raises:
-        TaskError: unknown name, files missing or broken, download failed.
+        TaskError: unknown name, files missing or broken, download failed, or data that are not what
+            `Data` says.
     """
     if size is not None and size < 1:
         raise TaskError(f"dataset.size={size}: give a number of pixels, 1 or more")
@@ -42,6 +43,7 @@ def load_data(
     root = str(Path(root).expanduser()) if root is not None else None
     request = Request(root, download, size, tuple(classes) if classes is not None else None)
     data = DATASETS.get(name)(request)
+    expect_usable(name, data, size)
     if size is None:
         return data
     return replace(data, train=resize(data.train, size), test=resize(data.test, size))

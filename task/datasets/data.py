@@ -1,6 +1,7 @@
 """What a data set is, and the helpers that its loaders share."""
 
 import http.client
+import math
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,105 @@ class Request:
     download: bool
     size: int | None
     classes: tuple[str, ...] | None = None
+
+
+def expect_usable(name: str, data: Data, size: int | None = None) -> None:
+    """Hold a data set to what `Data` and `Split` say that it is; looks at labels, not at pixels.
+
+    Args:
+        name: what messages call it.
+        data: as a loader has returned it.
+        size: the side in pixels to which its images will be scaled; None: they stay as they are.
+
+    Raises:
+        TaskError: in one line, what was found, what is taken, and what to do.
+    """
+    if not isinstance(data, Data):
+        raise TaskError(f"{name} was loaded as a {type(data).__name__}, and Data is taken")
+    if not isinstance(data.classes, int) or data.classes < 1:
+        raise TaskError(f"{name} has classes={data.classes}: give their number, 1 or more")
+    for part, split in (("train", data.train), ("test", data.test)):
+        _expect_images(f"{name}: {part}.images", split.images)
+        _expect_labels(f"{name}: {part}.labels", split.labels, len(split.images), data.classes)
+    shape, other = (
+        (s.images.shape[1], size or s.images.shape[2], size or s.images.shape[3])
+        for s in (data.train, data.test)
+    )
+    if shape != other:
+        raise TaskError(
+            f"{name}: images to train on are {_times(shape)}, those to test on {_times(other)}: "
+            f"make all of one shape (dataset.size=PIXELS does where their size differs)"
+        )
+    if shape[1] != shape[2]:
+        raise TaskError(
+            f"{name}: its images are {_times(shape)}, and models take square ones: "
+            f"give dataset.size=PIXELS, to which they are scaled"
+        )
+    _expect_normalisation(name, data, shape[0])
+    if data.class_names and len(data.class_names) != data.classes:
+        raise TaskError(
+            f"{name} has {len(data.class_names)} class_names for classes={data.classes}: "
+            f"give one for each class, or none"
+        )
+
+
+def _expect_tensor(where: str, value: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise TaskError(
+            f"{where} are a {type(value).__name__}, and a tensor is taken: give torch.as_tensor()"
+        )
+
+
+def _expect_images(where: str, images: Tensor) -> None:
+    _expect_tensor(where, images)
+    if images.dtype != torch.uint8:
+        cure = "images.mul(255).round().to(torch.uint8), if they are floats from 0 to 1"
+        raise TaskError(
+            f"{where} are {images.dtype}, and uint8 from 0 to 255 is taken: give {cure}"
+        )
+    if images.dim() != 4 or 0 in images.shape:
+        cure = "; give images.unsqueeze(1), if they are grey" if images.dim() == 3 else ""
+        raise TaskError(
+            f"{where} have the shape {tuple(images.shape)}, and (N, C, H, W) is taken: samples, "
+            f"channels, rows, columns, at least 1 of each{cure}"
+        )
+
+
+def _expect_labels(where: str, labels: Tensor, samples: int, classes: int) -> None:
+    _expect_tensor(where, labels)
+    if tuple(labels.shape) != (samples,):
+        cure = "; give labels.squeeze(1)" if tuple(labels.shape) == (samples, 1) else ""
+        raise TaskError(
+            f"{where} have the shape {tuple(labels.shape)}, and ({samples},) is taken, "
+            f"a class for each image{cure}"
+        )
+    if labels.dtype != torch.int64:
+        cure = "labels.long(), if they are numbers of classes"
+        raise TaskError(f"{where} are {labels.dtype}, and int64 is taken: give {cure}")
+    low, high = (int(bound) for bound in torch.aminmax(labels))
+    if low < 0 or high >= classes:
+        raise TaskError(
+            f"{where} are from {low} to {high}, and 0 to {classes - 1} is taken with "
+            f"classes={classes}: number the classes from 0, or give how many there are"
+        )
+
+
+def _expect_normalisation(name: str, data: Data, channels: int) -> None:
+    """One mean and one deviation a channel, or none at all; no division by zero."""
+    mean, std = data.mean, data.std
+    if not isinstance(mean, tuple) or not isinstance(std, tuple):
+        raise TaskError(f"{name} has mean={mean}, std={std}: give tuples, a number for a channel")
+    if len(mean) != len(std) or len(mean) not in (0, channels):
+        raise TaskError(
+            f"{name} has {len(mean)} mean and {len(std)} std for {channels} channels: "
+            f"give one of each a channel, or neither to normalise each image by its own"
+        )
+    if not all(math.isfinite(m) and 0 < s < math.inf for m, s in zip(mean, std, strict=True)):
+        raise TaskError(f"{name} has mean={mean}, std={std}: give finite numbers, std above 0")
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
 
 
 DATASETS: Registry[Callable[[Request], Data]] = Registry("data set", "task.datasets")

@@ -134,6 +134,39 @@ def test_keys_and_types_are_refused_by_hydra(override):
         compose_config([override])
 
 
+GROUPS_OF_VALUES = [*FREE, "strategy", "engine", "screen", "downlink", "gradients"]
+NO_KEYS = ["+nonsense=3", "++nonsense=3", "+model._target_=os.system"]
+NO_KEYS += [f"+{group}.nonsense={value}" for group in GROUPS_OF_VALUES for value in (1, "{a:1}")]
+
+
+@pytest.mark.parametrize("word", NO_KEYS)
+@pytest.mark.parametrize("way", ["own", "submitted"])
+def test_a_key_that_nobody_declares_is_refused_wherever_it_is_added(word, way):
+    key = word.lstrip("+").partition("=")[0]
+
+    def begin():  # as who starts a run does, and the server
+        made = config(word) if way == "own" else load_config({"overrides": f"'{word}'"}, 10)
+        check_target("engine", made.engine)
+        check_target("partition", made.partition)
+
+    with pytest.raises(ConfigError) as caught:
+        begin()
+    assert key in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_within_a_group_of_free_names_is_refused():
+    words = ("network=mixed", "+network.classes.fast.nonsense=1")
+    with pytest.raises(ConfigError, match=r"no key network\.classes\.fast\.nonsense"):
+        to_config(compose_config(list(words)))
+
+
+@pytest.mark.parametrize("word", ["~lr", "~nodes", "~device", "~timeout"])
+def test_a_key_that_is_taken_away_is_named(word):
+    with pytest.raises(ConfigError, match=f"^{word}: every run has that key"):
+        to_config(compose_config([word]))
+
+
 def test_the_engines_options_are_checked_by_who_starts_it():
     with pytest.raises(ConfigError, match=r"engine.workers must be int, not 'x'"):
         check_target("engine", config("engine.workers=x").engine)

@@ -1,0 +1,144 @@
+"""Data are what the code takes them for, or are refused in one line before anything is trained."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+
+from task.datasets import Data, Split, load_data
+from task.datasets.data import DATASETS, expect_usable
+from task.errors import TaskError
+from task.models import build_model
+from task.steps import evaluate, prepare
+
+GOOD = Split(
+    torch.arange(6 * 3 * 8 * 8).remainder(256).to(torch.uint8).view(6, 3, 8, 8),
+    torch.tensor([0, 1, 2, 0, 1, 2]),
+)
+DATA = Data(GOOD, GOOD, 3, mean=(0.5,) * 3, std=(0.25,) * 3)
+
+
+def images(change):
+    return replace(DATA, train=Split(change(GOOD.images), GOOD.labels))
+
+
+def labels(change):
+    return replace(DATA, train=Split(GOOD.images, change(GOOD.labels)))
+
+
+BAD = {
+    "floats from 0 to 1": (images(lambda x: x / 255), "torch.float32, and uint8 from 0 to 255"),
+    "floats from 0 to 255": (images(torch.Tensor.float), "torch.float32, and uint8"),
+    "bytes with a sign": (images(lambda x: x.to(torch.int8)), "torch.int8, and uint8"),
+    "booleans": (images(lambda x: x > 9), "torch.bool, and uint8"),
+    "no channels": (images(lambda x: x[:, 0]), "(6, 8, 8), and (N, C, H, W)"),
+    "flat": (images(lambda x: x.flatten(1)), "(6, 192), and (N, C, H, W)"),
+    "no image": (replace(DATA, train=Split(GOOD.images[:0], GOOD.labels[:0])), "(0, 3, 8, 8)"),
+    "an array": (images(torch.Tensor.numpy), "are a ndarray, and a tensor"),
+    "not square": (
+        replace(
+            DATA,
+            train=Split(GOOD.images[:, :, 1:], GOOD.labels),
+            test=Split(GOOD.images[:, :, 1:], GOOD.labels),
+        ),
+        "3 x 7 x 8, and models take square ones: give dataset.size=",
+    ),
+    "channels last": (images(lambda x: x.permute(0, 2, 3, 1)), "8 x 8 x 3, those to test on 3"),
+    "two sizes": (images(lambda x: x[:, :, 1:, 1:]), "3 x 7 x 7, those to test on 3 x 8 x 8"),
+    "other channels": (images(lambda x: x[:, :1]), "those to test on 3 x"),
+    "labels in a column": (labels(lambda y: y[:, None]), "(6, 1), and (6,) is taken"),
+    "labels one-hot": (labels(lambda y: torch.eye(3)[y]), "(6, 3), and (6,) is taken"),
+    "labels are images": (labels(lambda y: GOOD.images), "(6, 3, 8, 8), and (6,) is taken"),
+    "floats as labels": (labels(torch.Tensor.float), "torch.float32, and int64"),
+    "short labels": (labels(torch.Tensor.int), "torch.int32, and int64"),
+    "a label missing": (labels(lambda y: y[:5]), "(5,), and (6,) is taken"),
+    "labels from 1": (labels(lambda y: y + 1), "from 1 to 3, and 0 to 2 is taken"),
+    "a label below 0": (labels(lambda y: y - 1), "from -1 to 1, and 0 to 2 is taken"),
+    "a list of labels": (labels(torch.Tensor.tolist), "are a list, and a tensor"),
+    "one mean": (replace(DATA, mean=(0.5,), std=(0.2,)), "1 mean and 1 std for 3 channels"),
+    "a mean too many": (replace(DATA, mean=(0.5,) * 4), "4 mean and 3 std for 3 channels"),
+    "no std": (replace(DATA, std=()), "3 mean and 0 std"),
+    "a number as mean": (replace(DATA, mean=0.5, std=0.2), "give tuples"),
+    "a deviation of 0": (replace(DATA, std=(0.2, 0.0, 0.2)), "give finite numbers, std above 0"),
+    "a mean that is none": (replace(DATA, mean=(0.2, float("nan"), 0.2)), "give finite numbers"),
+    "no classes": (replace(DATA, classes=0), "classes=0"),
+    "classes without names": (replace(DATA, class_names=("a", "b")), "2 class_names for classes=3"),
+    "a pair": ((GOOD, GOOD), "loaded as a tuple, and Data is taken"),
+}
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Return a function that makes `load_data("mine")` return what it is given."""
+
+    def register(data):
+        DATASETS.names()
+        monkeypatch.setitem(DATASETS.members, "mine", lambda request: data)
+
+    return register
+
+
+@pytest.mark.parametrize("size", [None, 16])
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_data_is_refused_in_one_line(registered, case, size):
+    data, part = BAD[case]
+    registered(data)
+    if size and case == "channels last":
+        part = "8 x 16 x 16, those to test on 3 x 16 x 16"
+    if size and case in ("not square", "two sizes"):
+        assert load_data("mine", size=size).train.images.shape[-2:] == (size, size)
+        return
+    with pytest.raises(TaskError) as error:
+        load_data("mine", size=size)
+    assert part in str(error.value)
+    assert str(error.value).startswith("mine")
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_wrong_of_the_test_set_is_seen_too():
+    bad = replace(DATA, test=Split(GOOD.images / 255, GOOD.labels))
+    with pytest.raises(TaskError, match=r"^mine: test\.images are torch\.float32"):
+        expect_usable("mine", bad)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(1, 5),
+    channels=st.integers(1, 4),
+    side=st.integers(4, 9),
+    classes=st.integers(1, 4),
+    own=st.booleans(),
+    strided=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_what_is_valid_but_odd_is_taken_and_means_what_it_does_in_plain_pytorch(
+    count, channels, side, classes, own, strided, seed
+):
+    random = np.random.default_rng(seed)
+    pixels = torch.from_numpy(random.integers(0, 256, (count, channels, side, side), np.uint8))
+    if strided:
+        pixels = pixels.transpose(2, 3)
+    truth = torch.from_numpy(random.integers(0, classes, count))
+    mean, std = ((), ()) if own else ((0.4,) * channels, (0.3,) * channels)
+    split = Split(pixels, truth)
+    expect_usable("mine", Data(split, split, classes, mean, std))
+    prepared = prepare(pixels, mean, std)
+    if not own:
+        torch.testing.assert_close(prepared, (pixels / 255 - 0.4) / 0.3, rtol=1e-5, atol=1e-5)
+    model = build_model("mlp", channels=channels, size=side, classes=classes, seed=0).eval()
+    with torch.no_grad():
+        expected = cross_entropy(model(prepared), truth).item()
+    assert evaluate(model, prepared, truth).loss == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "mean"),
+    [(GOOD.images.float(), (0.5,) * 3), (GOOD.images / 255, ()), (GOOD.images, (0.5,))],
+)
+def test_nothing_else_is_normalised_either(given, mean):
+    with pytest.raises(TaskError):
+        prepare(given, mean, mean)
