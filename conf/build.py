@@ -66,9 +66,13 @@ def _own_data(config: Config, folder: str | None) -> Data:
         return _data(d.name, d.root, d.download, d.size, classes, d.validate)
     if d.name != "imagefolder":
         raise ConfigError(f"a device's own folder needs dataset=imagefolder, not {d.name}")
+    if not d.classes:  # else two nodes' folders would be numbered differently, and nobody would see
+        raise ConfigError(
+            "a device's own folder needs the names of all the run's classes, as in "
+            "dataset.classes=[cat,dog]"
+        )
     split = load_folder(folder, d.classes, size=d.size or 32, channels=3)
-    count = len(d.classes) if d.classes else int(split.labels.max()) + 1
-    return Data(split, split, count, (0.5,) * 3, (0.25,) * 3)
+    return Data(split, split, len(set(d.classes)), (0.5,) * 3, (0.25,) * 3)
 
 
 @functools.lru_cache(maxsize=2)

@@ -155,6 +155,8 @@ def test_a_devices_own_folder(tmp_path):
     assert t.evaluate(Node(0, 1, str(tmp_path)), vector)["accuracy"] == 1.0
     with pytest.raises(ConfigError, match="imagefolder"):
         trainer_for(configured(), str(tmp_path))
+    with pytest.raises(ConfigError, match="names of all the run's classes"):
+        trainer_for(configured(*overrides[:2]), str(tmp_path))
 
 
 def test_recent_samples_stay_within_their_bytes():
