@@ -108,7 +108,7 @@ class Untouched:
         traffic = self._traffic
         payloads = traffic.uplink_bytes + traffic.downlink_bytes
         others = traffic.uplink_other_bytes + traffic.downlink_other_bytes
-        least, one = (LEAST_SHARE * (payloads + others), LEAST_RECORD) if payloads else (1, 1)
+        least, one = LEAST_SHARE * (payloads + others), LEAST_RECORD if payloads else 1
         heavy = [
             (each, size)
             for each, size in self._found.most_common(MOST_SAID)

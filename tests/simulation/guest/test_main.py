@@ -38,8 +38,10 @@ def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path):
     assert printed[0].splitlines()[:-1] == printed[1].splitlines()[:-1]  # but for real seconds
     found, size = summary(printed[0]), flower_bytes(ArrayRecord(models[0]))
     assert found["sent"] == found["answered"] == 4 * nodes
-    assert (found["down"], found["up"]) == (4 * nodes * size, 2 * nodes * size)
-    link = 4 * 0.08 + 4 * 8 * size / 20e6 + 2 * 8 * size / 5e6  # latencies, down, up
+    beside = found["down"] - 4 * nodes * size, found["up"] - 2 * nodes * size
+    assert all(4 * nodes * 20 < each < 4 * nodes * 100 for each in beside)  # a record a message
+    both = found["down"] / 20e6 + found["up"] / 5e6
+    link = 4 * 0.08 + 8 * both / nodes  # latencies, down, up
     assert found["virtual"] == pytest.approx(link, abs=0.005)
 
 
