@@ -56,14 +56,13 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
     """
     values = record.__dict__["_data"]
     try:
-        alike = tuple(map(_alike, values.values()))
-        if None in alike or sum(map(len, values)) > LONGEST:
-            return len(record.deflate())
-        key = (type(record), *values, *alike)
+        key = (type(record), *values, *map(_alike, values.values()))
         if (length := _lengths.get(key)) is None:
-            if len(_lengths) >= MOST_KEPT:
-                _lengths.clear()
-            length = _lengths[key] = len(record.deflate())
+            length = len(record.deflate())
+            if None not in key and sum(map(len, values)) <= LONGEST:
+                if len(_lengths) >= MOST_KEPT:
+                    _lengths.clear()
+                _lengths[key] = length
     except (ValueError, TypeError, OverflowError):  # it never leaves this process
         return 0
     return length
