@@ -13,6 +13,7 @@ from client.segment import segments_for
 from client.trainer import Metrics, Trainer, Vector, trainer_for
 from compression import PayloadError
 from compression.flower import filled, flat_record, to_vector, update_record
+from compression.flower.native import Arrays, natives_of, with_natives
 from compression.flower.notes import SECONDS, Orders
 from conf import Config, ConfigError, load_config
 from conf.trust import is_own
@@ -43,10 +44,11 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
 app = ClientApp(mods=[discreet])
 
 
-def _read(message: Message) -> tuple[Vector, Orders]:
-    """Return a message's model, float32 (n,), and what to do with it."""
+def _read(message: Message) -> tuple[Vector, Orders, Arrays]:
+    """Return a message's model, float32 (n,), what to do with it, and what is beside it."""
     config = cast(ConfigRecord, message.content["config"])
-    return to_vector(cast(ArrayRecord, message.content["arrays"])), Orders.of(config)
+    arrays = cast(ArrayRecord, message.content["arrays"])
+    return to_vector(arrays), Orders.of(config), natives_of(arrays)
 
 
 def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
@@ -79,7 +81,7 @@ def train(message: Message, context: Context) -> Message:
     """Train from the received model; reply the new one (the mod makes it a compressed delta)."""
     trainer, node = _trainer(context)
     vector, metrics = trainer.train(node, *_read(message))
-    return _reply(message, flat_record(vector), metrics)
+    return _reply(message, with_natives(flat_record(vector), trainer.flat.natives()), metrics)
 
 
 @app.train("step", mods=[uplink])
@@ -87,7 +89,7 @@ def step(message: Message, context: Context) -> Message:
     """Answer a server of ours, synchronous or not, with an update of the received model."""
     trainer, node = _trainer(context)
     update, metrics = trainer.update(node, *_read(message))
-    return _reply(message, update_record(update), metrics)
+    return _reply(message, with_natives(update_record(update), trainer.flat.natives()), metrics)
 
 
 @app.train("segment")
@@ -101,5 +103,6 @@ def segment(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the received model on the node's held-back samples (all of them if none are)."""
     trainer, node = _trainer(context)
-    metrics = trainer.evaluate(node, to_vector(cast(ArrayRecord, message.content["arrays"])))
+    arrays = cast(ArrayRecord, message.content["arrays"])
+    metrics = trainer.evaluate(node, to_vector(arrays), natives_of(arrays))
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)

@@ -23,7 +23,7 @@ from conf import Config
 from conf.build import model_of, optimizer_of
 from task.datasets import Data
 from task.draws import OwnStream, stream_seed
-from task.flat import FlatModel
+from task.flat import FlatModel, put_array, to_array
 from task.layers import Segment, empty_segment, parts_of
 from task.synthetic import GradientModule
 
@@ -148,7 +148,7 @@ class Stage:
 
     def beside(self) -> dict[str, NDArray[Any]]:
         """Return what is no float32 vector: counters, constants."""
-        return {name: t.detach().cpu().numpy() for name, t in self.segment.beside().items()}
+        return {name: to_array(t) for name, t in self.segment.beside().items()}
 
     @property
     def copy_form(self) -> CopyForm:
@@ -175,7 +175,7 @@ class Stage:
             self.main.flat.gradient.copy_(torch.from_numpy(arrays[GRADIENT]))
             self._samples = int(arrays[SAMPLES][0])
         for name, tensor in self.segment.beside().items():
-            tensor.copy_(torch.from_numpy(beside[name]))
+            put_array(tensor, beside[name])
 
     def train(self, x: Tensor, labels: Tensor | None, number: int, lr: float) -> Passed:
         """Make one step with a mini-batch: `x` as it travels, `number` its place in the run.
@@ -272,7 +272,9 @@ class Stage:
             x = x.detach().requires_grad_()
         stream = (self._seed, _LAYER, int(number), int(micro or 0))
         h = self.segment(x, lambda layer: OwnStream(self._device, stream_seed(*stream, layer)))
-        flat = self.main.flat  # values of 1e30 leave outputs finite, but no variance
+        flat = self.main.flat
+        flat.collect_state()
+        # values of 1e30 leave outputs finite, but no variance
         _expect_finite(flat.state[flat.num_parameters :], "a sum of its running statistics")
         return x, h
 
@@ -296,9 +298,9 @@ class Stage:
         """Put back what a forward pass changes besides gradients, running statistics: where it
         fails, or always.
         """
-        flat, beside = self.main.flat, self.segment.beside()
+        flat, segment = self.main.flat, self.segment
         statistics = flat.state[flat.num_parameters :]
-        before = statistics.clone(), {name: t.clone() for name, t in beside.items()}
+        before = statistics.clone(), {n: t.clone() for n, t in segment.beside().items()}
         done = False
         try:
             yield
@@ -306,8 +308,10 @@ class Stage:
         finally:
             if not (done and failed_only):
                 statistics.copy_(before[0])
-                for name, tensor in before[1].items():
-                    beside[name].copy_(tensor)
+                with torch.no_grad():
+                    for name, tensor in segment.beside().items():
+                        if not torch.equal(tensor, before[1][name]):  # a graph may hold it
+                            tensor.copy_(before[1][name])
 
 
 def _back_from(h: Tensor, gradient: Tensor | None = None) -> None:

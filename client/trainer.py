@@ -16,6 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from client.node import Node
 from client.samples import Samples
 from compression.flower import Uplink
+from compression.flower.arrays import NO_ARRAYS
+from compression.flower.native import NONE, Arrays, Initial
 from compression.flower.notes import EXAMPLES, LOSS, STEPS, Orders
 from compression.layout import Layout
 from compression.statistics import trained_entries
@@ -60,22 +62,27 @@ class Trainer:
         names = self.flat.names
         self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
         self.trained = trained_entries(self.layout)
-        self.uplink = uplink_of(config, self.layout)
+        self.uplink = uplink_of(config, self.layout, Initial(self.flat.natives()))
 
-    def update(self, node: Node, model: Vector, orders: Orders) -> tuple[Vector, Metrics]:
+    def update(
+        self, node: Node, model: Vector, orders: Orders, natives: Arrays = NO_ARRAYS
+    ) -> tuple[Vector, Metrics]:
         """Return what a server's optimiser is to subtract from `model`, float32 (n,), and metrics.
 
         The gradient of one mini-batch, or minus the delta: `model` before less after training.
-        BatchNorm's statistics are values. It may be a view that the next call overwrites.
+        BatchNorm's statistics are values. It may be a view that the next call overwrites, as are
+        `flat.natives()` then. `natives`: the tensors beside the model, by name.
         """
         if self.config.strategy["update"] == "gradient":
-            return self.gradient(node, model, number=orders.number - 1)
-        trained, metrics = self.train(node, model, orders)
+            return self.gradient(node, model, natives, number=orders.number - 1)
+        trained, metrics = self.train(node, model, orders, natives)
         update: Vector = model - trained
         update[self.trained :] = trained[self.trained :]
         return update, metrics
 
-    def train(self, node: Node, start: Vector, orders: Orders) -> tuple[Vector, Metrics]:
+    def train(
+        self, node: Node, start: Vector, orders: Orders, natives: Arrays = NO_ARRAYS
+    ) -> tuple[Vector, Metrics]:
         """Train from the model `start`, float32 (n,); return the new model and metrics.
 
         The model returned is a view that the next call overwrites. Randomness comes from (seed,
@@ -84,7 +91,7 @@ class Trainer:
         """
         flat, optimizer = self.flat, self.optimizer
         images, labels = self.samples.of(node, held_back=False)
-        flat.load(start)
+        flat.load(start, natives)
         if not flat.module.training:
             flat.module.train()
         optimizer.state.clear()
@@ -103,6 +110,7 @@ class Trainer:
                 self._step(optimizer)
                 total += loss.detach()
                 steps += 1
+        flat.collect_state()
         metrics: Metrics = {
             LOSS: total.item() / steps,
             EXAMPLES: len(labels),
@@ -110,15 +118,16 @@ class Trainer:
         }
         return flat.state.detach().cpu().numpy(), metrics
 
-    def gradient(self, node: Node, model: Vector, *, number: int) -> tuple[Vector, Metrics]:
+    def gradient(
+        self, node: Node, model: Vector, natives: Arrays = NO_ARRAYS, *, number: int
+    ) -> tuple[Vector, Metrics]:
         """Return the gradient of the node's mini-batch `number` (from 0) at `model`, float32 (n,).
 
-        Entries of BatchNorm's statistics hold their new values, those of other buffers their
-        change, with the sign of a gradient. The vector is a view that the next call overwrites. The
-        mini-batch comes from (seed, node, number) alone.
+        Entries of BatchNorm's statistics hold their new values. The vector is a view that the next
+        call overwrites. The mini-batch comes from (seed, node, number) alone.
         """
         flat = self.flat
-        flat.load(model)
+        flat.load(model, natives)
         if not flat.module.training:
             flat.module.train()
         x, y = self.samples.batch(node, number)
@@ -129,16 +138,15 @@ class Trainer:
         metrics: Metrics = {LOSS: loss.item(), EXAMPLES: len(y), STEPS: 1}
         gradient = flat.collect_grad().cpu().numpy()
         if len(gradient) < len(model):
-            rest = flat.state[len(gradient) :].detach().cpu().numpy()
-            gradient = np.concatenate([gradient, rest])
-            others = slice(flat.num_parameters, self.trained)
-            gradient[others] = model[others] - gradient[others]
+            flat.collect_state()
+            statistics = flat.state[len(gradient) :].detach().cpu().numpy()
+            gradient = np.concatenate([gradient, statistics])
         return gradient, metrics
 
-    def evaluate(self, node: Node, state: Vector) -> Metrics:
+    def evaluate(self, node: Node, state: Vector, natives: Arrays = NO_ARRAYS) -> Metrics:
         """Return `Evaluation`'s figures and the number of samples of the node's evaluation."""
         images, labels = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
-        self.flat.load(state)
+        self.flat.load(state, natives)
         with OwnStream(self.device, stream_seed(self.config.seed, node.index)):
             measured = evaluate(self.flat.module, images, labels)
         return {**measured._asdict(), EXAMPLES: len(labels)}
@@ -162,11 +170,12 @@ class Trainer:
         return islice(chain.from_iterable(every), limit)
 
 
-def uplink_of(config: Config, layout: Layout) -> Uplink:
-    """Return the configured mod, for nodes that know the model's layout."""
+def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> Uplink:
+    """Return the configured mod, for nodes that know the model's layout, and what is beside it."""
     return Uplink(
         codec_of(config),
         layout=layout,
+        initial=initial,
         seed=config.seed,
         optimizer=server_optimizer_of(config),
         masked=bool(config.strategy.get("mask_received")),

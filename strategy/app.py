@@ -9,9 +9,11 @@ from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from compression import Layout, PayloadError
 from compression.flower import to_vector
+from compression.flower.native import Arrays, Initial, native_bytes, natives_of
 from compression.flower.notes import NOTE
 from compression.flower.traffic import flower_bytes
 from compression.statistics import variances
@@ -32,7 +34,8 @@ from strategy.scheme import expect_named, scheme_for
 from strategy.segments import Segmented
 from strategy.stopping import Stopping
 from task.draws import OwnStream
-from task.flat import FlatModel
+from task.errors import TaskError
+from task.flat import FlatModel, expect_numbers
 from task.process import settle
 from task.steps import Evaluation, evaluate, prepare
 
@@ -124,12 +127,19 @@ class Run:
         self.stepped = 0  # rounds that the schedule knows of
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not measured
         self.initial: ArrayRecord | None = None  # what it begins with
+        self.natives: Arrays = {}  # of the model in the module
+        expect_numbers(self.model.module)
+        if not self.model.num_parameters:
+            raise TaskError(f"model={config.model.name}: no parameter is to be trained")
 
     def prepare(self) -> None:
         """Take the model that the run begins with, and say to the grid what it is."""
         self.initial = arrays = ArrayRecord(self.model.state_dict())
+        self.natives = self.model.natives()
+        self.strategy.initial = Initial(self.natives) if self.natives else None
         if getattr(self.strategy, "sends_models", True):
-            self.grid.follow(flower_bytes(arrays), NOTE)
+            size = flower_bytes(arrays) + native_bytes(self.strategy.initial)
+            self.grid.follow(size, NOTE)
 
     def start(self) -> None:
         """Train: the strategy's rounds, each measured and recorded by `round_done`."""
@@ -169,8 +179,8 @@ class Run:
             }
         )
         if self.records.due:
-            self._load(arrays)
-            self.records.keep(self.model.state_dict())
+            self.show(arrays)
+            self.records.keep(self.weights())
         self.schedule.step(train_loss, server_round - self.stepped)
         self.stepped = server_round
         self.train_config["lr"] = self.schedule.lr
@@ -181,13 +191,20 @@ class Run:
         found: dict[str, Any] = getattr(self.strategy, name, dict)()
         return found
 
-    def _load(self, arrays: ArrayRecord) -> None:
+    def show(self, arrays: ArrayRecord) -> None:
         """Put a model into the module that is measured, and saved."""
-        self.model.load(to_vector(arrays))
+        self.natives = natives_of(arrays)
+        self.model.load(to_vector(arrays), self.natives)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the module's state dict, of the model that was put into it."""
+        self.model.reset(self.natives)  # a measurement may have left something
+        found: dict[str, Tensor] = self.model.module.state_dict()
+        return found
 
     def _measure(self, arrays: ArrayRecord) -> Evaluation:
         self.newest = None
-        self._load(arrays)
+        self.show(arrays)
         with OwnStream(self.model.state.device, self.config.seed):  # a model may draw here, too
             return evaluate(self.model.module, self.test, self.labels, between=self.grid.tend)
 
@@ -213,7 +230,7 @@ class Run:
         if not self.records.last:
             return
         if self.newest is not None and not measure:
-            self._load(self.newest)
+            self.show(self.newest)
         elif self.newest is not None:
             self.records.measured(self._measure(self.newest)._asdict())
         traffic = self.strategy.traffic
@@ -235,5 +252,6 @@ class Run:
                 **traffic.as_dict(),
                 **self._own("outcome"),
             },
-            self.model.state_dict(),
+            self.weights(),
+            self.model.state,
         )

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from compression import Codec, Layout
-from compression.flower import flat_record, to_arrays
+from compression.flower import to_arrays
 from conf.schema import FOREVER
 from strategy.nodes import OrderedGrid
 from strategy.pushes import Pushes, PushesState
@@ -129,10 +129,10 @@ class Asynchronous(ParameterServer):
         config = train_config or ConfigRecord({"lr": 0.1})
         timeout = timeout if timeout < FOREVER else math.inf
         pushes = Pushes(self, grid, initial_arrays, self.state, timeout, config)
-        arrays, result = flat_record(pushes.model), Result()
+        result = Result()
 
         def record(done: int) -> None:
-            self._evaluate(evaluate_fn, done, self.pushes, arrays, result)
+            self._evaluate(evaluate_fn, done, self.pushes, pushes.arrays, result)
 
         if not goes_on:
             record(0)
@@ -142,5 +142,5 @@ class Asynchronous(ParameterServer):
                 log.warning("no node is left after %d of %d pushes", done, self.pushes)
                 break
             self._turned()
-        result.arrays = to_arrays(pushes.model, pushes.layout)
+        result.arrays = to_arrays(pushes.model, pushes.layout, pushes.natives.arrays)
         return result

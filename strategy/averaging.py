@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from compression import Codec
-from compression.flower import flat_record, to_arrays
+from compression.flower import to_arrays
 from compression.flower.notes import EXAMPLES, STEPS
 from conf import Config
 from strategy.limits import expect_trained
@@ -135,14 +135,13 @@ class SparseAveraging(ParameterServer):
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
         config = train_config or ConfigRecord({"lr": 0.1})
         rounds, result = Rounds(self, grid, initial_arrays, self.state), Result()
-        arrays = flat_record(rounds.model)
         if not goes_on:
-            self._evaluate(evaluate_fn, 0, num_rounds, arrays, result)
+            self._evaluate(evaluate_fn, 0, num_rounds, rounds.arrays, result)
         while self.state.round < num_rounds:
             if not rounds.turn(cast(float, config["lr"]), timeout):
                 log.warning("no node is left; %d of %d rounds", self.state.round, num_rounds)
                 break
-            self._evaluate(evaluate_fn, self.state.round, num_rounds, arrays, result)
+            self._evaluate(evaluate_fn, self.state.round, num_rounds, rounds.arrays, result)
             self._turned()
-        result.arrays = to_arrays(rounds.model, rounds.layout)
+        result.arrays = to_arrays(rounds.model, rounds.layout, rounds.natives.arrays)
         return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 @dataclass
 class CopiesState:
     """By segment: the last point it was asked for, points it has sent its copy for, full copies it
-    was asked for, the last full copy; `weights`: by point, of the segments.
+    was asked for, the last full copy; `weights`: by point, of the segments; `natives`: by point,
+    tensors beside the model's vector, by their names in the model.
     """
 
     asked: list[int] = field(default_factory=list)
@@ -32,6 +33,7 @@ class CopiesState:
     full: list[int] = field(default_factory=list)
     last: list[bytes] = field(default_factory=list)
     weights: dict[int, list[NDArray[np.float32] | None]] = field(default_factory=dict)
+    natives: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)
 
     def begin(self, copies: list[bytes]) -> None:
         """Begin with these copies, and no others asked for."""
@@ -105,21 +107,24 @@ class Copies:
 
     def take(self, task: Task, kind: str, payload: bytes) -> None:
         """Take a segment's copy. Raises `PayloadError` for what is none."""
-        form = self._plan.copies[task.segment]
-        state = unpack_copy(payload, form, whole=kind == "all")[0][STATE]
+        part, form = self._parts[task.segment], self._plan.copies[task.segment]
+        vectors, beside = unpack_copy(payload, form, whole=kind == "all")
+        state = vectors[STATE]
         if kind == "all":
             self._state.last[task.segment] = payload
         while (point := self._point(task.segment)) is not None and point <= task.end:
             self._state.weights.setdefault(point, [None] * len(self._parts))[task.segment] = state
+            natives = self._state.natives.setdefault(point, {})
+            natives |= {name: beside[its] for its, name in part.natives.items()}
             self._state.delivered[task.segment] += 1
 
-    def complete(self) -> tuple[int, Vector] | None:
-        """Return the next point of which all copies are there, and its model; once."""
+    def complete(self) -> tuple[int, Vector, dict[str, NDArray[Any]]] | None:
+        """Return the next point of which all copies are there, its model, what is beside; once."""
         for point in sorted(self._state.weights):
             states = self._state.weights[point]
             if all(state is not None for state in states):
                 del self._state.weights[point]
-                return point, self._joined(states)
+                return point, self._joined(states), self._state.natives.pop(point, {})
             return None
         return None
 

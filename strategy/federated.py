@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 from compression import Codec
 from compression.flower import Link, Sheltered, Traffic, flat_record, layout_of, to_vector
 from compression.flower.link import LinkState
+from compression.flower.native import NONE, Initial, native_bytes, with_natives
 from compression.flower.notes import EXAMPLES, LOSS, SECONDS, STEPS
 from compression.flower.screen import Screening
 from compression.flower.traffic import flower_bytes
@@ -90,6 +91,7 @@ class Federated(Sheltered):
         self.train_metrics: MetricRecord | None = None  # the last round's, from the nodes
         self.evaluate_metrics: MetricRecord | None = None
         self.after_turn: Callable[[], None] | None = None
+        self.initial: Initial | None = None  # native tensors of the model that is trained
 
     @property
     def traffic(self) -> Traffic:
@@ -141,6 +143,7 @@ class Federated(Sheltered):
     ) -> Result:
         """Run the strategy's rounds; arguments and result as `Strategy.start`, arrays flat."""
         goes_on, self._goes_on = self._goes_on, False
+        initial = self.initial or NONE
         if not goes_on:
             self._state = FederatedState()
         state, self._layout = self._state, layout_of(initial_arrays)
@@ -153,7 +156,8 @@ class Federated(Sheltered):
             screening=self._screening,
             metrics=METRICS,
             layout=self._layout,
-            plain_bytes=flower_bytes(initial_arrays),
+            plain_bytes=flower_bytes(initial_arrays) + native_bytes(initial),
+            initial=initial,
             traffic=self.traffic,
             state=state.link,
         )
@@ -161,7 +165,8 @@ class Federated(Sheltered):
         self.summary()
         result = Result()
         if not goes_on:
-            state.arrays = Told(flat_record(to_vector(initial_arrays)))
+            flat = flat_record(to_vector(initial_arrays))
+            state.arrays = Told(with_natives(flat, initial.arrays))
             self._measure(evaluate_fn, num_rounds, result)
         train_config = ConfigRecord() if train_config is None else train_config
         configs = train_config, evaluate_config or ConfigRecord()

@@ -26,6 +26,7 @@ from strategy.flow import Task
 from task.costs import Cost, balanced, costs_of, measure
 from task.datasets import Data
 from task.errors import TaskError
+from task.flat import to_array
 from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
 from task.steps import prepare
 from task.synthetic import GradientModule
@@ -152,7 +153,7 @@ def plan_of(
         raise TaskError(f"{len(parts)} segments need as many nodes, not nodes={config.nodes}")
     costs = costs_of(make, parts, data.classes, strategy.hidden)
     segments = [segment_of(model, part.first, part.last) for part in parts]
-    beside = [{n: t.numpy() for n, t in each.beside().items()} for each in segments]
+    beside = [{n: to_array(t) for n, t in each.beside().items()} for each in segments]
     names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
     classes = data.classes if strategy.conditioned else 0
     modules = [_module_entries(part, classes, strategy.hidden) for part in parts[:-1]]

@@ -13,8 +13,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from compression import PayloadError, Update, decode_update
+from compression.flower import flat_record
 from compression.flower.dialogue import Dialogue, DialogueState, Parcel
 from compression.flower.form import Model, form_of_updates
+from compression.flower.native import Arrays, native_bytes, with_natives
 from compression.flower.notes import EXAMPLES, LOSS, Orders, ToNode, number
 from compression.flower.replica import MODEL, Replica
 from compression.flower.screen import (
@@ -30,6 +32,7 @@ from compression.payload import quiet
 from compression.stages import Indices, Vector, is_finite
 from strategy.exchange import Late, LateState
 from strategy.mean import MeanState, MixState, SparseMean, StatisticsMix
+from strategy.native_mix import NativeMix, NativeState, mean_of
 from strategy.nodes import OrderedGrid
 from strategy.server import HOPELESS, STEP_MESSAGE, ServerState
 from strategy.staleness import Counted, Seen
@@ -73,6 +76,7 @@ class PushesState(ServerState):
     buffered: int = 0
     mean: MeanState = field(default_factory=MeanState)
     mix: MixState = field(default_factory=MixState)
+    natives: NativeState = field(default_factory=NativeState)
     screen: ScreenState = field(default_factory=ScreenState)
     statistics: StatisticsState = field(default_factory=StatisticsState)
     now: float = 0.0
@@ -102,9 +106,15 @@ class Pushes:
         self._downlink: Differences | None = None
         if strategy.downlink is not None:
             self._downlink = Differences(strategy.downlink, strategy.seed, state.differences)
-        way, plain_bytes = self._downlink or self._whole, flower_bytes(initial_arrays)
+        self.natives = NativeMix(strategy.initial, state.natives, strategy.screening)
         self._dialogue = Dialogue(
-            way, state.traffic, self.layout, plain_bytes, state.dialogue, strategy.uplink
+            self._downlink or self._whole,
+            state.traffic,
+            self.layout,
+            flower_bytes(initial_arrays) + native_bytes(strategy.initial),
+            state.dialogue,
+            strategy.uplink,
+            self.natives.initial,
         )
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean)
@@ -129,6 +139,11 @@ class Pushes:
     def model(self) -> Vector:
         """The newest model, float32 (n,): the next turn changes it."""
         return self._replica.model
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The newest model as one flat vector, which the next turn changes, and what is beside."""
+        return with_natives(flat_record(self.model), self.natives.arrays)
 
     def turn(self, record: Callable[[int], None]) -> bool:
         """Take the next replies, each with a message sent anew; `record` is called when it is time.
@@ -190,7 +205,7 @@ class Pushes:
     def _forget(self, nodes: set[int]) -> None:
         """Forget nodes that are gone, and what they were sent."""
         state = self._state
-        screens = self._screen, self._screen_of_statistics
+        screens = self._screen, self._screen_of_statistics, self.natives
         for each in (self._late, *screens, self._strategy, self._turns):
             each.forget(nodes)
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
@@ -219,7 +234,9 @@ class Pushes:
             self._offer(self._downlink)
         note = ToNode(count, workers=strategy.buffer)
         orders = Orders(self._lr, count, strategy.proximal_mu)
-        ((message, parcel),) = self._dialogue.messages([node], STEP_MESSAGE, orders.config(), note)
+        ((message, parcel),) = self._dialogue.messages(
+            [node], STEP_MESSAGE, orders.config(), note, self.natives.arrays
+        )
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self._replica.version, self._staleness.seen()
         model = self._received(parcel) if strategy.mix else None
@@ -242,8 +259,8 @@ class Pushes:
     def _receive(self, sent: Sent, reply: Message) -> None:
         """Apply a reply, or say why not."""
         try:
-            update, metrics = self._dialogue.read(reply, sent.node, sent.number, [LOSS])
-            self._apply(sent, update)
+            update, metrics, natives = self._dialogue.read(reply, sent.node, sent.number, [LOSS])
+            self._apply(sent, update, natives)
         except PayloadError as error:
             self._useless(sent.node, str(error))
             return
@@ -253,13 +270,14 @@ class Pushes:
         self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
 
     @quiet
-    def _apply(self, sent: Sent, update: Update) -> None:
+    def _apply(self, sent: Sent, update: Update, natives: Arrays) -> None:
         """Take the step. Raises `PayloadError` if it would leave float32: the model stays."""
         state, strategy = self._state, self._strategy
         stale = self._replica.version - sent.version
         rate = self._lr if strategy.rate is None else strategy.rate
         indices, values, statistics = self._statistics.cut(update)
         model = self._replica.model
+        self.natives.expect_usual(sent.node, natives)
         statistics = self._screen_of_statistics.taken(
             sent.node, self._statistics.layout, statistics, sent.statistics, model
         )
@@ -271,12 +289,16 @@ class Pushes:
         touched = None if indices is None else update.indices
         factor = self._staleness.factor(stale, sent.seen, touched)
         share: Vector | np.float32 = factor
+        every = factor
         if isinstance(factor, np.ndarray):
             factor, share = factor[: len(values)], factor[len(values) :]
         values = values * factor
         self._expect_finite(indices, values, rate)
         state.stale.append(stale)
-        self._statistics.add(statistics, share * (1 if strategy.update == "gradient" else rate))
+        of_rate = 1 if strategy.update == "gradient" else rate
+        self._statistics.add(statistics, share * of_rate)
+        if natives:
+            self.natives.add(natives, part * of_rate * mean_of(every))
         if strategy.buffer > 1:
             self._mean.add(indices, values)
             state.buffered += 1
@@ -287,6 +309,7 @@ class Pushes:
         if strategy.buffer > 1:
             self._expect_finite(indices, values, rate)
         self._replica.apply(indices, values, rate)
+        self.natives.take()
         self._staleness.applied(indices)
         self._whole.add(b"", rate)
 

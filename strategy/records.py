@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -135,7 +135,8 @@ class Records:
 
     def _save(self, weights: Mapping[str, Tensor]) -> None:
         assert self.folder is not None
-        tensors = {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
+        whole = torch.contiguous_format
+        tensors = {n: t.detach().cpu().clone(memory_format=whole) for n, t in weights.items()}
         partial = self.folder / "model.safetensors.part"
         try:
             partial.write_bytes(save(tensors))
@@ -152,13 +153,14 @@ class Records:
         self._best = max(row["accuracy"], self._best or 0.0)
         self._worst = max(self._worst, row["loss"] if row["loss"] == row["loss"] else math.inf)
 
-    def diverged(self, weights: Mapping[str, Tensor]) -> bool:
+    def diverged(self, trained: Iterable[Tensor]) -> bool:
         """Return whether the model is of no use any more: values or a loss that are not finite.
 
         Or a loss that has blown up, now or before, and hardly more right answers than before
-        training. A model that was never measured is judged by its weights alone.
+        training. A model that was never measured is judged by its weights alone, `trained`: an
+        infinity elsewhere, as in a mask, is meant.
         """
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
             return True
         now, before = self._measured, self._first
         if not now:
@@ -168,15 +170,19 @@ class Records:
         blown_up = self._worst > BLOWN_UP * max(before["loss"], 1.0)
         return bool(blown_up and now["accuracy"] < 2 * before["accuracy"])
 
-    def finish(self, summary: Row, weights: Mapping[str, Tensor]) -> Row:
-        """Write `result.json` and `model.safetensors`; return the result.
+    def finish(
+        self, summary: Row, weights: Mapping[str, Tensor], trained: Tensor | None = None
+    ) -> Row:
+        """Write `result.json` and `model.safetensors`, with `weights`; return the result.
 
         `summary` goes beside the last row's counters; accuracy and loss are the last measured
-        ones, `best_accuracy` the best of all rounds; `diverged` is of the last round's model.
+        ones, `best_accuracy` the best of all rounds; `diverged` is of the last round's model, by
+        what of it is `trained` (None: all weights).
         """
         result = dict(self.last)
         result.update({key: self._measured.get(key) for key in MEASURED})
-        diverged = DIVERGED in (summary.get("stopped") or "") or self.diverged(weights)
+        judged = weights.values() if trained is None else [trained]
+        diverged = DIVERGED in (summary.get("stopped") or "") or self.diverged(judged)
         result.update(best_accuracy=self._best, diverged=diverged)
         result.update(**summary, versions=_versions())
         if self._history is not None:

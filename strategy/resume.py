@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression.flower import flat_record, to_vector
+from compression.flower.native import natives_of, with_natives
 from conf import Config, ConfigError
 from strategy import checkpoint
 from strategy.checkpoint import Checkpoints
@@ -67,7 +68,7 @@ class LastingGrid(Protocol):
 @dataclass
 class RunState:
     """`config`: the run's, as JSON; `stepped`: rounds that the schedule knows of; `model`: of the
-    last record, float32 (n,), and whether it was measured.
+    last record, float32 (n,), and whether it was measured; `natives`: the tensors beside it.
     """
 
     config: str
@@ -76,6 +77,7 @@ class RunState:
     records: RecordsState
     model: NDArray[np.float32]
     measured: bool
+    natives: dict[str, NDArray[Any]]
 
 
 class Keeper:
@@ -145,6 +147,7 @@ class Keeper:
             run.records.save(),
             run.model.state.detach().cpu().numpy() if newest is None else newest,
             newest is None,
+            run.natives if run.newest is None else natives_of(run.newest),
         )
 
     def load(self, folder: Path) -> None:
@@ -175,8 +178,9 @@ class Keeper:
             raise ConfigError(f"resume={folder}: the checkpoint is of another model")
         run.schedule.load(state.schedule)
         run.stepped, run.train_config["lr"] = state.stepped, run.schedule.lr
-        run.model.load(state.model)
-        run.newest = None if state.measured else flat_record(state.model)
+        loaded = with_natives(flat_record(state.model), state.natives)
+        run.show(loaded)
+        run.newest = None if state.measured else loaded
         run.records.load(state.records)
         self._checkpoints.went_on(strategy.done)
 

@@ -14,7 +14,9 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from compression import PayloadError, decode_update
+from compression.flower import flat_record
 from compression.flower.dialogue import Dialogue, DialogueState
+from compression.flower.native import NONE, Arrays, native_bytes, with_natives
 from compression.flower.notes import DRIFT, EXAMPLES, LOSS, Orders, ToNode, number
 from compression.flower.replica import Replica
 from compression.flower.screen import (
@@ -29,6 +31,7 @@ from compression.flower.ways import Steps
 from compression.stages import DIVERGED, Indices, Vector, is_finite
 from strategy.exchange import Exchange, ExchangeState
 from strategy.mean import SparseMean, StatisticsMix
+from strategy.native_mix import NativeMix, NativeState
 from strategy.nodes import OrderedGrid
 from strategy.robust import RobustMean
 from strategy.server import HOPELESS, STEP_MESSAGE, ServerState
@@ -53,11 +56,14 @@ class AveragingState(ServerState):
     exchange: ExchangeState = field(default_factory=ExchangeState)
     screen: ScreenState = field(default_factory=ScreenState)
     statistics: StatisticsState = field(default_factory=StatisticsState)
+    natives: NativeState = field(default_factory=NativeState)
     hopeless: int = 0
 
 
 class Looked(NamedTuple):
-    """A node's update, looked at: its trained part, its statistics, its metrics, its weight."""
+    """A node's update, looked at: its trained part, its statistics, its metrics, its weight, its
+    length, its native tensors.
+    """
 
     indices: Indices | None
     values: Vector
@@ -65,6 +71,7 @@ class Looked(NamedTuple):
     metrics: MetricRecord
     weight: float
     length: float
+    natives: Arrays
 
 
 class Rounds:
@@ -86,9 +93,13 @@ class Rounds:
             self._steps,
             state.traffic,
             self.layout,
-            flower_bytes(initial_arrays),
+            flower_bytes(initial_arrays) + native_bytes(strategy.initial),
             state.dialogue,
             strategy.uplink,
+            strategy.initial or NONE,
+        )
+        self.natives = NativeMix(
+            strategy.initial, state.natives, strategy.screening, robust=strategy.mean != "mean"
         )
         self._exchange = Exchange(grid, state.exchange)
         kind, trim, absent = strategy.mean, strategy.trim, strategy.absent
@@ -105,6 +116,11 @@ class Rounds:
     def model(self) -> NDArray[np.float32]:
         """The newest model, float32 (n,): the next turn changes it."""
         return self._replica.model
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The newest model as one flat vector, which the next turn changes, and what is beside."""
+        return with_natives(flat_record(self.model), self.natives.arrays)
 
     def turn(self, lr: float, timeout: float) -> bool:
         """Do a round at the rate `lr`; return False if there are no nodes to ask."""
@@ -123,7 +139,8 @@ class Rounds:
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self._steps.checksum() if verify and not number % verify else None
         note = ToNode(number, workers=min(needed, len(asked)), checksum=checksum)
-        made = self._dialogue.messages(asked, STEP_MESSAGE, Orders(lr, number).config(), note)
+        orders = Orders(lr, number).config()
+        made = self._dialogue.messages(asked, STEP_MESSAGE, orders, note, self.natives.arrays)
         return [message for message, _ in made]
 
     def _drawn(self, number: int) -> tuple[list[int], int]:
@@ -133,7 +150,8 @@ class Rounds:
         """
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
         if gone := self._dialogue.gone(lambda: nodes):
-            for each in (self._exchange, self._screen, self._screen_of_statistics, strategy):
+            screens = self._screen, self._screen_of_statistics, self.natives
+            for each in (self._exchange, *screens, strategy):
                 each.forget(gone)
         count = max(int(len(nodes) * strategy.fraction_train), strategy.min_train_nodes)
         if count < len(nodes):
@@ -186,6 +204,7 @@ class Rounds:
         pairs = [(look.statistics, there) for look in good.values()]
         self._screen_of_statistics.look(self._statistics.layout, pairs)
         self._screen.look(look.length for look in good.values())
+        self.natives.look(look.natives for look in good.values())
         self._screen.weigh({node: look.weight for node, look in good.items()})
         return found
 
@@ -193,20 +212,23 @@ class Rounds:
         """Decode a node's reply. Raises `PayloadError` if it cannot be used."""
         if reply is None:
             raise PayloadError("no reply in time")
-        update, metrics = self._dialogue.read(reply, node, self._state.round + 1, self._measured)
+        number_ = self._state.round + 1
+        update, metrics, natives = self._dialogue.read(reply, node, number_, self._measured)
         name = self._strategy.weighted_by_key
         weight = number(metrics, name) if name else 1.0
         if not 0 < weight < MOST:
             raise PayloadError("its weight must be above 0, below 2^63")
         indices, values, statistics = self._statistics.cut(update)
-        return Looked(indices, values, statistics, metrics, weight, length(values))
+        long = length(values)
+        return Looked(indices, values, statistics, metrics, weight, long, natives)
 
     def _add(self, node: int, found: Looked | PayloadError, rate: float) -> MetricRecord:
         """Add a node's update; return its metrics. Raises `PayloadError` if it is refused."""
         if isinstance(found, PayloadError):
             raise found
-        indices, values, statistics, metrics, weight, long = found
+        indices, values, statistics, metrics, weight, long, natives = found
         model = self._replica.model
+        self.natives.expect_usual(node, natives)
         statistics = self._screen_of_statistics.taken(
             node, self._statistics.layout, statistics, self._statistics.of(model), model
         )
@@ -216,6 +238,7 @@ class Rounds:
         self._mean.add(indices, values if share == 1 else values * np.float32(share), weight)
         share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
         self._statistics.add(statistics, share, weight)
+        self.natives.add(natives, share, weight)
         return metrics
 
     def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
@@ -242,4 +265,5 @@ class Rounds:
             if not self._downlink.exact:
                 _, indices, values, *_ = decode_update(payload, self.layout)
         self._replica.apply(indices, values, rate)
+        self.natives.take()
         self._steps.add(payload, rate)

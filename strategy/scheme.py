@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from compression import Layout
 from compression.flower import Traffic
+from compression.flower.native import Initial
 from compression.flower.screen import Screening
 from compression.statistics import expect_matches
 from conf import Config, ConfigError
@@ -29,7 +30,13 @@ def screening_of(config: Config) -> Screening:
 
 
 class Scheme(Protocol):
-    """A strategy that counts what crosses the network, whatever it does."""
+    """A strategy that counts what crosses the network, whatever it does.
+
+    `initial`: the tensors beside the flat model (`compression/flower/native.py`), which `start`
+    is not given.
+    """
+
+    initial: Initial | None
 
     @property
     def traffic(self) -> Traffic:

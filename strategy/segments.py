@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result
 
 from compression import Codec
 from compression.flower import flat_record, to_vector
+from compression.flower.native import with_natives
 from conf import Config, ConfigError
 from conf.schema import FOREVER
 from strategy.dispatch import Dispatch
@@ -184,12 +185,13 @@ class Segmented(ParameterServer):
         result.arrays = initial_arrays
         self.state.cuts = list(self.plan.cuts)
         if not goes_on:
-            first = flat_record(to_vector(initial_arrays))
+            natives = self.initial.arrays if self.initial else {}
+            first = with_natives(flat_record(to_vector(initial_arrays)), natives)
             self._evaluate(evaluate_fn, 0, num_rounds, first, result)
         while work.goes_on():
             work.turn()
             while (model := work.copies.complete()) is not None:
-                result.arrays = flat_record(model[1])
+                result.arrays = with_natives(flat_record(model[1]), model[2])
                 self.state.train_metrics = work.means()
                 self._evaluate(evaluate_fn, model[0], num_rounds, result.arrays, result)
             self._turned()

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from compression.flower import Traffic
+from compression.flower.native import Initial
 from compression.flower.screen import Screening
 from compression.flower.traffic import in_one_line
 from conf import Config, ConfigError
@@ -22,7 +23,16 @@ from strategy.state import PLAIN, from_bytes, to_bytes
 UPDATES = ("gradient", "delta")
 STEP_MESSAGE = "train.step"  # the type of their messages
 HOPELESS = 20  # replies in a row of every node, not one of use: the run ends
-FREE = ("state", "pushes", "record_every", "evaluate_metrics", "after_turn", "plan", "rates")
+FREE = (
+    "state",
+    "initial",
+    "pushes",
+    "record_every",
+    "evaluate_metrics",
+    "after_turn",
+    "plan",
+    "rates",
+)
 log = getLogger("edgewire")
 FLOWER = getLogger("flwr")  # what `flwr run --stream` shows: the course of a run
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -64,6 +74,7 @@ class ParameterServer(Strategy):
         self.rate = None if update == "gradient" else server_lr  # of updates; None: the run's lr
         self.state = self.State()
         self.screening = Screening()
+        self.initial: Initial | None = None  # native tensors of the model that is trained
         self.evaluate_metrics: MetricRecord | None = None
         self.after_turn: Callable[[], None] | None = None
         self._goes_on = False  # with a state that was loaded

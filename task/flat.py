@@ -1,48 +1,229 @@
 """A model in one vector: what an optimiser steps over, and what travels."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+from task.errors import TaskError
+
+STATISTICS = ("running_mean", "running_var")  # what torch's BatchNorm layers call theirs
+COUNTER = "num_batches_tracked"
+EXTRA = "_extra_state"  # ends a key of what `Module.get_extra_state` returns
+Arrays = dict[str, NDArray[Any]]
+
+
+class Tensors(NamedTuple):
+    """A module's tensors by name, each once, whatever shares it."""
+
+    trained: list[tuple[str, nn.Parameter]]
+    statistics: list[tuple[str, Tensor]]  # BatchNorm's, float32
+    native: list[tuple[str, Tensor]]  # all others of the state dict
+    local: list[tuple[str, Tensor]]  # of no state dict, and counters that nobody reads
+
+    @property
+    def beside(self) -> dict[str, Tensor]:
+        """All that is no part of a flat vector."""
+        return dict([*self.native, *self.local])
+
+
+def tensors_of(module: nn.Module) -> Tensors:
+    """Sort a module's tensors: frozen parameters and buffers are native, but for statistics."""
+    every = list(module.named_parameters())
+    found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [])
+    found.native.extend((n, p) for n, p in every if not p.requires_grad)
+    kept = module.state_dict(keep_vars=True).keys()
+    idle = _idle_counters(module)
+    for name, buffer in module.named_buffers():
+        if name not in kept or id(buffer) in idle:
+            found.local.append((name, buffer))
+        elif name.rpartition(".")[2] in STATISTICS and buffer.dtype == torch.float32:
+            found.statistics.append((name, buffer))
+        else:
+            found.native.append((name, buffer))
+    return found
+
+
+def _idle_counters(module: nn.Module) -> set[int]:
+    """Return the counters of BatchNorm layers that have a momentum: nothing reads these."""
+    return {
+        id(each.num_batches_tracked)
+        for each in module.modules()
+        if isinstance(each, _NormBase) and each.momentum is not None
+    }
+
+
+def expect_tensors(module: nn.Module) -> None:
+    """Raise `TaskError`, one line, for a module whose state cannot travel."""
+    name = type(module).__name__
+    if lazy := [n for n, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]:
+        raise TaskError(
+            f"{name}: {lazy[0]} has no shape yet: pass a batch through the model where it is built"
+        )
+    for key in module.state_dict(keep_vars=True):
+        if key.rpartition(".")[2] == EXTRA:
+            raise TaskError(f"{name}: {key} cannot travel: keep it in a buffer (register_buffer)")
+    found = tensors_of(module)
+    for key, parameter in found.trained:
+        if parameter.dtype != torch.float32:
+            raise TaskError(
+                f"{name}: {key} is {_of(parameter)}, and what is trained must be float32: "
+                "give model.float(), or freeze it by requires_grad_(False)"
+            )
+        if key.rpartition(".")[2] in (*STATISTICS, COUNTER):
+            raise TaskError(f"{name}: {key}, a parameter, has the name of BatchNorm's statistics")
+    for key, tensor in found.native:
+        if not tensor.is_meta:
+            _expect_array(f"{name}: {key}", tensor)
+    _expect_apart(name, found)
+
+
+def expect_numbers(module: nn.Module) -> None:
+    """Raise `TaskError`, one line, for NaN in what is no trained parameter of a new model."""
+    for key, tensor in tensors_of(module).native:
+        array = to_array(tensor)
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise TaskError(
+                f"{type(module).__name__}: {key} holds NaN: fill it with numbers where it is built"
+            )
+
+
+def _expect_array(what: str, tensor: Tensor) -> None:
+    try:
+        if tensor.is_quantized or tensor.layout != torch.strided:
+            raise TypeError
+        to_array(tensor[:0] if tensor.dim() else tensor)
+    except (TypeError, RuntimeError):
+        raise TaskError(
+            f"{what} is {_of(tensor)}, which cannot travel: give a plain tensor of numbers"
+        ) from None
+
+
+def _of(tensor: Tensor) -> str:
+    kind = "quantised " if tensor.is_quantized else ""
+    kind += "sparse " if tensor.layout != torch.strided else ""
+    return kind + str(tensor.dtype).removeprefix("torch.")
+
+
+def _expect_apart(name: str, found: Tensors) -> None:
+    """Raise `TaskError` for two tensors, one of them in the vector, that share memory."""
+    flat = {key for key, _ in (*found.trained, *found.statistics)}
+    every = [
+        (tensor.untyped_storage().data_ptr(), *_extent(tensor), key)
+        for key, tensor in (*found.trained, *found.statistics, *found.native)
+        if tensor.numel() and not tensor.is_meta
+    ]
+    end, last = (0, 0), ""
+    for storage, start, stop, key in sorted(every):
+        if (storage, start) < end and (key in flat or last in flat):
+            raise TaskError(
+                f"{name}: {last} and {key} share memory and are two tensors: make them one, as by "
+                "b.weight = a.weight"
+            )
+        if (storage, stop) > end:
+            end, last = (storage, stop), key
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return the bytes of its storage between which a tensor lies."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.storage_offset()
+    size = tensor.element_size()
+    return int(first * size), int((first + last + 1) * size)
+
+
+def to_array(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor's values as a numpy array, which may share its memory.
+
+    Of its shape and type, where numpy knows that. bfloat16 and its like are float32 there, and a
+    complex tensor of shape (...) is one of floats (..., 2). Raises `TypeError` for others.
+    """
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.complex64:
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    elif tensor.is_floating_point() and tensor.dtype not in NUMPYS:
+        tensor = tensor.float()
+    array: NDArray[Any] = tensor.resolve_neg().numpy()
+    return array
+
+
+NUMPYS = (torch.float16, torch.float32, torch.float64)
+
+
+def put_array(tensor: Tensor, array: NDArray[Any]) -> None:
+    """Copy what `to_array` gave into a tensor, in place."""
+    values = torch.from_numpy(np.require(array, requirements=["C", "W"]).reshape(array.shape))
+    with torch.no_grad():
+        tensor.copy_(torch.view_as_complex(values) if tensor.is_complex() else values)
+
+
+Places = list[tuple[nn.Module, str]]  # who holds a buffer, and under which key
+
+
+def _places(
+    module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
+) -> list[tuple[Tensor, Places]]:
+    """Return who holds these tensors as buffers: a forward pass may put others in their place."""
+    found: dict[int, Places] = {}
+    for owner in module.modules():
+        for key, buffer in owner._buffers.items():
+            found.setdefault(id(buffer), []).append((owner, key))
+    return [(tensor, found.get(id(tensor), [])) for _, tensor in tensors]
+
+
+def _now(name: str, tensor: Tensor, places: Places) -> Tensor:
+    """Return what a module holds now where it held this tensor at first."""
+    held = [owner._buffers[key] for owner, key in places]
+    others = [each for each in held if each is not tensor]
+    now = others[0] if others else tensor
+    if now is None or (now.shape, now.dtype) != (tensor.shape, tensor.dtype):
+        is_now = "None" if now is None else f"{_of(now)} {tuple(now.shape)}"
+        raise TaskError(
+            f"{name} was {_of(tensor)} {tuple(tensor.shape)}, and after a batch it is {is_now}: "
+            "keep shape and type, or register it with persistent=False"
+        )
+    return now
+
+
+NONE: Arrays = {}
 
 
 class FlatModel:
-    """A module whose parameters, gradients and float buffers are views of flat float32 vectors.
+    """A module whose parameters, gradients and BatchNorm statistics are views of flat vectors.
 
-        state   [ parameters, in named_parameters order | float buffers: BatchNorm's statistics ]
+        state   [ parameters, in named_parameters order | BatchNorm's running statistics ], float32
         grad    [ gradients of the parameters ]
 
     So an update is one subtraction, and one optimiser over `parameters` steps the whole model:
     `torch.optim.SGD([flat.parameters], lr)` does what it does over `module.parameters()`.
-    A parameter shared by layers is there once. Parameters that need no gradient stand with the
-    buffers. Integer buffers (BatchNorm's counters) and non-persistent ones stay local.
+    A parameter shared by layers is there once. All else of the state dict is native: frozen
+    parameters, counters, masks, each in its own type (`natives`). `load` sets all of it, and
+    buffers of no state dict to what they were at first: nothing is left of what was before.
 
     Args:
         module: moved to `device`; its tensors keep their identity and get their new memory.
         device: where everything lies.
 
     Raises:
-        TypeError: a parameter or buffer is of another float type than float32.
+        TaskError: one line, for a module whose state cannot travel (`expect_tensors`).
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+        expect_tensors(module)
         self.module = module.to(device)
-        trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        frozen = [(n, p) for n, p in module.named_parameters() if not p.requires_grad]
-        kept = module.state_dict().keys()
-        buffers = [(n, b) for n, b in module.named_buffers() if n in kept and b.is_floating_point()]
-        named: list[tuple[str, Tensor]] = [*trained, *frozen, *buffers]
-        for name, tensor in named:
-            if tensor.dtype != torch.float32:
-                raise TypeError(f"FlatModel holds float32, but {name} is {tensor.dtype}")
-
+        found = tensors_of(module)
+        named: list[tuple[str, Tensor]] = [*found.trained, *found.statistics]
         self.names: tuple[str, ...] = tuple(name for name, _ in named)
         self.shapes: tuple[tuple[int, ...], ...] = tuple(tuple(t.shape) for _, t in named)
-        self.num_parameters: int = sum(p.numel() for _, p in trained)
-        self.state: Tensor = torch.cat([t.detach().flatten() for _, t in named])
+        self.num_parameters: int = sum(p.numel() for _, p in found.trained)
+        empty = torch.empty(0, device=device)
+        self.state: Tensor = torch.cat([empty, *(t.detach().flatten() for _, t in named)])
         self._views = self._cut(self.state, self.shapes)
         for (_, tensor), view in zip(named, self._views, strict=True):
             tensor.data = view
@@ -53,9 +234,22 @@ class FlatModel:
         self._grads = [
             (parameter, view)
             for (_, parameter), view in zip(
-                trained, self._cut(self._grad, (p.shape for _, p in trained)), strict=True
+                found.trained,
+                self._cut(self._grad, (p.shape for _, p in found.trained)),
+                strict=True,
             )
         ]
+        self._native = found.native
+        self._beside = list(found.beside.values())
+        for tensor in self._beside:
+            if any(
+                n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+            ):
+                tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._initial = [tensor.detach().clone() for tensor in self._beside]
+        self._buffers = [(m, dict(m._buffers)) for m in module.modules() if m._buffers]
+        self._statistics = _places(module, found.statistics)
+        self._places = _places(module, found.native)
         self.zero_grad()
 
     def zero_grad(self) -> None:
@@ -94,8 +288,10 @@ class FlatModel:
         """
         return self._grad
 
-    def load(self, state: Tensor | NDArray[np.float32]) -> None:
-        """Copy `state`, float32 (n,), into the model in place."""
+    def load(
+        self, state: Tensor | NDArray[np.float32], natives: Mapping[str, NDArray[Any]] = NONE
+    ) -> None:
+        """Copy `state`, float32 (n,), into the model in place; the rest as `reset` does."""
         if tuple(state.shape) != tuple(self.state.shape):
             raise ValueError(
                 f"a state of shape {tuple(state.shape)} for {self.state.numel()} values"
@@ -104,9 +300,42 @@ class FlatModel:
             np.copyto(self.state.numpy(), state)
         else:
             self.state.copy_(torch.as_tensor(state))
+        self.reset(natives)
+
+    def reset(self, natives: Mapping[str, NDArray[Any]] = NONE) -> None:
+        """Set all that is not in `state` to these arrays by name, or to what it was at first."""
+        if not self._buffers and not self._beside:
+            return
+        for owner, held in self._buffers:
+            owner._buffers.update(held)
+        with torch.no_grad():
+            if self._beside:
+                torch._foreach_copy_(self._beside, self._initial)
+            for name, tensor in self._native if natives else ():
+                if name in natives:
+                    put_array(tensor, natives[name])
+
+    def collect_state(self) -> None:
+        """Take into `state` the statistics that a forward pass has put in the place of others."""
+        for tensor, places in self._statistics:
+            for owner, key in places:
+                if (now := owner._buffers[key]) is not tensor:
+                    if now is not None:
+                        tensor.copy_(now)
+                    owner._buffers[key] = tensor
+
+    def natives(self) -> Arrays:
+        """Return native tensors by name as numpy arrays (`to_array`), which may share their memory.
+
+        Raises `TaskError` for one whose shape or type is no longer what it was at first.
+        """
+        return {
+            name: to_array(_now(name, tensor, places))
+            for (name, _), (tensor, places) in zip(self._native, self._places, strict=True)
+        }
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and float buffers by name, each a view of `state` in its own shape."""
+        """Parameters and statistics by name, each a view of `state` in its own shape."""
         return dict(zip(self.names, self._views, strict=True))
 
     @staticmethod

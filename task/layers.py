@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from task.errors import TaskError
-from task.flat import FlatModel
+from task.flat import FlatModel, tensors_of
 from task.models.small import Narrow
 
 Draws = Callable[[int], AbstractContextManager[None]]
@@ -123,13 +123,8 @@ class Segment(nn.Module):
         return tensor.permute(0, 3, 1, 2) if self.channels_last and tensor.dim() == 4 else tensor
 
     def beside(self) -> dict[str, Tensor]:
-        """Return the buffers by name that `FlatModel` has no place for: counters, constants."""
-        kept = self.state_dict().keys()
-        return {
-            name: buffer
-            for name, buffer in self.named_buffers()
-            if name not in kept or not buffer.is_floating_point()
-        }
+        """Return the tensors by name that are no part of `FlatModel.state`: counters, constants."""
+        return tensors_of(self).beside
 
 
 def _channels_last(images: Tensor) -> Tensor:
@@ -152,7 +147,16 @@ def empty_segment(make: Callable[[], nn.Module], first: int, last: int) -> Segme
     """
     with torch.device("meta"):
         segment = segment_of(make(), first, last)
-    return segment.to_empty(device="cpu")
+    holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for owner in segment.modules():
+        for held in (owner._parameters, owner._buffers):
+            for key, tensor in held.items():
+                holders.setdefault(id(tensor), []).append((held, key))
+    segment.to_empty(device="cpu")
+    for (first_held, first_key), *others in holders.values():
+        for held, key in others:  # what layers share has come apart
+            held[key] = first_held[first_key]
+    return segment
 
 
 def check_cuts(cuts: Sequence[int], layers: int) -> tuple[int, ...]:
@@ -178,6 +182,7 @@ class Part(NamedTuple):
     names: tuple[str, ...]  # in the order of the segment's flat state, as the whole model has them
     size: int  # entries of that state
     trained: int  # of these, parameters
+    natives: dict[str, str]  # tensors beside that state: their names there, and in the whole model
     input: tuple[int, ...]  # of one sample, as it travels
     output: tuple[int, ...]
 
@@ -203,7 +208,8 @@ def parts_of(
         flat = FlatModel(segment, "meta")
         ends = tuple(tuple(segment.to_wire(t).shape[1:]) for t in (x, h))
         tensors = tuple(own[name] for name in flat.names)
+        natives = {name: own[name] for name, _ in tensors_of(segment).native}
         size = flat.state.numel()
-        found.append(Part(first, last, tensors, size, flat.num_parameters, *ends))
+        found.append(Part(first, last, tensors, size, flat.num_parameters, natives, *ends))
         x = h.detach()
     return found

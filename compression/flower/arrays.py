@@ -23,6 +23,7 @@ NUMPY = "numpy.ndarray"  # an Array of this kind holds an .npy file
 STYPE = "edgewire.payload"  # an Array of this kind holds a payload, not an .npy file
 FLAT = "flat"  # the name of the one Array of a model handed over as a vector
 UPDATE = "update"  # that of an update: what the server's optimiser is to subtract
+NO_ARRAYS: dict[str, NDArray[Any]] = {}
 _empty: dict[type, dict[str, Any]] = {}  # what an empty record of a kind is made of
 
 
@@ -88,7 +89,7 @@ def update_record(vector: Vector) -> ArrayRecord:
 
 def update_of(arrays: ArrayRecord) -> Vector | None:
     """Return the update that `update_record` has made a record of; None for any other record."""
-    array = arrays.get(UPDATE) if len(arrays) == 1 else None
+    array = arrays.get(UPDATE)
     return array.vector if isinstance(array, FlatArray) else None
 
 
@@ -114,6 +115,8 @@ def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
 
     Raises `PayloadError` if names or sizes are not those of `layout`.
     """
+    if isinstance(flat := arrays.get(FLAT), FlatArray):  # with or without native tensors
+        return flat.vector  # type: ignore[no-any-return]
     if len(arrays) == 1 and isinstance(only := next(iter(arrays.values())), FlatArray):
         return only.vector  # type: ignore[no-any-return]
     names = layout.names if layout is not None else tuple(arrays)
@@ -126,8 +129,10 @@ def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
     return vector
 
 
-def to_arrays(vector: Vector, layout: Layout) -> ArrayRecord:
-    """Return one named Array a tensor, each in its own dtype (integers rounded)."""
+def to_arrays(
+    vector: Vector, layout: Layout, natives: Mapping[str, NDArray[Any]] = NO_ARRAYS
+) -> ArrayRecord:
+    """Return one named Array a tensor, each in its own dtype (integers rounded); natives last."""
     record, offsets = ArrayRecord(), layout.offsets
     for i, (name, shape, dtype) in enumerate(
         zip(layout.names, layout.shapes, layout.dtypes, strict=True)
@@ -136,6 +141,8 @@ def to_arrays(vector: Vector, layout: Layout) -> ArrayRecord:
         if not np.issubdtype(dtype, np.floating):
             values = np.rint(values)
         record[name] = Array(np.asarray(values, dtype=dtype))  # rint makes a scalar of shape ()
+    for name, array in natives.items():
+        record[name] = Array(array)
     return record
 
 

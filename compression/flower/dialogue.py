@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from ..codec import Codec
 from ..layout import Layout
@@ -14,6 +15,16 @@ from ..payload import Update
 from ..stages import PayloadError
 from .arrays import filled, payload_of, payloads_of, records
 from .form import Model
+from .native import (
+    INITIAL,
+    NATIVE,
+    NONE,
+    OTHER_INITIAL,
+    Arrays,
+    Initial,
+    native_payload,
+    with_payload,
+)
 from .notes import EXAMPLES, MOST, NOTE, ToNode, ToServer, number, read, written
 from .receipts import Receipts, ReceiptsState
 from .sizes import Size, measured
@@ -113,7 +124,8 @@ class Ledger:
 
 
 SPARE = 1000  # nodes that may be gone without being forgotten, however few live
-Key = tuple[int, int | None, int | None]  # a content's id, the node's version, what is applied
+# a content's id, the node's version, what is applied, whether it lacks the native tensors
+Key = tuple[int, int | None, int | None, bool]
 
 
 class Encoded(NamedTuple):
@@ -125,17 +137,21 @@ class Encoded(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A node's update, sparse as it was sent, and what the node measured."""
+    """A node's update, sparse as it was sent, what it measured, the native tensors it has now."""
 
     update: Update
     metrics: MetricRecord
+    natives: Arrays
 
 
 @dataclass
 class DialogueState:
-    """What the server knows of its nodes; `asked`: all that it was ever of."""
+    """What the server knows of its nodes; `asked`: all that it was ever of; `given`: those that
+    were sent the native tensors with which the run began.
+    """
 
     asked: set[int] = field(default_factory=set)
+    given: set[int] = field(default_factory=set)
     ledger: LedgerState = field(default_factory=LedgerState)
     receipts: ReceiptsState = field(default_factory=ReceiptsState)
 
@@ -156,7 +172,7 @@ class Dialogue:
 
     `layout`: of the model, where all nodes have the same. `plain_bytes`: of the model as Flower
     sends it without compression. `uplink`: of the nodes; else any method is
-    accepted.
+    accepted. `initial`: native tensors as the run begins with them.
     """
 
     def __init__(
@@ -167,27 +183,37 @@ class Dialogue:
         plain_bytes: int = 0,
         state: DialogueState | None = None,
         uplink: Codec | None = None,
+        initial: Initial = NONE,
     ) -> None:
         state = DialogueState() if state is None else state
         self._asked, self._many = state.asked, SPARE
+        self._given, self.initial = state.given, initial
         self.ledger = Ledger(way, state.ledger)
         self.receipts = Receipts(state.receipts, uplink)
         self.traffic = traffic
         self.layout, self.plain_bytes = layout, plain_bytes
 
     def messages(
-        self, nodes: Iterable[int], kind: str, orders: Mapping[str, Any], note: ToNode
+        self,
+        nodes: Iterable[int],
+        kind: str,
+        orders: Mapping[str, Any],
+        note: ToNode,
+        natives: Mapping[str, NDArray[Any]] = {},
     ) -> list[tuple[Message, Parcel]]:
         """Return a message of type `kind` for each node, with the newest model, and its parcel.
 
-        `orders`: what the ClientApp is told. Nodes alike share one content.
+        `orders`: what the ClientApp is told; `natives`: native tensors as they are now. Nodes alike
+        share one content.
         """
         config = filled(ConfigRecord, orders)
         content = filled(RecordDict, {"arrays": None, "config": config})
         cache: dict[Key, Encoded] = {}
         made = []
         for node in nodes:
-            sent = self.encoded(node, content, "arrays", note, cache, self.plain_bytes)
+            sent = self.encoded(
+                node, content, "arrays", note, cache, self.plain_bytes, natives=natives
+            )
             message = Message(sent.content, node, kind, group_id=str(note.number))
             made.append((message, sent.parcel))
         return made
@@ -202,11 +228,13 @@ class Dialogue:
         plain_bytes: int,
         *,
         decided: bool = True,
+        natives: Mapping[str, NDArray[Any]] = {},
     ) -> Encoded:
         """Return a content for a node, its record `name` a parcel: it is sent, and counted.
 
         `plain_bytes`: what Flower would have sent in place of the parcel; `decided`: what has
-        become of all that the node has sent; else it is told nothing of that.
+        become of all that the node has sent; else it is told nothing of that. `natives`: native
+        tensors as they are now.
         """
         base = self.ledger.base_of(node)
         if base is None and self.ledger.silent(node):
@@ -215,18 +243,38 @@ class Dialogue:
         decided = decided and not self.receipts.unknown(node)
         applied = self.receipts.last_applied(node) if decided else None
         says = note._replace(applied=applied or None, undecided=None if decided else 1)
-        key = id(content), base, applied
+        lacks = bool(self.initial.arrays) and node not in self._given
+        key = id(content), base, applied, lacks
         if key not in cache:
-            parcel = next((e.parcel for k, e in cache.items() if k[:2] == key[:2]), None)
-            parcel = parcel or self.ledger.way.parcel(base)
+            alike = (e.parcel for k, e in cache.items() if k[:2] == key[:2] and k[3] == lacks)
+            parcel = next(alike, None)
+            parcel = parcel or self._with_natives(self.ledger.way.parcel(base), natives, lacks)
             told = written(says._replace(**parcel.note))
             shared = {k: parcel.arrays if k == name else v for k, v in content.items()}
             made = filled(RecordDict, {**shared, NOTE: told})
             cache[key] = Encoded(made, parcel, measured(made, NOTE))
+        if lacks:
+            self._given.add(node)
         sent = cache[key]
         self.ledger.send(node, sent.parcel)
         self.traffic.went(sent.size, plain_bytes)
         return sent
+
+    def _with_natives(
+        self, parcel: Parcel, natives: Mapping[str, NDArray[Any]], lacks: bool
+    ) -> Parcel:
+        """Return a parcel with payloads of native tensors, if the model has such."""
+        if not self.initial.arrays:
+            return parcel
+        arrays = parcel.arrays
+        payloads = {NATIVE: self.initial.payload({**self.initial.arrays, **natives})}
+        if lacks:
+            payloads[INITIAL] = self.initial.whole
+        for name, payload in payloads.items():
+            if payload:
+                arrays = with_payload(arrays, name, payload)
+        note = {**parcel.note, "initial": self.initial.checksum}
+        return parcel._replace(arrays=arrays, note=note)
 
     def gone(self, living: Callable[[], Collection[int]]) -> set[int]:
         """Forget nodes that are not there, once they are more than those that are; return them.
@@ -242,6 +290,7 @@ class Dialogue:
             return set()
         found = self._asked - here
         self._asked -= found
+        self._given.difference_update(found)
         self.ledger.forget(found)
         self.receipts.forget(found)
         return found
@@ -257,10 +306,13 @@ class Dialogue:
         """
         if reply.has_error():
             self.ledger.lose(node)
+            if self.initial.arrays and OTHER_INITIAL in (reply.error.reason or ""):
+                self._given.discard(node)
             raise PayloadError(reason_of(reply))
         payloads = payloads_of(reply.content)
         self.traffic.came(measured(reply.content, NOTE), plain_bytes if payloads else 0)
-        if len(payloads) > 1:
+        native = self.initial.arrays and native_payload(reply.content) is not None
+        if len(payloads) > 1 + bool(native):
             raise PayloadError(f"the reply holds {len(payloads)} payloads, one is asked for")
         note = read(reply.content, ToServer)
         if note.number != asked:
@@ -287,7 +339,8 @@ class Dialogue:
             number(metrics[1], name)
         assert self.layout is not None  # who reads updates knows the model
         update = self.decode(node, found[1], note.sequence or 0, self.layout)
-        return Received(update, metrics[1])
+        natives = self.initial.all(native_payload(content)) if self.initial.arrays else {}
+        return Received(update, metrics[1], natives)
 
     def decode(
         self,

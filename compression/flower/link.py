@@ -22,6 +22,7 @@ from .grids import GridWrapper
 from .handed import Handed, HandedState
 from .method import chosen
 from .models import Found, Models, ModelsState
+from .native import NONE, Initial, distance, native_payload, with_natives
 from .notes import EXAMPLES, NOTE, ToNode, server_round, trains
 from .patience import FOREVER, Slowest, gathered
 from .receipts import OTHER_METHOD
@@ -99,7 +100,8 @@ class Link(GridWrapper):
     a reply is made anew of these and its model, whatever else is in it.
 
     `layout`: for nodes that know it, and a model of float32 alone, which then goes as one flat
-    vector on both sides; `plain_bytes`: of that model as Flower sends it. `state`: with which a
+    vector on both sides; `initial`: tensors beside that vector, as the run begins with them
+    (`native.py`); `plain_bytes`: of that model as Flower sends it. `state`: with which a
     link of the same options goes on.
     """
 
@@ -119,6 +121,7 @@ class Link(GridWrapper):
         metrics: Mapping[str, Sequence[str]] | None = None,
         layout: Layout | None = None,
         plain_bytes: int = 0,
+        initial: Initial = NONE,
         traffic: Traffic | None = None,
         state: LinkState | None = None,
     ) -> None:
@@ -134,8 +137,9 @@ class Link(GridWrapper):
         codec = None if downlink is None else chosen(downlink)
         self._differences = Differences(codec, seed, state.differences)
         self._dialogue = Dialogue(
-            self._differences, self.traffic, layout, plain_bytes, state.dialogue, uplink
+            self._differences, self.traffic, layout, plain_bytes, state.dialogue, uplink, initial
         )
+        self._initial = initial
         self._uplink = uplink
         self._course = Course(self.traffic, patience, few, state.course)
         self._models = Models(layout, exact, plain_bytes, state.models)
@@ -257,7 +261,7 @@ class Link(GridWrapper):
         cache: dict[Key, Encoded],
         decided: bool,
     ) -> tuple[Message, Asked]:
-        form, values, plain = model
+        form, values, plain, natives = model
         content, node, train = message.content, message.metadata.dst_node_id, trains(message)
         self._differences.offer(values, form, named=self._layout is None)
         number = server_round(content) or self.state.round + 1
@@ -268,7 +272,7 @@ class Link(GridWrapper):
         try:
             unheard = dialogue.ledger.base_of(node) is None and dialogue.ledger.silent(node)
             encoded, parcel, size = dialogue.encoded(
-                node, content, name, note, cache, plain, decided=decided
+                node, content, name, note, cache, plain, decided=decided, natives=natives
             )
         except PayloadError as error:
             if self.state.round:
@@ -280,7 +284,7 @@ class Link(GridWrapper):
         if not self.state.warned:
             self._look_at_names(form, next(iter(parcel.arrays.values())).data)
         kind, received = message.metadata.message_type, cast(Model, parcel.received)
-        sent = Asked(node, number, kind, name, train, form, received, plain)
+        sent = Asked(node, number, kind, name, train, form, received, plain, natives)
         return with_content(message, encoded), sent
 
     # up
@@ -343,10 +347,17 @@ class Link(GridWrapper):
         form = expected(payload, sent.form, whole=whole, named=named, counts=counts)
         update = self._dialogue.decode(sent.node, payload, sequence, form.whole, form.beside)
         model = answered(update, form, sent.form, sent.start, whole=whole)
-        if (change := lengths(form, model, sent.form, sent.start)) is not None:
+        change = lengths(form, model, sent.form, sent.start)
+        if self._layout is None:
+            answer = form.arrays(model)
+        else:
+            natives = self._initial.all(native_payload(reply.content)) if sent.natives else {}
+            answer = with_natives(flat_record(model.vector), natives)
+            if change is not None and natives:
+                change = change._replace(beside=distance(natives, sent.natives))
+        if change is not None:
             self._lengths[reply.metadata.reply_to_message_id] = change
-        flat = self._layout is not None
-        reply.content[name] = flat_record(model.vector) if flat else form.arrays(model)
+        reply.content[name] = answer
         if not self.state.warned:
             self._look_at_names(form, payload, update.exact)
 

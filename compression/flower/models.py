@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from glob import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
 
 from ..layout import Layout
 from ..statistics import expect_matches
 from .arrays import layout_of, payload_of, records, to_vector
 from .form import Form, Model, converted, form_of_models, form_of_updates, is_float
+from .native import natives_of
 from .notes import NOTE
 from .traffic import flower_bytes, warn_of_variances
 from .untouched import holds_floats
@@ -30,11 +32,12 @@ class ModelsState:
 
 
 class Found(NamedTuple):
-    """A model, how its changes travel, and its bytes as Flower sends it."""
+    """A model, how its changes travel, its bytes as Flower sends it, tensors beside its vector."""
 
     form: Form
     model: Model
     plain_bytes: int
+    natives: Mapping[str, NDArray[Any]] = {}  # beside a flat vector
 
 
 def expect_no_old_api(content: RecordDict) -> None:
@@ -82,7 +85,7 @@ class Models:
     def _in(self, arrays: ArrayRecord, first: bool) -> Found:
         if self._layout is not None:
             form, model = form_of_updates(self._layout, self._exact), Model(to_vector(arrays))
-            return Found(form, model, self._plain_bytes)
+            return Found(form, model, self._plain_bytes, natives_of(arrays))
         layout = layout_of(arrays)
         form = form_of_updates(layout, self._patterns(layout, first))
         return Found(form, form_of_models(form).model(arrays), flower_bytes(arrays))

@@ -39,7 +39,8 @@ class ToNode(NamedTuple):
     read the message; it is to be kept. `base`: the version on which the payloads build;
     without, the model comes whole. `rates`: of the steps that lead from `base` to `version`, a
     payload each; without, the payload is the difference. `checksum`: of the model that the node
-    then has (xxh3, 8 bytes).
+    then has (xxh3, 8 bytes). `initial`: that of the native tensors, those beside a flat vector, as
+    the run began with them (`native.py`); of a model that has such.
     """
 
     number: int | None = None
@@ -51,6 +52,7 @@ class ToNode(NamedTuple):
     base: int | None = None
     rates: list[float] | None = None
     checksum: bytes | None = None
+    initial: bytes | None = None
 
 
 class ToServer(NamedTuple):

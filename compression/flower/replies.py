@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
+from numpy.typing import NDArray
 
 from ..layout import Layout
 from ..own import Own
@@ -40,6 +41,7 @@ class Asked(NamedTuple):
     form: Form
     start: Model  # what the node's update starts from
     plain_bytes: int
+    natives: Mapping[str, NDArray[Any]] = {}  # of those beside a flat vector
 
 
 class Underway:

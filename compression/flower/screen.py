@@ -25,6 +25,7 @@ from .form import (
     statistics_of,
     with_statistics,
 )
+from .native import natives_of, with_natives
 from .replies import Asked
 
 log = getLogger("edgewire")
@@ -378,7 +379,7 @@ def screened(
             statistics = screens.statistics.taken(
                 sent.node, layout, reported, long.sent, start.vector
             )
-            if start.own:
+            if start.own or sent.natives:
                 screens.beside.share(sent.node, long.beside, None)
             share = screen.share(sent.node, long.vector, start.vector)
         except PayloadError as error:
@@ -406,7 +407,8 @@ def _shorten(reply: Message, sent: Asked, share: float, statistics: Vector) -> N
         model = form.model(record)
     vector = model.vector if share == 1 else _between(sent.start.vector, model.vector, share)
     model = with_statistics(form, Model(vector, model.own), statistics)
-    reply.content[name] = flat_record(model.vector) if flat else form.arrays(model)
+    shorter = with_natives(flat_record(model.vector), natives_of(record)) if flat else None
+    reply.content[name] = form.arrays(model) if shorter is None else shorter
 
 
 def _between(start: Vector, end: Vector, share: float) -> Vector:

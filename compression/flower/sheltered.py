@@ -32,6 +32,7 @@ from ..stages import PayloadError
 from ..statistics import exact_tensors, expect_matches, separate
 from .arrays import FlatArray, flat_record, layout_of, records, to_vector, with_content
 from .form import form_of_updates
+from .native import differing, natives_of, with_natives
 from .notes import EXAMPLES
 from .replies import weight_of
 
@@ -76,6 +77,13 @@ PRIVATE = (
 )
 
 
+UNCOVERED = (
+    "differential privacy covers what the strategy sees, and not BatchNorm's running statistics, "
+    "integers or exact tensors: take a model without (GroupNorm, LayerNorm)"
+)
+STATISTICS = ""  # names them in the rest of a flat model; no tensor has that name
+
+
 class Cut(NamedTuple):
     """A model's record in two: what a strategy sees, and the rest."""
 
@@ -112,6 +120,7 @@ class Sheltered(Strategy):
         wrapped = _wrapped_by(strategy)
         self._robust = isinstance(wrapped[-1], ROBUST)
         self._private = any(isinstance(each, PRIVATE) for each in wrapped)
+        self._sent: dict[str, NDArray[Any]] = {}  # native tensors, under a wrapper of privacy
 
     def summary(self) -> None:
         """Log the wrapped strategy's summary."""
@@ -123,10 +132,8 @@ class Sheltered(Strategy):
         """Configure with the wrapped strategy; add the rest to what it sends."""
         cut = self._cut(arrays)
         if self._private and self._values(layout_of(arrays) if self._layout is None else None):
-            raise ValueError(
-                "differential privacy covers what the strategy sees, and not BatchNorm's running "
-                "statistics, integers or exact tensors: take a model without (GroupNorm, LayerNorm)"
-            )
+            raise ValueError(UNCOVERED)
+        self._sent = _natives(cut.rest) if self._private else {}
         return self._whole(
             self.strategy.configure_train(server_round, cut.seen, config, grid), arrays, cut.rest
         )
@@ -161,6 +168,8 @@ class Sheltered(Strategy):
         aggregated, metrics = self.strategy.aggregate_train(server_round, shown)
         if aggregated is None or order is None:
             return aggregated, metrics
+        if self._private and any(differing(_natives(r), self._sent) for r in reports):
+            raise ValueError(UNCOVERED)
         mixed = {name: self._mixed([r[name] for r in reports], weights) for name in reports[0]}
         return self._joined(order, aggregated, mixed), metrics
 
@@ -187,11 +196,12 @@ class Sheltered(Strategy):
             seen = ArrayRecord({n: a for n, a in arrays.items() if n not in rest})
             return Cut(seen, {n: a for n, a in arrays.items() if n in rest})
         vector, exact = to_vector(arrays), exact_tensors(self._layout)
+        beside: dict[str, Array] = {n: FlatArray(a) for n, a in natives_of(arrays).items()}
         if self._robust or not exact:
-            return Cut(flat_record(vector), {})
+            return Cut(flat_record(vector), beside)
         parts = separate(self._layout, exact)
-        statistics = FlatArray(parts.gather_exact(vector))
-        return Cut(flat_record(parts.gather(vector)), {"statistics": statistics})
+        beside[STATISTICS] = FlatArray(parts.gather_exact(vector))
+        return Cut(flat_record(parts.gather(vector)), beside)
 
     def _joined(self, order: ArrayRecord, seen: ArrayRecord, rest: dict[str, Array]) -> ArrayRecord:
         """Return a whole model's record, its tensors in the order and types of another."""
@@ -199,11 +209,12 @@ class Sheltered(Strategy):
             return ArrayRecord(
                 {n: rest[n] if n in rest else _typed(seen[n], order[n]) for n in order}
             )
-        if not rest:
-            return seen
+        natives = _natives(rest)
+        if STATISTICS not in rest:
+            return with_natives(flat_record(to_vector(seen)), natives) if natives else seen
         parts = separate(self._layout, exact_tensors(self._layout))
-        statistics = rest["statistics"].numpy()
-        return flat_record(parts.merge(to_vector(seen), statistics))
+        statistics = rest[STATISTICS].numpy()
+        return with_natives(flat_record(parts.merge(to_vector(seen), statistics)), natives)
 
     def _whole(
         self, messages: Iterable[Message], order: ArrayRecord, rest: dict[str, Array]
@@ -223,8 +234,15 @@ class Sheltered(Strategy):
 
     def _mixed(self, arrays: list[Array], weights: list[float]) -> Array:
         values = [_values_of(array) for array in arrays]
+        if all(value is values[0] for value in values):  # a constant
+            return arrays[0]
         mixed = median(values) if self._robust else mean(values, weights)
         return FlatArray(mixed) if isinstance(arrays[0], FlatArray) else Array(mixed)
+
+
+def _natives(rest: dict[str, Array]) -> dict[str, NDArray[Any]]:
+    """Return the native tensors in the rest of a flat model."""
+    return {name: _values_of(a) for name, a in rest.items() if name != STATISTICS}
 
 
 def _typed(array: Array, like: Array) -> Array:

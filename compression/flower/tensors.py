@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -113,7 +114,9 @@ class CopyForm(NamedTuple):
     @property
     def most(self) -> int:
         """Entries of a copy, at most."""
-        return self.size + self.module + self.trained + MOMENTS * (self.trained + self.module) + 64
+        beside = sum(math.prod(d for d in shape if d) for shape, _ in self.beside.values())
+        vectors = self.size + self.module + self.trained + MOMENTS * (self.trained + self.module)
+        return vectors + beside + 64
 
     def expect(self, layout: Layout, own: tuple[int, ...], *, whole: bool) -> None:
         """Raise `PayloadError` for tensors of which nobody could make a segment.

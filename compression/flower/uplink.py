@@ -26,6 +26,16 @@ from .arrays import (
 )
 from .form import Form, Model, converted, form_of_models, form_of_updates, is_float, moved
 from .method import chosen
+from .native import (
+    NATIVE,
+    NONE,
+    Initial,
+    natives_of,
+    received,
+    sent_natives,
+    with_natives,
+    with_payload,
+)
 from .notes import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, trains, written
 from .privacy import clip_of, expect_clip_kept, is_clipped, within_clip
 from .replica import MASKED, REPLICA, Follower, Optimizer
@@ -57,10 +67,12 @@ class Uplink:
     is answered to other messages than those to train travels as it is.
 
     With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, no copies);
-    without, as named arrays in their own shapes and types. An app that computes an update itself
-    (a gradient, what the server is to subtract) returns it as `update_record`. `optimizer`: of a
-    server whose steps nodes follow; `masked`: CE-SGD's line 7 taken literally. With a `layout`
-    `seconds` among the reply's metrics will be those of the mod, too.
+    without, as named arrays in their own shapes and types. `initial`: the tensors beside that
+    vector as the app's model begins with them, which it gets and returns by `native.py`. An app
+    that computes an update itself (a gradient, what the server is to subtract) returns it as
+    `update_record`. `optimizer`: of a server whose steps nodes follow; `masked`: CE-SGD's line 7
+    taken literally. With a `layout` `seconds` among the reply's metrics will be those of the mod,
+    too.
 
     Raises `TypeError` and `ValueError` as `method.chosen`; in a message `PayloadError` for a
     payload that does not decode or is relative to a version that this node does not have, for an
@@ -74,6 +86,7 @@ class Uplink:
         method: Codec | str,
         *,
         layout: Layout | None = None,
+        initial: Initial = NONE,
         seed: int = 0,
         optimizer: Optimizer | None = None,
         masked: bool = False,
@@ -83,6 +96,7 @@ class Uplink:
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         self._layout, self._seed, self._masked = layout, seed, masked
+        self._initial = initial
         self._follower = Follower(layout, optimizer)
         self._warned = False
 
@@ -97,6 +111,7 @@ class Uplink:
             return call_next(message, context)
         arrays = asked[name]
         assert isinstance(arrays, ArrayRecord)
+        base = received(arrays, note, self._initial, context.state)
         followed = self._follower.model(arrays, note, context.state)
         form, start = followed.form, followed.model
         drift = 0.0
@@ -105,6 +120,8 @@ class Uplink:
             start = Model(vector)
         clip = clip_of(asked)
         shown = followed.arrays() if self._layout is None else flat_record(start.vector)
+        if base.arrays:
+            shown = with_natives(shown, base.all(sent_natives(arrays)))
         content = {k: shown if k == name else v for k, v in asked.items() if k != NOTE}
         reply = _unseen(with_content(message, filled(RecordDict, content)), context, call_next)
         if reply.has_error():
@@ -112,14 +129,19 @@ class Uplink:
         said, says = reply.content, ToServer(note.number, version=note.version)
         key = _key_of_model(said, name) if trains(message) else None
         if key is not None:
-            change = self._change(said[key], note, form, start)  # type: ignore[arg-type]
-            payload, says = self._encoded(change, note, clip, said, context)
+            record = said[key]
+            assert isinstance(record, ArrayRecord)
+            payload, says = self._encoded(
+                self._change(record, note, form, start), note, clip, said, context
+            )
+            natives = natives_of(record) if base.arrays else {}
             said[key] = payload_record(payload)
+            if beside := base.payload({**base.arrays, **natives}):
+                said[key] = with_payload(payload_record(payload), NATIVE, beside)
         if NOTE in said:
             raise PayloadError(f"a reply's record {NOTE!r} is the link's: give yours another name")
-        record = written(says)
-        if record:
-            said[NOTE] = record
+        if written_note := written(says):
+            said[NOTE] = written_note
         self._measure(said, time.perf_counter() - began, drift)
         return reply
 

@@ -72,7 +72,7 @@ class Trainer(real.Trainer):
         self.spoil, self.steps = spoil or {}, steps
         self.given, self.models = {}, {}  # (node, number) -> gradient, model it is of
 
-    def gradient(self, node, model, *, number):
+    def gradient(self, node, model, natives=None, *, number):
         """Node ids are from 1, as the server sees them; so are numbers."""
         key = node.index + 1, number + 1
         self.models[key] = model.copy()
@@ -83,7 +83,7 @@ class Trainer(real.Trainer):
         metrics = {"loss": 1.0 / number if number else 2.0, "num-examples": key[0]}
         return made, {**metrics, "num-steps": self.steps(*key)}
 
-    def train(self, node, model, orders):
+    def train(self, node, model, orders, natives=None):
         made, metrics = self.gradient(node, model, number=orders.number - 1)
         return np.concatenate([model[:TRAINED] - made[:TRAINED], made[TRAINED:]]), metrics
 

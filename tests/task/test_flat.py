@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from task.errors import TaskError
 from task.flat import FlatModel
 from task.models import build_model
 
@@ -170,9 +171,10 @@ def test_shared_frozen_scalar_and_local_tensors():
     plain = Odd()
     flat = FlatModel(copy.deepcopy(plain))
     assert flat.names == (
-        "scale", "a.weight", "a.bias", "b.bias", "frozen.weight", "frozen.bias", "mean",
+        "scale", "a.weight", "a.bias", "b.bias",
     )  # fmt: skip
     assert flat.num_parameters == 1 + 16 + 4 + 4
+    assert list(flat.natives()) == ["frozen.weight", "frozen.bias", "mean", "count"]
     module = flat.module
     assert module.b.weight is module.a.weight
     assert module.a.same is module.mean
@@ -188,11 +190,78 @@ def test_shared_frozen_scalar_and_local_tensors():
     torch.testing.assert_close(module(images), plain(images))
     assert torch.equal(module.frozen.weight, plain.frozen.weight)
 
-    flat.state.fill_(0.0)
-    assert not module.a.same.any()
+    module.mean.zero_()
+    module.mask.zero_()
+    module.count += 3
+    flat.load(flat.state, {"count": np.array(5)})
+    assert module.a.same is module.mean
+    assert module.mean.all()
     assert module.mask.all()
+    assert module.count == 5
+    flat.load(flat.state)
+    assert module.count == 0
+
+
+class Replacing(nn.Module):
+    """Puts other tensors in the place of its buffers, as a forward pass may."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.register_buffer("running_mean", torch.zeros(2))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("late", None)
+
+    def forward(self, x):
+        self.running_mean = self.running_mean + 1
+        self.count = self.count + 1
+        self.late = x
+        return self.a(x)
+
+
+def test_what_a_forward_pass_puts_in_the_place_of_buffers_is_state_too():
+    flat = FlatModel(Replacing())
+    for _ in range(2):
+        flat.load(torch.arange(8.0))
+        assert flat.module.late is None
+        flat.module(torch.ones(1, 2))
+        flat.module(torch.ones(1, 2))
+        flat.collect_state()
+        assert flat.state[6:].tolist() == [8, 9]
+        assert flat.natives() == {"count": 2}
+    flat.module.count = torch.zeros(3)
+    with pytest.raises(
+        TaskError, match=r"count was int64 \(\), and after a batch it is float32 \(3,\)"
+    ):
+        flat.natives()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6).reshape(2, 3).t(),
+        torch.tensor([1.5, -torch.inf]).bfloat16(),
+        torch.tensor(2 - 3j, dtype=torch.complex64).conj(),
+        torch.ones(2, 3, dtype=torch.complex64),
+        torch.ones(1).expand(4),
+        torch.zeros(0, 3),
+        torch.tensor(True),
+        torch.tensor([1, 2], dtype=torch.float8_e4m3fn),
+    ],
+    ids=str,
+)
+def test_native_tensors_are_arrays_and_back(tensor):
+    module = nn.Linear(1, 1)
+    module.register_buffer("odd", tensor.clone(memory_format=torch.preserve_format))
+    flat = FlatModel(module)
+    (array,) = flat.natives().values()
+    array = np.array(array)
+    flat.load(flat.state, {"odd": np.zeros_like(array)})
+    assert not module.odd.to(torch.complex64).any()
+    flat.load(flat.state, {"odd": array})
+    assert torch.equal(module.odd.to(torch.complex64), tensor.to(torch.complex64))
 
 
 def test_other_float_types_are_refused():
-    with pytest.raises(TypeError, match=r"0\.weight is torch\.float64"):
+    with pytest.raises(TaskError, match=r"0\.weight is float64"):
         FlatModel(nn.Sequential(nn.Linear(2, 2).double()))

@@ -1,0 +1,214 @@
+"""A model's whole state travels, or is a constant: nothing outlives a message in a process."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import client.app
+from client.trainer import Trainer
+from conf.load import run_config
+from simulation.job import Job
+from simulation.local import run_local
+from task.models.parts import MODELS
+from tests.runs import composed, result_of
+from tests.zoo import ZOO, makers
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["dataset=digits", "batch_size=16", "lr=0.02", "nodes=3"]
+FEW = ["rounds=3", "local_steps=2"]
+REAL = {"seconds", "seconds_by_segment", "segments"}
+# One of each kind: what the nodes send, what they get, how it is mixed.
+KINDS = {
+    "one flat vector, int8 both ways": [*FEW, "strategy.fraction_evaluate=1"],
+    "a memory": [*FEW, "algorithm=fedavg_topk", "downlink=f2i"],
+    "an optimizer of Flower's": [*FEW, "strategy=fedadam"],
+    "a robust one": [*FEW, "strategy=fedmedian"],
+    "steps, followed": ["rounds=4", "algorithm=esgd"],
+    "steps, not followed": ["rounds=4", "algorithm=dgc", "downlink=full"],
+    "steps, robust": ["rounds=4", "algorithm=esgd", "strategy.mean=median"],
+    "low rank": ["rounds=4", "algorithm=powersgd"],
+    "pushes, by parameter": ["algorithm=adacomp", "strategy.pushes=12", "eval_every=4"],
+    "pushes, mixed": ["algorithm=fedasync", "strategy.pushes=9", "local_steps=2"],
+    "pushes, buffered": ["algorithm=fedbuff", "strategy.pushes=12", "local_steps=2"],
+}
+
+
+def run(folder, words, workers=1, *, resume=False):
+    config = composed(*words)
+    values = {**run_config(config, str(folder)), "resume": resume}
+    run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=workers)
+    return left(folder)
+
+
+def left(folder):
+    """Return a run's model as bytes, and its history but for what is measured in real seconds."""
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    said = [{k: v for k, v in row.items() if k not in REAL} for row in rows]
+    assert result_of(folder)["failures"] == 0
+    assert not result_of(folder)["diverged"]
+    return (folder / "model.safetensors").read_bytes(), said
+
+
+def of(name):
+    return [*SMALL, "model=mlp", f"model.name={name}"]
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """The zoo's models are there, as those of `task/models`."""
+    for name, make in makers().items():
+        monkeypatch.setitem(MODELS.members, name, make)
+
+
+@pytest.fixture
+def afresh(monkeypatch):
+    """Every message meets a process that knows of no other: all is built anew for it."""
+    monkeypatch.setattr(client.app, "trainer_for", lambda config, folder: Trainer(config, folder))
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Run the words in a folder of their own."""
+    count = 0
+
+    def call(*words, workers=1):
+        nonlocal count
+        count += 1
+        return run(tmp_path / str(count), list(words), workers)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_any_number_of_processes_gives_the_same_bits(name, start, tmp_path):
+    words = [*of(name), *KINDS["a memory"]]
+    one = start(*words)
+    assert start(*words, workers=2) == start(*words, workers=3) == one
+    plain = ZOO[name](64, 10)
+    before = {key: tensor.clone() for key, tensor in plain.state_dict().items()}
+    saved = load_file(tmp_path / "1" / "model.safetensors")
+    plain.load_state_dict(
+        saved, strict=True, assign=True
+    )  # into what is expanded nothing is copied
+    assert saved.keys() == before.keys()
+    for key, tensor in saved.items():
+        assert (tensor.shape, tensor.dtype) == (before[key].shape, before[key].dtype)
+        if key.endswith(("count", "num_batches_tracked", "doubles", "same")):
+            assert tensor.abs().sum() > 0, key
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_message_could_meet_another_process(kind, start, request):
+    words = [*of("zoo_all"), *KINDS[kind]]
+    shared = start(*words)
+    assert start(*words, workers=2) == shared
+    request.getfixturevalue("afresh")
+    assert start(*words) == shared
+
+
+@pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
+def test_cut_models_keep_all_of_their_state(algorithm, start, tmp_path):
+    words = [*of("zoo_row"), f"algorithm={algorithm}", "rounds=6", "strategy.cuts=[1,2]"]
+    words += ["lr=0.001", "batch_size=32", "eval_every=3"]
+    assert start(*words) == start(*words, workers=3)
+    saved = load_file(tmp_path / "1" / "model.safetensors")
+    MODELS.get("zoo_row")(1, 8, 10).load_state_dict(saved, strict=True)
+    counts = [tensor for name, tensor in saved.items() if name.endswith("count")]
+    assert [int(count) for count in counts] == [6, 6]
+    assert saved["2.num_batches_tracked"] == 6
+
+
+@pytest.mark.parametrize("kind", ["a memory", "steps, followed", "pushes, buffered"])
+def test_a_run_goes_on_with_all_of_the_state(kind, tmp_path, monkeypatch):
+    from strategy.app import Run
+
+    words = [*of("zoo_all"), *KINDS[kind], "checkpoint_every=1"]
+    whole, done = run(tmp_path / "whole", words), Run.round_done
+
+    def stops(self, server_round, arrays):
+        if server_round >= 2:
+            monkeypatch.setattr(Run, "round_done", done)
+            raise KeyboardInterrupt
+        return done(self, server_round, arrays)
+
+    monkeypatch.setattr("strategy.checkpoint.SHARE", float("inf"))
+    monkeypatch.setattr(Run, "round_done", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", words)
+    assert run(tmp_path / "cut", words, resume=True) == whole
+
+
+def test_nodes_that_begin_with_other_constants_are_sent_the_servers(start, monkeypatch, tmp_path):
+    words = [*of("zoo_masked"), "rounds=3", "local_steps=2"]
+    usual = start(*words)
+    build = MODELS.members["zoo_masked"]
+
+    def other(*shape):
+        module = build(*shape)
+        module.turned *= 1.0001  # as another processor would compute it
+        return module
+
+    class Elsewhere(Trainer):
+        def __init__(self, config, folder=None):
+            with monkeypatch.context() as patch:
+                patch.setitem(MODELS.members, "zoo_masked", other)
+                super().__init__(config, folder)
+
+    made = {}
+    monkeypatch.setattr(
+        client.app,
+        "trainer_for",
+        lambda config, folder: made.get(0) or made.setdefault(0, Elsewhere(config)),
+    )
+    folder = tmp_path / "elsewhere"
+    assert run(folder, words) == usual
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return {"steps": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+def with_buffer(tensor):
+    module = nn.Linear(64, 10)
+    module.register_buffer("odd", tensor)
+    return nn.Sequential(nn.Flatten(), module)
+
+
+def alike():
+    one, two = nn.Linear(64, 64), nn.Linear(64, 64)
+    two.weight.data = one.weight.data
+    return nn.Sequential(nn.Flatten(), one, two, nn.Linear(64, 10))
+
+
+REFUSED = {
+    "float64": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double(), "must be float32"),
+    "halves": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half(), "must be float32"),
+    "bfloat16": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).bfloat16(), "float32"),
+    "extra": (lambda: nn.Sequential(nn.Flatten(), Extra(64, 10)), "_extra_state cannot travel"),
+    "lazy": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "has no shape yet"),
+    "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), "sparse float32, which cannot"),
+    "nan": (lambda: with_buffer(torch.tensor([1.0, torch.nan])), "holds NaN"),
+    "alike": (alike, "share memory and are two"),
+    "nothing": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False), "no"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_travel_is_said_in_one_line_before_the_run(name, cli, monkeypatch, tmp_path):
+    build, said = REFUSED[name]
+    monkeypatch.setitem(MODELS.members, "zoo_odd", lambda *shape: build())
+    words = [*of("zoo_odd"), "rounds=1", "engine.workers=1", f"hydra.run.dir={tmp_path}"]
+    code, printed = cli(*words)
+    assert code == (0 if said is None else 2)
+    if said is not None:
+        assert said in printed.err
+        assert len(printed.err.strip().splitlines()) == 1
+        assert not (tmp_path / "result.json").exists()
