@@ -9,7 +9,7 @@ import logging
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.load import to_config
 from conf.real_time import only_virtual
+from conf.trust import Machine, confine_data
 from report.progress import RunProgress
 from report.segments import show
 from report.summary import read_result, summary_table
@@ -35,6 +36,7 @@ from strategy.checkpoint import FILE as CHECKPOINT
 
 ROOT = Path(__file__).parents[1]
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # one job after the other
+SUPERLINK = "simulation.on_superlink.run_on_superlink"  # whose runs are submitted
 RATES = ("eta", "server_learning_rate", "server_lr")  # what strategies call the server's own
 console = Console(highlight=False)
 
@@ -64,7 +66,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     config = to_config(composed)
     set_up_logging(config.verbose)
     with console.status("loading") if alone() else nullcontext():
-        engine = prepare(config)
+        engine = prepare(as_the_server_reads(config))
     values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
     if resumes():
         values[RESUME] = True
@@ -162,6 +164,17 @@ def what_to_try(config: Config) -> str:
     if not gradients:
         tries.append("fewer local_epochs= or local_steps=")
     return ", ".join(tries[:-1]) + " or " + tries[-1] if len(tries) > 1 else tries[0]
+
+
+def as_the_server_reads(config: Config) -> Config:
+    """Return the configuration with its data folder as a server takes it, where the run is one's.
+
+    Else `dataset.root` would be one folder here and another there. Raises `ConfigError`.
+    """
+    if config.engine.get("_target_") == SUPERLINK:
+        config = replace(config, dataset=replace(config.dataset))
+        confine_data(config, Machine.of({}))
+    return config
 
 
 def prepare(config: Config) -> Callable[[Job], None]:

@@ -115,6 +115,14 @@ def confine(config: Config, machine: Machine) -> None:
                     f"conf/{group}/*.yaml do; others are allowed on this machine itself, by "
                     f"--node-config 'allow=\"PACKAGE\"' or {ALLOW}=PACKAGE"
                 )
+    confine_data(config, machine)
+
+
+def confine_data(config: Config, machine: Machine) -> None:
+    """Make the data folder of a submitted configuration one below the machine's.
+
+    Who submits a run does so too, so that it looks where the server will. Raises `ConfigError`.
+    """
     root = config.dataset.root
     if root is not None:
         root = below(machine.data or DEFAULT_ROOT, root, "dataset.root")

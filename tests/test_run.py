@@ -138,6 +138,20 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
+def test_a_run_that_is_submitted_looks_for_photos_where_the_server_will(
+    command, photos, monkeypatch
+):
+    monkeypatch.setenv("EDGEWIRE_DATA", str(photos.parent))
+    words = ["engine=superlink", "engine.address=127.0.0.1:9", "dataset=imagefolder"]
+    for root in (str(photos), "../photos"):
+        code, printed, _ = command(*words, f"dataset.root={root}")
+        assert code == 2
+        assert "a folder below this machine's own for that" in printed.err
+    code, printed, _ = command(*words, "dataset.root=photos", "dataset.size=8", "nodes=2")
+    assert code == 2
+    assert "no SuperLink answers" in printed.err
+
+
 def test_a_folder_of_photos_trains(command, photos):
     args = ["dataset=imagefolder", f"dataset.root={photos}", "dataset.size=8", "nodes=3"]
     assert command(*QUICK, *args)[0] == 0

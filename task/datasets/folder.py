@@ -93,12 +93,14 @@ def load_folder(
     names = sorted(set(classes)) if classes is not None else class_folders(path)
     samples = []
     for name in class_folders(path):
+        files = sorted(f for f in (path / name).rglob("*") if _is_image(f))
+        if name not in names and not files:  # another data set's, or what a download has left
+            continue
         if name not in names:
             raise TaskError(
                 f"{path / name} is no known class: rename it to one of {', '.join(names)}, "
                 f"or remove it"
             )
-        files = sorted(f for f in (path / name).rglob("*") if _is_image(f))
         samples += [(file, names.index(name)) for file in files]
     if not samples:
         raise TaskError(

@@ -115,6 +115,13 @@ def test_classes_can_be_named(tmp_path):
     assert data.class_names == ("cat", "dog", "owl")
 
 
+def test_where_classes_are_named_a_failed_downloads_folder_is_none(tmp_path):
+    photos(tmp_path)
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    data = load_data("imagefolder", root=str(tmp_path), classes=["cat", "dog"])
+    assert data.class_names == ("cat", "dog")
+
+
 def test_large_photos_are_averaged_not_picked(tmp_path):
     (tmp_path / "a").mkdir()
     board = (np.indices((256, 256)).sum(0) % 2 * 255).astype(np.uint8)
