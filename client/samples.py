@@ -127,7 +127,10 @@ class Samples:
         kept = len(indices) - int(len(indices) * self.config.dataset.holdout)
         indices = indices[kept:] if held_back else indices[:kept]
         if not len(indices):
-            raise ValueError(f"node {node.index} has no samples; give fewer nodes or less holdout")
+            cure = (
+                "a larger dataset.holdout" if held_back else "fewer nodes or less dataset.holdout"
+            )
+            raise ValueError(f"node {node.index} has no samples for that: give {cure}")
         return indices
 
     def _prepared_samples(self, indices: Tensor) -> Batch:

@@ -166,12 +166,17 @@ def what_to_try(config: Config) -> str:
     return ", ".join(tries[:-1]) + " or " + tries[-1] if len(tries) > 1 else tries[0]
 
 
+def is_submitted(config: Config) -> bool:
+    """Return whether a server that runs already gets the run."""
+    return bool(config.engine.get("_target_") == SUPERLINK)
+
+
 def as_the_server_reads(config: Config) -> Config:
     """Return the configuration with its data folder as a server takes it, where the run is one's.
 
     Else `dataset.root` would be one folder here and another there. Raises `ConfigError`.
     """
-    if config.engine.get("_target_") == SUPERLINK:
+    if is_submitted(config):
         config = replace(config, dataset=replace(config.dataset))
         confine_data(config, Machine.of({}))
     return config
@@ -191,6 +196,7 @@ def prepare(config: Config) -> Callable[[Job], None]:
         model_of,
         optimizer_of,
         partition_of,
+        server_data_of,
     )
     from strategy.schedule import Schedule
     from strategy.scheme import scheme_for, scheme_of
@@ -198,13 +204,14 @@ def prepare(config: Config) -> Callable[[Job], None]:
     engine = engine_of(config)
     codec_of(config)
     scheme_of(config)  # before data are read: what they decide of it comes below
-    data = data_of(config)
+    data = server_data_of(config) if is_submitted(config) else data_of(config)
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))
     device_of(config)
     scheme_for(config, data)
     Schedule(config.schedule, config.lr).step(loss=1.0)
-    partition_of(config, data).indices(0)
+    if len(data.train.labels):  # else the nodes have what there is
+        partition_of(config, data).indices(0)
     return engine
 
 

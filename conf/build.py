@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 from compression import Codec, make_codec
 from conf.check import check_target
 from conf.schema import CompressionConfig, Config, ConfigError
+from conf.trust import Machine
 from task.datasets import Data, load_data, load_folder
 from task.datasets.data import holdout
+from task.datasets.folder import DEFAULT_SIZE, MEAN, STD, has_photos, without_photos
 from task.models import build_model
 from task.optimizers import SGD, ServerOptimizer
 from task.partition import Partition
@@ -59,6 +61,20 @@ def data_of(config: Config, folder: str | None = None) -> Data:
     return replace(data, mean=(), std=()) if config.dataset.per_image else data
 
 
+def server_data_of(config: Config) -> Data:
+    """Return the data set as a server has it, whose nodes may have folders of their own.
+
+    Photos need not be at the server: where `dataset.classes` says what they show, and no
+    `dataset.root` where they lie, the splits may be empty.
+    """
+    d = config.dataset
+    said = d.root not in (None, Machine.of({}).data)  # `confine_data` has put that one in
+    if d.name != "imagefolder" or not d.classes or said or has_photos(d.root, d.classes):
+        return data_of(config)
+    data = without_photos(d.classes, d.size)
+    return replace(data, mean=(), std=()) if d.per_image else data
+
+
 def _own_data(config: Config, folder: str | None) -> Data:
     d = config.dataset
     if folder is None:
@@ -71,8 +87,8 @@ def _own_data(config: Config, folder: str | None) -> Data:
             "a device's own folder needs the names of all the run's classes, as in "
             "dataset.classes=[cat,dog]"
         )
-    split = load_folder(folder, d.classes, size=d.size or 32, channels=3)
-    return Data(split, split, len(set(d.classes)), (0.5,) * 3, (0.25,) * 3)
+    split = load_folder(folder, d.classes, size=d.size or DEFAULT_SIZE, channels=3)
+    return Data(split, split, len(set(d.classes)), MEAN, STD)
 
 
 @functools.lru_cache(maxsize=2)

@@ -18,19 +18,20 @@ from compression.flower.notes import NOTE
 from compression.flower.traffic import flower_bytes
 from compression.statistics import variances
 from conf import Config, ConfigError, load_config
-from conf.build import data_of, model_of
+from conf.build import model_of, server_data_of
 from conf.check import check_target
 from conf.real_time import expect_real_time
 from conf.trust import output_of
 from deploy.grids import bundled, was_stopped
 from deploy.releases import older_superlink
 from strategy.checkpoint import forget
+from strategy.federated import Federated
 from strategy.lasting import LastingNodes
 from strategy.nodes import OrderedGrid, count_nodes
 from strategy.records import Records
 from strategy.resume import Keeper, LastingGrid
 from strategy.schedule import Schedule
-from strategy.scheme import expect_named, scheme_for
+from strategy.scheme import asks_nodes, expect_named, scheme_for
 from strategy.segments import Segmented
 from strategy.stopping import Stopping
 from task.draws import OwnStream
@@ -112,7 +113,7 @@ class Run:
         self.config = config
         self.grid = grid
         self.records = records
-        self.data = data_of(config)
+        self.data = server_data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)
         self.strategy = scheme_for(config, self.data)
         self.schedule = Schedule(config.schedule, config.lr)
@@ -140,6 +141,17 @@ class Run:
         if getattr(self.strategy, "sends_models", True):
             size = flower_bytes(arrays) + native_bytes(self.strategy.initial)
             self.grid.follow(size, NOTE)
+        if not len(self.labels):
+            log.warning("%s", self._untested())
+
+    def _untested(self) -> str:
+        """Return in one line what becomes of the accuracy where the server has no test data."""
+        said = "no photos at the server to test on: accuracy is"
+        if asks_nodes(self.strategy):
+            return f"{said} of what the nodes hold back (dataset.holdout)"
+        if isinstance(self.strategy, Federated):
+            return f"{said} not measured (strategy.fraction_evaluate=1 dataset.holdout=0.2 does)"
+        return f"{said} not measured"
 
     def start(self) -> None:
         """Train: the strategy's rounds, each measured and recorded by `round_done`."""
@@ -159,7 +171,9 @@ class Run:
         """Measure the model after a round (0: before the first), write the row, set the next lr."""
         last = server_round == self.config.rounds
         metrics, self.newest = MetricRecord(), arrays
-        if last or server_round % self.config.eval_every == 0:
+        if not len(self.labels):
+            metrics = self._only_at_nodes()
+        elif last or server_round % self.config.eval_every == 0:
             metrics = MetricRecord(self._measure(arrays)._asdict())
         trained = self.strategy.train_metrics if server_round else None
         train_loss = None if trained is None else float(trained["loss"])
@@ -215,6 +229,13 @@ class Run:
             return {}
         return {f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss")}
 
+    def _only_at_nodes(self) -> MetricRecord:
+        """Return what the nodes' own evaluation gave, as the server's is named."""
+        measured = self.strategy.evaluate_metrics
+        if measured is None:
+            return MetricRecord()
+        return MetricRecord({name: cast(float, measured[name]) for name in Evaluation._fields})
+
     def _least_variance(self, arrays: ArrayRecord) -> dict[str, float]:
         """Return the smallest of BatchNorm's running variances, of a model that has any."""
         if not self.variances:
@@ -229,7 +250,7 @@ class Run:
         """
         if not self.records.last:
             return
-        if self.newest is not None and not measure:
+        if self.newest is not None and not (measure and len(self.labels)):
             self.show(self.newest)
         elif self.newest is not None:
             self.records.measured(self._measure(self.newest)._asdict())

@@ -103,6 +103,11 @@ class Federated(Sheltered):
         """How many rounds are through."""
         return self._state.round
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether nodes are asked to evaluate the model."""
+        return any(getattr(each, "fraction_evaluate", 0) > 0 for each in wrapped(self.strategy))
+
     def save(self) -> bytes:
         """Return the state as bytes.
 

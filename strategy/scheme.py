@@ -77,6 +77,8 @@ def scheme_for(config: Config, data: Data) -> Scheme:
     not go.
     """
     scheme = scheme_of(config)
+    if not len(data.train.labels):
+        _expect_without_data(scheme, config)
     gradients = gradients_of(config)
     if not isinstance(scheme, Segmented):
         if not gradients.exact:
@@ -92,6 +94,25 @@ def scheme_for(config: Config, data: Data) -> Scheme:
         except ValueError as error:
             raise ConfigError(f"strategy: {error}") from error
     return scheme
+
+
+def asks_nodes(scheme: Scheme) -> bool:
+    """Return whether the nodes, too, measure the model: some of Flower's strategies let them."""
+    return isinstance(scheme, Federated) and scheme.evaluates
+
+
+def _expect_without_data(scheme: Scheme, config: Config) -> None:
+    """Raise `ConfigError` for what needs samples at a server that has none."""
+    if isinstance(scheme, Segmented):
+        raise ConfigError(
+            "no photos at the server, which cuts a model by the data: put photos into its own "
+            "folder, and give dataset.root=, or choose a strategy that does not cut"
+        )
+    if asks_nodes(scheme) and not config.dataset.holdout:
+        raise ConfigError(
+            "no photos at the server to test on, and none that nodes hold back: give "
+            "dataset.holdout=0.2, say, a share of each node's own"
+        )
 
 
 def scheme_of(config: Config) -> Scheme:

@@ -8,8 +8,10 @@ import signal
 import threading
 from contextlib import contextmanager
 
+import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from PIL import Image
 
 from conf.load import HERE, compose_config, to_config
 
@@ -18,6 +20,16 @@ QUICK = ["rounds=3", "engine.workers=1"]
 
 def result_of(folder):
     return json.loads((folder / "result.json").read_text())
+
+
+def write_photos(folder, seed=0):
+    """Write ten dark cats and ten light dogs, in a folder each."""
+    random = np.random.default_rng(seed)
+    for label, name in enumerate(("cat", "dog")):
+        (folder / name).mkdir(parents=True)
+        for number in range(10):
+            pixels = random.integers(0, 99, (9, 7, 3), np.uint8) + np.uint8(150 * label)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
 
 
 @contextmanager

@@ -152,6 +152,29 @@ def test_a_run_that_is_submitted_looks_for_photos_where_the_server_will(
     assert "no SuperLink answers" in printed.err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no SuperLink answers"),
+        (["strategy.fraction_evaluate=1"], "give dataset.holdout=0.2"),
+        (["strategy.fraction_evaluate=1", "dataset.holdout=0.2"], "no SuperLink answers"),
+        (["algorithm=split_backprop", "nodes=3"], "no photos at the server, which cuts a model"),
+        (["dataset.root=phtos"], "phtos is not a folder"),
+        (["dataset.classes=null"], "no image in them"),
+        (["engine=local"], "no image in them"),
+    ],
+)
+def test_photos_may_be_on_devices_alone(words, said, command, tmp_path, monkeypatch):
+    (tmp_path / "data" / "digits").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    photos = ["dataset=imagefolder", "dataset.classes=[cat,dog]", "nodes=2"]
+    server = ["engine=superlink", "engine.address=127.0.0.1:9"]
+    code, printed, _ = command(*photos, *(words if "engine=local" in words else [*server, *words]))
+    assert code == 2
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
 def test_a_folder_of_photos_trains(command, photos):
     args = ["dataset=imagefolder", f"dataset.root={photos}", "dataset.size=8", "nodes=3"]
     assert command(*QUICK, *args)[0] == 0

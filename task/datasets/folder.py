@@ -15,6 +15,7 @@ from task.errors import TaskError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 DEFAULT_SIZE = 32
+MEAN, STD = (0.5,) * 3, (0.25,) * 3  # the same for any photos, on every device
 
 
 @DATASETS.register("imagefolder")
@@ -44,7 +45,21 @@ def imagefolder(request: Request) -> Data:
             raise TaskError(
                 f"{shown(root)} has one image a class: none is left to test on, add more"
             )
-    return Data(train, test, len(names), (0.5,) * 3, (0.25,) * 3, tuple(names))
+    return Data(train, test, len(names), MEAN, STD, tuple(names))
+
+
+def has_photos(root: str | None, classes: Sequence[str]) -> bool:
+    """Return whether `root` (None: the default one) has a folder of any class, or of a split."""
+    folder = Path(root or DEFAULT_ROOT).expanduser()
+    return any((folder / name).is_dir() for name in ("train", "test", *classes))
+
+
+def without_photos(classes: Sequence[str], size: int | None) -> Data:
+    """Return what `imagefolder` does where there is no photo: splits of 0 images, of that shape."""
+    side = size or DEFAULT_SIZE
+    empty = Split(torch.empty((0, 3, side, side), dtype=torch.uint8), torch.empty(0).long())
+    names = tuple(sorted(set(classes)))
+    return Data(empty, empty, len(names), MEAN, STD, names)
 
 
 def _lacking(source: Path, names: Sequence[str], empty: Sequence[str]) -> str:

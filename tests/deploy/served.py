@@ -185,10 +185,11 @@ class FakeNode:
 class Fleet:
     """Nodes in a thread of this process, that answer with our own ClientApp.
 
-    `late`: after so many replies there is one node more.
+    `late`: after so many replies there is one node more; `folders`: of each node's own photos.
     """
 
-    def __init__(self, address, count, late=None):
+    def __init__(self, address, count, late=None, folders=None):
+        self._folders = folders
         self._address, self._late, self._replies = address, late, 0
         self._count = count
         self._nodes = [FakeNode(address) for _ in range(count)]
@@ -223,6 +224,8 @@ class Fleet:
             body = node.call(GetRunRequest(node=node.node, run_id=run), "get-run").content
             config = user_config_from_proto(GetRunResponse.FromString(body).run.override_config)
             place = {"partition-id": index % self._count, "num-partitions": self._count}
+            if self._folders is not None:
+                place = {**place, "data": str(self._folders[index])}
             context = Context(run, node.node.node_id, place, RecordDict(), config)
             self._contexts[run, index] = context
             TaskIdentity.task_id, TaskIdentity.run_id = 1, run

@@ -1,5 +1,6 @@
 """`engine=superlink`, for real: a server in a process of its own, its ServerApp, nodes here."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import httpx
 import pytest
 
 from tests.deploy.served import Fleet
-from tests.runs import result_of, told_to_end
+from tests.runs import result_of, told_to_end, write_photos
 
 WORDS = ["engine=superlink", "algorithm=esgd", "nodes=2", "eval_every=3", "lr=0.1"]
 
@@ -65,6 +66,23 @@ def test_a_run_that_fails_is_a_line(server, command):
     assert "dataset.root=/etc: a run that is submitted" in said.err
     assert said.err.count("\n") == 1
     assert not (folder / "result.json").exists()
+
+
+def test_without_photos_to_test_on_no_accuracy_is_made_up(server, command, tmp_path):
+    """No node is asked to evaluate by a strategy of ours."""
+    write_photos(tmp_path / "photos")
+    words = [*WORDS, "rounds=4", "dataset=imagefolder", "dataset.classes=[cat,dog]"]
+    with Fleet(server, 2, folders=[tmp_path / "photos"] * 2):
+        code, said, folder = command(*words, "dataset.size=8", f"engine.address={server}")
+    assert code == 0, said
+    assert "no photos at the server to test on: accuracy is not measured" in said.out
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [row["accuracy"] for row in rows] == [None] * 5
+    assert rows[4]["train_loss"] < rows[1]["train_loss"]
+    result = result_of(folder)
+    assert (result["accuracy"], result["best_accuracy"], result["diverged"]) == (None, None, False)
+    assert (result["client_updates"], result["ended"]) == (8, "finished")
+    assert (folder / "model.safetensors").exists()
 
 
 def test_a_run_that_is_stopped_keeps_what_it_has(server, command, tmp_path):

@@ -1,0 +1,70 @@
+"""The page's example of photos runs as it stands, but for addresses, folders and rounds."""
+
+import re
+import shlex
+import sys
+
+import httpx
+import pytest
+
+from deploy import keys
+from tests.deploy.servers import ROOT, eventually, field, free_port
+from tests.runs import result_of, write_photos
+
+PAGE = (ROOT / "docs" / "deploy.md").read_text()
+
+
+def commands(heading):
+    """Return the commands of a section, each as its words."""
+    section = re.search(rf"^## {heading}\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)[1]
+    blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("python")]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Everybody's folder, without photos at the server."""
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("kitchen", "garden")):
+        write_photos(tmp_path / name, seed)
+    return tmp_path
+
+
+def test_photos_on_devices_train_a_model(place, command):
+    make_server, make_nodes, serve, register = commands("The server")
+    node, run = commands("Photos")
+    port = free_port()
+    with field(place) as f:
+        assert keys.main(make_server[3:]) == keys.main(make_nodes[3:]) == 0
+        f.start([sys.executable, *serve[1:], "--port", str(port)], "server.log", cwd=place)
+        answers = f"https://localhost:{port}/health"
+        eventually(lambda: is_up(answers), 120)
+        assert keys.main(["--superlink", f"localhost:{port}", *register[3:]]) == 0
+        for name in ("kitchen", "garden"):
+            here = {
+                "python": sys.executable,
+                "my.server.org:8000": f"localhost:{port}",
+                "state": f"state-{name}",
+                "ca.crt": "keys/ca.crt",
+                "kitchen.key": f"keys/nodes/{name}.key",
+                'data="/srv/photos"': f'data="{place / name}"',
+            }
+            assert set(here) <= set(node)
+            f.start([here.get(word, word) for word in node], f"{name}.log", cwd=place)
+        assert run[:2] == ["python", "run.py"]
+        words = [word.replace(":8000", f":{port}") for word in run[2:]]
+        code, printed, folder = command(*words, "rounds=2", "local_epochs=5")
+        assert code == 0, (printed, f.said("server.log"), f.said("kitchen.log"))
+    result = result_of(folder)
+    said = " ".join(printed.out.split())
+    assert said.count("no photos at the server to test on: accuracy is of what the nodes hold") == 1
+    assert result["accuracy"] == result["node_accuracy"] == 1.0
+    assert (result["failures"], result["client_updates"]) == (0, 4)
+
+
+def is_up(address):
+    try:
+        return httpx.get(address, verify=False, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
