@@ -59,11 +59,15 @@ def test_a_run_ends_as_on_the_local_engine(server, command):
     assert "Starting SparseAveraging" in (folder / "superlink.log").read_text()
 
 
-def test_a_run_that_fails_is_a_line(server, command):
+def test_a_run_that_fails_is_a_line(server, command, tmp_path, monkeypatch):
+    """What is here, and not where the server looks."""
+    write_photos(tmp_path / "not-there")
+    monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path))
+    words = [*WORDS, "dataset=imagefolder", "dataset.root=not-there", "dataset.size=8"]
     with Fleet(server, 2):
-        code, said, folder = command(*WORDS, "dataset.root=/etc", f"engine.address={server}")
+        code, said, folder = command(*words, f"engine.address={server}")
     assert code == 1
-    assert "dataset.root=/etc: a run that is submitted" in said.err
+    assert "not-there is not a folder" in said.err
     assert said.err.count("\n") == 1
     assert not (folder / "result.json").exists()
 
