@@ -157,12 +157,12 @@ def _draw_updates(patch: Any) -> None:
     def drawn(node: Any, number: int, size: int) -> Any:
         return np.random.default_rng((node.index, number)).normal(0, 0.01, size).astype("float32")
 
-    def train(self: Trainer, node: Any, start: Any, orders: Any) -> Any:
+    def train(self: Trainer, node: Any, start: Any, orders: Any, natives: Any = None) -> Any:
         trained = start + drawn(node, orders.number, len(start))
         trained[self.trained :] = start[self.trained :]
         return trained, {LOSS: 1 + orders.number % 2, EXAMPLES: 8, STEPS: 1}
 
-    def gradient(self: Trainer, node: Any, model: Any, *, number: int) -> Any:
+    def gradient(self: Trainer, node: Any, model: Any, natives: Any = None, *, number: int) -> Any:
         update = drawn(node, number, len(model))
         update[self.trained :] = model[self.trained :]
         return update, {LOSS: 1.0 + number % 2, EXAMPLES: 8, STEPS: 1}

@@ -21,7 +21,8 @@ NUMBERS = (0, 1, -1, 2, 3, 10**6, 2**31, 2**40, 2**62, 2**63 - 1, 10**300, 0.0, 
            1e308, float("nan"), float("inf"), True, "x", b"12345678", [1, 2], [0.5], ["a"],
            [])  # fmt: skip
 TYPES = ("float16", "float64", "int8", "int64", "uint64", "bool", "bfloat16", "complex64", "object")
-EXTRA = ("copy", "gradients-0", "gradients", "output", "input", "labels", "payload", "more", "")
+EXTRA = ("copy", "gradients-0", "gradients", "output", "input", "labels", "payload", "native",
+         "initial", "more", "")  # fmt: skip
 HUGE = (1 << 20, 1 << 30, 1 << 31, 1 << 32, 1 << 40, 1 << 62)
 
 

@@ -21,7 +21,7 @@ def test_only_its_node_fails_of_a_mutated_reply(case, pytestconfig):
     replies = pytestconfig.getoption("--replies") or FEW
     seed = CASES.index(case)
     app, ended = fuzz(case, replies, seed)
-    last = f"{case}, seed {seed}, mutation {app.mutated}: {app.done[-1]}"
+    last = f"{case}, seed {seed}, mutation {app.mutated}: {app.done[-1:]}"
     assert not ended, f"{last} ended the run: {ended}"
     honest = {node: why for node, why in app.blamed.items() if node not in app.bad}
     assert not honest, f"{last}: honest nodes were left out: {honest}"
