@@ -15,13 +15,13 @@ from tests.strategy.test_checkpoints import left
 
 SMALL = ["dataset=digits", "batch_size=16", "engine.workers=2"]
 PRESETS = {  # of each kind of strategy one
-    "synchronous": ["algorithm=esgd", "nodes=3", "rounds=120", "eval_every=60"],
-    "of Flower's": ["algorithm=fedavg_topk", "nodes=3", "rounds=40", "local_steps=3",
-                    "eval_every=20"],
-    "asynchronous": ["algorithm=adacomp", "nodes=3", "strategy.pushes=240",
+    "synchronous": ["algorithm=esgd", "nodes=3", "rounds=60", "eval_every=60"],
+    "of Flower's": ["algorithm=fedavg_topk", "nodes=3", "rounds=24", "local_steps=3",
+                    "eval_every=24"],
+    "asynchronous": ["algorithm=adacomp", "nodes=3", "strategy.pushes=120",
                      "strategy.record_every=5", "eval_every=120"],
-    "cut model": ["algorithm=synthetic_gradients", "rounds=24", "strategy.record_every=1",
-                  "eval_every=24"],
+    "cut model": ["algorithm=synthetic_gradients", "rounds=16", "strategy.record_every=1",
+                  "eval_every=16"],
 }  # fmt: skip
 STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 pytestmark = pytest.mark.usefixtures("listening")
@@ -95,9 +95,9 @@ def test_a_worker_leaves_stops_to_its_parent(whole, forks, tmp_path):
     assert left(tmp_path) == left(of_whole)
 
 
-def test_workers_end_with_a_parent_that_is_killed(whole, forks, tmp_path):
-    words, of_whole = whole
-    process = begun(forks, [*words, f"hydra.run.dir={tmp_path}"], tmp_path, rows_of(of_whole) // 4)
+def test_workers_end_with_a_parent_that_is_killed(forks, tmp_path):
+    words = [*PRESETS["synchronous"], *SMALL, f"hydra.run.dir={tmp_path}"]
+    process = begun(forks, words, tmp_path, 15)
     workers = children_of(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.join(10)
