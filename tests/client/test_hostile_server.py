@@ -78,9 +78,12 @@ def images(**options):
     ("change", "options"),
     [
         (lambda folder: None, {"classes": ["x", "y"]}),
-        (lambda folder: (folder / "anna" / "0.png").write_bytes(b"broken"), {}),
+        (
+            lambda folder: (folder / "anna" / "0.png").write_bytes(b"broken"),
+            {"classes": ["anna", "bert"]},
+        ),
         (lambda folder: (folder / "anna").rename(folder / "third"), {"classes": ["anna", "bert"]}),
-        (lambda folder: folder.rename(folder.parent / "gone"), {}),
+        (lambda folder: folder.rename(folder.parent / "gone"), {"classes": ["anna", "bert"]}),
     ],
 )
 def test_an_error_tells_nothing_of_a_nodes_own_folder(ask, photos, change, options):

@@ -45,14 +45,14 @@ def test_another_version_of_it_is_named(tmp_path):
     write(tmp_path, PARTS)
     path = tmp_path / checkpoint.FILE
     path.write_bytes(
-        path.read_bytes().replace(b'"edgewire-checkpoint": 1', b'"edgewire-checkpoint": 2')
+        path.read_bytes().replace(b'"edgewire-checkpoint": 2', b'"edgewire-checkpoint": 1')
     )
     with pytest.raises(ConfigError, match="of another version"):
         read(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "head", [b"[]", b"5", b"{}", b'{"edgewire-checkpoint":1,"parts":[["a",9e99,""]]}']
+    "head", [b"[]", b"5", b"{}", b'{"edgewire-checkpoint":2,"parts":[["a",9e99,""]]}']
 )
 def test_heads_that_are_none(tmp_path, head):
     (tmp_path / checkpoint.FILE).write_bytes(head + b"\n")

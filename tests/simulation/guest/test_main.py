@@ -135,7 +135,7 @@ def test_apps_of_the_old_api(tmp_path):
     assert "round 2: 5727.27" in err  # 500 numbers, twice the mean of all partitions but 3
     found, size = summary(out), 500 * 8
     assert (found["sent"], found["failed"]) == (48, 2)
-    assert found["up"] == pytest.approx(22 * size, rel=0.05)
+    assert 22 * size < found["up"] < 22 * (size + 500)  # and what its records say beside numbers
     assert found["virtual"] < 48 * 0.08  # not one after the other
 
 
