@@ -168,6 +168,17 @@ def test_a_push_that_was_not_answered_is_sent_again_as_it_was(bundled, world):
     assert failed
 
 
+def test_two_attempts_to_push_that_broke_off_leave_no_object_out(world):
+    w = world()
+    w.steps()
+    w.ask()
+    w.link.faults["push_object"] = ["lost"] * 100  # whichever are sent at once
+    assert w.steps()
+    w.link.faults["push_object"] = ["unanswered"]
+    assert w.until_replied()
+    assert w.is_as_expected()
+
+
 def test_a_message_that_comes_again_is_answered_as_before(world):
     w = world()
     w.steps()
