@@ -43,14 +43,14 @@ WAYS = {
     "topk": Lines(', downlink="int8"', '"topk", density=0.1'),
     "dense": Lines("", '"dense"'),
 }
-TELL = '    print("traffic", link.traffic.as_dict())\n'
+TELL = 'print("traffic", link.traffic.as_dict())'
 
 
 def linked(app: Path, folder: Path, lines: Lines, *, tell: bool = False) -> Path:
     """Copy an app into a folder, with the library in it and its two lines; return where it is.
 
-    `tell`: the server keeps the link, and prints at its end what that has counted. Raises
-    `ValueError` if the app has no such lines.
+    `tell`: the server prints at its end what the link has counted. Raises `ValueError` if the app
+    has no function under `@app.main()` or no `app = ClientApp(...)`.
     """
     copy = shutil.copytree(app, folder / app.name, ignore=shutil.ignore_patterns("__pycache__"))
     components = tomllib.loads((copy / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
@@ -62,22 +62,65 @@ def linked(app: Path, folder: Path, lines: Lines, *, tell: bool = False) -> Path
     unused = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "compression", package / LIBRARY, ignore=unused)
     source = f"from {package.name}.{LIBRARY}.flower import"
-    link = f"Link(grid{lines.link})"
-    link = f"(link := {link})" if tell else link
-    _put(server, "grid=grid", f"grid={link}")
-    _put(server, "app = ServerApp()", f"{source} Link\n\napp = ServerApp()")
-    with_mod = f"{source} Uplink\n\napp = ClientApp(mods=[Uplink({lines.uplink})])"
-    _put(client, "app = ClientApp()", with_mod)
-    if tell:
-        server.write_text(server.read_text() + TELL)  # `main` is its last function
+    server.write_text(with_link(server.read_text(), source, lines.link, tell=tell))
+    client.write_text(with_uplink(client.read_text(), source, lines.uplink))
     return copy
 
 
-def _put(file: Path, old: str, new: str) -> None:
-    text = file.read_text()
-    if text.count(old) != 1:
-        raise ValueError(f"{file} must hold {old!r} once, not {text.count(old)} times")
-    file.write_text(text.replace(old, new))
+def with_link(text: str, source: str, options: str, *, tell: bool = False) -> str:
+    """Return a ServerApp's module whose main function begins with the link around its grid."""
+    mains = [
+        each
+        for each in ast.parse(text).body
+        if isinstance(each, ast.FunctionDef)
+        and any(ast.unparse(mark).endswith(".main()") for mark in each.decorator_list)
+    ]
+    if len(mains) != 1:
+        raise ValueError(f"the ServerApp has {len(mains)} functions under `@app.main()`, not one")
+    main, body = mains[0], mains[0].body
+    documented = ast.get_docstring(main) is not None and len(body) > 1
+    grid, first = main.args.args[0].arg, body[1 if documented else 0]
+    rows, indent = text.splitlines(), " " * first.col_offset
+    if tell:
+        rows.insert(body[-1].end_lineno or len(rows), indent + TELL)
+    rows.insert(first.lineno - 1, f"{indent}{grid} = link = Link({grid}{options})")
+    return _with_import(rows, f"{source} Link")
+
+
+def with_uplink(text: str, source: str, options: str) -> str:
+    """Return a ClientApp's module whose `app` has the uplink as the first of its mods."""
+    calls = [
+        each.value
+        for each in ast.parse(text).body
+        if isinstance(each, ast.Assign)
+        and isinstance(each.value, ast.Call)
+        and ast.unparse(each.value.func).endswith("ClientApp")
+    ]
+    if len(calls) != 1:
+        raise ValueError(f"the module of the ClientApp makes {len(calls)} of them, not one")
+    call, mod = calls[0], f"Uplink({options})"
+    mods = [each.value for each in call.keywords if each.arg == "mods"]
+    rows = text.splitlines()
+    if mods:  # behind the bracket
+        row, column, mod = mods[0].lineno - 1, mods[0].col_offset + 1, f"{mod}, "
+    else:
+        row, column = call.func.end_lineno or 1, (call.func.end_col_offset or 0) + 1
+        arguments = bool(call.args or call.keywords)
+        row, mod = row - 1, f"mods=[{mod}]" + (", " if arguments else "")
+        if call.args:  # a positional argument must stay the first
+            row, column = (call.args[-1].end_lineno or 1) - 1, call.args[-1].end_col_offset or 0
+            mod = f", mods=[Uplink({options})]"
+    rows[row] = rows[row][:column] + mod + rows[row][column:]
+    return _with_import(rows, f"{source} Uplink")
+
+
+def _with_import(rows: list[str], line: str) -> str:
+    """Put an import behind the others at the top of a module."""
+    tops = ast.parse("\n".join(rows)).body
+    last = max(
+        each.end_lineno or 0 for each in tops if isinstance(each, ast.Import | ast.ImportFrom)
+    )
+    return "\n".join([*rows[:last], line, *rows[last:], ""])
 
 
 def measured(app: Path, engine: str, nodes: int, words: str, folder: Path) -> dict[str, Any]:

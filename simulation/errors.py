@@ -11,3 +11,9 @@ class Ended(SystemExit):
 
 class UsageError(EngineError):
     """The user's own mistake in an engine's options."""
+
+
+def described(error: BaseException) -> str:
+    """Return an error's type and, if it says anything, its text: in one line."""
+    name, text = type(error).__name__, " ".join(str(error).split())
+    return f"{name}: {text}" if text else name

@@ -46,6 +46,7 @@ class LocalGrid(Grid):
         self._line: Line | None = None
         self._note = ""  # the name of the record that goes with payloads
         self.stall = StallGuard()
+        self.replied_bytes = 0  # of all that nodes have sent, also what nobody fetches or is lost
 
     @property
     def virtual_seconds(self) -> float:
@@ -299,6 +300,7 @@ class LocalGrid(Grid):
         if not reply.has_error():
             steps = _reported(reply.content, MetricRecord)
             up = measured(reply.content, self._note)
+        self.replied_bytes += up[2]
         if self._line:
             self._line.answer(message_id, steps, up)
         arrival = self._clock.answer(task, steps, up[2])

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, validate_config
 from flwr.serverapp import ServerApp
 
-from ..errors import UsageError
+from ..errors import UsageError, described
 from ..host import load_object
 from .modules import enter
 
@@ -44,7 +44,7 @@ class App:
         try:
             found = load_object(reference)
         except (Exception, SystemExit) as error:
-            reason = one_line(f"{type(error).__name__}: {error}")
+            reason = described(error)
             raise UsageError(f"cannot load {reference} of {self.folder}: {reason}") from error
         if not isinstance(found, kind):
             raise UsageError(

@@ -73,6 +73,11 @@ class GuestGrid(Grid):
     now = virtual_seconds  # what deadlines are given in
 
     @property
+    def unfetched_bytes(self) -> int:
+        """Bytes of replies that nodes have sent and the ServerApp has not got: lost, late, left."""
+        return self._grid.replied_bytes - self.counts.up_bytes
+
+    @property
     def next_change(self) -> float:
         """The virtual second at which a node joins or comes back next; infinity: none will."""
         return self._grid.next_change

@@ -95,11 +95,13 @@ def main(began: float) -> int:
 def summary(app: App, given: argparse.Namespace, outcome: Outcome, seconds: float) -> str:
     """Return what is said at the end: a line each of who, when, what and how long."""
     counts = outcome.counts
+    unfetched = f", {outcome.unfetched_bytes:,} up that the ServerApp never got"
     lines = {
         "app": f"{app.name} {app.version}, {given.nodes} nodes, seed {given.seed}",
         "virtual": f"{outcome.virtual_seconds:.2f} s, network {given.network}",
         "messages": f"{counts.sent} sent, {counts.answered} answered, {counts.failed} failed",
-        "bytes": f"{counts.down_bytes:,} down, {counts.up_bytes:,} up",
+        "bytes": f"{counts.down_bytes:,} down, {counts.up_bytes:,} up"
+        + (unfetched if outcome.unfetched_bytes else ""),
         "real": f"{seconds:.1f} s",
     }
     return "\n".join(f"{name:<10} {value}" for name, value in lines.items())

@@ -14,11 +14,11 @@ from flwr.supercore import log
 from flwr.supercore.run import Run
 
 from ..clock import Network
-from ..errors import EngineError
+from ..errors import EngineError, described
 from ..grid import LocalGrid
 from ..job import Job
 from ..local import run_local
-from .app import App, one_line
+from .app import App
 from .generators import seeded
 from .grid import Counts, GuestGrid
 from .node import GuestNode
@@ -26,10 +26,14 @@ from .old_api import bounded_wait
 
 
 class Outcome(NamedTuple):
-    """What a run took: virtual seconds, and what was sent."""
+    """What a run took: virtual seconds, what the ServerApp sent and got, and what it did not get.
+
+    `unfetched_bytes`: see `GuestGrid`.
+    """
 
     virtual_seconds: float
     counts: Counts
+    unfetched_bytes: int
 
 
 def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) -> Outcome:
@@ -54,7 +58,7 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
             raise
         except Exception as error:
             log(ERROR, traceback.format_exc())
-            reason = one_line(f"{type(error).__name__}: {error}")
+            reason = described(error)
             raise EngineError(f"the ServerApp raised {reason}") from error
 
     job = Job(
@@ -69,4 +73,5 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
     )
     sys.stdout.flush()  # before it is forked
     run_local(job, workers=workers)
-    return Outcome(grids[0].virtual_seconds, grids[0].counts)
+    grid = grids[0]
+    return Outcome(grid.virtual_seconds, grid.counts, grid.unfetched_bytes)

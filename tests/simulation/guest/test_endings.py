@@ -53,6 +53,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(cli, words, part):
         ("import nothing_like_it", "ModuleNotFoundError: No module named 'nothing_like_it'"),
         ("raise ValueError('two\\nlines')", "ValueError: two lines"),
         ("raise SystemExit(0)", "SystemExit: 0"),
+        ("assert 1 > 2", "AssertionError"),
         ("x = (", "SyntaxError: '(' was never closed"),
         ("app = 3", "is no ServerApp, but int"),
         ("ap = 3", "has no attribute 'app'"),
@@ -70,6 +71,7 @@ def test_an_app_that_cannot_be_imported_is_named_with_the_reason(
     assert line.startswith("error: ")
     assert f"broken_server:app of {app}" in line
     assert part in line
+    assert line[-1] != ":"  # an error that says nothing has its type alone
     assert bool(before) == verbose
     assert ("Traceback" in printed.err) == verbose
 

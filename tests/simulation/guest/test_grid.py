@@ -185,6 +185,21 @@ def test_bytes_are_those_of_all_records_that_were_sent(guest):
     }
 
 
+@pytest.mark.parametrize("way", ["late", "left"])
+def test_replies_that_the_server_never_got_were_sent_all_the_same(guest, way):
+    grid = guest(Ideal(**LINK))
+    sent = messages(grid, size=SIZE)
+    if way == "late":
+        grid.send_and_receive(sent, timeout=1.5)  # there and back takes two seconds
+    else:
+        grid.push_messages(sent)
+        grid.send_and_receive(messages(grid, size=SIZE))
+    whole = guest(Ideal(**LINK))
+    whole.send_and_receive(messages(whole, size=SIZE))
+    assert whole.unfetched_bytes == 0
+    assert grid.unfetched_bytes == whole.counts.up_bytes > NODES * SIZE
+
+
 def test_a_model_in_a_configuration_takes_its_time(guest):
     """Flower's CatBoost example sends its trees so; SecAgg+ its masked vectors."""
     grid = guest(Ideal(**LINK))
