@@ -23,23 +23,14 @@ PRESETS = {  # of each kind of strategy one
     "cut model": ["algorithm=synthetic_gradients", "rounds=16", "strategy.record_every=1",
                   "eval_every=16"],
 }  # fmt: skip
-STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+STOPS = [(stop, number) for number in NUMBERS for stop in (os.kill, os.killpg)]
 pytestmark = pytest.mark.usefixtures("listening")
 
 
 @pytest.fixture(scope="module")
 def forks():
     return Forks()
-
-
-@pytest.fixture(scope="module", params=PRESETS)
-def whole(request, forks, tmp_path_factory):
-    """Return a preset's words, and the folder of a run of it that nobody has stopped."""
-    words, folder = [*PRESETS[request.param], *SMALL], tmp_path_factory.mktemp("whole")
-    process = forks.start([*words, f"hydra.run.dir={folder}"], folder / "printed")
-    process.join(120)
-    assert process.exitcode == 0, (folder / "printed").read_text()
-    return words, folder
 
 
 def rows_of(folder):
@@ -61,38 +52,39 @@ def begun(forks, words, folder, rows):
     return process
 
 
-@pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
-def test_a_run_that_was_stopped_twice_ends_as_if_it_had_not_been(whole, forks, number, tmp_path):
-    words, of_whole = whole
-    rows, resume = rows_of(of_whole), [f"resume={tmp_path}", "engine.workers=2"]
-    first = [*words, f"hydra.run.dir={tmp_path}"]
-    for place, (stop, given) in enumerate([(os.kill, first), (os.killpg, resume)], start=1):
-        process = begun(forks, given, tmp_path, place * rows // 4)
-        assert len(children_of(process.pid)) == 2
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_run_that_is_stopped_in_every_way_ends_as_if_it_had_not_been(preset, forks, tmp_path):
+    whole, folder = tmp_path / "whole", tmp_path / "stopped"
+    whole.mkdir()
+    folder.mkdir()
+    words, again = [*PRESETS[preset], *SMALL], [f"resume={folder}", "engine.workers=2"]
+    expect_end(forks.start([*words, f"hydra.run.dir={whole}"], whole / "printed"), whole)
+    rows, given = rows_of(whole), [*words, f"hydra.run.dir={folder}"]
+    for place, (stop, number) in enumerate(STOPS, start=1):
+        process = begun(forks, given, folder, rows * place // (len(STOPS) + 2))
+        workers = children_of(process.pid)
+        assert len(workers) == 2
+        os.kill(workers[0], number)  # which leaves stops to its parent
         stop(process.pid, number)
         process.join(60)
         assert process.exitcode == 128 + number
-        said = (tmp_path / "printed").read_text()
-        assert said.splitlines()[-1] == f"stopped: `python run.py resume={tmp_path}` goes on"
+        said = (folder / "printed").read_text()
+        assert said.splitlines()[-1] == f"stopped: `python run.py resume={folder}` goes on"
         assert "Traceback" not in said
-        assert json.loads((tmp_path / "result.json").read_text())["ended"] == "interrupted"
-        assert rows_of(tmp_path) < rows
-    again = forks.start(resume, tmp_path / "printed")
-    again.join(120)
-    assert again.exitcode == 0, (tmp_path / "printed").read_text()
-    assert left(tmp_path) == left(of_whole)
-    assert json.loads((tmp_path / "result.json").read_text())["failures"] == 0
+        assert json.loads((folder / "result.json").read_text())["ended"] == "interrupted"
+        assert rows_of(folder) < rows
+        given = again
+    process = begun(forks, again, folder, rows_of(folder) + 1)
+    for number in NUMBERS:
+        os.kill(children_of(process.pid)[0], number)
+    expect_end(process, folder)
+    assert left(folder) == left(whole)
+    assert json.loads((folder / "result.json").read_text())["failures"] == 0
 
 
-def test_a_worker_leaves_stops_to_its_parent(whole, forks, tmp_path):
-    words, of_whole = whole
-    process = begun(forks, [*words, f"hydra.run.dir={tmp_path}"], tmp_path, rows_of(of_whole) // 4)
-    workers = children_of(process.pid)
-    for number in STOPS:
-        os.kill(workers[0], number)
+def expect_end(process, folder):
     process.join(120)
-    assert process.exitcode == 0
-    assert left(tmp_path) == left(of_whole)
+    assert process.exitcode == 0, (folder / "printed").read_text()
 
 
 def test_workers_end_with_a_parent_that_is_killed(forks, tmp_path):
