@@ -23,7 +23,7 @@ from .handed import Handed, HandedState
 from .method import chosen
 from .models import Found, Models, ModelsState
 from .native import NONE, Initial, distance, native_payload, with_natives
-from .notes import EXAMPLES, NOTE, ToNode, server_round, trains
+from .notes import EXAMPLES, NOTE, ToNode, ToServer, server_round, trains
 from .patience import FOREVER, Slowest, gathered
 from .receipts import OTHER_METHOD
 from .replies import (
@@ -49,6 +49,7 @@ from .screen import (
     screened,
 )
 from .sizes import measured, size_of
+from .tied import left_tied, widened_model, without
 from .traffic import Traffic, warn_of_no_names
 from .untouched import Untouched
 from .ways import Differences, DifferencesState
@@ -142,7 +143,8 @@ class Link(GridWrapper):
         self._initial = initial
         self._uplink = uplink
         self._course = Course(self.traffic, patience, few, state.course)
-        self._models = Models(layout, exact, plain_bytes, state.models)
+        apart = () if codec is None else codec.exact_names
+        self._models = Models(layout, exact, plain_bytes, state.models, apart)
         self._layout = layout
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
         self._underway = Underway()
@@ -261,9 +263,9 @@ class Link(GridWrapper):
         cache: dict[Key, Encoded],
         decided: bool,
     ) -> tuple[Message, Asked]:
-        form, values, plain, natives = model
+        form, values, plain, natives, ties = model
         content, node, train = message.content, message.metadata.dst_node_id, trains(message)
-        self._differences.offer(values, form, named=self._layout is None)
+        self._differences.offer(values, form, named=self._layout is None, ties=ties)
         number = server_round(content) or self.state.round + 1
         exact = list(form.patterns) or None
         note = ToNode(number, workers=workers if train else None, exact=exact)
@@ -284,7 +286,7 @@ class Link(GridWrapper):
         if not self.state.warned:
             self._look_at_names(form, next(iter(parcel.arrays.values())).data)
         kind, received = message.metadata.message_type, cast(Model, parcel.received)
-        sent = Asked(node, number, kind, name, train, form, received, plain, natives)
+        sent = Asked(node, number, kind, name, train, form, received, plain, natives, ties)
         return with_content(message, encoded), sent
 
     # up
@@ -311,7 +313,7 @@ class Link(GridWrapper):
             if not sent.kind.startswith("query"):
                 expect_weight(reply.content, self._weighted_by_key)
             if sent.train and records(reply.content, ArrayRecord):
-                self._unpack(reply, note.sequence or 0, bool(note.whole), bool(note.named), sent)
+                self._unpack(reply, note, sent)
             if (names := self._metrics.get(sent.kind)) is not None:
                 reply.content = rebuilt(reply.content, sent, names)
         except PayloadError as error:
@@ -335,18 +337,23 @@ class Link(GridWrapper):
         self._course.leave_out(number, node, reason)
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
-    def _unpack(self, reply: Message, sequence: int, whole: bool, named: bool, sent: Asked) -> None:
+    def _unpack(self, reply: Message, note: ToServer, sent: Asked) -> None:
         """Put a model in place of the payload. Raises `PayloadError` if that cannot be."""
         found = payload_of(reply.content)
         if found is None:
             raise PayloadError("the reply holds no payload; does the ClientApp use Uplink?")
         name, payload = found
+        whole, named = bool(note.whole), bool(note.named)
         if self._uplink is not None and (whole != self._uplink.exact or named):
             raise PayloadError(OTHER_METHOD)
         counts = self.state.models.counts
         form = expected(payload, sent.form, whole=whole, named=named, counts=counts)
-        update = self._dialogue.decode(sent.node, payload, sequence, form.whole, form.beside)
-        model = answered(update, form, sent.form, sent.start, whole=whole)
+        ties = left_tied(() if named else sent.ties, note.untied)
+        small = without(form, ties)
+        sequence = note.sequence or 0
+        update = self._dialogue.decode(sent.node, payload, sequence, small.whole, small.beside)
+        model = answered(update, small, sent.form, sent.start, whole=whole)
+        model = widened_model(model, form, ties)
         change = lengths(form, model, sent.form, sent.start)
         if self._layout is None:
             answer = form.arrays(model)

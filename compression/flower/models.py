@@ -16,6 +16,8 @@ from .arrays import layout_of, payload_of, records, to_vector
 from .form import Form, Model, converted, form_of_models, form_of_updates, is_float
 from .native import natives_of
 from .notes import NOTE
+from .state import fingerprint
+from .tied import Ties, still_tied, ties_in
 from .traffic import flower_bytes, warn_of_variances
 from .untouched import holds_floats
 
@@ -25,19 +27,25 @@ OLD_API = ("fitins.", "evaluateins.", "getparametersins.", "getpropertiesins.", 
 
 @dataclass
 class ModelsState:
-    """`counts`: names of tensors that are no floats; whether variances have led below 0."""
+    """`counts`: names of tensors that are no floats; whether variances have led below 0; `tied`: by
+    the names and shapes of a model's tensors, those that have been copies of others ever since.
+    """
 
     counts: set[str] = field(default_factory=set)
     led_below: bool = False
+    tied: dict[bytes, Ties] = field(default_factory=dict)
 
 
 class Found(NamedTuple):
-    """A model, how its changes travel, its bytes as Flower sends it, tensors beside its vector."""
+    """A model, how its changes travel, its bytes as Flower sends it, tensors beside its vector, and
+    which tensors are copies of others.
+    """
 
     form: Form
     model: Model
     plain_bytes: int
     natives: Mapping[str, NDArray[Any]] = {}  # beside a flat vector
+    ties: Ties = ()
 
 
 def expect_no_old_api(content: RecordDict) -> None:
@@ -54,14 +62,20 @@ class Models:
     """Finds the model in a message's content: its first ArrayRecord.
 
     `exact`: patterns of names of tensors that travel in their own type. `layout`: of a model that
-    is float32 alone, for nodes that know it; `plain_bytes`: of that one.
+    is float32 alone, for nodes that know it; `plain_bytes`: of that one. `apart`: patterns of names
+    of tensors that are no copies of others.
     """
 
     def __init__(
-        self, layout: Layout | None, exact: Sequence[str], plain_bytes: int, state: ModelsState
+        self,
+        layout: Layout | None,
+        exact: Sequence[str],
+        plain_bytes: int,
+        state: ModelsState,
+        apart: tuple[str, ...] = (),
     ) -> None:
         self._layout, self._exact, self._plain_bytes = layout, tuple(exact), plain_bytes
-        self._state = state
+        self._state, self._apart = state, apart
 
     def of(self, content: RecordDict, *, first: bool) -> Found | None:
         """Return the model in a content, None if there is none; `first`: none was sent before.
@@ -88,7 +102,19 @@ class Models:
             return Found(form, model, self._plain_bytes, natives_of(arrays))
         layout = layout_of(arrays)
         form = form_of_updates(layout, self._patterns(layout, first))
-        return Found(form, form_of_models(form).model(arrays), flower_bytes(arrays))
+        model = form_of_models(form).model(arrays)
+        return Found(form, model, flower_bytes(arrays), ties=self._ties(form, model))
+
+    def _ties(self, form: Form, model: Model) -> Ties:
+        """Return which tensors are copies: of a model's first ones, those that have been all along.
+
+        What was untied once stays so: it would be equal by chance.
+        """
+        key = fingerprint(form.whole)
+        if (ties := self._state.tied.get(key)) is None:
+            ties = ties_in(form, model, self._apart)
+        self._state.tied[key] = ties = still_tied(ties, form_of_models(form), model)
+        return ties
 
     def _patterns(self, layout: Layout, first: bool) -> tuple[str, ...]:
         """Return the patterns of names of tensors that travel in their own type.

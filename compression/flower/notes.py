@@ -40,7 +40,9 @@ class ToNode(NamedTuple):
     without, the model comes whole. `rates`: of the steps that lead from `base` to `version`, a
     payload each; without, the payload is the difference. `checksum`: of the model that the node
     then has (xxh3, 8 bytes). `initial`: that of the native tensors, those beside a flat vector, as
-    the run began with them (`native.py`); of a model that has such.
+    the run began with them (`native.py`); of a model that has such. `copies`: names of tensors that
+    the payload leaves out, as they are equal to others of the model; `tied`: for each its place
+    among all tensors, and that of the other (`tied.py`).
     """
 
     number: int | None = None
@@ -53,6 +55,8 @@ class ToNode(NamedTuple):
     rates: list[float] | None = None
     checksum: bytes | None = None
     initial: bytes | None = None
+    copies: list[str] | None = None
+    tied: list[int] | None = None
 
 
 class ToServer(NamedTuple):
@@ -62,6 +66,8 @@ class ToServer(NamedTuple):
     the update, from 1, of a node that must know whether it is applied. `version`: of the model that
     the node has now. `whole`: 1 if the payload is the model and not what has changed in it.
     `named`: 1 if the payload names its tensors: they are not those that the node was sent.
+    `untied`: places of copies, of those that the message told of, that the payload holds: they are
+    not equal to the other tensor any more. All others it leaves out, unless it names its tensors.
     """
 
     number: int | None = None
@@ -69,6 +75,7 @@ class ToServer(NamedTuple):
     version: int | None = None
     whole: int | None = None
     named: int | None = None
+    untied: list[int] | None = None
 
 
 class Orders(NamedTuple):
@@ -207,5 +214,7 @@ def _fits(kind: str, value: object) -> bool:
             return type(value) is bytes and len(value) == 8
         case "list[float]":
             return isinstance(value, list) and all(type(each) is float for each in value)
+        case "list[int]":
+            return isinstance(value, list) and all(_fits("int", each) for each in value)
         case _:
             return isinstance(value, list) and all(type(each) is str for each in value)

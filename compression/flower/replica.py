@@ -17,6 +17,7 @@ from .arrays import layout_of, to_vector
 from .form import Form, Model, converted, form_as_declared, form_of_updates
 from .notes import HEALS, ToNode
 from .state import Arrays, NodeState, checksum, keep, kept
+from .tied import Ties, form_as_told, narrowed, widened, widened_own
 
 MODEL, VERSION = "model", "version"
 
@@ -143,11 +144,13 @@ class Followed(NamedTuple):
     """The server's model, to be read only, and the form in which its changes travel.
 
     `came`: how it came, if whole: what is no float32 is in its own type there, to the last bit.
+    `ties`: copies, which it left out.
     """
 
     form: Form
     model: Model
     came: tuple[Form, Model] | None = None
+    ties: Ties = ()
 
     def arrays(self) -> ArrayRecord:
         """Return the model as named arrays in their own types."""
@@ -185,30 +188,38 @@ class Follower:
             raise PayloadError(LACKS)
         most = MAX_SIZE if here is None else here.size  # changes are of what is here
         sent, update = self._decode.whole(next(iter(arrays.values())).data, most)
+        if self._layout is not None and note.tied:
+            raise PayloadError("the message tells of copies, and this node's model has none")
+        sent, ties = form_as_told(sent, note, most)
         form = form_of_updates(sent.whole, tuple(note.exact or ()))
+        own = widened_own(update.own, sent, ties)
         if note.base is None:
-            came = Model(update.dense(), update.own)
+            came = Model(widened(update.dense(), sent, ties), own)
             model = converted(came, sent, form)
             if note.version is not None:
                 model = Model(self._kept_version(model.vector, note, state), model.own)
-            return Followed(form, model, (sent, came))
+            return Followed(form, model, (sent, came), ties)
         if sent.beside != form.beside:
             raise PayloadError("the model's changes come in another form than is expected")
-        return Followed(form, Model(self._changed(update, note, state), update.own))
+        vector = self._changed(update, form, ties, note, state)
+        return Followed(form, Model(vector, own), ties=ties)
 
     # by differences
 
-    def _changed(self, update: Update, note: ToNode, state: RecordDict) -> Vector:
+    def _changed(
+        self, update: Update, form: Form, ties: Ties, note: ToNode, state: RecordDict
+    ) -> Vector:
         here = kept(state, REPLICA)
         if (
             MODEL not in here
             or int(here[VERSION][0]) != note.base
-            or len(here[MODEL]) != update.layout.size
+            or len(here[MODEL]) != form.layout.size
         ):
             raise PayloadError(LACKS)
         if self._made is not None and self._made[0] == note.checksum:
             return self._kept_version(self._made[1], note, state)
-        return self._kept_version(update.model_from(here[MODEL]), note, state)
+        changed = update.model_from(narrowed(here[MODEL], form, ties))
+        return self._kept_version(widened(changed, form, ties), note, state)
 
     def _kept_version(self, vector: Vector, note: ToNode, state: RecordDict) -> Vector:
         """Keep a version, one array for all nodes of this process that have it."""

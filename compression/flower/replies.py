@@ -28,6 +28,7 @@ from .form import (
     moved,
 )
 from .notes import ACCURACY, LOSS, MOST, brief, number
+from .tied import Ties
 
 
 class Asked(NamedTuple):
@@ -42,6 +43,7 @@ class Asked(NamedTuple):
     start: Model  # what the node's update starts from
     plain_bytes: int
     natives: Mapping[str, NDArray[Any]] = {}  # of those beside a flat vector
+    ties: Ties = ()  # copies that the message left out
 
 
 class Underway:

@@ -20,6 +20,8 @@ from .arrays import FlatArray, Vector, filled
 
 MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state
 _LAST = "last-payload"  # an entry of MEMORY beside the codec's own arrays
+_NO_COORDINATES = ("loss", "steps")  # entries that hold one number, whatever the model's size
+NONE_TIED: dict[str, str] = {}
 Arrays = dict[str, NDArray[Any]]
 log = getLogger("edgewire")
 
@@ -58,6 +60,18 @@ def fingerprint(layout: Layout) -> bytes:
     return xxh3_64_digest(repr((layout.names, layout.shapes)).encode())
 
 
+def left_out(layout: Layout, tied: Mapping[str, str]) -> Layout:
+    """Return a layout without the tensors that are copies, by name."""
+    if not tied:
+        return layout
+    return layout.without([t for t, name in enumerate(layout.names) if name in tied])
+
+
+def _trained(codec: Codec, layout: Layout) -> Layout:
+    """Return the tensors of which a memory is."""
+    return layout.without(codec.exact_tensors(layout))
+
+
 class NodeState:
     """A node's memory of what it did not send, and its last reply until that is known as applied.
 
@@ -72,13 +86,26 @@ class NodeState:
         numbers = cast(ConfigRecord, state.get(NUMBERS, ConfigRecord()))
         self.sequence = cast(int, numbers.get("sequence", 0))  # of the last reply
         self._tensors = numbers.get("tensors")  # that the memory is of
+        said = cast(list[str], numbers.get("tied", []))
+        self._tied = dict(zip(said[::2], said[1::2], strict=True))  # left out of it; their sources
 
     def save(self) -> None:
         """Put everything into the node's state."""
         last = {} if self.last is None else {_LAST: np.frombuffer(self.last, dtype=np.uint8)}
         keep(self._state, MEMORY, {**self.memory, **last})
-        numbers = {"sequence": self.sequence, "tensors": self._tensors}
+        numbers: dict[str, object] = {"sequence": self.sequence, "tensors": self._tensors}
+        if self._tied:
+            numbers["tied"] = [name for pair in self._tied.items() for name in pair]
         self._state[NUMBERS] = filled(ConfigRecord, numbers)
+
+    def may_tie(self, layout: Layout, name: str, source: str) -> bool:
+        """Return whether a tensor may be left out, as a copy: nothing of its own is kept of it.
+
+        `layout`: of all tensors.
+        """
+        kept = bool(self.memory) or self.last is not None
+        there = kept and self._tensors == fingerprint(layout)
+        return not there or self._tied.get(name) == source
 
     def _expect(self, layout: Layout) -> None:
         """Drop what is kept of other tensors than these: there is nothing to add it to."""
@@ -88,6 +115,23 @@ class NodeState:
             self.memory.clear()
             self.last = None
         self._tensors = tensors
+
+    def _untie(self, codec: Codec, layout: Layout, tied: Mapping[str, str]) -> bool:
+        """Make the memory one of all tensors but those `tied`; return whether it was of others.
+
+        A tensor that was a copy until now keeps what its source keeps: both were sent the same.
+        """
+        before, self._tied = self._tied, dict(tied)
+        if before == tied or not self.memory:
+            return before != tied
+        old, new = (_trained(codec, left_out(layout, names)) for names in (before, tied))
+        place, bounds = {name: t for t, name in enumerate(old.names)}, old.offsets.tolist()
+        sources = [place[before.get(name, name)] for name in new.names]
+        for name, array in self.memory.items():
+            if array.shape == (old.size,) and name not in _NO_COORDINATES:
+                pieces = [array[bounds[t] : bounds[t + 1]] for t in sources]
+                self.memory[name] = np.concatenate(pieces)
+        return True
 
     def _start_anew(self, applied: int) -> None:
         """Drop what is kept: of `applied`, which the server has, this state knows nothing."""
@@ -114,9 +158,12 @@ class NodeState:
         workers: int = 0,
         named: bool = False,
         own: Sequence[Own] = (),
+        tied: Mapping[str, str] = NONE_TIED,
     ) -> bytes:
         """Return the payload of the next reply, whose number is then `sequence`; all is saved.
 
+        `layout`: of all tensors; `update`: without those `tied`, copies of others, by their names
+        and these others'; each one as `may_tie` allows.
         `applied`: number of this node's last reply that is in the server's model (0: none). If
         that is not the last one sent, that one is put back into the memory first, so that nothing
         is lost, and a payload never builds on one that the server does not have. A number beyond
@@ -129,18 +176,19 @@ class NodeState:
         if applied is not None and applied > self.sequence:
             self._start_anew(applied)
         if applied is not None and not arrived and self.last is not None:
-            codec.put_back(self.last, layout, self.memory)
+            codec.put_back(self.last, left_out(layout, self._tied), self.memory)
             self.last = None
             self.save()  # now: what follows may raise
+        other = self._untie(codec, layout, tied)
         payload = codec.encode(
             update,
-            layout,
+            left_out(layout, tied),
             memory=self.memory,
             seed=seed,
             names=named,
             loss=loss,
             workers=workers,
-            as_before=arrived and self.sequence > 0,
+            as_before=arrived and self.sequence > 0 and not other,
             own=own,
         )
         self.sequence += 1

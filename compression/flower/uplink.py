@@ -40,6 +40,7 @@ from .notes import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, trains, w
 from .privacy import clip_of, expect_clip_kept, is_clipped, within_clip
 from .replica import MASKED, REPLICA, Follower, Optimizer
 from .state import MEMORY, NUMBERS, NodeState
+from .tied import Ties, names_of, narrowed_model, still_tied, without
 from .untouched import holds_floats
 
 log = getLogger("edgewire")
@@ -50,7 +51,7 @@ class Change(NamedTuple):
     """What there is to encode: an update, or the model itself if `whole`."""
 
     values: Model
-    layout: Layout
+    form: Form
     whole: bool = False
     named: bool = False
 
@@ -131,9 +132,8 @@ class Uplink:
         if key is not None:
             record = said[key]
             assert isinstance(record, ArrayRecord)
-            payload, says = self._encoded(
-                self._change(record, note, form, start), note, clip, said, context
-            )
+            change = self._change(record, note, form, start)
+            payload, says = self._encoded(change, followed.ties, note, clip, said, context)
             natives = natives_of(record) if base.arrays else {}
             said[key] = payload_record(payload)
             if beside := base.payload({**base.arrays, **natives}):
@@ -148,7 +148,7 @@ class Uplink:
     def _change(self, record: ArrayRecord, note: ToNode, form: Form, start: Model) -> Change:
         """Return what is to be sent of a record that the app has returned."""
         if (update := update_of(record)) is not None:
-            return Change(Model(update), form.layout)
+            return Change(Model(update), form)
         if self._layout is not None:
             model, own, named = Model(to_vector(record, self._layout)), form, False
         else:
@@ -158,38 +158,51 @@ class Uplink:
             own, named = (form_of_updates(theirs, exact), True) if other else (form, False)
             if self.codec.exact:  # a difference would be rounded, as would float64 in a vector
                 whole = form_of_models(own)
-                return Change(whole.model(record), whole.layout, True, named)
+                return Change(whole.model(record), whole, True, named)
             model = own.model(record)
         if self.codec.exact:
             whole = form_of_models(own)
-            return Change(converted(model, own, whole), whole.layout, True, named)
+            return Change(converted(model, own, whole), whole, True, named)
         if named:
             start = moved(start, form, own)
         delta = changes(model.vector, start.vector, own.layout, self.codec.exact_names)
-        return Change(Model(delta, model.own), own.layout, False, named)
+        return Change(Model(delta, model.own), own, False, named)
 
     def _encoded(
         self,
         change: Change,
+        ties: Ties,
         note: ToNode,
         clip: float | None,
         content: RecordDict,
         context: Context,
     ) -> tuple[bytes, ToServer]:
-        """Return the payload, and what is said of it."""
-        (values, own), layout, whole, named = change
+        """Return the payload, and what is said of it; `ties`: copies that the message left out."""
+        values, form, whole, named = change
+        layout = form.layout
         node = int(context.node_config.get("partition-id", context.node_id))
         seed = codec_seed(self._seed, node, note.number or 0)
-        if clip is not None and not whole and is_clipped(self.codec, values, layout, clip):
-            expect_clip_kept(self.codec, own, layout)
-            values = within_clip(self.codec, values, layout, clip, seed)
-        says = ToServer(note.number, None, note.version, int(whole) or None, int(named) or None)
-        if not self.codec.memory_bytes(layout):
-            return self.codec.encode(values, layout, seed=seed, names=named, own=own), says
-        state = NodeState(context.state)
+        clipped = False
+        if clip is not None and not whole and is_clipped(self.codec, values.vector, layout, clip):
+            expect_clip_kept(self.codec, values.own, layout)
+            clipped = True
+            values = Model(within_clip(self.codec, values.vector, layout, clip, seed), values.own)
+        state = NodeState(context.state) if self.codec.memory_bytes(layout) else None
+        left = () if named or clipped else self._left_out(ties, form, values, state)
+        says = ToServer(
+            note.number,
+            None,
+            note.version,
+            int(whole) or None,
+            int(named) or None,
+            [copy for copy, _ in ties if copy not in dict(left)] or None,
+        )
+        small, (vector, own) = without(form, left), narrowed_model(values, form, left)
+        if state is None:
+            return self.codec.encode(vector, small.layout, seed=seed, names=named, own=own), says
         payload = state.encoded(
             self.codec,
-            values,
+            vector,
             layout,
             applied=None if note.undecided else note.applied or 0,
             seed=seed,
@@ -197,8 +210,27 @@ class Uplink:
             workers=note.workers or 0,
             named=named,
             own=own,
+            tied=names_of(left, form),
         )
         return payload, says._replace(sequence=state.sequence)
+
+    def _left_out(self, ties: Ties, form: Form, values: Model, state: NodeState | None) -> Ties:
+        """Return the copies that a reply leaves out: those whose update is that of their source.
+
+        Neither is one that the method treats by its name, or of which the memory holds more.
+        """
+        names, exact = form.whole.names, self.codec.exact_names
+        return tuple(
+            (copy, source)
+            for copy, source in still_tied(ties, form, values)
+            if not matches(names[copy], exact)
+            and not matches(names[source], exact)
+            and (
+                state is None
+                or copy in form.beside
+                or state.may_tie(form.layout, names[copy], names[source])
+            )
+        )
 
     def _measure(self, content: RecordDict, seconds: float, drift: float) -> None:
         for _, metrics in records(content, MetricRecord):

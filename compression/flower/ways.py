@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..codec import Codec
 from ..layout import Layout
@@ -17,6 +18,7 @@ from .dialogue import UNHEARD, Parcel
 from .form import Form, Model, converted, form_of_models
 from .replica import MODEL, VERSION, Replica
 from .state import checksum, fingerprint
+from .tied import Ties, narrowed, narrowed_model, told, widened, widened_model, without
 
 BUDGET = 512 << 20  # bytes of versions that the server keeps; beyond, nodes get the model whole
 RAW = make_codec(quantizer="float32", coder="raw")
@@ -33,6 +35,15 @@ class DifferencesState:
     tensors: dict[int, bytes] = field(default_factory=dict)
     count: int = 0
     encoded: int = 0
+
+
+class Offered(NamedTuple):
+    """A model that is to be sent: see `Differences.offer`."""
+
+    model: Model
+    form: Form
+    named: bool
+    ties: Ties
 
 
 class Differences:
@@ -60,62 +71,76 @@ class Differences:
         self._bytes = sum(vector.nbytes for vector in self._state.versions.values())
         tensors = self._state.tensors
         self._numbers = {(name, tensors[v]): v for v, name in self._state.checksums.items()}
-        self._offered: tuple[Model, Form, bool] | None = None
+        self._offered: Offered | None = None
 
-    def offer(self, model: Model, form: Form, *, named: bool) -> None:
+    def offer(self, model: Model, form: Form, *, named: bool, ties: Ties = ()) -> None:
         """Take a model for the parcels to come.
 
         `model`: in the form in which it travels whole (`form_of_models`), `form`: in which its
-        changes do; `named`: for nodes that know no layout.
+        changes do; `named`: for nodes that know no layout; `ties`: copies, which are left out.
         """
-        self._offered = model, form, named
+        self._offered = Offered(model, form, named, ties)
 
     def knows(self, version: int) -> bool:
         """Return whether a version is still there, and of the model on offer."""
         if self._offered is None:
             return False
-        return self._state.tensors.get(version) == fingerprint(self._offered[1].layout)
+        return self._state.tensors.get(version) == fingerprint(self._offered.form.layout)
 
     def parcel(self, base: int | None) -> Parcel:
         """Return the model on offer for nodes of version `base`."""
         assert self._offered is not None
-        model, form, named = self._offered
+        offered, codec = self._offered, self._codec
         self._state.encoded += 1
         if base == UNHEARD and self.unheard is not None:
-            return self._parcel_unheard(self.unheard, model, form, named)
-        if base is None or base == UNHEARD or self._codec is None:
-            return self._parcel_whole(model, form, named)
+            return self._parcel_unheard(self.unheard, offered)
+        if base is None or base == UNHEARD or codec is None:
+            return self._parcel_whole(offered)
+        model, form, named, ties = offered
         model = converted(model, form_of_models(form), form)
-        versions = self._state.versions
-        start, own = versions[base], model.own
-        seed = (self._seed << 64) | self._state.encoded
-        change = changes(model.vector, start, form.layout, self._codec.exact_names)
-        payload = self._codec.encode(change, form.layout, seed=seed, names=named, own=own)
-        received = decode_update(payload, form.whole, own=form.beside).model_from(start)
+        versions, small = self._state.versions, without(form, ties)
+        start = versions[base]
+        change = changes(model.vector, start, form.layout, codec.exact_names)
+        values, own = narrowed_model(Model(change, model.own), form, ties)
+        payload = codec.encode(values, small.layout, seed=self._drawn, names=named, own=own)
+        update = decode_update(payload, small.whole, own=small.beside)
+        vector = widened(update.model_from(narrowed(start, form, ties)), form, ties)
         versions[base] = versions.pop(base)  # used last
-        return self._parcel(payload, Model(received, own), form, {"base": base})
+        return self._parcel(payload, Model(vector, model.own), offered, {"base": base})
 
-    def _parcel_whole(self, model: Model, form: Form, named: bool) -> Parcel:
-        whole, (vector, own) = form_of_models(form), model
-        payload = self._whole.encode(vector, whole.layout, names=named, own=own)
-        update = decode_update(payload, whole.whole, own=whole.beside)
-        received = converted(Model(update.dense(), own), whole, form)
-        return self._parcel(payload, received, form, {})
+    @property
+    def _drawn(self) -> int:
+        """What a codec draws from: the models that were encoded so far, and the seed."""
+        return (self._seed << 64) | self._state.encoded
 
-    def _parcel_unheard(self, codec: Codec, model: Model, form: Form, named: bool) -> Parcel:
+    def _parcel_whole(self, offered: Offered) -> Parcel:
+        model, form, named, ties = offered
+        whole = form_of_models(form)
+        small, (values, own) = without(whole, ties), narrowed_model(model, whole, ties)
+        payload = self._whole.encode(values, small.layout, names=named, own=own)
+        update = decode_update(payload, small.whole, own=small.beside)
+        received = widened_model(Model(update.dense(), own), whole, ties)
+        return self._parcel(payload, converted(received, whole, form), offered, {})
+
+    def _parcel_unheard(self, codec: Codec, offered: Offered) -> Parcel:
         """Return the model whole, its values quantized: there is nothing to send changes to."""
-        vector, own = converted(model, form_of_models(form), form)
-        seed = (self._seed << 64) | self._state.encoded
-        payload = codec.encode(vector, form.layout, seed=seed, names=named, own=own)
-        received = decode_update(payload, form.whole, own=form.beside).dense()
-        return self._parcel(payload, Model(received, own), form, {})
+        model, form, named, ties = offered
+        small = without(form, ties)
+        values, own = narrowed_model(converted(model, form_of_models(form), form), form, ties)
+        payload = codec.encode(values, small.layout, seed=self._drawn, names=named, own=own)
+        update = decode_update(payload, small.whole, own=small.beside)
+        received = widened_model(Model(update.dense(), own), form, ties)
+        return self._parcel(payload, received, offered, {})
 
-    def _parcel(self, payload: bytes, received: Model, form: Form, note: dict[str, int]) -> Parcel:
+    def _parcel(
+        self, payload: bytes, received: Model, offered: Offered, note: Mapping[str, int]
+    ) -> Parcel:
+        form, says = offered.form, {**note, **told(offered.form, offered.ties)}
         if self._codec is None:
-            return Parcel(payload_record(payload), note, len(payload), received)
+            return Parcel(payload_record(payload), says, len(payload), received)
         name = checksum(received.vector)
         version = self._remember(name, received.vector, fingerprint(form.layout))
-        says = {**note, "version": version, "checksum": name}
+        says |= {"version": version, "checksum": name}
         return Parcel(payload_record(payload), says, len(payload), received)
 
     def tidy(self, held: Iterable[int]) -> None:
