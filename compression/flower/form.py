@@ -138,6 +138,12 @@ def form_as_declared(whole: Layout, own: tuple[int, ...]) -> Form:
     return form
 
 
+def expect_room(form: Form, most: int) -> None:
+    """Raise `PayloadError` for a form whose vector has more than so many entries."""
+    if form.layout.size > most:
+        raise PayloadError(f"the model has more than the {most} entries allowed here")
+
+
 @lru_cache(maxsize=16)
 def _form(whole: Layout, beside: tuple[int, ...]) -> Form:
     return Form(whole, beside)

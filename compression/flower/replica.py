@@ -14,7 +14,7 @@ from ..scatter import find
 from ..stages import Indices, PayloadError, Vector
 from ..statistics import trained_entries
 from .arrays import layout_of, to_vector
-from .form import Form, Model, converted, form_as_declared, form_of_updates
+from .form import Form, Model, converted, expect_room, form_as_declared, form_of_updates
 from .notes import HEALS, ToNode
 from .state import Arrays, NodeState, checksum, keep, kept
 from .tied import Ties, form_as_told, narrowed, widened, widened_own
@@ -129,10 +129,11 @@ class Decoder:
         return self.whole(payload)[1]
 
     def whole(self, payload: bytes, most: int = MAX_SIZE) -> tuple[Form, Update]:
-        """Return also how it travels; at most `most` entries are decoded."""
+        """Return also how it travels; a vector of at most `most` entries is decoded."""
         if self._last is None or self._last[0] is not payload:
             if self._layout is None:
-                form = form_as_declared(*declared(payload, max_size=most))
+                form = form_as_declared(*declared(payload))
+                expect_room(form, most)
             else:
                 form = form_as_declared(self._layout, ())
             update = decode_update(payload, form.whole, own=form.beside)

@@ -22,10 +22,11 @@ from xxhash import xxh3_64_digest
 from ..header import MAX_TENSORS
 from ..layout import Layout
 from ..own import Own
+from ..payload import MAX_SIZE
 from ..stages import PayloadError
 from ..statistics import Separation, is_statistic, matches, separate
 from .arrays import Vector
-from .form import Form, Model, form_as_declared, form_of_models
+from .form import Form, Model, expect_room, form_as_declared, form_of_models
 from .native import differing
 from .notes import ToNode
 
@@ -170,8 +171,8 @@ def told(form: Form, ties: Ties) -> dict[str, Any]:
 def form_as_told(form: Form, note: ToNode, most: int) -> tuple[Form, Ties]:
     """Return the form of a message's model with the copies of which its note tells.
 
-    `form`: of its payload. Raises `PayloadError` for what is none of its tensors, and for more than
-    `most` entries in all.
+    `form`: of its payload. Raises `PayloadError` for what is none of its tensors, and for a vector
+    of more than `most` entries.
     """
     names, said = note.copies or [], note.tied or []
     if not names and not said:
@@ -198,9 +199,10 @@ def form_as_told(form: Form, note: ToNode, most: int) -> tuple[Form, Ties]:
     )
     beside = [place for place in range(total) if of[place] in own_type]
     own = sum(math.prod(shapes[t]) * np.dtype(dtypes[t]).itemsize for t in beside)
+    if own > 8 * MAX_SIZE:
+        raise PayloadError("the message's copies are larger than is allowed here")
     made = form_as_declared(Layout(called, shapes, dtypes), tuple(beside))
-    if made.layout.size > most or own > 8 * most:
-        raise PayloadError(f"the message's copies are of more than the {most} entries allowed here")
+    expect_room(made, most)
     return made, tuple(copies.items())
 
 

@@ -436,10 +436,12 @@ def test_a_node_believes_no_message_that_tells_of_copies_it_does_not_hold(copies
         received(copies=copies, tied=tied)
 
 
-@pytest.mark.parametrize(("source", "least"), [(0, 15), (1, 12)])
-def test_copies_make_no_model_larger_than_is_allowed(source, least):
+def test_copies_make_no_model_larger_than_is_allowed():
     form = Form(Layout(("a", "n"), ((5,), (4,)), ("float32", "int64")), (1,))
-    note = ToNode(1, copies=["x", "y"], tied=[2, source, 3, source])
-    assert len(form_as_told(form, note, least)[0].whole) == 4
-    with pytest.raises(PayloadError, match="entries allowed"):
-        form_as_told(form, note, least - 1)
+    note = ToNode(1, copies=["x", "y"], tied=[2, 0, 3, 0])
+    assert len(form_as_told(form, note, 15)[0].whole) == 4
+    with pytest.raises(PayloadError, match="more than the 14 entries allowed"):
+        form_as_told(form, note, 14)
+    form = Form(Layout(("n",), ((1 << 28,),), ("int64",)), (0,))
+    with pytest.raises(PayloadError, match="larger than is allowed"):
+        form_as_told(form, ToNode(1, copies=["x"], tied=[1, 0]), 1 << 28)

@@ -79,6 +79,16 @@ def test_all_but_floats_come_back_to_the_last_bit(strategy, downlink):
                 np.testing.assert_allclose(found[name], value, atol=0.02)
 
 
+@pytest.mark.parametrize("downlink", ["int8", "topk"])
+def test_a_model_may_have_far_more_integers_than_floats(downlink):
+    values = {"w": np.ones(4, np.float32), "ids": np.arange(1000)}
+    model, _, traffic = run(
+        sheltered(downlink=downlink), Uplink(INT8), same, rounds=3, values=values
+    )
+    assert model["ids"].tolist() == list(range(1000))
+    assert traffic.failures == 0
+
+
 def test_integers_that_differ_are_averaged_in_their_own_type():
     model, _, _ = run(
         sheltered(), Uplink(INT8),
