@@ -76,7 +76,8 @@ def with_link(text: str, source: str, options: str, *, tell: bool = False) -> st
         and any(ast.unparse(mark).endswith(".main()") for mark in each.decorator_list)
     ]
     if len(mains) != 1:
-        raise ValueError(f"the ServerApp has {len(mains)} functions under `@app.main()`, not one")
+        found = f"{len(mains)} functions under `@app.main()`, not one"
+        raise ValueError(f"no place for the link: {found}; Flower's old API shows no grid")
     main, body = mains[0], mains[0].body
     documented = ast.get_docstring(main) is not None and len(body) > 1
     grid, first = main.args.args[0].arg, body[1 if documented else 0]

@@ -19,10 +19,7 @@ from .notes import NOTE
 from .state import fingerprint
 from .tied import Ties, still_tied, ties_in
 from .traffic import flower_bytes, warn_of_variances
-from .untouched import holds_floats
-
-# how the records of Flower's old API begin, and those of its secure aggregation
-OLD_API = ("fitins.", "evaluateins.", "getparametersins.", "getpropertiesins.", "secaggplus_")
+from .untouched import holds_floats, old_record
 
 
 @dataclass
@@ -50,12 +47,11 @@ class Found(NamedTuple):
 
 def expect_no_old_api(content: RecordDict) -> None:
     """Raise `ValueError` for a message of Flower's old API: its arrays are none of a model."""
-    for name in content.__dict__["_data"]:
-        if name.startswith(OLD_API):
-            raise ValueError(
-                f"Link: the server is of Flower's old API (it sends {name!r}), of which nothing can"
-                " be compressed: move it to the message API, flwr.serverapp, or take Link away"
-            )
+    if name := old_record(content):
+        raise ValueError(
+            f"Link: the server is of Flower's old API (it sends {name!r}), of which nothing can"
+            " be compressed: move it to the message API, flwr.serverapp, or take Link away"
+        )
 
 
 class Models:

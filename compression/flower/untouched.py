@@ -1,4 +1,4 @@
-"""What a link passes on as it is: said once, in one line, with the reason and what to do."""
+"""What a link passes on as it is: each said once, in one line, with the reason and what to do."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ MOST_CALLS = 20  # of the grid, in which what is passed on is looked at
 LEAST_SHARE = 0.1  # of all that was sent: of less nothing is said
 LEAST_RECORD = 512  # bytes: of smaller ones nothing is said, unless there is nothing else
 MOST_SAID = 3  # records
+# how the records of Flower's old API begin, and those of its secure aggregation
+OLD_API = ("fitins.", "evaluateins.", "getparametersins.", "getpropertiesins.", "secaggplus_")
 NO_ARRAYS = "what is no ArrayRecord travels as it is; a model goes as named arrays of floats"
 NO_FLOATS = "its arrays are no floats (trees, say), which no method here makes smaller"
 SECOND = "the first ArrayRecord of a message is the model, others travel as they are"
@@ -40,35 +42,49 @@ class PassedOn(NamedTuple):
     why: str
 
 
+def old_record(content: RecordDict) -> str | None:
+    """Return the name of a record that Flower's old API sends; None if there is none."""
+    names: Mapping[str, object] = content.__dict__["_data"]
+    return next((name for name in names if name.startswith(OLD_API)), None)
+
+
 def holds_floats(arrays: ArrayRecord) -> bool:
     """Return whether any array is one of floats."""
     return any(is_float(array.dtype) for array in arrays.values())
 
 
 class Untouched:
-    """Counts what is passed on in the first calls of a grid, and says so, once."""
+    """Counts what is passed on in the first calls of a grid, and says so in a line.
+
+    Where nothing at all was compressed, that is when the first replies are there, as there may be
+    no others; what has come to it by the third call of a kind has a line of its own then.
+    """
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
         self._found, self._largest = Counter[PassedOn](), Counter[PassedOn]()  # bytes; of one
         self._calls = Counter[str]()  # by the type of their messages
-        self._told = False
+        self._said = set[PassedOn]()
+        self._done = False
 
     @property
     def open(self) -> bool:
         """Whether anything is still looked at."""
-        return not self._told and self._calls.total() <= MOST_CALLS
+        return not self._done and self._calls.total() <= MOST_CALLS
 
     def called(self, types: set[str]) -> None:
         """Note a call that sends messages of these types; say what its forerunners passed on."""
         if self.open and any(self._calls[each] > 1 for each in types):
-            self._tell()
+            self._done = self._tell()
         self._calls.update(types)
 
     def answered(self) -> None:
         """Say what was passed on, if replies have come to the second call, or nothing was not."""
-        nothing = not self._traffic.uplink_bytes and not self._traffic.downlink_bytes
-        if self.open and (nothing or any(count > 1 for count in self._calls.values())):
+        if not self.open:
+            return
+        if any(count > 1 for count in self._calls.values()):
+            self._done = self._tell()
+        elif not self._said and not self._traffic.uplink_bytes + self._traffic.downlink_bytes:
             self._tell()
 
     def sent(self, type_: str, content: RecordDict, model: str | None) -> None:
@@ -104,22 +120,21 @@ class Untouched:
         self._found[passed] += size
         self._largest[passed] = max(size, self._largest[passed])
 
-    def _tell(self) -> None:
+    def _tell(self) -> bool:
+        """Say what is heavy and was not said; return whether anything was."""
         traffic = self._traffic
         payloads = traffic.uplink_bytes + traffic.downlink_bytes
         others = traffic.uplink_other_bytes + traffic.downlink_other_bytes
         least, one = LEAST_SHARE * (payloads + others), LEAST_RECORD if payloads else 1
-        heavy = [
-            (each, size)
+        heavy = {
+            each: size
             for each, size in self._found.most_common(MOST_SAID)
-            if size >= least and self._largest[each] >= one
-        ]
-        if not heavy:
-            return
-        self._told = True
-        said = "; ".join(_said(each, size) for each, size in heavy)
-        log.warning("not compressed: %s", said)
-        self._found.clear()
+            if size >= least and self._largest[each] >= one and each not in self._said
+        }
+        if heavy:
+            self._said |= set(heavy)
+            log.warning("not compressed: %s", "; ".join(_said(*each) for each in heavy.items()))
+        return bool(heavy)
 
 
 def _said(passed: PassedOn, size: int) -> str:

@@ -41,7 +41,7 @@ from .privacy import clip_of, expect_clip_kept, is_clipped, within_clip
 from .replica import MASKED, REPLICA, Follower, Optimizer
 from .state import MEMORY, NUMBERS, NodeState
 from .tied import Ties, names_of, narrowed_model, still_tied, without
-from .untouched import holds_floats
+from .untouched import holds_floats, old_record
 
 log = getLogger("edgewire")
 RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # of the link's, in a node's state
@@ -240,13 +240,20 @@ class Uplink:
                 metrics[DRIFT] = drift
 
     def _warn(self, message: Message) -> None:
-        """Say once that nothing is compressed: the server has no other end.
+        """Say once that nothing is compressed: the server has no other end, or can have none.
 
         What holds no floats goes untouched over a link, too, whose server says so.
         """
-        if not self._warned and any(
-            holds_floats(each) for _, each in records(message.content, ArrayRecord)
-        ):
+        if self._warned:
+            return
+        if name := old_record(message.content):
+            self._warned = True
+            log.warning(
+                "Uplink: the server is of Flower's old API (it sends %r), of which nothing can be "
+                "compressed: move it to the message API, flwr.serverapp, or take this mod away",
+                name,
+            )
+        elif any(holds_floats(each) for _, each in records(message.content, ArrayRecord)):
             self._warned = True
             log.warning(
                 "Uplink: the server's messages carry no payload, so nothing is compressed: start "

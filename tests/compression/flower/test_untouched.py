@@ -122,9 +122,13 @@ def test_trees_pass_through_untouched(linked, caplog):
         replies = ask(link, content)
         sizes = [r.content["arrays"]["0"].shape for r in replies]
         assert sizes == [(100,), (200,), (300,)]
-        ask(link, content, "evaluate")
-    (line,) = said(caplog)
-    assert "no floats" in line
+        ask(link, RecordDict({"arrays": trees(size + 600)}), "evaluate")
+    first, second = said(caplog)  # of what was there by the first replies, and what came to it
+    assert "replies to 'train'" in first
+    assert "messages of type 'evaluate'" in second
+    assert "no floats" in first
+    assert "no floats" in second
+    assert "'train'" not in second
     assert link.traffic.failures == 0
     assert link.traffic.uplink_bytes == link.traffic.downlink_bytes == 0
 
@@ -162,3 +166,20 @@ def test_flowers_old_api_is_refused_in_one_line(linked, record):
     held = vector(0) if record.endswith("parameters") else ConfigRecord()
     with pytest.raises(ValueError, match=f"old API .*{record}.*flwr.serverapp"):
         ask(link, RecordDict({record: held}))
+
+
+@pytest.mark.parametrize("record", ["fitins.parameters", "secaggplus_configs"])
+def test_the_mod_alone_under_flowers_old_api_says_so_once(caplog, record):
+    """Such a server shows no grid that a link could be put around."""
+    app = ClientApp(mods=[Uplink("int8")])
+    app.train()(lambda message, _: Message(message.content, reply_to=message))
+    grid = PlainGrid(app, NODES)
+    array = Array("", (), "numpy.ndarray", vector(0)["w"].data)  # as that API makes them
+    old = ArrayRecord({"0": array}) if record.endswith("parameters") else ConfigRecord()
+    with caplog.at_level(logging.WARNING, "edgewire"):
+        for _ in range(2):
+            replies = ask(grid, RecordDict({record: old}))
+    assert [set(reply.content) for reply in replies] == NODES * [{record}]
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
+    assert f"of Flower's old API (it sends '{record}')" in line
+    assert "flwr.serverapp" in line
