@@ -267,9 +267,10 @@ def unlike(replies: Sequence[Message], sent: Asked, weight: str) -> dict[int, st
     kinds = [_kinds(reply.content) for reply in left]
     counted = Counter(kinds)
 
-    def rank(kind: frozenset[tuple[object, ...]]) -> tuple[int, int]:
+    def rank(kind: frozenset[tuple[object, ...]]) -> tuple[int, int, int]:
         named = any(name == sent.name for name, *_ in kind)
-        return counted[kind], named + any(key == weight for _, key, _ in kind)
+        weighs = any((type_, key) == (MetricRecord, weight) for _, type_, key, _ in kind)
+        return counted[kind], named + weighs, -len({name for name, *_ in kind})
 
     usual = max(counted, key=rank, default=None)
     alike = [reply for reply, kind in zip(left, kinds, strict=True) if kind == usual]
@@ -289,14 +290,15 @@ def _tensors(content: RecordDict) -> tuple[tuple[str, ...], tuple[tuple[int, ...
 
 
 def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
-    """Return what a strategy wants to be the same in all replies: names, shapes, lengths."""
+    """Return what a strategy wants to be the same in all replies: names, types, shapes, lengths."""
     found = set[tuple[object, ...]]()
     for name, record in content.items():
+        type_ = type(record)
         for key, value in record.items():
             length: object = len(value) if isinstance(value, list) else -1
             if isinstance(record, ArrayRecord):
                 length = tuple(cast(Array, value).shape)
-            found.add((name, key, length if not isinstance(record, ConfigRecord) else -1))
+            found.add((name, type_, key, length if type_ is not ConfigRecord else -1))
         if not record:
-            found.add((name, "", -1))
+            found.add((name, type_, "", -1))
     return frozenset(found)

@@ -80,6 +80,34 @@ def test_two_records_of_metrics_are_for_the_strategy_to_take():
     assert {frozenset(r.content) for r in replies} == {frozenset({"arrays", "metrics", "timings"})}
 
 
+def with_another(content):
+    content["more"] = MetricRecord({"a": 1.0})
+
+
+def with_other_arrays(content):
+    content["more"] = ArrayRecord({"a": Array(np.ones(3, np.float32))})
+
+
+def retyped(content):
+    content["metrics"] = ConfigRecord(dict(content["metrics"]))
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("spoil", [with_another, with_other_arrays, retyped])
+def test_a_record_more_or_of_another_kind_costs_that_reply_alone(spoil, nodes):
+    app = moving(to_targets, Uplink("int8"))
+
+    def spoiled(message, context):
+        reply = app(message, context)
+        if context.node_config["partition-id"] == 0:
+            spoil(reply.content)
+        return reply
+
+    _, traffic = linked(FedAvg(fraction_evaluate=0), spoiled, nodes, rounds=2)
+    assert traffic.failures == 2
+    assert traffic.client_updates == 2 * (nodes - 1)
+
+
 @pytest.mark.parametrize("uneven", [True, False])
 def test_nodes_that_answer_with_other_layers_each(uneven):
     """As in training by parts: who asks for it gets all of them, and the values are right."""
