@@ -1,0 +1,24 @@
+"""The README's first run prints what the README says."""
+
+import re
+
+import pytest
+
+from tests.deploy.servers import ROOT
+
+README = (ROOT / "README.md").read_text()
+LINES = ("sent up", "sent down", "on a line", "updates")
+
+
+def numbers(text, name):
+    """Return the numbers of a summary's line."""
+    (line,) = re.findall(rf"^{name} .*$", text, re.MULTILINE)
+    return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", line)]
+
+
+def test_the_first_run_sends_what_the_page_says(command):
+    code, printed, _ = command()
+    assert code == 0
+    for name in LINES:
+        # Another zstd, or another CPU's rounding, is a few bytes of each update.
+        assert numbers(printed.out, name) == pytest.approx(numbers(README, name), rel=5e-3), name
