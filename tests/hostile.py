@@ -47,14 +47,16 @@ def with_payload(change: Callable[[bytes], bytes], reply: Message) -> Message:
     return replaced(reply, **{found[0]: payload_records(payloads)})
 
 
-def with_values(change: Callable[[Any], Any], reply: Message) -> Message:
+def with_values(change: Callable[[Any], Any], reply: Message, layout: Any = None) -> Message:
     """Send other values of all entries: a valid payload that names the method of the honest one."""
 
     def encoded(payload: bytes) -> bytes:
         update, said = decode_update(payload), describe(payload)
-        codec = make_codec("topk", density=1.0, quantizer=said.quantizer, coder=said.coder)
+        stages = {"quantizer": said.quantizer, "coder": said.coder}
+        whole = said.sparsifier == "dense"  # which tensors it holds exactly is checked, too
+        codec = make_codec(**stages) if whole else make_codec("topk", density=1.0, **stages)
         values = np.ascontiguousarray(change(update.dense()), dtype=np.float32)
-        made = bytearray(codec.encode(values, update.layout, memory={}, own=update.own))
+        made = bytearray(codec.encode(values, layout or update.layout, memory={}, own=update.own))
         made[4] = payload[4]  # the sparsifier
         return bytes(made[:-8]) + xxh3_64_intdigest(made[:-8]).to_bytes(8, "little")
 
@@ -95,13 +97,13 @@ def statistics(name: str, value: float) -> Attack:
     def attack(message: Message, reply: Message, context: Context) -> Message:
         def changed(entries: Any) -> Any:
             entries = entries.copy()
-            layout = trainer_for(*configured(context)).layout
             for tensor, own in enumerate(map(own_name, layout.names)):
                 if own == name and entries.size == layout.size:
                     entries[layout.offsets[tensor] : layout.offsets[tensor + 1]] = value
             return entries
 
-        return with_values(changed, reply)
+        layout = trainer_for(*configured(context)).layout  # its names tell what travels exactly
+        return with_values(changed, reply, layout)
 
     return attack
 
