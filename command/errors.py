@@ -65,7 +65,8 @@ def clear_errors() -> Iterator[None]:
             raise
         code, failed = 2, error
     except (KeyboardInterrupt, Ended) as error:
-        print(": ".join(["stopped", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        notes = getattr(error, "__notes__", ["no run was under way"])
+        print(": ".join(["stopped", *notes]), file=sys.stderr)
         sys.exit(error.code if isinstance(error, Ended) else STOPPED)
     if code:
         if os.environ["EDGEWIRE_FULL_ERROR"]:

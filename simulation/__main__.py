@@ -21,4 +21,6 @@ if __name__ == "__main__":
         del sys.path[0]  # where one stands, which Flower's own processes do not look into
     sys.path.append(str(Path(__file__).parent / "alias"))
     del sys.modules["simulation"]
-    sys.exit(import_module("edgewire_engine.guest.main").main(began))
+    with import_module("edgewire_engine.early_stop").early_stop():
+        main = import_module("edgewire_engine.guest.main").main
+    sys.exit(main(began))

@@ -56,6 +56,17 @@ class LocalGrid(Grid):
 
     now = virtual_seconds  # what deadlines are given in
 
+    @property
+    def last_arrival(self) -> float:
+        """The virtual second by which all that was sent is there, as far as that is known now.
+
+        A reply that nobody has waited for was not computed, so that its message alone counts.
+        """
+        self.settle()
+        messages = [task.received for task in self._state.sent.values()]
+        replies = [arrival for arrival, _ in self._state.arrivals.values()]
+        return max(self._clock.now, *messages, *replies, 0.0)
+
     def follow(self, plain_bytes: int, note: str = "") -> None:
         """Compare what is sent from here on with models of `plain_bytes` in place of payloads.
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import inspect
 import threading
 import time
+from logging import WARNING
+from typing import NamedTuple
+
+from flwr.supercore import log
 
 from .errors import EngineError
 
-ASKS, SECONDS = 10, 10.0  # so often, and for so long, in vain: only who waits asks like that
+ASKS, SAID, SECONDS = 10, 10.0, 60.0  # so often in vain, and so long: it is said, the run ends
+IDLE = 0.01  # seconds of CPU an ask: who takes more of them works meanwhile
 FEWER = "let its strategy ask for fewer: min_available_nodes, min_train_nodes, min_evaluate_nodes"
 
 
@@ -16,21 +21,31 @@ class MissingNodesError(EngineError):
     """The ServerApp waits for nodes that will never be there."""
 
 
+class _Wait(NamedTuple):
+    """What a thread has asked for in vain: how often, since when (wall clock, CPU of them all)."""
+
+    asks: int
+    began: float
+    cpu: float
+
+
 class StallGuard:
-    """Raises for a ServerApp that asks again and again for what cannot change.
+    """Says, and then raises, that a ServerApp asks again and again for what cannot change.
 
     The set of nodes is fixed, and a virtual clock stands still while nothing is under way: who
-    waits for more nodes waits for ever. Only the thread that makes this is counted: others may
-    look for nodes every few seconds while it works.
+    waits for more nodes waits for ever. A process that computes between its asks does not wait.
+    After `SAID` seconds one line is logged; after `SECONDS` the thread that made this, the
+    ServerApp's, is ended. Other threads are not: they may look for nodes as long as they like.
     """
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._asked, self._since = 0, 0.0
+        self._waits: dict[int, _Wait] = {}  # by the thread's ident
+        self._said = False
 
     def moved(self) -> None:
         """Note that something was sent, or has come."""
-        self._asked = 0
+        self._waits.clear()
 
     def asked(self, nodes: int) -> None:
         """Note that somebody has asked for nodes or replies, and found `nodes` alone.
@@ -38,17 +53,26 @@ class StallGuard:
         Raises `MissingNodesError` if it waits for more.
         """
         expect_nodes(_wanted(), nodes)
-        if threading.get_ident() != self._thread:
+        thread, now, cpu = threading.get_ident(), time.monotonic(), time.process_time()
+        asks, began, before = self._waits.get(thread, _Wait(0, now, cpu))
+        if cpu - before > IDLE * (asks + ASKS):
+            asks, began, before = 0, now, cpu  # at work: it begins to wait now, if at all
+        self._waits[thread] = _Wait(asks + 1, began, before)
+        if asks + 1 < ASKS or now - began < SAID:
             return
-        self._asked += 1
-        if self._asked == 1:
-            self._since = time.monotonic()
-        elif self._asked >= ASKS and time.monotonic() - self._since >= SECONDS:
-            raise MissingNodesError(
-                f"the ServerApp asks for nodes or replies in vain for {SECONDS:.0f} s: with "
-                f"{_nodes(nodes)}, and nothing under way, no more will come. If it waits for "
-                f"nodes, give more (--nodes; run.py: nodes=), or {FEWER}"
-            )
+        if not self._said:
+            self._said = True
+            log(WARNING, "%s", _in_vain(nodes, now - began))
+        if thread == self._thread and now - began >= SECONDS:
+            raise MissingNodesError(_in_vain(nodes, now - began))
+
+
+def _in_vain(nodes: int, seconds: float) -> str:
+    return (
+        f"the ServerApp asks for nodes or replies in vain for {seconds:.0f} s: with "
+        f"{_nodes(nodes)}, and nothing under way, no more will come. If it waits for "
+        f"nodes, give more (--nodes; run.py: nodes=), or {FEWER}"
+    )
 
 
 def expect_nodes(wanted: int, nodes: int) -> None:

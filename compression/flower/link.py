@@ -51,7 +51,7 @@ from .screen import (
 from .sizes import measured, size_of
 from .tied import left_tied, widened_model, without
 from .traffic import Traffic, warn_of_no_names
-from .untouched import Untouched
+from .untouched import NO_DOWNLINK, UNKNOWN, Untouched
 from .ways import Differences, DifferencesState
 
 UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
@@ -136,6 +136,7 @@ class Link(GridWrapper):
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = LinkState() if state is None else state
         codec = None if downlink is None else chosen(downlink)
+        self._whole = codec is None  # models go down whole
         self._differences = Differences(codec, seed, state.differences)
         self._dialogue = Dialogue(
             self._differences, self.traffic, layout, plain_bytes, state.dialogue, uplink, initial
@@ -281,8 +282,10 @@ class Link(GridWrapper):
                 raise
             raise PayloadError(f"{error}; a mask of infinities goes by exact=[its name]") from error
         self._look_at(message, name)
-        if unheard and self._differences.unheard is None and self._untouched:
-            self._untouched.whole(message.metadata.message_type, name, size[0])
+        unknown = unheard and self._differences.unheard is None
+        if self._untouched and (unknown or self._whole):
+            why = NO_DOWNLINK if self._whole else UNKNOWN
+            self._untouched.whole(message.metadata.message_type, name, size[0], why)
         if not self.state.warned:
             self._look_at_names(form, next(iter(parcel.arrays.values())).data)
         kind, received = message.metadata.message_type, cast(Model, parcel.received)

@@ -31,6 +31,11 @@ UNKNOWN = (
     'one: pull the replies, or give downlink="int8"'
 )
 
+NO_DOWNLINK = (
+    "the model whole, as Link(grid) has no downlink, and no reply was made smaller either: give "
+    'downlink="int8"'
+)
+
 
 class PassedOn(NamedTuple):
     """A record that travels as it is: of messages of a type, or of replies to them."""
@@ -99,9 +104,9 @@ class Untouched:
             if name != model:
                 self._note(PassedOn(False, type_, name, type(record).__name__, why), size)
 
-    def whole(self, type_: str, name: str, size: int) -> None:
-        """Note a model that is sent whole, as nobody knows what its node has."""
-        self._note(PassedOn(False, type_, name, "ArrayRecord", UNKNOWN), size)
+    def whole(self, type_: str, name: str, size: int, why: str) -> None:
+        """Note a model that is sent whole."""
+        self._note(PassedOn(False, type_, name, "ArrayRecord", why), size)
 
     def came(self, type_: str, content: RecordDict, model: str | None, asked: bool) -> None:
         """Note a reply's records; `model`: as above; `asked`: its message held a model."""
@@ -130,6 +135,8 @@ class Untouched:
             each: size
             for each, size in self._found.most_common(MOST_SAID)
             if size >= least and self._largest[each] >= one and each not in self._said
+            # it is what was asked for, where replies at least are smaller
+            and not (each.why == NO_DOWNLINK and traffic.uplink_bytes)
         }
         if heavy:
             self._said |= set(heavy)

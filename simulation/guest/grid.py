@@ -73,6 +73,11 @@ class GuestGrid(Grid):
     now = virtual_seconds  # what deadlines are given in
 
     @property
+    def last_arrival(self) -> float:
+        """As `LocalGrid.last_arrival`."""
+        return self._grid.last_arrival
+
+    @property
     def unfetched_bytes(self) -> int:
         """Bytes of replies that nodes have sent and the ServerApp has not got: lost, late, left."""
         return self._grid.replied_bytes - self.counts.up_bytes

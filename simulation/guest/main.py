@@ -95,10 +95,12 @@ def main(began: float) -> int:
 def summary(app: App, given: argparse.Namespace, outcome: Outcome, seconds: float) -> str:
     """Return what is said at the end: a line each of who, when, what and how long."""
     counts = outcome.counts
+    virtual, last = f"{outcome.virtual_seconds:.2f}", f"{outcome.last_arrival:.2f}"
+    later = f"; {last} s until all that was sent is there"
     unfetched = f", {outcome.unfetched_bytes:,} up that the ServerApp never got"
     lines = {
         "app": f"{app.name} {app.version}, {given.nodes} nodes, seed {given.seed}",
-        "virtual": f"{outcome.virtual_seconds:.2f} s, network {given.network}",
+        "virtual": f"{virtual} s, network {given.network}" + (later if last != virtual else ""),
         "messages": f"{counts.sent} sent, {counts.answered} answered, {counts.failed} failed",
         "bytes": f"{counts.down_bytes:,} down, {counts.up_bytes:,} up"
         + (unfetched if outcome.unfetched_bytes else ""),

@@ -28,10 +28,11 @@ from .old_api import bounded_wait
 class Outcome(NamedTuple):
     """What a run took: virtual seconds, what the ServerApp sent and got, and what it did not get.
 
-    `unfetched_bytes`: see `GuestGrid`.
+    `last_arrival`, `unfetched_bytes`: see `GuestGrid`.
     """
 
     virtual_seconds: float
+    last_arrival: float
     counts: Counts
     unfetched_bytes: int
 
@@ -74,4 +75,4 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
     sys.stdout.flush()  # before it is forked
     run_local(job, workers=workers)
     grid = grids[0]
-    return Outcome(grid.virtual_seconds, grid.counts, grid.unfetched_bytes)
+    return Outcome(grid.virtual_seconds, grid.last_arrival, grid.counts, grid.unfetched_bytes)

@@ -1,5 +1,6 @@
 """Nobody waits for nodes, or replies, that will never come."""
 
+import itertools
 import threading
 
 import pytest
@@ -34,6 +35,13 @@ def hurry(monkeypatch):
     monkeypatch.setattr(stall.time, "monotonic", lambda: stall.SECONDS * next(seconds))
 
 
+@pytest.fixture
+def said(monkeypatch):
+    lines = []
+    monkeypatch.setattr(stall, "log", lambda level, text, *values: lines.append(text % values))
+    return lines
+
+
 def repeat(function, *arguments):
     for _ in range(stall.ASKS):
         function(*arguments)
@@ -52,7 +60,7 @@ def test_a_strategy_of_flowers_that_wants_more_nodes_than_there_are_ends(nodes, 
 
 def test_a_loop_of_somebodys_own_ends(hurry):
     grid = grid_of(1)
-    with pytest.raises(MissingNodesError, match=r"in vain for 10 s: with 1 node, .*--nodes"):
+    with pytest.raises(MissingNodesError, match=r"in vain for 540 s: with 1 node, .*--nodes"):
         repeat(grid.get_node_ids)
 
 
@@ -76,7 +84,24 @@ def test_who_waits_for_a_moment_does_not_wait_for_ever(hurry):
         grid.pull_before([], second)
 
 
-def test_other_threads_may_look_as_often_as_they_like(hurry):
+def test_who_computes_between_two_looks_does_not_wait(hurry, monkeypatch):
+    cpu = itertools.count()
+    monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu) / 20)
+    for _ in range(5):
+        repeat(grid_of(1).get_node_ids)
+
+
+def test_who_waits_after_it_has_computed_waits(hurry, monkeypatch):
+    cpu = itertools.chain((second / 20 for second in range(30)), itertools.repeat(1.5))
+    monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu))
+    grid = grid_of(1)
+    for _ in range(3):
+        repeat(grid.get_node_ids)
+    with pytest.raises(MissingNodesError, match="in vain"):
+        repeat(grid.get_node_ids)
+
+
+def test_other_threads_may_look_as_often_as_they_like_and_one_line_says_so(hurry, said):
     grid, looks = grid_of(2), []
 
     def look():
@@ -86,3 +111,18 @@ def test_other_threads_may_look_as_often_as_they_like(hurry):
     thread.start()
     thread.join()
     assert len(looks) == 5 * stall.ASKS
+    assert len(said) == 1
+    assert "in vain for 540 s: with 2 nodes" in said[0]
+
+
+def test_it_is_said_before_the_run_ends(monkeypatch, said):
+    seconds = itertools.count()
+    monkeypatch.setattr(stall.time, "monotonic", lambda: next(seconds))
+    grid, looks = grid_of(2), 0
+    with pytest.raises(MissingNodesError):
+        while True:
+            grid.get_node_ids()
+            looks += 1
+    assert len(said) == 1
+    assert f"in vain for {stall.SAID:.0f} s" in said[0]
+    assert looks == stall.SECONDS

@@ -77,6 +77,28 @@ def test_what_is_pushed_and_never_pulled_still_goes_down_small(linked, caplog, d
         assert "ArrayRecord 'gradients'" in line
 
 
+@pytest.mark.parametrize("pulled", [True, False])
+def test_a_link_without_a_downlink_says_so_where_no_reply_is_smaller_either(linked, caplog, pulled):
+    """Replies of metrics alone, or none that anybody pulls: two lines that do nothing."""
+    link = linked(lambda content, _: RecordDict({"m": MetricRecord({"num-examples": 5})}))
+    content = RecordDict({"arrays": vector(0)})
+    for _ in range(CALLS):
+        ids = link.push_messages([Message(content, node, "train") for node in (1, 2, 3)])
+        assert len(link.pull_messages(ids if pulled else [])) == 3 * pulled
+    (line,) = said(caplog)
+    assert "ArrayRecord 'arrays' of messages of type 'train'" in line
+    assert 'give downlink="int8"' in line
+
+
+def test_a_link_without_a_downlink_says_nothing_where_replies_are_smaller(linked, caplog):
+    link = linked(lambda content, _: RecordDict({"arrays": content["arrays"]}))
+    for _ in range(CALLS):
+        ask(link, RecordDict({"arrays": vector(0)}))
+        content = RecordDict({"arrays": vector(0)})
+        link.push_messages([Message(content, n, "evaluate") for n in (1, 2, 3)])
+    assert said(caplog) == []
+
+
 def test_who_replies_is_sent_changes_again(linked):
     """A node that is silent for a while loses nothing by it."""
     link = linked(lambda content, _: RecordDict({"arrays": content["arrays"]}), downlink="int8")

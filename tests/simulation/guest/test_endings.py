@@ -127,6 +127,7 @@ def test_an_app_that_waits_for_more_nodes_than_there_are_is_told_so(
     cli, tmp_path, kind, monkeypatch
 ):
     monkeypatch.setattr(stall, "SECONDS", 0.02)
+    monkeypatch.setattr(stall, "SAID", 0.02)
     server, client = f"waits_{kind}", f"asked_{kind}"
     files = {f"{server}.py": CASES[kind], f"{client}.py": CLIENT}
     app = write(tmp_path / kind, files, f"{server}:app", f"{client}:app")

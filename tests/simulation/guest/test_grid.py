@@ -200,6 +200,16 @@ def test_replies_that_the_server_never_got_were_sent_all_the_same(guest, way):
     assert grid.unfetched_bytes == whole.counts.up_bytes > NODES * SIZE
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_messages_that_nobody_waits_for_take_their_time(guest, workers):
+    """One way alone: the ServerApp ends before anybody needs their replies."""
+    grid = guest(Ideal(**LINK), workers=workers)
+    grid.push_messages(messages(grid, size=SIZE))
+    config = grid.counts.down_bytes / NODES - SIZE
+    assert grid.virtual_seconds == 0
+    assert grid.last_arrival == pytest.approx((SIZE + config) / 1000)
+
+
 def test_a_model_in_a_configuration_takes_its_time(guest):
     """Flower's CatBoost example sends its trees so; SecAgg+ its masked vectors."""
     grid = guest(Ideal(**LINK))
