@@ -32,7 +32,8 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
         "sent up": _beside_flower(result, "uplink"),
         "sent down": _beside_flower(result, "downlink"),
         "on a line": _on_a_line(result),
-        "updates": f"{result['client_updates']} used, {result['failures']} failed, {each} each",
+        "updates": f"{result['client_updates']} used, {result['failures']} failed; "
+        f"a payload of {each} each",
         "took": _took(result),
         "files": str(folder.relative_to(here) if folder.is_relative_to(here) else folder),
     }

@@ -272,15 +272,10 @@ class Link(GridWrapper):
         note = ToNode(number, workers=workers if train else None, exact=exact)
         name = records(content, ArrayRecord)[0][0]
         dialogue = self._dialogue
-        try:
-            unheard = dialogue.ledger.base_of(node) is None and dialogue.ledger.silent(node)
-            encoded, parcel, size = dialogue.encoded(
-                node, content, name, note, cache, plain, decided=decided, natives=natives
-            )
-        except PayloadError as error:
-            if self.state.round:
-                raise
-            raise PayloadError(f"{error}; a mask of infinities goes by exact=[its name]") from error
+        unheard = dialogue.ledger.base_of(node) is None and dialogue.ledger.silent(node)
+        encoded, parcel, size = dialogue.encoded(
+            node, content, name, note, cache, plain, decided=decided, natives=natives
+        )
         self._look_at(message, name)
         unknown = unheard and self._differences.unheard is None
         if self._untouched and (unknown or self._whole):

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from glob import escape
+from logging import getLogger
 from typing import Any, NamedTuple
 
+import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from ..layout import Layout
-from ..statistics import expect_matches
+from ..stages import PayloadError
+from ..statistics import expect_matches, matches
 from .arrays import layout_of, payload_of, records, to_vector
-from .form import Form, Model, converted, form_of_models, form_of_updates, is_float
+from .form import FLOATS, Form, Model, converted, form_of_models, form_of_updates, is_float
 from .native import natives_of
 from .notes import NOTE
 from .state import fingerprint
@@ -21,10 +24,12 @@ from .tied import Ties, still_tied, ties_in
 from .traffic import flower_bytes, warn_of_variances
 from .untouched import holds_floats, old_record
 
+log = getLogger("edgewire")
+
 
 @dataclass
 class ModelsState:
-    """`counts`: names of tensors that are no floats; whether variances have led below 0; `tied`: by
+    """`counts`: names of tensors that are no floats, or held infinities at first; whether variances have led below 0; `tied`: by
     the names and shapes of a model's tensors, those that have been copies of others ever since.
     """
 
@@ -76,7 +81,8 @@ class Models:
     def of(self, content: RecordDict, *, first: bool) -> Found | None:
         """Return the model in a content, None if there is none; `first`: none was sent before.
 
-        Raises `ValueError` for a record that has the link's name, or an `exact` without a tensor.
+        Raises `ValueError` for a record that has the link's name, or an `exact` without a tensor,
+        and `PayloadError` for a first model with NaN in it.
         """
         expect_no_old_api(content)
         there = records(content, ArrayRecord)
@@ -97,7 +103,7 @@ class Models:
             form, model = form_of_updates(self._layout, self._exact), Model(to_vector(arrays))
             return Found(form, model, self._plain_bytes, natives_of(arrays))
         layout = layout_of(arrays)
-        form = form_of_updates(layout, self._patterns(layout, first))
+        form = form_of_updates(layout, self._patterns(arrays, layout, first))
         model = form_of_models(form).model(arrays)
         return Found(form, model, flower_bytes(arrays), ties=self._ties(form, model))
 
@@ -112,14 +118,40 @@ class Models:
         self._state.tied[key] = ties = still_tied(ties, form_of_models(form), model)
         return ties
 
-    def _patterns(self, layout: Layout, first: bool) -> tuple[str, ...]:
+    def _patterns(self, arrays: ArrayRecord, layout: Layout, first: bool) -> tuple[str, ...]:
         """Return the patterns of names of tensors that travel in their own type.
 
-        Among them is what was no float at first: a strategy's mean makes float64 of integers.
+        Among them is what was no float at first: a strategy's mean makes float64 of integers. So is
+        what was not finite then, a mask of attention, say: later on it would be a divergence.
         """
         if first:
             expect_matches(layout, self._exact)
+            self._note_infinite(arrays, layout)
         floats = dict(zip(layout.names, map(is_float, layout.dtypes), strict=True))
         self._state.counts |= {name for name, float_ in floats.items() if not float_}
         made = sorted(escape(name) for name in self._state.counts if floats.get(name))
         return (*self._exact, *made)
+
+    def _note_infinite(self, arrays: ArrayRecord, layout: Layout) -> None:
+        """Let tensors of floats travel in their own type if they hold infinity; say so.
+
+        Raises `PayloadError` for NaN, of which no payload is made.
+        """
+        found = set[str]()
+        for name, dtype in zip(layout.names, layout.dtypes, strict=True):
+            if dtype in FLOATS and not np.isfinite(values := arrays[name].numpy()).all():
+                if np.isnan(values).any():
+                    raise PayloadError(
+                        f"the first model holds NaN in {name!r}, which no payload carries: keep "
+                        "that tensor at the nodes, or let infinity stand for it"
+                    )
+                found.add(name)
+        unasked = sorted(n for n in found - self._state.counts if not matches(n, self._exact))
+        if unasked:
+            more = f" and {len(unasked) - 3} more" if len(unasked) > 3 else ""
+            log.warning(
+                "the first model holds infinity in %s%s: it goes exactly, uncompressed",
+                ", ".join(map(repr, unasked[:3])),
+                more,
+            )
+        self._state.counts |= found

@@ -156,13 +156,14 @@ def answered(update: Update, form: Form, sent: Form, start: Model, *, whole: boo
 
 
 def _expect_as_finite(own: Sequence[Own], start: Sequence[Own]) -> None:
-    """Raise `PayloadError` for infinity in a tensor of its own type, unless it was sent so."""
+    """Raise `PayloadError` for infinity in a tensor of its own type, unless it was sent there."""
     before = {each.name: each.array for each in start}
     for each in own:
         if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
             continue
         was = before.get(each.name)
-        if was is None or was.shape != each.array.shape or np.isfinite(was).all():
+        same = was is not None and was.shape == each.array.shape
+        if not same or (np.isfinite(was) & ~np.isfinite(each.array)).any():
             raise PayloadError(f"its update holds infinity in {each.name}")
 
 

@@ -188,7 +188,8 @@ class Uplink:
             clipped = True
             values = Model(within_clip(self.codec, values.vector, layout, clip, seed), values.own)
         state = NodeState(context.state) if self.codec.memory_bytes(layout) else None
-        left = () if named or clipped else self._left_out(ties, form, values, state)
+        ties = () if named else ties  # who names its tensors sends all of them
+        left = () if clipped else self._left_out(ties, form, values, state)
         says = ToServer(
             note.number,
             None,

@@ -51,10 +51,10 @@ def test_the_numbers_are_means_and_sample_deviations(sweep, capsys):
     assert sgd["accuracy"] == "98.00 ± 1.00 %"
     assert sgd["best accuracy"] == "99.00 ± 0.00 %"
     assert sgd["loss"] == "0.1"
-    assert esgd["uplink an update"] == "5 kB"
-    assert esgd["uplink"] == "250 kB"
+    assert esgd["payload an update"] == "5 kB"
+    assert esgd["sent up"] == "250 kB"
     assert esgd["times smaller up"] == "16.00"
-    assert esgd["downlink"] == "4 MB"
+    assert esgd["sent down"] == "4 MB"
     assert esgd["times smaller down"] == "1.00"
     assert (esgd["updates"], esgd["failed"]) == ("50", "0.5")
     assert esgd["time"] == "12 s"
@@ -81,6 +81,10 @@ def test_ratios_are_of_all_that_was_sent(tmp_path, capsys):
     assert main([str(tmp_path), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["uplink_ratio"] == 1000 / 450
+    main([str(tmp_path)])
+    (shown,) = rows_of(capsys.readouterr().out)[0]
+    assert (shown["sent up"], shown["times smaller up"]) == ("225 B", "2.22")  # of 500 B
+    assert shown["payload an update"] == "2 B"
 
 
 def test_rows_are_named_by_the_keys_that_are_asked_for(sweep, capsys):
@@ -200,15 +204,15 @@ def test_moving_averages_end_peak_and_when_they_reach_an_accuracy(tmp_path, caps
     assert sgd["accuracy"].startswith("82.50")  # of 0.9, 0.7 and of 0.8, 0.9
     assert sgd["best accuracy"].startswith("82.50")
     assert esgd["best accuracy"].startswith("60.00")  # of 0.5, 0.9 and of 0.5 alone
-    assert (sgd["reached at"], sgd["uplink until then"]) == ("35", "3.5 kB")  # 40 and 30
-    assert (esgd["reached at"], esgd["uplink until then"]) == ("-", "-")  # neither has
+    assert (sgd["reached at"], sgd["payloads until then"]) == ("35", "3.5 kB")  # 40 and 30
+    assert (esgd["reached at"], esgd["payloads until then"]) == ("-", "-")  # neither has
     assert main([str(tmp_path), "--reach", "80"]) == 0  # single evaluations
     esgd, sgd = rows_of(capsys.readouterr().out)[0]
     assert (sgd["reached at"], esgd["reached at"]) == ("25", "-")  # 30 and 20; one has not
     assert main([str(tmp_path), "--reach", "95"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "no run reached 95 %"
     assert main([str(tmp_path)]) == 0
-    assert not {"reached at", "uplink until then"} & set(rows_of(capsys.readouterr().out)[0][0])
+    assert not {"reached at", "payloads until then"} & set(rows_of(capsys.readouterr().out)[0][0])
 
 
 def test_a_history_that_is_gone_is_named(tmp_path, capsys):

@@ -155,6 +155,28 @@ def test_what_loses_nothing_changes_no_bit(method, strategy):
     assert link.traffic.failures == 0
 
 
+@pytest.mark.parametrize("since", ["first", "second"])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_app_that_answers_in_other_types_may_tie_its_weights(method, since):
+    """Its replies name their tensors, and leave nothing out; the next message ties or does not."""
+    halves = learns(ALL)
+
+    def train(node, values, state):
+        made = halves(node, values, state)["arrays"]
+        if since == "second" and int(state["count"]["n"].numpy()[0]) == 1:
+            return {"arrays": made}
+        wide = {n: np.asarray(v, np.float64) for n, v in made.items() if v.dtype.kind == "f"}
+        return {"arrays": {**made, **wide}}
+
+    plain, _ = federated(model(*ALL), train, None)
+    found, link = federated(model(*ALL), train, METHODS[method])
+    assert link.traffic.failures == 0
+    assert link.traffic.client_updates == 2 * ROUNDS
+    if method == "dense":
+        for name, value in plain.items():
+            np.testing.assert_array_equal(found[name], value)
+
+
 class Losing(LocalGrid):
     """Loses all replies of some rounds."""
 
