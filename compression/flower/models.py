@@ -29,8 +29,9 @@ log = getLogger("edgewire")
 
 @dataclass
 class ModelsState:
-    """`counts`: names of tensors that are no floats, or held infinities at first; whether variances have led below 0; `tied`: by
-    the names and shapes of a model's tensors, those that have been copies of others ever since.
+    """`counts`: names of tensors that are no floats, or held infinities at first; `led_below`:
+    whether variances have led below 0; `tied`: by the names and shapes of a model's tensors, those
+    that have been copies of others ever since.
     """
 
     counts: set[str] = field(default_factory=set)

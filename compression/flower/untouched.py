@@ -134,7 +134,9 @@ class Untouched:
         heavy = {
             each: size
             for each, size in self._found.most_common(MOST_SAID)
-            if size >= least and self._largest[each] >= one and each not in self._said
+            if size >= least
+            and self._largest[each] >= one
+            and each not in self._said
             # it is what was asked for, where replies at least are smaller
             and not (each.why == NO_DOWNLINK and traffic.uplink_bytes)
         }
