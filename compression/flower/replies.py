@@ -162,8 +162,11 @@ def _expect_as_finite(own: Sequence[Own], start: Sequence[Own]) -> None:
         if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
             continue
         was = before.get(each.name)
-        same = was is not None and was.shape == each.array.shape
-        if not same or (np.isfinite(was) & ~np.isfinite(each.array)).any():
+        if (
+            was is None
+            or was.shape != each.array.shape
+            or (np.isfinite(was) & ~np.isfinite(each.array)).any()
+        ):
             raise PayloadError(f"its update holds infinity in {each.name}")
 
 
