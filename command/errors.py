@@ -60,10 +60,13 @@ def clear_errors() -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code, failed = 2, ConfigError(f"{where}{error.strerror or error}")
-    except ValueError as error:  # Hydra has no class of its own for some mistakes
+    except MemoryError as error:
+        code, failed = 1, EngineError(f"there is not enough memory: {error or 'for this run'}")
+    except (ValueError, TypeError, AttributeError) as error:  # for which Hydra has no class
         if "hydra" not in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
             raise
-        code, failed = 2, error
+        words = "" if isinstance(error, ValueError) else "; a group takes a name, as model=mlp"
+        code, failed = 2, ConfigError(f"{error}{words}")
     except (KeyboardInterrupt, Ended) as error:
         notes = getattr(error, "__notes__", ["no run was under way"])
         print(": ".join(["stopped", *notes]), file=sys.stderr)
@@ -86,6 +89,10 @@ def one_line(error: BaseException) -> str:
         return unknown_key(unknown[1], cause)
     if whole := re.search(r"override \+*([^=]+)=[\s\S]*is not a subclass of", text + cause):
         return new_name(whole[1])
+    if beyond := re.search(r"merging override \+*([^=]+)\.([^=.]+)=[\s\S]*'\{\}'", text + cause):
+        return f"there is no key {beyond[1]}.{beyond[2]}: {beyond[1]} is one value"
+    if place := re.search(r"In '([^/']+)/.*composing config:\s+Key '([^']+)' not in", text):
+        return f"there is no place {place[2]} for {place[1]}@{place[2]}=: give {place[1]}=NAME"
     if text.startswith("Error merging override") and error.__cause__ is not None:
         text = f"{text.removeprefix('Error merging override ')}: {error.__cause__}"
     text = re.sub(r"\n+Config search path:.*", "", text, flags=re.DOTALL)

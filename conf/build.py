@@ -19,6 +19,7 @@ from conf.trust import Machine
 from task.datasets import Data, load_data, load_folder
 from task.datasets.data import holdout
 from task.datasets.folder import DEFAULT_SIZE, MEAN, STD, has_photos, without_photos
+from task.errors import TaskError
 from task.models import build_model
 from task.optimizers import SGD, ServerOptimizer
 from task.partition import Partition
@@ -65,12 +66,20 @@ def server_data_of(config: Config) -> Data:
     """Return the data set as a server has it, whose nodes may have folders of their own.
 
     Photos need not be at the server: where `dataset.classes` says what they show, and no
-    `dataset.root` where they lie, the splits may be empty.
+    `dataset.root` where they lie, the splits may be empty. Raises `ConfigError` where neither does
+    and there are none here.
     """
     d = config.dataset
     said = d.root not in (None, Machine.of({}).data)  # `confine_data` has put that one in
-    if d.name != "imagefolder" or not d.classes or said or has_photos(d.root, d.classes):
+    if d.name != "imagefolder" or said or has_photos(d.root, d.classes or ()):
         return data_of(config)
+    if not d.classes:
+        try:
+            return data_of(config)
+        except TaskError as error:
+            raise ConfigError(
+                f"{error}; or, for photos that lie at the nodes alone, dataset.classes=[cat,dog]"
+            ) from error
     data = without_photos(d.classes, d.size)
     return replace(data, mean=(), std=()) if d.per_image else data
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -193,7 +193,9 @@ def _check_type(key: str, value: Any, annotation: Any) -> None:
     kinds = get_args(annotation) if union else (annotation,)
     allowed = [t for t in kinds if t in PRIMITIVES]
     others = [t for t in kinds if t not in PRIMITIVES]
-    if not allowed or not isinstance(value, PRIMITIVES) or not all(map(_is_class, others)):
+    if not allowed or not all(map(_is_class, others)):
+        return
+    if not isinstance(value, PRIMITIVES) and any(map(_is_collection, others)):
         return
     if type(value) in allowed or (float in allowed and type(value) is int):
         return
@@ -201,6 +203,12 @@ def _check_type(key: str, value: Any, annotation: Any) -> None:
         return
     names = " or ".join("null" if t is NoneType else t.__name__ for t in allowed)
     raise ConfigError(f"{key} must be {names}, not {value!r}")
+
+
+def _is_collection(kind: Any) -> bool:
+    """Whether a list or a mapping may be a value of this kind."""
+    kind = get_origin(kind) or kind
+    return kind.__module__ in ("builtins", "collections.abc") and issubclass(kind, Collection)
 
 
 def _is_class(kind: Any) -> bool:

@@ -54,7 +54,7 @@ class DatasetConfig:
     name: str = MISSING
     root: str | None = None
     download: bool = False
-    size: int | None = at_least(1, None)
+    size: int | None = from_to_below(1, 1 << 16, None)
     classes: list[str] | None = None
     holdout: float = from_to_below(0, 1, 0.0)
     validate: float = from_to_below(0, 1, 0.0)

@@ -11,6 +11,13 @@ import pytest
 BAD = [
     (["foo=1"], "no key foo"),
     (["roundz=1"], "did you mean rounds"),
+    (["+algorithm.x=3"], "there is no key algorithm.x: algorithm is one value"),
+    (["++rounds.x=3"], "there is no key rounds.x: rounds is one value"),
+    (["+model@x=mlp"], "there is no place x for model@x="),
+    (["algorithm=[1]"], "a group takes a name"),
+    (["engine.workers={a:1}"], "engine.workers must be int"),
+    (["strategy=fedavg", "strategy.fraction_train=[1]"], "strategy.fraction_train must be float"),
+    (["dataset.size=99999999999999999999"], "dataset.size must be below 65536"),
     (["algorithm=x"], "no algorithm=x. there are: adacomp, asgd, cesgd, comp_asgd, dgc, esgd"),
     (["strategy=null"], "Config group"),
     (["algorithm=sgd", "strategy/staleness=global"], "belongs to strategy=asynchronous"),
@@ -58,6 +65,11 @@ BAD = [
     (["engine.actors=2"], "belongs to engine=ray"),
     (["engine.address=here:1"], "belongs to engine=ray or engine=superlink"),
     (["engine=superlink"], "needs engine.address=HOST:PORT"),
+    (
+        ["engine=superlink", "engine.address=a:1", "dataset=imagefolder"],
+        "dataset.root=FOLDER with class folders; or, for photos that lie at the nodes alone, "
+        "dataset.classes=[cat,dog]",
+    ),
     (["engine=superlink", "engine.address=here"], "give HOST:PORT, as in 127.0.0.1:8000"),
     (["engine=superlink", "engine.address=127.0.0.1:9"], "no SuperLink answers at 127.0.0.1:9"),
     (["engine=superlink", "engine.address=127.0.0.1:9", "network=lte"], "network.up_mbps=5"),

@@ -1,18 +1,20 @@
 """What a submitted configuration names is built if it is a class meant for that, or not at all."""
 
 import importlib
+import inspect
 import pkgutil
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 import task
 from conf import ConfigError, load_config
 from conf.build import build, engine_of, server_optimizer_of
 from conf.check import check_target
-from conf.targets import GROUPS, KINDS, is_ours, target_of
+from conf.targets import GROUPS, HERE, KINDS, is_ours, target_of
 from conf.trust import Machine, confine
 from tests.conf.hostile import (
     ASYNCHRONOUS,
@@ -194,3 +196,32 @@ def test_an_option_that_declares_no_class_takes_no_object(inner):
     node = {"_target_": "torch.optim.SGD", "_partial_": True, "momentum": inner}
     with pytest.raises(ConfigError, match=r"optimizer\.momentum"):
         check_target("optimizer", node)
+
+
+def single_values():
+    """Yield (group, file, option) where a file of a group gives an option of a target one value."""
+    for group in (*GROUPS, "engine"):
+        for file in sorted((HERE / group).glob("*.yaml")):
+            node = OmegaConf.to_container(OmegaConf.load(file))
+            node.pop("defaults", None)
+            if "_target_" not in node:
+                continue
+            for key, value in node.items():
+                if not key.startswith("_") and isinstance(value, int | float | bool):
+                    yield pytest.param(group, node, key, id=f"{group}={file.stem} {key}")
+
+
+@pytest.mark.parametrize(("group", "node", "key"), single_values())
+def test_a_list_or_a_mapping_is_no_single_value(group, node, key):
+    """Whatever is annotated says so in one line, before anybody compares it with a number."""
+    plain = {k: 1 if v in ("???",) or str(v).startswith("${") else v for k, v in node.items()}
+    target = check_target(group, {**plain, key: node[key]}).make
+    kind = inspect.signature(target).parameters[key].annotation
+    if "int" not in str(kind) and "float" not in str(kind) and "bool" not in str(kind):
+        pytest.skip("its annotation allows it")
+    for value in ([1], [], {"a": 1}, {}):
+        if "Sequence" in str(kind) or "list" in str(kind) or "tuple" in str(kind):
+            check_target(group, {**plain, key: value})
+            continue
+        with pytest.raises(ConfigError, match=rf"{group}\.{key} must be"):
+            check_target(group, {**plain, key: value})
