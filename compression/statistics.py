@@ -5,7 +5,7 @@ values: a difference that is old, or scaled by an optimiser, can lead below zero
 what a codec's ``exact`` patterns name.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import accumulate
@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .layout import Layout
+from .own import Own
 from .scatter import Indices, Vector, count_up, find, put_at
+from .stages import PayloadError
 
 # What torch's BatchNorm layers call their buffers.
 MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"
@@ -211,6 +213,12 @@ def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, .
 def variances(layout: Layout) -> tuple[Extent, ...]:
     """Return where running variances lie in the vector."""
     return runs(layout, [t for t, name in enumerate(layout.names) if own_name(name) == VARIANCE])
+
+
+def expect_counts(own: Iterable[Own]) -> None:
+    """Raise `PayloadError` if BatchNorm has counted mini-batches below 0: nodes divide by that."""
+    if any(own_name(each.name) == COUNT and (each.array < 0).any() for each in own):
+        raise PayloadError("its update holds a count of mini-batches below 0")
 
 
 def below_zero(layout: Layout, vector: Vector) -> bool:

@@ -47,16 +47,36 @@ def with_payload(change: Callable[[bytes], bytes], reply: Message) -> Message:
     return replaced(reply, **{found[0]: payload_records(payloads)})
 
 
-def with_values(change: Callable[[Any], Any], reply: Message, layout: Any = None) -> Message:
-    """Send other values of all entries: a valid payload that names the method of the honest one."""
+def unchanged(values: Any) -> Any:
+    return values
+
+
+def with_values(
+    change: Callable[[Any], Any],
+    reply: Message,
+    context: Context,
+    counted: Callable[[Any], Any] = unchanged,
+) -> Message:
+    """Send other values of all entries: a valid payload that names the method of the honest one.
+
+    `counted` changes tensors of integers, which travel beside them: BatchNorm's counters.
+
+    What travels exactly by its name does so here, too: the server refuses other payloads unread.
+    """
+    known = {layout.size: layout for layout in [layout_in(context)] if layout is not None}
 
     def encoded(payload: bytes) -> bytes:
         update, said = decode_update(payload), describe(payload)
+        layout = known.get(update.layout.size, update.layout)
         stages = {"quantizer": said.quantizer, "coder": said.coder}
         whole = said.sparsifier == "dense"  # which tensors it holds exactly is checked, too
         codec = make_codec(**stages) if whole else make_codec("topk", density=1.0, **stages)
         values = np.ascontiguousarray(change(update.dense()), dtype=np.float32)
-        made = bytearray(codec.encode(values, layout or update.layout, memory={}, own=update.own))
+        own = tuple(
+            each._replace(array=counted(each.array)) if each.array.dtype.kind == "i" else each
+            for each in update.own
+        )
+        made = bytearray(codec.encode(values, layout, memory={}, own=own))
         made[4] = payload[4]  # the sparsifier
         return bytes(made[:-8]) + xxh3_64_intdigest(made[:-8]).to_bytes(8, "little")
 
@@ -88,7 +108,7 @@ def payload(change: Callable[[bytes], bytes]) -> Attack:
 
 
 def values(change: Callable[[Any], Any]) -> Attack:
-    return lambda message, reply, context: with_values(change, reply)
+    return lambda message, reply, context: with_values(change, reply, context)
 
 
 def statistics(name: str, value: float) -> Attack:
@@ -96,16 +116,30 @@ def statistics(name: str, value: float) -> Attack:
 
     def attack(message: Message, reply: Message, context: Context) -> Message:
         def changed(entries: Any) -> Any:
+            if layout is None or entries.size != layout.size:
+                return entries
             entries = entries.copy()
             for tensor, own in enumerate(map(own_name, layout.names)):
-                if own == name and entries.size == layout.size:
+                if own == name:
                     entries[layout.offsets[tensor] : layout.offsets[tensor + 1]] = value
             return entries
 
-        layout = trainer_for(*configured(context)).layout  # its names tell what travels exactly
-        return with_values(changed, reply, layout)
+        layout = layout_in(context)
+        return with_values(changed, reply, context)
 
     return attack
+
+
+def counters(value: int) -> Attack:
+    """Report another number of mini-batches in each of BatchNorm's counters."""
+    changed = partial(np.full_like, fill_value=value)
+    return lambda message, reply, context: with_values(unchanged, reply, context, changed)
+
+
+def layout_in(context: Context) -> Any:
+    """Return the layout of the run's model; None where it is cut, and no update is of all of it."""
+    config, folder = configured(context)
+    return None if "segments" in config.strategy else trainer_for(config, folder).layout
 
 
 def configured(context: Context) -> tuple[Any, str | None]:
@@ -264,6 +298,8 @@ STATISTICS: dict[str, Attack] = {  # of a model with BatchNorm
     "a variance of 0": statistics("running_var", 0),
     "a variance of 1e-12": statistics("running_var", 1e-12),
     "a variance of 1e6": statistics("running_var", 1e6),
+    "a counter below 0": counters(-1),
+    "a counter of 2^62": counters(1 << 62),
 }
 
 
@@ -275,7 +311,7 @@ LIES: dict[str, Attack] = {  # that look honest: docs/bad-nodes.md names them as
 
 def at_once(message: Message, reply: Message, context: Context) -> Message:
     """Send nothing new, and say that it took no step: on a virtual clock, no time."""
-    return with_metrics({"num-steps": 0}, with_values(np.zeros_like, reply))
+    return with_metrics({"num-steps": 0}, with_values(np.zeros_like, reply, context))
 
 
 def app_with(attack: Attack, bad: int = BAD) -> Callable[[Message, Context], Message]:

@@ -11,12 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from compression.statistics import COUNT, own_name
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
 from simulation.ray import run_ray
+from task.models.parts import MODELS
 from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, other_note
 from tests.runs import composed
+from tests.zoo import makers
 
 ROOT = Path(__file__).parents[1]
 IN_TURN = {
@@ -99,6 +102,30 @@ def test_statistics_that_lie_do_not_spoil_a_model(words, attack, tmp_path, caplo
     assert result["accuracy"] > 0.6
     assert LONE in words or "its running statistics are" in caplog.text
     assert "other exact tensors" not in caplog.text  # the attack is in what is asked for
+
+
+COUNTING = ["model=mlp", "model.name=zoo_cumulative"]  # its statistics are means of all so far
+
+
+@pytest.mark.parametrize("attack", ["a counter below 0", "a counter of 2^62"])
+@pytest.mark.parametrize(
+    "words",
+    [["rounds=4", "eval_every=4"], ["algorithm=sgd", "rounds=15", "eval_every=15"],
+     ["algorithm=fedasync", *PUSHES]],
+    ids=["fedavg", "sgd", "fedasync"],
+)  # fmt: skip
+def test_counters_that_lie_are_no_honest_nodes_failure(words, attack, tmp_path, monkeypatch):
+    """PyTorch divides by the number of mini-batches: by 0, one after -1."""
+    monkeypatch.setattr(MODELS, "members", {**MODELS.members, **makers()})
+    honest, _ = trained(tmp_path / "honest", *COUNTING, *words)
+    words = [*COUNTING, *words]
+    result, weights = trained(tmp_path, *words, client_app=app_with(STATISTICS[attack]))
+    expect_unspoiled(tmp_path, result, weights)
+    assert result["accuracy"] > honest["accuracy"] - 0.05
+    most = 100 * 90  # mini-batches that all messages together can have
+    assert all(0 < c <= most for name, c in weights.items() if own_name(name) == COUNT)
+    if attack == "a counter below 0":
+        assert 0 < result["failures"] <= 15  # the bad node's: one a round, at most
 
 
 @pytest.mark.parametrize("attack", ONE_BY_ONE)

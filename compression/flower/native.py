@@ -22,6 +22,7 @@ from ..make import make_codec
 from ..own import Own
 from ..payload import decode_update
 from ..stages import Buffer, PayloadError
+from ..statistics import expect_counts
 from .arrays import STYPE, FlatArray, filled, records
 from .notes import ToNode
 from .state import keep, kept
@@ -84,7 +85,8 @@ class Initial:
     def read(self, payload: Buffer | None) -> Arrays:
         """Return what a payload holds, by name.
 
-        Raises `PayloadError` for what is no such payload, of these tensors in their shapes, types.
+        Raises `PayloadError` for what is no such payload, of these tensors in their shapes, types,
+        and for a count of mini-batches below 0.
         """
         if not payload:
             return {}
@@ -92,6 +94,7 @@ class Initial:
         update = decode_update(payload, max_size=self._most, max_tensors=len(layout))
         if update.layout.size or len(update.layout):
             raise PayloadError("native tensors come in another part of the payload")
+        expect_counts(update.own)
         found: Arrays = {}
         for place, name, array in update.own:
             told = name, array.shape, array.dtype.name
@@ -131,14 +134,14 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 def distance(now: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]]) -> float:
     """Return how far native tensors are from what they were: the Euclidean length of the change.
 
-    Raises `PayloadError` for infinity in a tensor that had none.
+    Raises `PayloadError` for infinity where there was none.
     """
     total = 0.0
     for name in now:
         new, old = now[name], start[name]
         if _same(new, old):
             continue
-        if new.dtype.kind == "f" and not np.isfinite(new).all() and np.isfinite(old).all():
+        if new.dtype.kind == "f" and (np.isfinite(old) & ~np.isfinite(new)).any():
             raise PayloadError(f"its update holds infinity in {name}")
         with np.errstate(over="ignore", invalid="ignore"):
             before = np.where(np.isfinite(old), old, 0)  # a maximum begins at -infinity

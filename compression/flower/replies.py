@@ -16,7 +16,7 @@ from ..layout import Layout
 from ..own import Own
 from ..payload import Update, declared
 from ..stages import PayloadError, is_finite
-from ..statistics import COUNT, below_zero, own_name
+from ..statistics import below_zero, expect_counts
 from .arrays import filled, layout_of, records
 from .form import (
     Form,
@@ -150,8 +150,7 @@ def answered(update: Update, form: Form, sent: Form, start: Model, *, whole: boo
     _expect_as_finite(update.own, start.own)
     if below_zero(form.layout, vector):
         raise PayloadError("its update holds a running variance below 0")
-    if any(own_name(each.name) == COUNT and (each.array < 0).any() for each in update.own):
-        raise PayloadError("its update holds a count of mini-batches below 0")
+    expect_counts(update.own)
     return Model(vector, update.own)
 
 

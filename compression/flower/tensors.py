@@ -17,6 +17,7 @@ from ..make import make_codec
 from ..own import Own
 from ..payload import declared, decode_update, expect
 from ..stages import Buffer, Memory, PayloadError, Vector
+from ..statistics import expect_counts
 from .notes import brief
 from .receipts import OTHER_METHOD
 
@@ -173,4 +174,5 @@ def unpack_copy(
     }
     if SAMPLES in found and found[SAMPLES][0] not in range(1, form.samples + 1):
         raise PayloadError(f"the copy is of {found[SAMPLES][0]:g} samples of a mini-batch")
+    expect_counts(update.own)
     return found, {each.name: each.array for each in update.own}
