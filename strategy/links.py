@@ -22,6 +22,7 @@ from compression.flower.tensors import GRADIENTS
 from compression.flower.traffic import reason_of
 
 Plain = Mapping[str, list[tuple[tuple[int, ...], str]]]  # name -> shapes and types of its tensors
+LONGEST = 1e9  # seconds that a task can have taken: many of the largest floats make infinity
 KINDS = {"input": "activations", "output": "activations", "labels": "labels", "copy": "copies"}
 
 
@@ -93,7 +94,7 @@ class Links:
 
     def worked(self, segment: int, seconds: object, batches: float) -> None:
         """Count real seconds that a segment has worked on so many mini-batches."""
-        if isinstance(seconds, float) and 0 <= seconds < math.inf:
+        if isinstance(seconds, float) and 0 <= seconds <= LONGEST:
             self.seconds[segment] += seconds
             self.batches[segment] += batches
 

@@ -196,8 +196,16 @@ class Records:
 
 
 def _json(row: Row, indent: int | None = None) -> str:
-    clean = {k: None if isinstance(v, float) and v - v != 0 else v for k, v in row.items()}
-    return json.dumps(clean, indent=indent, allow_nan=False)
+    return json.dumps(_finite(row), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with None in place of NaN and infinity, which JSON has no words for."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _versions() -> dict[str, str]:

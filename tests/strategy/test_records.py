@@ -17,7 +17,8 @@ def test_history_and_result(tmp_path):
         loss = None if accuracy is None else 1 - accuracy
         records.add({"round": i, "accuracy": accuracy, "loss": loss, "uplink_bytes": 10 * i})
     tensor = torch.arange(6.0).reshape(2, 3)
-    result = records.finish({"extra": float("nan")}, {"w": tensor[:, :2]})
+    extra = {"extra": float("nan"), "lists": [1.0, {"of": float("inf")}]}
+    result = records.finish(extra, {"w": tensor[:, :2]})
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
     assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(rows))
@@ -27,6 +28,7 @@ def test_history_and_result(tmp_path):
     assert written["best_accuracy"] == 0.9
     assert written["uplink_bytes"] == 40
     assert written["extra"] is None  # JSON has no NaN
+    assert written["lists"] == [1.0, {"of": None}]
     assert set(written["versions"]) >= {"python", "cpu", "flwr", "torch", "numpy"}
     assert result["uplink_bytes"] == 40
     assert torch.equal(load_file(folder / "model.safetensors")["w"], tensor[:, :2])
