@@ -15,10 +15,10 @@ from compression.statistics import COUNT, own_name
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
-from simulation.ray import run_ray
+from simulation.on_ray import run_on_ray
 from task.models.parts import MODELS
 from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, other_note
-from tests.runs import composed
+from tests.runs import composed, result_of
 from tests.zoo import makers
 
 ROOT = Path(__file__).parents[1]
@@ -181,31 +181,61 @@ def by_round(folder, key):
     return [json.loads(row)[key] for row in (folder / "history.jsonl").read_text().splitlines()]
 
 
+ON_RAY = """import strategy.app
+import tests.hostile
+from flwr.clientapp import ClientApp
+
+
+def register():
+    from task.models.parts import MODELS
+    from tests.zoo import makers
+
+    MODELS.members.update(makers())
+
+
+class Nodes(ClientApp):
+    def __call__(self, message, context):
+        register()  # at each message: Flower loads our modules anew
+        return tests.hostile.app(message, context)
+
+
+register()
+server = strategy.app.app
+nodes = Nodes()
+"""
+
+
 def test_nor_on_ray_where_all_is_as_on_the_local_engine(tmp_path, monkeypatch, left_over):
-    """Replicas of who was drawn, memories and index sets that stay, in processes that Ray moves."""
+    """Replicas of who was drawn, memories and index sets that stay, in processes that Ray moves.
+
+    And all kinds of state that a model may have: processes there meet messages of all nodes in an
+    order of their own.
+    """
+    for name, make in makers().items():
+        monkeypatch.setitem(MODELS.members, name, make)
     rounds = len(ATTACKS) + 1
     words = [*IN_TURN["esgd"], "strategy/optimizer=momentum", "lr=0.01", "nodes=5"]
     words += ["strategy.fraction_train=0.8", "strategy.verify_every=4"]
-    words += [f"rounds={rounds}", "eval_every=1"]
+    words += ["model=mlp", "model.name=zoo_all", f"rounds={rounds}", "eval_every=1"]
     here, there = tmp_path / "local", tmp_path / "ray"
     local, weights = trained(here, *words, client_app=all_in_turn())
     (there / "app").mkdir(parents=True)
-    names = "import strategy.app\nimport tests.hostile\n"
-    names += "server = strategy.app.app\napp = tests.hostile.app\n"
-    (there / "app" / "bad.py").write_text(names)
+    (there / "app" / "bad.py").write_text(ON_RAY)
     about = (ROOT / "pyproject.toml").read_text()
-    about = about.replace("strategy.app:app", "bad:server").replace("client.app:app", "bad:app")
+    about = about.replace("strategy.app:app", "bad:server").replace("client.app:app", "bad:nodes")
     about = re.sub("fab-include = .*", "", about)
     (there / "app" / "pyproject.toml").write_text(about)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     values = run_config(composed("dataset=digits", *words), str(there))
-    run_ray(there / "app", run_config=values, num_nodes=5, actors=1)
+    run_on_ray(Job(there / "app", values, 5, there))
+    assert not result_of(there)["diverged"]
     assert local["failures"] > len(ATTACKS) / 2
-    for key in ("client_updates", "failures", "loss", "downlink_bytes", "uplink_bytes"):
+    for key in ("client_updates", "failures", "loss", "accuracy", "downlink_bytes", "uplink_bytes"):
         (*first, last), (*expected, end) = (by_round(folder, key) for folder in (there, here))
         assert first == expected
         # Once the bad node has raised, in the last round but one, its memory is each engine's.
         assert last == end or key == "uplink_bytes"
     ray = load_file(there / "model.safetensors")
+    assert ray.keys() == weights.keys()
     assert all(torch.equal(ray[name], tensor) for name, tensor in weights.items())
     assert left_over() == []

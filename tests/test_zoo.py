@@ -1,7 +1,9 @@
-"""A model's whole state travels, or is a constant: nothing outlives a message in a process."""
+"""A model's whole state travels, or is a constant: nothing outlives a message in a process.
+
+On Ray `tests/test_hostile.py` has all of it.
+"""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,6 @@ from client.trainer import Trainer
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
-from simulation.ray import run_ray
 from task.models.parts import MODELS
 from tests.runs import composed, result_of
 from tests.zoo import ZOO, makers
@@ -59,31 +60,6 @@ def of(name):
     return [*SMALL, "model=mlp", f"model.name={name}"]
 
 
-WITH_ZOO = """import strategy.app
-from flwr.clientapp import ClientApp
-
-
-def register():
-    from task.models.parts import MODELS
-    from tests.zoo import makers
-
-    MODELS.members.update(makers())
-
-
-class Nodes(ClientApp):
-    def __call__(self, message, context):
-        import client.app
-
-        register()  # at each message: Flower loads our modules anew
-        return client.app.app(message, context)
-
-
-register()
-server = strategy.app.app
-nodes = Nodes()
-"""
-
-
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     """The zoo's models are there, as those of `task/models`."""
@@ -126,27 +102,6 @@ def test_any_number_of_processes_gives_the_same_bits(name, start, tmp_path):
         assert (tensor.shape, tensor.dtype) == (before[key].shape, before[key].dtype)
         if key.endswith(("count", "num_batches_tracked", "doubles", "same")):
             assert tensor.abs().sum() > 0, key
-
-
-@pytest.mark.parametrize("name", ["zoo_all"])  # any of them: a cluster takes seconds to start
-def test_ray_gives_the_same_bits(name, tmp_path, monkeypatch, left_over):
-    """Processes there meet messages of all nodes in an order of their own."""
-    words = [*of(name), *KINDS["a memory"]]
-    here, there = run(tmp_path / "local", words), tmp_path / "ray"
-    (there / "app").mkdir(parents=True)
-    (there / "app" / "zoo_app.py").write_text(WITH_ZOO)
-    about = (ROOT / "pyproject.toml").read_text()
-    about = about.replace("strategy.app:app", "zoo_app:server")
-    about = about.replace("client.app:app", "zoo_app:nodes")
-    about = re.sub("fab-include = .*", "", about)
-    (there / "app" / "pyproject.toml").write_text(about)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    values = run_config(composed(*words), str(there))
-    run_ray(there / "app", run_config=values, num_nodes=3, log_file=there / "ray.log")
-    ray, expected = left(there), here
-    assert ray[0] == expected[0]
-    assert [row["accuracy"] for row in ray[1]] == [row["accuracy"] for row in expected[1]]
-    assert left_over() == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
