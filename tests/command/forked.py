@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LOADED = ["command.main", "strategy.app", "client.app", "torch._dynamo", "flwr_datasets",
-          "sklearn.datasets"]  # fmt: skip
+          "sklearn.datasets", "tests.command.frozen"]  # fmt: skip
 
 
 def command(words, printed):
