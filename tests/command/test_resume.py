@@ -1,79 +1,21 @@
-"""`resume=DIR`: what a person types when a run was killed; what is said where that cannot be."""
+"""`resume=DIR`: what a person types when a run has ended early; what is said where that cannot be.
+
+Of runs that were killed `tests/command/test_stops.py` has it.
+"""
 
 import json
 import math
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from compression import PayloadError
 from strategy import checkpoint
 from strategy.app import Run
-from strategy.resume import RUN, RunState
-from strategy.state import from_bytes
-from tests.strategy.test_checkpoints import left
-
-ROOT = Path(__file__).parents[2]
-WORDS = ["algorithm=esgd", "rounds=150", "eval_every=50", "nodes=3", "batch_size=16"]
 
 
 def rows_of(folder):
     path = folder / "history.jsonl"
     return path.read_text().splitlines() if path.exists() else []
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Return the folder of a run that nobody has stopped."""
-    from command import main
-
-    folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        words = [*WORDS, "engine.workers=1", f"hydra.run.dir={folder}"]
-        patch.setattr(sys, "argv", ["run.py", *words])
-        main.cli()
-    return folder
-
-
-@pytest.mark.usefixtures("listening")
-@pytest.mark.parametrize(
-    ("number", "workers", "then"), [(signal.SIGKILL, 2, 1), (signal.SIGTERM, 1, 2)], ids=str
-)
-def test_a_run_that_was_killed_leaves_what_it_would_have_left(
-    number, workers, then, whole, cli, tmp_path
-):
-    folder = tmp_path / "it's a run, killed"
-    place = str(folder).replace("'", "\\'")
-    command = [sys.executable, "run.py", *WORDS, f"engine.workers={workers}"]
-    started = subprocess.Popen(
-        [*command, f"hydra.run.dir='{place}'"], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 240  # a busy machine takes long to import torch
-    while time.monotonic() < deadline and len(rows_of(folder)) < 40:
-        time.sleep(0.01)
-    started.send_signal(number)
-    try:
-        _, printed = started.communicate(timeout=60)
-    finally:
-        started.kill()
-    assert started.returncode == (-9 if number == signal.SIGKILL else 143)
-    assert "Traceback" not in printed
-    rows = rows_of(folder)
-    assert 40 <= len(rows) < 150
-    if number == signal.SIGTERM:  # all that it had done is in its last checkpoint
-        kept = from_bytes(RunState, checkpoint.read(folder)[RUN])
-        assert kept.records.last.value["round"] == json.loads(rows[-1])["round"]
-        assert json.loads((folder / "result.json").read_text())["ended"] == "interrupted"
-    before = (folder / ".hydra" / "overrides.yaml").read_text()
-    code, printed = cli(f"resume={folder}", f"engine.workers={then}")
-    assert (code, printed.err) == (0, "")
-    assert "accuracy" in printed.out
-    assert left(folder) == left(whole)
-    assert (folder / ".hydra" / "overrides.yaml").read_text() == before
 
 
 @pytest.fixture

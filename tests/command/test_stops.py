@@ -7,9 +7,13 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from strategy import checkpoint
+from strategy.resume import RUN, RunState
+from strategy.state import from_bytes
 from tests.command.forked import Forks, children_of
 from tests.strategy.test_checkpoints import left
 
@@ -68,6 +72,7 @@ def test_a_run_that_is_stopped_in_every_way_ends_as_if_it_had_not_been(preset, f
         process = begun(forks, given, folder, rows * place // (len(NUMBERS) + 2))
         workers = children_of(process.pid)
         assert len(workers) == 2
+        (shared,) = Path("/dev/shm").glob(f"edgewire-{process.pid}-*")
         os.kill(workers[0], number)  # which leaves stops to its parent
         stop(process.pid, number)
         process.join(60)
@@ -77,6 +82,8 @@ def test_a_run_that_is_stopped_in_every_way_ends_as_if_it_had_not_been(preset, f
         assert "Traceback" not in said
         assert json.loads((folder / "result.json").read_text())["ended"] == "interrupted"
         assert rows_of(folder) < rows
+        assert not any(map(alive, workers))
+        assert not shared.exists()
         given = again
     process = begun(forks, again, folder, rows_of(folder) + 1)
     for number in NUMBERS:
@@ -91,14 +98,52 @@ def expect_end(process, folder):
     assert process.exitcode == 0, (folder / "printed").read_text()
 
 
-def test_workers_end_with_a_parent_that_is_killed(forks, tmp_path):
-    words = [*PRESETS["synchronous"], *SMALL, f"hydra.run.dir={tmp_path}"]
-    process = begun(forks, words, tmp_path, 15)
+def test_a_run_that_was_killed_leaves_what_it_would_have_left(forks, cli, tmp_path):
+    """Then stopped, then resumed, each time with another number of workers.
+
+    Workers end with a parent that is killed.
+    """
+    whole, folder = tmp_path / "whole", tmp_path / "it's a run, killed"
+    whole.mkdir()
+    folder.mkdir()
+    words = ["algorithm=esgd", "rounds=150", "eval_every=50", "nodes=3", "batch_size=16"]
+    assert cli(*words, "engine.workers=1", f"hydra.run.dir={whole}")[0] == 0
+    place = str(folder).replace("'", "\\'")
+    given = [*words, "engine.workers=2", f"hydra.run.dir='{place}'"]
+    process = begun(forks, given, folder, 40)
     workers = children_of(process.pid)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(10)
+    assert len(workers) == 2
+    rows = expect_stopped(process, signal.SIGKILL, folder)
+    assert 40 <= len(rows) < 150
+    until_gone(workers)
+    before = (folder / ".hydra" / "overrides.yaml").read_text()
+    process = begun(forks, [f"resume={folder}", "engine.workers=1"], folder, len(rows) + 30)
+    assert children_of(process.pid) == []
+    more = expect_stopped(process, signal.SIGTERM, folder)
+    assert len(rows) + 30 <= len(more) < 150
+    # all that it had done is in its last checkpoint
+    kept = from_bytes(RunState, checkpoint.read(folder)[RUN])
+    assert kept.records.last.value["round"] == json.loads(more[-1])["round"]
+    assert json.loads((folder / "result.json").read_text())["ended"] == "interrupted"
+    code, printed = cli(f"resume={folder}", "engine.workers=2")
+    assert (code, printed.err) == (0, "")
+    assert "accuracy" in printed.out
+    assert left(folder) == left(whole)
+    assert (folder / ".hydra" / "overrides.yaml").read_text() == before
+
+
+def expect_stopped(process, number, folder):
+    """Signal a run, which ends by it; return the rows of its history."""
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
+    assert "Traceback" not in (folder / "printed").read_text()
+    return (folder / "history.jsonl").read_text().splitlines()
+
+
+def until_gone(pids):
     deadline = time.monotonic() + 10
-    while (there := [w for w in workers if alive(w)]) and time.monotonic() < deadline:
+    while (there := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not there
 
