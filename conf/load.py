@@ -85,8 +85,14 @@ def _loaded(config: str, machine: Machine | None) -> Config:
         plain = json.loads(config)
         if machine is not None:
             expect_plain(plain)  # now: to merge them resolves some
-        merged = OmegaConf.merge(OmegaConf.structured(Config), plain)
+        merged = OmegaConf.merge(_declared(), plain)
         return to_config(cast(DictConfig, merged), machine)
+
+
+@functools.cache
+def _declared() -> DictConfig:
+    """Return what is declared of all values; who merges it with others works on a copy."""
+    return cast(DictConfig, OmegaConf.structured(Config))
 
 
 @functools.lru_cache(maxsize=4)

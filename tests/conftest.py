@@ -6,13 +6,14 @@ import uuid
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import settings
 
 from task.namesake import take_place
 
 take_place()  # pytest has imported what it needs before it finds ours
-yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a thousand configs are composed
+from tests.quick_hydra import quicken  # noqa: E402
+
+quicken()
 settings.register_profile("unhurried", deadline=None)  # a machine that is busy fails no test
 settings.load_profile("unhurried")
 

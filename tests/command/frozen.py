@@ -5,8 +5,8 @@ None of them goes through it once more to collect garbage.
 
 import gc
 
-import yaml
+from tests.quick_hydra import quicken
 
-yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as in tests/conftest.py
+quicken()
 gc.collect()
 gc.freeze()

@@ -1,0 +1,54 @@
+"""What these tests let Hydra compose in half the time is what it composes of its own accord."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from conf.targets import HERE
+from tests.quick_hydra import PLAIN
+
+
+def made(words):
+    """Return all of a configuration, Hydra's own part as well, as text and with what it refers to.
+
+    Hydra's own refers to the time.
+    """
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(HERE), version_base="1.3"):
+        config = compose("config", overrides=list(words), return_hydra_config=True)
+    resolved = {key: value for key, value in config.items() if key != "hydra"}
+    return OmegaConf.to_yaml(config), OmegaConf.to_yaml(OmegaConf.create(resolved), resolve=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["algorithm=esgd", "strategy/optimizer=momentum", "lr=0.3"],
+        ["algorithm=split_backprop", "compression=int4", "compression@gradients=f2i"],
+        ["experiment=methods", "strategy=fedadam", "downlink=topk", "downlink.density=0.5"],
+        ["hydra/help=default", "+hydra.job.env_copy=[HOME]", "network=lte", "schedule=cosine"],
+    ],
+    ids=" ".join,
+)
+def test_it_is_the_same(words, monkeypatch):
+    quick = made(words)
+    assert made(words) == quick  # no copy has been changed
+    for where, name, value in PLAIN:
+        monkeypatch.setattr(where, name, value)
+    assert made(words) == quick
+
+
+def test_a_file_that_changes_elsewhere_is_read_again(tmp_path):
+    for name in ("one/b", "two/b"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / f"{name}.yaml").write_text("value: 3\n")
+    for value in (1, 2):
+        (tmp_path / "config.yaml").write_text(
+            f"defaults:\n  - two: b\n  - one: ${{two}}\n  - _self_\na: {value}\n"
+        )
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(tmp_path), version_base="1.3"):
+            found = compose("config")
+        assert found == {"a": value, "one": {"value": 3}, "two": {"value": 3}}
