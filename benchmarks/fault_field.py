@@ -209,14 +209,15 @@ class TheRun:
         self.certificate = f"engine.certificate={field.keys / 'ca.crt'}"
         engine = ["engine=superlink", f"engine.address=127.0.0.1:{field.port}", self.certificate]
         self._name = ""
-        self._begin([*engine, f"nodes={field.count}", *words, f"hydra.run.dir={self.folder}"])
+        self.begin([*engine, f"nodes={field.count}", *words, f"hydra.run.dir={self.folder}"])
 
-    def _begin(self, words: list[str]) -> None:
+    def begin(self, words: list[str]) -> None:
+        """Start a process of these words."""
         self.process = self._field.start(["run.py", *words], f"{self.folder.name}.log")
 
     def resume(self, *words: str) -> None:
         """Go on with it, by the one command; `words`: beside it."""
-        self._begin([f"resume={self.folder}", *words])
+        self.begin([f"resume={self.folder}", *words])
 
     @property
     def rounds(self) -> int:
