@@ -23,13 +23,13 @@ from tests.zoo import makers
 
 ROOT = Path(__file__).parents[1]
 IN_TURN = {
-    "fedavg": ["compression=f2i", "downlink=f2i"],
-    "fedadam": ["strategy=fedadam", "compression=topk"],
-    "qfedavg": ["strategy=qfedavg", "compression=none"],
-    "krum": ["strategy=krum", "compression=f2i"],
+    "fedavg": ["compression=f2i", "downlink=f2i", "local_steps=4"],
+    "fedadam": ["strategy=fedadam", "compression=topk", "local_steps=4"],
+    "qfedavg": ["strategy=qfedavg", "compression=none", "local_steps=4"],
+    "krum": ["strategy=krum", "compression=f2i", "local_steps=4"],
     "esgd": ["algorithm=esgd"],
     "dgc": ["algorithm=dgc"],
-    "batchnorm": ["model=four_layers", "compression=f2i"],
+    "batchnorm": ["model=four_layers", "compression=f2i", "local_steps=4"],
 }
 PUSHES = ["strategy.pushes=100", "strategy.record_every=100", "eval_every=100"]
 ONE_BY_ONE = ["raises", "no model", "3e38 everywhere", "1e5 everywhere",

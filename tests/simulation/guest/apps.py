@@ -6,6 +6,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+from simulation.guest import main
+
 ROOT = Path(__file__).parents[3]
 APPS = ROOT / "tests" / "apps"
 
@@ -88,6 +90,20 @@ def simulate(app, *words, cwd=ROOT):
     process = start(app, *words, cwd=cwd)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
+    return out
+
+
+def simulate_here(monkeypatch, capfd, app, *words):
+    """Run an app in this process, which has imported most of what it needs; return its output.
+
+    `app`: a folder in a temporary one, whose modules no other app's run here meets.
+    """
+    monkeypatch.setattr(sys, "argv", ["simulation", str(app), *map(str, words)])
+    capfd.readouterr()
+    with at_home():
+        code = main.main(0.0)
+    out, err = capfd.readouterr()
+    assert code == 0, err
     return out
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,7 @@ import pytest
 import torch
 
 from benchmarks.linked_apps import WAYS, linked
-from simulation.guest import main
-from tests.simulation.guest.apps import APPS, at_home, summary
+from tests.simulation.guest.apps import APPS, simulate_here, summary
 
 NODES = 4
 OUTPUTS = {
@@ -32,21 +30,16 @@ def run(app, output, monkeypatch, capfd):
     """Run an app in this process; return what it printed, and its models and log."""
     output.mkdir(exist_ok=True)
     target = output if OUTPUTS[app.name] == "best.pt" else output / OUTPUTS[app.name]
-    words = [app, "--nodes", NODES, "--workers", 1, "-c", f'output="{target}"']
+    words = ["--nodes", NODES, "--workers", 1, "-c", f'output="{target}"']
     if app.name in ROUNDS:
         words += ["-c", f"num-server-rounds={ROUNDS[app.name]}"]
-    monkeypatch.setattr(sys, "argv", ["simulation", *map(str, words)])
-    capfd.readouterr()
-    with at_home():
-        code = main.main(0.0)
-    printed = capfd.readouterr()
-    assert code == 0, printed.err
+    printed = simulate_here(monkeypatch, capfd, app, *words)
     file = output / OUTPUTS[app.name]
     model = dict(np.load(file)) if file.suffix == ".npz" else torch.load(file)
     log = output / "log.json"
     log = json.loads(log.read_text()) if log.exists() else []
     log = [{key: value for key, value in entry.items() if key != "seconds"} for entry in log]
-    return printed.out, {name: np.asarray(value) for name, value in model.items()}, log
+    return printed, {name: np.asarray(value) for name, value in model.items()}, log
 
 
 def accuracy(printed):

@@ -1,6 +1,7 @@
 """The command, for real: apps of all kinds, whatever their modules are called."""
 
 import os
+import shutil
 import sys
 
 import pytest
@@ -16,23 +17,24 @@ from tests.simulation.guest.apps import (
     ROOT,
     SERVER,
     simulate,
+    simulate_here,
     start,
     summary,
     write,
 )
 
 
-def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path):
+def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path, monkeypatch, capfd):
     """And its numbers are what was sent: whole models, down for all messages, up for training."""
     nodes, words = 2, "num-server-rounds=2 fraction-evaluate=1.0"
-    runs = {}
-    for workers in ("1", "2"):
+    app = shutil.copytree(APPS / "quickstart_pytorch", tmp_path / "quickstart_pytorch")
+    printed, models = [], []
+    for workers in (1, 2):
         output = tmp_path / f"{workers}.pt"
-        more = ["--nodes", str(nodes), "--workers", workers, "--network", "lte"]
-        app = APPS / "quickstart_pytorch"
-        runs[output] = start(app, *more, "-c", words, "-c", f'output="{output}"')
-    printed = [process.communicate(timeout=300)[0] for process in runs.values()]
-    models = [torch.load(output) for output in runs]
+        more = ["--nodes", nodes, "--workers", workers, "--network", "lte", "-c", words]
+        more += ["-c", f'output="{output}"']
+        printed.append(simulate_here(monkeypatch, capfd, app, *more))
+        models.append(torch.load(output))
     for name, tensor in models[0].items():
         assert torch.equal(tensor, models[1][name])
     assert printed[0].splitlines()[:-1] == printed[1].splitlines()[:-1]  # but for real seconds
