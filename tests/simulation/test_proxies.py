@@ -26,7 +26,7 @@ def proxied(monkeypatch):
 
 def by_httpx(url):
     """Return whether httpx goes by a proxy for a URL."""
-    with httpx.Client() as client:
+    with httpx.Client(verify=False) as client:  # reading certificates takes longer than all else
         return client._transport_for_url(httpx.URL(url)) is not client._transport
 
 
