@@ -24,7 +24,10 @@ def test_every_page_in_the_repository_is_up_to_date(capsys):
     assert main(["--check"]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambda page: page.name)
+of_each_page = pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambda page: page.name)
+
+
+@of_each_page
 def test_every_row_is_a_case_of_its_experiment(page):
     for table in page.tables:
         if isinstance(table, LookedUp):
@@ -35,7 +38,7 @@ def test_every_row_is_a_case_of_its_experiment(page):
         assert set().union(*(row.all_words for row in table.rows)) <= jobs
 
 
-@pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambda page: page.name)
+@of_each_page
 def test_every_value_of_a_benchmark_is_there(page):
     for table in page.tables:
         if isinstance(table, LookedUp):
@@ -46,7 +49,7 @@ def test_every_value_of_a_benchmark_is_there(page):
 FEWER = {"adacomp_figure3", "synthetic_table1"}  # they hold runs of over ten minutes
 
 
-@pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambda page: page.name)
+@of_each_page
 def test_every_row_has_all_seeds_of_its_experiment(page):
     for table in page.tables:
         if isinstance(table, LookedUp) or table.across or table.experiment in FEWER:
