@@ -39,6 +39,7 @@ def test_what_is_ignored_stays_ignored():
     program = (
         "import os, signal\nfrom simulation.early_stop import early_stop\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "with early_stop():\n    os.kill(os.getpid(), signal.SIGHUP)\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\nprint('on')\n"
     )
