@@ -34,6 +34,36 @@ def payload_array(payload: bytes) -> Array:
     return Array("uint8", (len(payload),), STYPE, payload)
 
 
+def header(descr: str, shape: str) -> str:
+    """Return the text at the head of an .npy file."""
+    return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n"
+
+
+def npy_of(text: str, values: bytes, version: tuple[int, int] = (1, 0)) -> bytes:
+    """Return an .npy file of any header."""
+    length = len(text).to_bytes(2 if version == (1, 0) else 4, "little")
+    return b"\x93NUMPY" + bytes(version) + length + text.encode("latin1") + values
+
+
+HEADERS = [  # and what follows; each of them has made numpy raise something else, or nothing
+    (header("'<f4'", "(1,)"), bytes(4)),
+    (header("'<f4'", "(-2, -4)"), bytes(32)),
+    (header("'<f4'", f"(0, {1 << 62})"), b""),
+    (header("'<f4'", "(True,)"), bytes(4)),
+    (header("'|S0'", f"({1 << 40},)"), b""),
+    (header("()", "(1,)"), bytes(4)),
+    (header("(" * 90 + "'<f4'," + ")" * 90, "(1,)"), bytes(4)),
+    (header("'|O'", "(1,)"), bytes(4)),
+    (header("'<f4'", "(" + "1, " * 80 + ")"), bytes(4)),
+    ("-" * 9000 + "1\n", b""),
+    ("(((((\n", b""),
+    ("{[]: 1}\n", b""),
+    ("x" * 20000, b""),
+    ("", b""),
+]
+ODD_TYPES = ("2000000000f8,f4", "(2,f4", "f4," * 9000, ">f4", "O", "", "bfloat16", "S0", "x")
+
+
 class Mutator:
     """Spoils replies, all draws from one generator; remembers payloads of nodes and rounds."""
 
@@ -45,6 +75,7 @@ class Mutator:
             self.drop_record, self.rename_record, self.double_record, self.retype_record,
             self.add_record, self.drop_item, self.rename_item, self.double_item, self.swap_payload,
             self.add_payload, self.declare_payload, self.retype_array, self.plain_array,
+            self.odd_array,
             self.lie_in_note, self.lie_in_note, self.lie_in_metrics, self.lie_in_metrics,
             *[self.change_payload] * 8, *[self.operate] * 4, self.truncate,
         )  # fmt: skip
@@ -168,6 +199,19 @@ class Mutator:
         values = np.full(self.some(((), (3,), (0,), (100, 10))), self.some((0, 1, 1e30, np.nan)))
         reply.content[record][name] = Array(values.astype(self.some(("float32", "int64", "bool"))))
         return name
+
+    def odd_array(self, reply: Message) -> str:
+        """Add an array of numpy's, or put one in place, whose header or type is none."""
+        records = [r for r in reply.content.values() if isinstance(r, ArrayRecord)]
+        header, values = self.some(HEADERS)
+        dtype, shape = self.some(("float32", *ODD_TYPES)), self.some(((1,), (-2, -4), (0, 1 << 62)))
+        name = self.some((*EXTRA, "w"))
+        made = Array(dtype, shape, "numpy.ndarray", npy_of(header, values))
+        if self.draw.integers(2):
+            self.some(records)[name] = made
+        else:
+            reply.content[name] = ArrayRecord({name: made})
+        return f"{name}: {header[:40]} {dtype} {shape}"
 
     def lie_in_note(self, reply: Message) -> str:
         note = reply.content.get(NOTE) or ConfigRecord()

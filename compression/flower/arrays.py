@@ -23,6 +23,13 @@ NUMPY = "numpy.ndarray"  # an Array of this kind holds an .npy file
 STYPE = "edgewire.payload"  # an Array of this kind holds a payload, not an .npy file
 FLAT = "flat"  # the name of the one Array of a model handed over as a vector
 UPDATE = "update"  # that of an update: what the server's optimiser is to subtract
+MOST_DIMENSIONS, MOST_BYTES = 32, 1 << 62  # of an array that numpy makes
+READERS: dict[tuple[int, int], Any] = {  # of a file's header, by its version
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+    (3, 0): npy.read_array_header_2_0,
+}
+LONGEST_TYPE = 64  # characters of a type's name; those of numpy's own have 10
 NO_ARRAYS: dict[str, NDArray[Any]] = {}
 _empty: dict[type, dict[str, Any]] = {}  # what an empty record of a kind is made of
 
@@ -98,15 +105,17 @@ def layout_of(arrays: ArrayRecord) -> Layout:
     return Layout(
         tuple(arrays),
         tuple(tuple(a.shape) for a in arrays.values()),
-        tuple(_type_of(a) for a in arrays.values()),
+        tuple(type_of(a) for a in arrays.values()),
     )
 
 
-def _type_of(array: Array) -> str:
+def type_of(array: Array) -> str:
     """Return an array's type without its order of bytes."""
+    if len(array.dtype) > LONGEST_TYPE:
+        return array.dtype
     try:
         return np.dtype(array.dtype).name
-    except TypeError:  # one that numpy does not know
+    except Exception:  # none that numpy knows: it reads commas and numbers, and may raise anything
         return array.dtype
 
 
@@ -192,15 +201,25 @@ def _expect_readable(name: str, array: Array) -> None:
     stream = BytesIO(array.data)
     try:
         version = npy.read_magic(stream)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read(stream)
-    except (ValueError, TypeError, OverflowError) as error:
+        shape, _, dtype = READERS[version](stream)
+    except Exception as error:  # numpy evaluates the header as Python: it may raise anything
         raise PayloadError(f"its array {name[:80]!r} is no array of numpy's") from error
-    if dtype.hasobject or len(array.data) - stream.tell() != math.prod(shape) * dtype.itemsize:
+    left = len(array.data) - stream.tell()
+    if dtype.hasobject or not _can_be(shape, dtype) or left != math.prod(shape) * dtype.itemsize:
         raise PayloadError(f"its array {name[:80]!r} does not hold what it declares")
     says_nothing = not array.dtype and not array.shape
-    if not says_nothing and (tuple(array.shape), _type_of(array)) != (shape, dtype.name):
+    if not says_nothing and (tuple(array.shape), type_of(array)) != (shape, dtype.name):
         raise PayloadError(f"its array {name[:80]!r} is not of the shape and type that it says")
+
+
+def _can_be(shape: tuple[Any, ...], dtype: np.dtype[Any]) -> bool:
+    """Return whether numpy makes an array of this shape, of entries that have a size.
+
+    True is an integer to numpy's reader; the product of two numbers below 0 is above it; a 0 among
+    large numbers hides that these are too many.
+    """
+    known = len(shape) <= MOST_DIMENSIONS and all(type(d) is int and d >= 0 for d in shape)
+    return known and 0 < dtype.itemsize * math.prod(d or 1 for d in shape) < MOST_BYTES
 
 
 def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]:

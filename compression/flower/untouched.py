@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from .arrays import type_of
 from .form import is_float
 from .notes import NOTE
 from .sizes import record_bytes
@@ -55,7 +56,7 @@ def old_record(content: RecordDict) -> str | None:
 
 def holds_floats(arrays: ArrayRecord) -> bool:
     """Return whether any array is one of floats."""
-    return any(is_float(array.dtype) for array in arrays.values())
+    return any(is_float(type_of(array)) for array in arrays.values())
 
 
 class Untouched:

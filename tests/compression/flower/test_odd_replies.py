@@ -15,6 +15,7 @@ from simulation.host import HostSpec
 from simulation.workers import make_pool
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, only_of, to_targets
 from tests.compression.flower.federation import SHAPES, initial, linked, node_app
+from tests.mutations import HEADERS, ODD_TYPES, npy_of
 
 HALF_UP, HALF_DOWN = ("conv.weight", "conv.bias"), ("scale", "fc.weight")
 
@@ -257,3 +258,47 @@ def test_messages_of_different_types_are_not_compared():
         for kind, node in zip(kinds, link.get_node_ids(), strict=True)
     ]
     assert not any(reply.has_error() for reply in link.send_and_receive(messages))
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0), (9, 0)])
+def test_an_array_that_a_reply_holds_can_be_read_or_the_reply_is_an_error(kind, version):
+    """numpy evaluates a header as Python, and takes shapes that no array has."""
+    made = [
+        Array(dtype, shape, "numpy.ndarray", npy_of(text, values, version))
+        for text, values in HEADERS
+        for dtype in ("float32", *ODD_TYPES)
+        for shape in ((1,), (-2, -4), (0, 1 << 62), ())
+    ]
+    app = ClientApp()
+
+    def reply(message, context):
+        asked = message.content["of"]["number"]
+        return Message(RecordDict({"odd": ArrayRecord({"w": made[asked]})}), reply_to=message)
+
+    for register in (app.train, app.evaluate, app.query):
+        register()(reply)
+    link, failed = Link(grid_of(app, 1)), 0
+    for number in range(len(made)):
+        content = RecordDict({"of": ConfigRecord({"number": number})})
+        (found,) = link.send_and_receive([Message(content, 1, kind)])
+        if found.has_error():
+            failed += 1
+        else:
+            array = found.content["odd"]["w"].numpy()
+            assert array.nbytes <= len(made[number].data)
+            assert array.size <= 1
+    assert link.traffic.failures == failed
+    assert failed > len(made) * 3 // 4
+
+
+def test_floats_of_another_order_of_bytes_are_floats(caplog):
+    start = {name: array.numpy().astype(">f4") for name, array in initial().items()}
+    arrays = ArrayRecord({name: Array(value) for name, value in start.items()})
+    assert arrays["scale"].dtype == ">f4"
+    same = moving(lambda node, values, state: {"arrays": values}, Uplink("int8"))
+    model, traffic = linked(FedAvg(fraction_evaluate=0), same, NODES, arrays=arrays)
+    for name, value in start.items():
+        np.testing.assert_allclose(model[name], value, rtol=1e-6)  # a mean's last bit
+    assert traffic.uplink_bytes > 0
+    assert not [each for each in caplog.records if each.name == "edgewire"]
