@@ -115,9 +115,24 @@ def unknown_key(key: str, reason: str) -> str:
     parts = key.replace("/", ".").split(".")
     if owners := _owners(parts[0], ".".join(parts[1:])) or _owners("/".join(parts[:-1]), parts[-1]):
         return f"{key} does not go with the other choices made: it belongs to {owners}"
-    near = get_close_matches(key, {k for k in known if "._" not in k} - groups, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else "python run.py --help lists all keys"
+    near = _nearest(key, {k for k in known if "._" not in k} - groups)
+    hint = f"did you mean {near}?" if near else "python run.py --help lists all keys"
     return f"there is no key {key}; {hint}"
+
+
+def _nearest(key: str, known: set[str]) -> str | None:
+    """Return the key that was meant, if any is near: in its own group by what it is called there.
+
+    What is no key of a group may be one of the run's: `optimizer.lr` is `lr`.
+    """
+    group, _, name = key.rpartition(".")
+    if group and name in known:
+        return name
+    inside = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == group}
+    if inside:
+        near = get_close_matches(name, inside, n=1, cutoff=0.6)
+        return inside[near[0]] if near else None
+    return next(iter(get_close_matches(key, known, n=1, cutoff=0.6)), None)
 
 
 def new_name(key: str) -> str:

@@ -31,12 +31,13 @@ log = getLogger("edgewire")
 class ModelsState:
     """`counts`: names of tensors that are no floats, or held infinities at first; `led_below`:
     whether variances have led below 0; `tied`: by the names and shapes of a model's tensors, those
-    that have been copies of others ever since.
+    that have been copies of others ever since; `seen`: those of all models so far.
     """
 
     counts: set[str] = field(default_factory=set)
     led_below: bool = False
     tied: dict[bytes, Ties] = field(default_factory=dict)
+    seen: set[bytes] = field(default_factory=set)
 
 
 class Found(NamedTuple):
@@ -123,10 +124,13 @@ class Models:
         """Return the patterns of names of tensors that travel in their own type.
 
         Among them is what was no float at first: a strategy's mean makes float64 of integers. So is
-        what was not finite then, a mask of attention, say: later on it would be a divergence.
+        what was infinite in the first model of these tensors, a mask of attention, say: later on
+        that would be a divergence.
         """
         if first:
             expect_matches(layout, self._exact)
+        if (key := fingerprint(layout)) not in self._state.seen:
+            self._state.seen.add(key)
             self._note_infinite(arrays, layout)
         floats = dict(zip(layout.names, map(is_float, layout.dtypes), strict=True))
         self._state.counts |= {name for name, float_ in floats.items() if not float_}

@@ -63,13 +63,14 @@ class Screening:
 
 @dataclass
 class ScreenState:
-    """By node: the length of its last update that was used, and its last weight; the usual length
-    so far (0: not known), and how many were used since it was worked out. `origin`: the length of
-    the model that the first update was of.
+    """By node: the length of its last update that was used, its last weight, and that of its last
+    evaluation; the usual length so far (0: not known), and how many were used since it was worked
+    out. `origin`: the length of the model that the first update was of.
     """
 
     lengths: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
+    evaluations: dict[int, float] = field(default_factory=dict)
     usual: float = 0.0
     since: int = 0
     origin: float = 0.0
@@ -186,12 +187,16 @@ class Screen:
             state.since = 0
             state.usual = max(state.usual, median_of(state.lengths.values()), self._floor)
 
-    def weigh(self, weights: dict[int, float]) -> dict[int, float]:
-        """Return nodes' weights, none above its limit; they are what is usual from now on."""
+    def weigh(self, weights: dict[int, float], *, evaluated: bool = False) -> dict[int, float]:
+        """Return nodes' weights, none above its limit; they are what is usual from now on.
+
+        `evaluated`: of evaluations, of which others are usual than of updates.
+        """
         if self._options.equal:
             return dict.fromkeys(weights, 1.0)
-        self._state.weights |= weights
-        factor, known = self._options.weight, self._state.weights
+        known = self._state.evaluations if evaluated else self._state.weights
+        known |= weights
+        factor = self._options.weight
         if factor is None or len(known) < LEAST:
             return weights
         limit = factor * median_of(known.values())
@@ -202,6 +207,7 @@ class Screen:
         for node in nodes:
             self._state.lengths.pop(node, None)
             self._state.weights.pop(node, None)
+            self._state.evaluations.pop(node, None)
 
 
 def median_of(values: Iterable[float]) -> float:
@@ -389,6 +395,12 @@ def screened(
             _shorten(reply, sent, share, statistics)
         good.append((reply, sent))
     _weigh(good, screen, weight)
+    evaluated = [
+        (reply, sent)
+        for reply, sent in zip(replies, asked, strict=True)
+        if sent and sent.kind.startswith("evaluate") and not reply.has_error()
+    ]
+    _weigh(evaluated, screen, weight, evaluated=True)
     return bad
 
 
@@ -415,7 +427,9 @@ def _between(start: Vector, end: Vector, share: float) -> Vector:
     return np.asarray(start + np.float32(share) * (end - start), dtype=np.float32)
 
 
-def _weigh(replies: Iterable[tuple[Message, Asked]], screen: Screen, key: str) -> None:
+def _weigh(
+    replies: Iterable[tuple[Message, Asked]], screen: Screen, key: str, *, evaluated: bool = False
+) -> None:
     """Lower weights that are far above what is usual, and say so."""
     found = {
         sent.node: metrics
@@ -424,7 +438,7 @@ def _weigh(replies: Iterable[tuple[Message, Asked]], screen: Screen, key: str) -
         if key in metrics
     }
     said = {node: cast(float, metrics[key]) for node, metrics in found.items()}
-    for node, weight in screen.weigh(said).items():
+    for node, weight in screen.weigh(said, evaluated=evaluated).items():
         if weight != said[node]:
             found[node][key] = int(weight) if isinstance(said[node], int) else weight
             if not screen.equal:

@@ -11,6 +11,9 @@ import pytest
 BAD = [
     (["foo=1"], "no key foo"),
     (["roundz=1"], "did you mean rounds"),
+    (["optimizer.lr=0.1"], "there is no key optimizer.lr; did you mean lr?"),
+    (["optimizer.momentumm=0.1"], "did you mean optimizer.momentum?"),
+    (["model.hidden=[0]"], "there is no key model.hidden; python run.py --help"),
     (["+algorithm.x=3"], "there is no key algorithm.x: algorithm is one value"),
     (["++rounds.x=3"], "there is no key rounds.x: rounds is one value"),
     (["+model@x=mlp"], "there is no place x for model@x="),

@@ -20,7 +20,7 @@ from tests.strategy.test_checkpoints import left
 SMALL = ["dataset=digits", "batch_size=16", "engine.workers=2"]
 PRESETS = {  # of each kind of strategy one
     "synchronous": ["algorithm=esgd", "nodes=3", "rounds=60", "eval_every=60"],
-    "of Flower's": ["algorithm=fedavg_topk", "nodes=3", "rounds=24", "local_steps=3",
+    "of Flower's": ["algorithm=fedavg_topk", "nodes=3", "rounds=24", "local_steps=30",
                     "eval_every=24"],
     "asynchronous": ["algorithm=adacomp", "nodes=3", "strategy.pushes=120",
                      "strategy.record_every=5", "eval_every=120"],

@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 
 from compression import PayloadError
-from compression.flower import Uplink
-from tests.compression.flower.apps import NODES, moving, only_of, to_targets
+from compression.flower import Link, Uplink
+from tests.compression.flower.apps import NODES, ask, grid_of, moving, only_of, to_targets
 from tests.compression.flower.federation import SHAPES, initial, linked, run
 
 
@@ -79,6 +79,24 @@ def test_what_is_infinite_at_first_goes_exactly(caplog, dtype, method, downlink)
     if method == "dense" and downlink is None:
         for name, value in plain.items():
             np.testing.assert_array_equal(model[name], value)
+
+
+def test_a_second_model_may_be_infinite_at_first_too():
+    """An app that trains two models in turn: what is by design is so in each."""
+    mask = np.array([0, -np.inf], np.float32)
+    same = moving(lambda node, values, state: {"arrays": values}, Uplink("int8"))
+    link = Link(grid_of(same, 2), downlink="int8")
+    other = ArrayRecord({"other": Array(np.ones(3, np.float32)), "mask": Array(mask)})
+    for arrays in (initial(), other, initial(), other):
+        for reply in link.send_and_receive(ask(link, arrays)):
+            assert not reply.has_error()
+            (record,) = reply.content.array_records.values()
+            assert set(record) == set(arrays)
+            if "mask" in record:
+                np.testing.assert_array_equal(record["mask"].numpy(), mask)
+    blown = ArrayRecord({"other": Array(np.full(3, np.inf, np.float32)), "mask": Array(mask)})
+    with pytest.raises(PayloadError, match="training has diverged"):
+        link.send_and_receive(ask(link, blown))
 
 
 def test_a_first_model_with_nan_is_refused_by_the_tensors_name():

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compression import PayloadError
+from compression.flower import Link, Uplink
 from compression.flower.screen import (
     Screen,
     Screening,
@@ -17,6 +20,8 @@ from compression.flower.screen import (
 from compression.layout import Layout
 from compression.statistics import scale_of
 from strategy.state import from_bytes, to_bytes
+from tests.compression.flower.apps import grid_of, moving, to_targets
+from tests.compression.flower.federation import initial
 
 MODEL = np.ones(100, np.float32)  # of length 10
 
@@ -86,6 +91,36 @@ def test_no_weight_is_more_than_so_many_times_the_usual_one(node):
     assert Screen(Screening(weight=10)).weigh(weights)[node] == 50
     assert Screen(Screening(weight=None)).weigh(weights)[node] == 1e18
     assert Screen().weigh({0: 1e18, 1: 1.0})[0] == 1e18  # of two nobody knows which is usual
+
+
+def test_what_weighs_evaluations_is_usual_by_itself():
+    screen = Screen(Screening(weight=10))
+    screen.weigh(dict.fromkeys(range(4), 1000.0))
+    weights = dict.fromkeys(range(4), 5.0) | {2: 1e18}
+    assert screen.weigh(weights, evaluated=True)[2] == 50
+
+
+@pytest.mark.parametrize("lies", ["train", "evaluate"])
+def test_a_weight_that_lies_is_no_mean_of_its_own(lies, caplog):
+    """Of an evaluation it would be the run's accuracy where the server has no photos."""
+
+    def told(message, context, call_next):
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 0 and message.metadata.message_type == lies:
+            reply.content["metrics"]["num-examples"] = 1 << 62
+            reply.content["metrics"]["loss"] = 0.0
+        return reply
+
+    app = moving(to_targets, None, lambda node, values, state: {})
+    nodes = ClientApp(mods=[told, Uplink("int8")])
+    nodes.train()(lambda message, context: app(message, context))
+    nodes.evaluate()(lambda message, context: app(message, context))
+    link = Link(grid_of(nodes, 10))
+    result = FedAvg(fraction_evaluate=1).start(link, initial(), num_rounds=2)
+    found = {"train": result.train_metrics_clientapp, "evaluate": result.evaluate_metrics_clientapp}
+    assert found[lies][2]["loss"] == pytest.approx(9 / 19)  # it weighs as ten of nineteen
+    assert "its num-examples of 4.61169e+18 counts as 20" in caplog.text
+    assert link.traffic.failures == 0
 
 
 def test_lengths_beyond_float32_are_infinite_without_a_warning():
