@@ -21,6 +21,7 @@ def server():
         patch.setattr(connections, "STALLED_SECONDS", 0.4)
         patch.setattr(connections, "SLOWEST", 100)
         patch.setattr(connections, "LOOKS", 0.1)
+        patch.setattr(connections, "MOST_UNUSED", 4 << 20)
         with Server() as there:
             yield there
 
@@ -96,6 +97,63 @@ def test_a_head_without_end_is_refused_at_its_limit(head, connect):
         return
     came = rest_of(connection)
     assert came.startswith(b"HTTP/1.1 431 ") or (came == b"" and len(head) > 1 << 20)
+
+
+CHUNKED = BEGUN + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("head", [CHUNKED, CHUNKED + b"1\r\nx\r\n"])
+@pytest.mark.parametrize(
+    ("begun", "more"), [(b"0\r\nx: ", b"y"), (b"0\r\n", b"x: y\r\n"), (b"1;x=", b"y")]
+)
+def test_nor_are_trailers_without_end(head, begun, more, connect, monkeypatch):
+    monkeypatch.setattr(connections, "STALLED_SECONDS", 60)
+    connection, said = connect(head + begun), b""
+    connection.settimeout(0.01)
+    for _ in range(100):  # what comes at once with a body is not counted
+        connection.sendall(more * (LONGEST_HEAD // 16 // len(more)))
+        with suppress(TimeoutError):
+            said = connection.recv(1 << 16)
+            break
+    assert said.startswith(b"HTTP/1.1 431 ")
+    assert said.endswith(b"the request's trailers are too long")
+
+
+def test_trailers_after_an_answer_end_the_connection_without_another(connect):
+    connection = connect(CHUNKED.replace(b"/v1/fleet/push-object", b"/") + b"0\r\nx: ")
+    came = connection.recv(1 << 16)
+    assert came.startswith(b"HTTP/1.1 404 ")
+    with suppress(ConnectionError):
+        for _ in range(10):
+            connection.sendall(b"y" * LONGEST_HEAD)
+            time.sleep(0.02)
+        raise AssertionError
+    assert b"431" not in rest_of(connection)
+
+
+def test_trailers_are_no_headers(connect):
+    """Else the gate would see one that a proxy sets, and takes away where others set it."""
+    head = (
+        b"POST /v1/control/list-nodes HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    answers = []
+    for trailer in (b"", b"via: a proxy\r\n"):
+        connection = connect(head + b"0\r\n" + trailer + b"\r\n")
+        answers.append(connection.recv(1 << 16).partition(b"\r\n")[0])
+    assert answers[0] == answers[1] != b"HTTP/1.1 403 Forbidden"
+
+
+def test_a_body_without_end_is_not_read_for_ever_once_it_is_answered(connect):
+    connection, sent = (
+        connect(b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 99999999999\r\n\r\n"),
+        0,
+    )
+    assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+    with suppress(ConnectionError):
+        while sent < 64 << 20:
+            connection.sendall(bytes(1 << 20))
+            sent += 1 << 20
+    assert 4 << 20 <= sent < 64 << 20
 
 
 def test_a_head_below_the_limit_and_a_long_body_are_not(server):
