@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, validate_config
 from flwr.serverapp import ServerApp
 
-from ..errors import UsageError, described
+from ..errors import Ended, UsageError, described
 from ..host import load_object
 from .modules import enter
 
@@ -43,6 +43,8 @@ class App:
         enter(self.folder)
         try:
             found = load_object(reference)
+        except Ended:
+            raise
         except (Exception, SystemExit) as error:
             reason = described(error)
             raise UsageError(f"cannot load {reference} of {self.folder}: {reason}") from error

@@ -65,15 +65,15 @@ def main(began: float) -> int:
     2: a mistake in the words or in the app's folder; 1: its ServerApp raised, or no reply was of
     use; 128 and a signal's number (130: Ctrl-C): stopped.
     """
-    keep_loopback_direct()
     verbose = "--verbose" in sys.argv
-    if verbose:
-        update_console_handler(level=DEBUG)
     try:
-        given = words()
-        network = network_named(given.network)
-        app = read_app(given.path, given.run_config)
         with orderly_exit():
+            keep_loopback_direct()
+            if verbose:
+                update_console_handler(level=DEBUG)
+            given = words()
+            network = network_named(given.network)
+            app = read_app(given.path, given.run_config)
             outcome = run_app(
                 app, nodes=given.nodes, workers=given.workers, network=network, seed=given.seed
             )

@@ -154,3 +154,15 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path, listening):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert err == "stopped: an app's run keeps no checkpoint, it begins anew\n"
+
+
+@pytest.mark.parametrize("place", ["server", "client"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_the_app_is_imported_is_no_mistake_of_its(
+    listening, cli, tmp_path, place, number
+):
+    files = {"server.py": SERVER + "    pass\n", "client.py": CLIENT}
+    files[f"{place}.py"] = f"import os\nos.kill(os.getpid(), {int(number)})\n"
+    code, printed = cli(write(tmp_path / "toy", files), "--nodes", 2, "--workers", 1)
+    assert (code, printed.out) == (128 + number, "")
+    assert printed.err == "stopped: an app's run keeps no checkpoint, it begins anew\n"
