@@ -5,4 +5,5 @@ from simulation.early_stop import early_stop
 if __name__ == "__main__":
     with early_stop():
         from command.main import cli
-    cli()
+
+        cli()

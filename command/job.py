@@ -21,7 +21,7 @@ from rich.logging import RichHandler
 
 from command.errors import Diverged, Failed, clear_errors
 from command.saved import RESUME, completed, resumes
-from command.sweep import forget_failure, note_failure
+from command.sweep import BASIC, forget_failure, note_failure
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.load import to_config
@@ -30,12 +30,13 @@ from conf.trust import Machine, confine_data
 from report.progress import RunProgress
 from report.segments import show
 from report.summary import read_result, summary_table
+from simulation.early_stop import under_way
 from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job
+from simulation.processes import orderly_exit
 from strategy.checkpoint import FILE as CHECKPOINT
 
 ROOT = Path(__file__).parents[1]
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # one job after the other
 SUPERLINK = "simulation.on_superlink.run_on_superlink"  # whose runs are submitted
 RATES = ("eta", "server_learning_rate", "server_lr")  # what strategies call the server's own
 console = Console(highlight=False)
@@ -47,7 +48,8 @@ def job(composed: DictConfig) -> None:
     sweep = HydraConfig.get().mode is RunMode.MULTIRUN
     forget_failure(folder)
     try:
-        with clear_errors():  # in here: Hydra prints a line of its own about what it catches
+        # Hydra prints a line of its own about what it catches: errors are dealt with in here
+        with under_way(), clear_errors(), orderly_exit():
             try:
                 run(composed, folder)
             except (KeyboardInterrupt, Ended) as stop:

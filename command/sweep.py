@@ -8,14 +8,20 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from simulation.early_stop import under_way
+from simulation.processes import orderly_exit
+
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # one job after the other
 FAILED = "failed.json"
 SKEW = 5.0  # seconds by which clocks of two machines may differ
+_elsewhere = ExitStack()  # of a sweep whose jobs are not in this process: it waits for them
 
 
 def note_failure(folder: Path, code: int, line: str) -> None:
@@ -36,9 +42,13 @@ class SweepEnd(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Note when it began: there may be jobs of an earlier sweep in the same folder."""
         self._began = time.time() - SKEW
+        if config.hydra.launcher["_target_"] != BASIC:
+            _elsewhere.enter_context(under_way())
+            _elsewhere.enter_context(orderly_exit())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print a line for each job that failed."""
+        _elsewhere.close()
         top, lines = Path(config.hydra.sweep.dir), []
         found = sorted(top.rglob(".hydra/overrides.yaml"), key=lambda path: (len(str(path)), path))
         jobs = [path for path in found if path.stat().st_mtime >= self._began]

@@ -1,10 +1,11 @@
-"""A command that is told to stop while it still imports what it needs: one line, no traceback."""
+"""A command that is told to stop before it has begun with anything: one line, no traceback."""
 
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 LINE = b"stopped: no run was under way\n"
 
@@ -15,22 +16,35 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
+_before: dict[signal.Signals, Any] = {}  # the handlers in whose place `_leave` is
+
+
 @contextmanager
 def early_stop() -> Iterator[None]:
     """End this process within by SIGINT, SIGTERM or SIGHUP, with one line and 128 + the signal.
 
-    A signal that somebody handles already, or has ignored (nohup), stays as it is.
+    At once, whoever's code a signal comes at: an exception might be caught there. A signal that
+    somebody handles already, or has ignored (nohup), stays as it is.
     """
     usual = (signal.SIG_DFL, signal.default_int_handler)
-    before = {
-        number: handler
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if (handler := signal.getsignal(number)) in usual
-    }
-    for number in before:
-        signal.signal(number, _leave)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if (handler := signal.getsignal(number)) in usual:
+            _before[number] = handler
+            signal.signal(number, _leave)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        while _before:
+            signal.signal(*_before.popitem())
+
+
+@contextmanager
+def under_way() -> Iterator[None]:
+    """Within `early_stop`, handle signals as before it: there is something to be tidied up."""
+    for number, handler in _before.items():
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in _before:
+            signal.signal(number, _leave)

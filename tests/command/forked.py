@@ -5,6 +5,7 @@ A test that signals processes cannot run the command in its own, and importing t
 
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 from pathlib import Path
@@ -14,8 +15,11 @@ LOADED = ["command.main", "strategy.app", "client.app", "torch._dynamo", "flwr_d
           "sklearn.datasets", "tests.command.frozen"]  # fmt: skip
 
 
-def command(words, printed):
-    """Run the command's words as a shell would: leader of its group, its output in a file."""
+def command(words, printed, before):
+    """Run the command's words as a shell would: leader of its group, its output in a file.
+
+    `before`: what is called first, in that process.
+    """
     os.setsid()
     os.chdir(ROOT)
     out = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -24,10 +28,10 @@ def command(words, printed):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    from command import main
-
     sys.argv = ["run.py", *words]
-    main.cli()
+    if before is not None:
+        before()
+    runpy.run_path("run.py", run_name="__main__")
 
 
 class Forks:
@@ -37,8 +41,8 @@ class Forks:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(LOADED)
 
-    def start(self, words, printed):
-        process = self._context.Process(target=command, args=(words, printed))
+    def start(self, words, printed, before=None):
+        process = self._context.Process(target=command, args=(words, printed, before))
         process.start()
         return process
 

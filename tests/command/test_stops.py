@@ -3,10 +3,13 @@
 A shell and `timeout` signal the process group, systemd and Slurm every process, Docker the first.
 """
 
+import importlib
 import json
 import os
 import signal
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,3 +157,36 @@ def alive(pid):
     except ProcessLookupError:
         return False
     return True
+
+
+def stopped_by(number, place):
+    """Let a signal come at a place of Hydra's or of ours where any exception is caught."""
+    module, _, name = place.rpartition(".")
+    module = importlib.import_module(module)
+    found = getattr(module, name)
+
+    def called(*args, **options):
+        with suppress(BaseException):
+            os.kill(os.getpid(), number)
+        return found(*args, **options)
+
+    setattr(module, name, called)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("command.main.main", []),  # before Hydra composes anything
+        ("hydra._internal.hydra.run_job", ["engine.workers=7"]),  # once it has
+        ("hydra.core.utils.run_job", ["-m", "seed=0,1"]),
+        ("command.job.forget_failure", []),
+    ],
+)
+def test_a_stop_before_the_run_has_begun_is_lost_to_nobody(place, words, number, forks, tmp_path):
+    words = [*words, "rounds=1", f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={tmp_path}"]
+    printed = tmp_path / "printed"
+    process = forks.start(words, printed, partial(stopped_by, number, place))
+    process.join(60)
+    assert process.exitcode == 128 + number
+    assert printed.read_text() == "stopped: no run was under way\n"
