@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from simulation.errors import UsageError
-from simulation.proxies import expect_usable_proxies, keep_loopback_direct
+from simulation.proxies import expect_usable_proxies, keep_loopback_direct, unproxied
 
 from .releases import lacking
 
@@ -129,16 +129,17 @@ def client_of(
         raise MistakenWord(f"--superlink {given.superlink}: a port is a number from 1 to 65535")
     keep_loopback_direct(given.superlink)
     try:
-        expect_usable_proxies()
+        expect_usable_proxies(given.superlink)
     except UsageError as error:
         raise MistakenWord(str(error)) from error
     try:
-        return (kind or FleetClient)(
-            given.superlink,
-            key,
-            insecure=given.insecure,
-            root_certificates=certificates and certificates.expanduser(),
-        )
+        with unproxied(given.superlink):
+            return (kind or FleetClient)(
+                given.superlink,
+                key,
+                insecure=given.insecure,
+                root_certificates=certificates and certificates.expanduser(),
+            )
     except (OSError, ssl.SSLError) as error:
         reason = error.strerror or str(error)
         raise MistakenWord(f"--root-certificates {certificates}: {reason}") from error

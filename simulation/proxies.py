@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -17,6 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 from .errors import UsageError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_KINDS = ("http", "https", "all")
 _EXCEPTIONS = ("no_proxy", "NO_PROXY")
 _GRPC = "no_grpc_proxy"  # where it is set gRPC does not look at the others
 
@@ -35,18 +39,65 @@ def keep_loopback_direct(address: str = "") -> None:
         os.environ[_GRPC] = ",".join(dict.fromkeys([*_listed(_GRPC), *wanted]))
 
 
-def expect_usable_proxies() -> None:
-    """Raise `UsageError`, one line, for a proxy in the environment that no client here can use."""
-    for kind, proxy in getproxies().items():
-        if kind not in ("http", "https", "all"):
-            continue
-        scheme = urlsplit(proxy if "://" in proxy else f"http://{proxy}").scheme
+def expect_usable_proxies(address: str = "") -> None:
+    """Raise `UsageError`, one line, for a proxy in the environment that no client here can use.
+
+    Whatever it is for: clients read all proxies, also where they go by none of them. `address`:
+    HOST:PORT of the only machine that is asked, `unproxied`; on loopback any proxies will do.
+    """
+    if is_loopback(host_of(address)):
+        return
+    for kind, proxy in _proxies().items():
+        scheme, said = _parts(proxy)
         if scheme in ("socks5", "socks5h") and find_spec("socksio") is None:
             raise UsageError(
                 f"{kind}_proxy is a SOCKS proxy: `pip install socksio`, or unset {kind}_proxy"
             )
-        if scheme not in ("http", "https", "socks5", "socks5h"):
-            raise UsageError(f"{kind}_proxy={scheme}://...: it must be http://HOST:PORT, or socks5")
+        if scheme not in ("http", "https", "socks5", "socks5h") or not said:
+            raise UsageError(
+                f"{kind}_proxy={_shown(proxy)}: it must be http://HOST:PORT, or socks5"
+            )
+
+
+@contextmanager
+def unproxied(address: str) -> Iterator[None]:
+    """Within, clients that are made for an address on loopback do not read the proxies."""
+    if not is_loopback(host_of(address)):
+        yield
+        return
+    names = [f"{kind}_proxy" for kind in _KINDS]
+    hidden = {name: os.environ.pop(name, None) for each in names for name in (each, each.upper())}
+    try:
+        yield
+    finally:
+        os.environ.update({name: said for name, said in hidden.items() if said is not None})
+
+
+def _proxies() -> dict[str, str]:
+    """Return the environment's proxies, by what they are for; none that is blank."""
+    found = getproxies()
+    return {kind: found[kind].strip() for kind in _KINDS if found.get(kind, "").strip()}
+
+
+def _parts(proxy: str) -> tuple[str, str]:
+    """Return a proxy's scheme and HOST:PORT, or HOST: "" of what cannot be read."""
+    import httpx  # not above: it is for those who connect, and have imported it
+
+    url = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        parts = urlsplit(url)
+        if not parts.hostname or parts.port == 0 or re.search(r"\s", url):
+            return parts.scheme, ""
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL):
+        return url.partition("://")[0].lower(), ""
+    return parts.scheme, parts.netloc.rpartition("@")[2]
+
+
+def _shown(proxy: str) -> str:
+    """Return a proxy as it was given, without its user and password."""
+    scheme, _, rest = proxy.rpartition("://")
+    return repr((f"{scheme}://" if scheme else "") + rest.rpartition("@")[2])
 
 
 def proxy_of(address: str, secure: bool) -> str:
@@ -54,9 +105,8 @@ def proxy_of(address: str, secure: bool) -> str:
     host = host_of(address)
     if is_loopback(host) or proxy_bypass(host):
         return ""
-    proxies = getproxies()
-    found = proxies.get("https" if secure else "http") or proxies.get("all", "")
-    return found.rpartition("@")[2].rpartition("://")[2].rstrip("/")  # never its password
+    found = _proxies()
+    return _parts(found.get("https" if secure else "http") or found.get("all", ""))[1]
 
 
 def by_proxy(address: str, secure: bool) -> str:

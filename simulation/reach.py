@@ -16,7 +16,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from .control import one_line
 from .errors import EngineError, UsageError
-from .proxies import by_proxy, expect_usable_proxies, keep_loopback_direct
+from .proxies import by_proxy, expect_usable_proxies, keep_loopback_direct, unproxied
 
 MOST_PORT = 65535
 _SECONDS = 10.0
@@ -44,21 +44,23 @@ class Superlink:
             raise UsageError(f"{words[0]}{address}: a port is a number from 1 to {MOST_PORT}")
         self.address = address
         keep_loopback_direct(address)
-        expect_usable_proxies()
+        expect_usable_proxies(address)
         self.root = None if certificate is None else _read(certificate, words[1])
         verify = True if certificate is None else ssl.create_default_context(cafile=certificate)
         url = f"{'http' if certificate is None else 'https'}://{address}"
-        self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS)
+        with unproxied(address):
+            self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS)
         self._expect()
 
     def control(self) -> ControlHttpClient:
         """Return a client of the Control API, to be closed."""
-        return ControlHttpClient.from_server_address(
-            self.address,
-            insecure=self.root is None,
-            root_certificates=self.root,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
+        with unproxied(self.address):
+            return ControlHttpClient.from_server_address(
+                self.address,
+                insecure=self.root is None,
+                root_certificates=self.root,
+                interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            )
 
     @property
     def bundles(self) -> bool:

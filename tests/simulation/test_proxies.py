@@ -1,11 +1,14 @@
 """Loopback is reached by no proxy; others are, as the environment says, and messages name it."""
 
 import os
+import re
 from urllib.request import proxy_bypass_environment
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from deploy.node import MistakenWord, client_of, parser
 from simulation import proxies
 from simulation.errors import UsageError
 from simulation.proxies import (
@@ -95,8 +98,54 @@ def test_what_no_client_can_use_is_one_line(monkeypatch):
     with pytest.raises(UsageError, match="all_proxy is a SOCKS proxy: `pip install socksio`"):
         expect_usable_proxies()
     monkeypatch.setenv("all_proxy", "gopher://127.0.0.1:9")
-    with pytest.raises(UsageError, match=r"all_proxy=gopher://\.\.\.: it must be http://"):
+    with pytest.raises(
+        UsageError, match=r"all_proxy='gopher://127\.0\.0\.1:9': it must be http://"
+    ):
+        Superlink("192.0.2.1:1")
+
+
+MALFORMED = ["http://foo:bar:baz", "foo:bar:baz", "http://[::1", "http://:3128", "http://a:99999"]
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTPS_PROXY", "all_proxy"])
+@pytest.mark.parametrize("said", [*MALFORMED, "http://a b:1", "http://me:secret@foo:bar:baz"])
+def test_one_that_cannot_be_read_is_named_and_its_password_is_not(name, said, monkeypatch):
+    for spelling in (name.lower(), name.upper()):
+        monkeypatch.delenv(spelling)
+    monkeypatch.setenv(name, said)
+    with pytest.raises(UsageError) as caught:
+        Superlink("192.0.2.1:1")
+    shown = said.replace("me:secret@", "")
+    words = f"{name.lower()}={shown!r}: it must be http://HOST:PORT, or socks5"
+    assert str(caught.value) == words
+    with pytest.raises(MistakenWord, match=re.escape(words)):
+        client_of(node_words("192.0.2.1:1"), new_key())
+
+
+@pytest.mark.parametrize("said", [*MALFORMED, "gopher://127.0.0.1:9"])
+def test_on_loopback_any_proxy_will_do(said, monkeypatch):
+    for kind in ("http", "https", "all"):
+        monkeypatch.setenv(f"{kind}_proxy", said)
+    with pytest.raises(UsageError, match=r"no SuperLink answers at 127\.0\.0\.1:1: "):
         Superlink("127.0.0.1:1")
+    client_of(node_words("127.0.0.1:1"), new_key()).close()
+    assert os.environ["http_proxy"] == said
+
+
+def test_a_blank_one_is_none(monkeypatch):
+    for kind in KINDS:
+        monkeypatch.setenv(f"{kind}_proxy", "  ")
+        monkeypatch.setenv(f"{kind}_proxy".upper(), "  ")
+    expect_usable_proxies()
+    assert by_proxy("other.org:8000", True) == by_proxy("other.org:8000", False) == ""
+
+
+def node_words(address):
+    return parser().parse_args(["--superlink", address, "--state", "x", "--insecure"])
+
+
+def new_key():
+    return ec.generate_private_key(ec.SECP384R1())
 
 
 def test_who_is_not_reached_by_a_proxy_is_told_so():
