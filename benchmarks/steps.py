@@ -33,7 +33,8 @@ from benchmarks.timing import Child, compare, take_turns
 from compression import Layout, decode_update
 from compression.stages import Indices, Memory
 from conf import Config
-from conf.build import codec_of, data_of, downlink_of, model_of, partition_of
+from conf.build import data_of, model_of, partition_of
+from conf.codecs import codec_of, downlink_of
 from conf.load import compose_config, to_config
 from task.draws import stream_seed
 from task.process import settle

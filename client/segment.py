@@ -23,7 +23,8 @@ from compression.flower.arrays import payload_records
 from compression.flower.notes import NOTE, SECONDS, STEPS, ToServer, Work, written
 from compression.flower.tensors import NO_SEGMENT, unpack_copy
 from conf import Config
-from conf.build import codec_of, data_of, gradients_of
+from conf.build import data_of
+from conf.codecs import codec_of, gradients_of
 from task.process import settle
 
 

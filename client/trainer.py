@@ -22,14 +22,8 @@ from compression.flower.notes import EXAMPLES, LOSS, STEPS, Orders
 from compression.layout import Layout
 from compression.statistics import trained_entries
 from conf import Config
-from conf.build import (
-    codec_of,
-    data_of,
-    device_of,
-    model_of,
-    optimizer_of,
-    server_optimizer_of,
-)
+from conf.build import data_of, device_of, model_of, optimizer_of, server_optimizer_of
+from conf.codecs import codec_of
 from task.draws import OwnStream, stream_seed
 from task.flat import FlatModel
 from task.process import settle

@@ -191,7 +191,6 @@ def prepare(config: Config) -> Callable[[Job], None]:
     checked before.
     """
     from conf.build import (
-        codec_of,
         data_of,
         device_of,
         engine_of,
@@ -204,7 +203,6 @@ def prepare(config: Config) -> Callable[[Job], None]:
     from strategy.scheme import scheme_for, scheme_of
 
     engine = engine_of(config)
-    codec_of(config)
     scheme_of(config)  # before data are read: what they decide of it comes below
     data = server_data_of(config) if is_submitted(config) else data_of(config)
     model = model_of(config, data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +12,8 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 from torch.optim import Optimizer
 
-from compression import Codec, make_codec
 from conf.check import check_target
-from conf.schema import CompressionConfig, Config, ConfigError
+from conf.schema import Config, ConfigError
 from conf.trust import Machine
 from task.datasets import Data, load_data, load_folder
 from task.datasets.data import holdout
@@ -24,36 +23,6 @@ from task.models import build_model
 from task.optimizers import SGD, ServerOptimizer
 from task.partition import Partition
 from task.process import uncompiled
-
-
-def codec_of(config: Config) -> Codec:
-    """Return the nodes' codec. Raises `ConfigError` for unknown methods or options."""
-    return _codec("compression", asdict(config.compression))
-
-
-def gradients_of(config: Config) -> Codec:
-    """Return the codec of activations' gradients, where a model is cut; errors as `codec_of`."""
-    return _codec("gradients", asdict(config.gradients))
-
-
-def downlink_of(config: Config) -> Codec | None:
-    """Return the codec of what the server sends; None where that is the model, whole.
-
-    Raises `ConfigError` as `codec_of`, and for options without a method to go with.
-    """
-    options = asdict(config.downlink)
-    if options.pop("changes"):
-        return _codec("downlink", options)
-    if options != asdict(CompressionConfig()):
-        raise ConfigError("downlink=full sends the model whole; choose another downlink= first")
-    return None
-
-
-def _codec(group: str, options: dict[str, Any]) -> Codec:
-    try:
-        return make_codec(**options)
-    except ValueError as error:
-        raise ConfigError(f"{group}: {error}") from error
 
 
 def data_of(config: Config, folder: str | None = None) -> Data:

@@ -17,6 +17,7 @@ from typing import Any, Union, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 
+from conf.codecs import codec_of, downlink_of, gradients_of
 from conf.schema import FOREVER, Config, ConfigError
 from conf.targets import GROUPS, callable_of, inner_target_of, target_of
 
@@ -51,6 +52,9 @@ def check(config: Config) -> None:
     partition is for who makes it: a node with images of its own need not import partitioners.
     """
     _check_fields(config, "")
+    for codec in (codec_of, gradients_of, downlink_of):
+        codec(config)
+    # only now: the modules of what these name are imported, and take seconds
     for group in ("strategy", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
     shares = [each.share for each in config.network.classes.values()]

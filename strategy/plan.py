@@ -21,7 +21,8 @@ from compression.flower.tensors import (
     unpack_labels,
 )
 from conf import Config
-from conf.build import codec_of, gradients_of, model_of
+from conf.build import model_of
+from conf.codecs import codec_of, gradients_of
 from strategy.flow import Task
 from task.costs import Cost, balanced, costs_of, measure
 from task.datasets import Data

@@ -15,7 +15,8 @@ from compression.flower.native import Initial
 from compression.flower.screen import Screening
 from compression.statistics import expect_matches
 from conf import Config, ConfigError
-from conf.build import codec_of, downlink_of, gradients_of, strategy_of
+from conf.build import strategy_of
+from conf.codecs import codec_of, downlink_of, gradients_of
 from strategy.federated import Federated
 from strategy.limits import expect_limits
 from strategy.segments import Segmented

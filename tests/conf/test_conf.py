@@ -7,15 +7,9 @@ import pytest
 from hydra.errors import HydraException
 
 from conf import ConfigError, load_config, run_config
-from conf.build import (
-    codec_of,
-    data_of,
-    downlink_of,
-    engine_of,
-    optimizer_of,
-    partition_of,
-)
+from conf.build import data_of, engine_of, optimizer_of, partition_of
 from conf.check import check_target
+from conf.codecs import codec_of, downlink_of
 from conf.load import compose_config, to_config
 from strategy.schedule import Schedule
 from strategy.scheme import scheme_of

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from conf.build import codec_of, downlink_of
 from conf.check import check_target
+from conf.codecs import codec_of, downlink_of
 from conf.sweeper import split_case
 from tests.runs import configured
 

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from compression import Layout, decode_update, make_codec
 from conf import run_config
-from conf.build import codec_of, data_of, model_of
+from conf.build import data_of, model_of
+from conf.codecs import codec_of
 from conf.load import compose_config, to_config
 from simulation.clock import Ideal
 from simulation.job import Job

@@ -1,0 +1,39 @@
+"""From a configuration to its codecs, without torch: mistakes in them show before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from compression import Codec, make_codec
+from conf.schema import CompressionConfig, Config, ConfigError
+
+
+def codec_of(config: Config) -> Codec:
+    """Return the nodes' codec. Raises `ConfigError` for unknown methods or options."""
+    return _codec("compression", asdict(config.compression))
+
+
+def gradients_of(config: Config) -> Codec:
+    """Return the codec of activations' gradients, where a model is cut; errors as `codec_of`."""
+    return _codec("gradients", asdict(config.gradients))
+
+
+def downlink_of(config: Config) -> Codec | None:
+    """Return the codec of what the server sends; None where that is the model, whole.
+
+    Raises `ConfigError` as `codec_of`, and for options without a method to go with.
+    """
+    options = asdict(config.downlink)
+    if options.pop("changes"):
+        return _codec("downlink", options)
+    if options != asdict(CompressionConfig()):
+        raise ConfigError("downlink=full sends the model whole; choose another downlink= first")
+    return None
+
+
+def _codec(group: str, options: dict[str, Any]) -> Codec:
+    try:
+        return make_codec(**options)
+    except ValueError as error:
+        raise ConfigError(f"{group}: {error}") from error
