@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,11 @@ def ignore_stops() -> None:
     for number in STOPS:
         signal.signal(number, lambda number, frame: None)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_hear_stops)
+        os.register_at_fork(
+            before=partial(hold_stops, signal.SIG_BLOCK),
+            after_in_parent=partial(hold_stops, signal.SIG_UNBLOCK),
+            after_in_child=_hear_stops,
+        )
     hold_stops(signal.SIG_UNBLOCK)
 
 
@@ -96,8 +101,10 @@ def hold_stops(how: int) -> None:
 
 
 def _hear_stops() -> None:
+    """Give a forked process the default back; what came since the fork was held, and ends it."""
     for number in STOPS:
         signal.signal(number, signal.SIG_DFL)
+    hold_stops(signal.SIG_UNBLOCK)
 
 
 def end_group(worker: int) -> None:

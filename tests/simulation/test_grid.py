@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import subprocess
+import sys
 import time
 import weakref
 from pathlib import Path
@@ -15,6 +17,8 @@ from simulation.host import HostSpec
 from simulation.processes import orderly_exit
 from simulation.workers import WINDOW, Processes, make_pool
 from tests.simulation.grids import FORKED_SECONDS, NODES, app, messages, seen
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -86,6 +90,27 @@ def test_what_a_node_has_forked_ends_with_its_worker_and_hides_no_death(tmp_path
     if dies:
         assert time.monotonic() - began < FORKED_SECONDS / 2
         pool.close()
+
+
+def test_a_stop_right_after_a_fork_ends_what_was_forked():
+    """Before the default is back: a handler that does nothing would have taken it."""
+    program = (
+        "import os, signal\n"
+        "me = os.getpid()\n"
+        "end = lambda: os.getpid() == me or os.kill(os.getpid(), signal.SIGTERM)\n"
+        "os.register_at_fork(after_in_child=end)\n"
+        "from simulation.work import ignore_stops\n"
+        "ignore_stops()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(-signal.SIGTERM), "[]"]
 
 
 def alive(pid):

@@ -161,8 +161,14 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path, listening):
 def test_a_stop_while_the_app_is_imported_is_no_mistake_of_its(
     listening, cli, tmp_path, place, number
 ):
-    files = {"server.py": SERVER + "    pass\n", "client.py": CLIENT}
-    files[f"{place}.py"] = f"import os\nos.kill(os.getpid(), {int(number)})\n"
-    code, printed = cli(write(tmp_path / "toy", files), "--nodes", 2, "--workers", 1)
+    names = {each: f"{each}_stopped_{place}_{int(number)}" for each in ("server", "client")}
+    files = {names["server"]: SERVER + "    pass\n", names["client"]: CLIENT}
+    files[names[place]] = f"import os\nos.kill(os.getpid(), {int(number)})\n"
+    app = write(
+        tmp_path / "toy",
+        {f"{name}.py": text for name, text in files.items()},
+        *(f"{name}:app" for name in names.values()),
+    )
+    code, printed = cli(app, "--nodes", 2, "--workers", 1)
     assert (code, printed.out) == (128 + number, "")
     assert printed.err == "stopped: an app's run keeps no checkpoint, it begins anew\n"
