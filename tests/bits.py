@@ -1,0 +1,125 @@
+"""Whether a change of the code changes any bit of a run: hashes, stored before, compared after.
+
+    python -m tests.bits store FILE             of every preset and strategy, on one worker and two
+    python -m tests.bits compare FILE           names the runs that differ; exit code 1 if any does
+    python -m tests.bits compare FILE fedavg    of those whose name holds a word
+
+A hash is of the model's file, and of the history and the result without what is measured in real
+seconds. It holds on one kind of processor, and for one version of torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from conf.load import run_config
+from simulation.job import Job
+from simulation.local import run_local
+from tests.runs import composed
+
+ROOT = Path(__file__).parents[1]
+CONF = ROOT / "conf"
+REAL = {"seconds", "seconds_by_segment", "segments", "versions"}  # what no two runs have in common
+WORKERS = (1, 2)
+SMALL = ["dataset=digits", "eval_every=4"]
+ROUNDS, PUSHES = 8, 40
+BATCHNORM = "model=four_layers"
+
+
+def cases() -> Iterator[list[str]]:
+    """Yield the words of each run: all presets, all strategies, what goes with what."""
+    presets = [path.stem for path in sorted((CONF / "algorithm").glob("*.yaml"))]
+    yield from ([f"algorithm={name}"] for name in presets)
+    strategies = [path.stem for path in sorted((CONF / "strategy").glob("*.yaml"))]
+    yield from ([f"strategy={name}"] for name in strategies if name not in presets)
+    for name in ("fedavg_f2i", "esgd", "adacomp", "fedasync", "fedbuff"):
+        yield [f"algorithm={name}", BATCHNORM]
+    for name in ("f2i", "topk", "qsgd", "float16"):
+        yield ["algorithm=fedavg_topk", f"downlink={name}"]
+    yield ["algorithm=esgd", "downlink=average"]
+    for name in ("drive", "int4", "selective", "bfloat16", "threshold"):
+        yield [f"compression={name}"]
+    yield ["strategy=fedadam", "compression=topk", BATCHNORM]
+    yield ["strategy=fedmedian", "compression=f2i", BATCHNORM]
+    yield ["algorithm=sgd", "strategy.mean=median", BATCHNORM]
+    for name in ("adsl", "lte", "mixed", "waits"):
+        yield ["algorithm=fedavg_f2i_both", f"network={name}"]
+    yield ["algorithm=esgd", "network.loss=0.2"]
+    yield ["algorithm=adacomp", "network.crash=0.05", "network.rejoin_seconds=5"]
+    yield ["algorithm=fedavg", "partition=dirichlet", "schedule=cosine", "optimizer=adam"]
+
+
+def length(words: list[str]) -> list[str]:
+    """Return words that make a run a short one."""
+    strategy = composed(*words).strategy
+    more = list[str]()
+    if "num_malicious_nodes" in strategy:
+        more += ["strategy.num_malicious_nodes=1"]
+    if "pushes" in strategy:
+        return [*more, f"strategy.pushes={PUSHES}", f"strategy.record_every={PUSHES // 2}"]
+    return [*more, f"rounds={ROUNDS}"]
+
+
+def digest(folder: Path) -> str:
+    """Return the SHA-256 of what a run has left in its folder, in hexadecimal digits."""
+    found = hashlib.sha256((folder / "model.safetensors").read_bytes())
+    lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    for text in (*lines, (folder / "result.json").read_text(encoding="utf-8")):
+        kept = {key: value for key, value in json.loads(text).items() if key not in REAL}
+        found.update(json.dumps(kept, sort_keys=True).encode())
+    return found.hexdigest()
+
+
+def digest_of(words: list[str], workers: int) -> str:
+    """Run on the local engine; return what `digest` does, or the error's type and text."""
+    config = composed(*SMALL, *words, *length(words))
+    with tempfile.TemporaryDirectory() as folder:
+        values: dict[str, Any] = dict(run_config(config, folder))
+        job = Job(ROOT, values, config.nodes, Path(folder), config.seed, config.network)
+        try:
+            run_local(job, workers=workers)
+        except RuntimeError as error:  # a run that ends so is to end so
+            return f"{type(error).__name__}: {error}"
+        return digest(Path(folder))
+
+
+def main(words: list[str] | None = None) -> int:
+    """Store or compare; return an exit code."""
+    text, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        "python -m tests.bits", description=text, epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("what", choices=("store", "compare"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("word", nargs="?", default="")
+    given = parser.parse_args(words)
+    stored: dict[str, str] = {}
+    if given.file.exists():
+        stored = json.loads(given.file.read_text(encoding="utf-8"))
+    different = 0
+    for each in cases():
+        for workers in WORKERS:
+            name = f"{' '.join(each)}, {workers} worker{'s' if workers > 1 else ''}"
+            if given.word not in name:
+                continue
+            found = digest_of(each, workers)
+            if given.what == "store":
+                stored[name] = found
+                given.file.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+            elif found != stored.get(name):
+                different += 1
+                print(f"differs: {name}: {stored.get(name)} was stored, {found} is", flush=True)
+    print(f"{different} differ" if given.what == "compare" else f"{len(stored)} stored")
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
