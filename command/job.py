@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,8 @@ from command.saved import RESUME, completed, resumes
 from command.sweep import BASIC, forget_failure, note_failure
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
-from conf.load import to_config
+from conf.check import build, check_target, check_targets
+from conf.load import typed
 from conf.real_time import only_virtual
 from conf.trust import Machine, confine_data
 from report.progress import RunProgress
@@ -35,6 +37,7 @@ from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job
 from simulation.processes import orderly_exit
 from strategy.checkpoint import FILE as CHECKPOINT
+from strategy.limits import expect_limits
 
 ROOT = Path(__file__).parents[1]
 SUPERLINK = "simulation.on_superlink.run_on_superlink"  # whose runs are submitted
@@ -65,10 +68,8 @@ def run(composed: DictConfig, folder: Path) -> None:
     """Run a composed configuration in Hydra's run folder and print its summary."""
     refuse_sweep()
     composed = completed(composed)
-    config = to_config(composed)
+    config = typed(composed)
     set_up_logging(config.verbose)
-    with console.status("loading") if alone() else nullcontext():
-        engine = prepare(as_the_server_reads(config))
     values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
     if resumes():
         values[RESUME] = True
@@ -83,6 +84,9 @@ def run(composed: DictConfig, folder: Path) -> None:
         device=config.device,
         verbose=config.verbose,
     )
+    with console.status("loading") if alone() else nullcontext():
+        engine = engine_for(config, task)
+        prepare(as_the_server_reads(config))
     try:
         progress = RunProgress(folder, config.rounds, console, shared=not alone(), name=job_name())
         with result_aside(folder), progress:
@@ -184,16 +188,29 @@ def as_the_server_reads(config: Config) -> Config:
     return config
 
 
-def prepare(config: Config) -> Callable[[Job], None]:
+def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
+    """Return the engine, which has refused what of a job or of its options it cannot honour.
+
+    What it refuses is for `refuse(job, **options)` to say, beside it in its module.
+    """
+    engine = check_target("engine", config.engine)
+    module = import_module(engine.make.__module__)
+    if refuse := getattr(module, "refuse", None):
+        refuse(task, **engine.options)
+    return engine.made
+
+
+def prepare(config: Config) -> None:
     """Load what the run needs once, here: mistakes show now, and forked workers share it.
 
-    Return the engine. Torch is imported here, for seconds: whatever the words alone can tell is
-    checked before.
+    Torch is imported here, for seconds: whatever can be told without it is checked before.
     """
+    if str(config.strategy.get("_target_")).startswith("flwr."):  # ours import torch
+        expect_limits(build("strategy", config.strategy), config)
+    check_targets(config)
     from conf.build import (
         data_of,
         device_of,
-        engine_of,
         model_of,
         optimizer_of,
         partition_of,
@@ -202,7 +219,6 @@ def prepare(config: Config) -> Callable[[Job], None]:
     from strategy.schedule import Schedule
     from strategy.scheme import scheme_for, scheme_of
 
-    engine = engine_of(config)
     scheme_of(config)  # before data are read: what they decide of it comes below
     data = server_data_of(config) if is_submitted(config) else data_of(config)
     model = model_of(config, data)
@@ -212,7 +228,6 @@ def prepare(config: Config) -> Callable[[Job], None]:
     Schedule(config.schedule, config.lr).step(loss=1.0)
     if len(data.train.labels):  # else the nodes have what there is
         partition_of(config, data).indices(0)
-    return engine
 
 
 def set_up_logging(verbose: bool) -> None:

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 from torch.optim import Optimizer
 
-from conf.check import check_target
+from conf.check import build
 from conf.schema import Config, ConfigError
 from conf.trust import Machine
 from task.datasets import Data, load_data, load_folder
@@ -129,29 +129,3 @@ def server_optimizer_of(config: Config) -> ServerOptimizer:
         return SGD()
     optimizer: ServerOptimizer = build("strategy.optimizer", config.strategy["optimizer"])
     return optimizer
-
-
-def engine_of(config: Config) -> Callable[[Any], None]:
-    """Return what runs a job: for who starts it, on a machine of their own."""
-    return check_target("engine", config.engine).made
-
-
-def build(group: str, node: Any) -> Any:
-    """Return what a group's `_target_` makes of its keys (a callable if `_partial_`).
-
-    Raises `ConfigError` as `check_target`, and with the target's own reason for values that it
-    does not take.
-    """
-    target = check_target(group, node)
-    later = bool(node.get("_partial_"))
-    # what is made of the configuration alone fails by it alone
-    foreseen = (ValueError, TypeError, ArithmeticError) if later else Exception
-
-    def call(*args: Any, **options: Any) -> Any:
-        try:
-            return target.made(*args, **options)
-        except foreseen as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ConfigError(f"{group}: {reason}") from error
-
-    return call if later else call()

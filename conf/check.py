@@ -45,18 +45,14 @@ def expect_declared(node: DictConfig, prefix: str = "") -> None:
             raise ConfigError(f"~{prefix}{name}: every run has that key; give it another value")
 
 
-def check(config: Config) -> None:
+def check_values(config: Config) -> None:
     """Raise `ConfigError` for the first value that is out of bounds or of the wrong type.
 
-    The engine is for who starts a run to check: inside of one it does not matter any more. The
-    partition is for who makes it: a node with images of its own need not import partitioners.
+    Torch is not imported, which takes seconds: `check_targets` does that.
     """
     _check_fields(config, "")
     for codec in (codec_of, gradients_of, downlink_of):
         codec(config)
-    # only now: the modules of what these name are imported, and take seconds
-    for group in ("strategy", "optimizer", "schedule"):
-        check_target(group, getattr(config, group))
     shares = [each.share for each in config.network.classes.values()]
     if shares and abs(sum(shares) - 1) > 1e-6:
         raise ConfigError(f"the shares of network.classes must add up to 1, not {sum(shares):g}")
@@ -65,6 +61,16 @@ def check(config: Config) -> None:
             f"network.loss={config.network.loss:g} needs a timeout=, the virtual seconds after "
             "which nobody waits for a lost reply any more"
         )
+
+
+def check_targets(config: Config) -> None:
+    """Raise `ConfigError` for options that are none of the classes that they stand beside.
+
+    The engine is for who starts a run to check: inside of one it does not matter any more. The
+    partition is for who makes it: a node with images of its own need not import partitioners.
+    """
+    for group in ("strategy", "optimizer", "schedule"):
+        check_target(group, getattr(config, group))
 
 
 def _check_fields(node: Any, prefix: str) -> None:
@@ -122,6 +128,27 @@ def check_target(group: str, node: Any) -> Target:
     find = target_of if group in GROUPS else callable_of
     options = {key: value for key, value in node.items() if key != "_partial_"}
     return _checked(group, options, find(group, str(node["_target_"])))
+
+
+def build(group: str, node: Any) -> Any:
+    """Return what a group's `_target_` makes of its keys (a callable if `_partial_`).
+
+    Raises `ConfigError` as `check_target`, and with the target's own reason for values that it
+    does not take.
+    """
+    target = check_target(group, node)
+    later = bool(node.get("_partial_"))
+    # what is made of the configuration alone fails by it alone
+    foreseen = (ValueError, TypeError, ArithmeticError) if later else Exception
+
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return target.made(*args, **options)
+        except foreseen as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ConfigError(f"{group}: {reason}") from error
+
+    return call if later else call()
 
 
 def _checked(group: str, node: Mapping[Any, Any], target: Callable[..., Any]) -> Target:

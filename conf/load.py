@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.check import check, expect_declared
+from conf.check import check_targets, check_values, expect_declared
 from conf.schema import Config, ConfigError, NetworkConfig
 from conf.targets import HERE as HERE
 from conf.trust import Machine, confine, expect_plain, is_own, remember
@@ -28,6 +28,16 @@ def to_config(composed: DictConfig, machine: Machine | None = None) -> Config:
     `machine`: what a configuration that was submitted may reach, in which nobody asks a resolver
     any more; None: it is the user's own.
     """
+    config = typed(composed, machine)
+    check_targets(config)
+    return config
+
+
+def typed(composed: DictConfig, machine: Machine | None = None) -> Config:
+    """Return the configuration as `to_config` does, without what takes seconds to import.
+
+    Still to be checked are the options of what the groups name as `_target_`.
+    """
     expect_declared(composed)
     try:
         config = cast(Config, OmegaConf.to_object(_counting(composed)))
@@ -35,7 +45,7 @@ def to_config(composed: DictConfig, machine: Machine | None = None) -> Config:
         raise ConfigError(str(error).splitlines()[0]) from error
     if machine is not None:
         confine(config, machine)
-    check(config)
+    check_values(config)
     return config
 
 

@@ -27,10 +27,8 @@ def run_local(
     `memory_mb`, `pin`: what each of these processes may use (`simulation.limits`); with limits a
     single worker is a process, too.
     """
+    refuse(job, workers=workers, memory_mb=memory_mb, pin=pin)
     limits = Limits(memory_mb, pin)
-    limits.check()
-    if workers < 0:
-        raise UsageError(f"engine.workers must be at least 0 (one a core), not {workers}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     count = min(workers or cores or 1, job.nodes)
     spec = HostSpec(job.client_app, job.nodes, run_id=1, run_config=job.run_config)
@@ -40,6 +38,13 @@ def run_local(
         app = job.server_app
         (load_object(app) if isinstance(app, str) else app)(grid, context)
         grid.settle()
+
+
+def refuse(_: Job, *, workers: int = 0, memory_mb: float | None = None, pin: bool = False) -> None:
+    """Raise `UsageError` for options of `run_local` that cannot be."""
+    Limits(memory_mb, pin).check()
+    if workers < 0:
+        raise UsageError(f"engine.workers must be at least 0 (one a core), not {workers}")
 
 
 _within = [False]

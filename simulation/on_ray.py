@@ -8,7 +8,7 @@ from pathlib import Path
 from .errors import UsageError
 from .host import log
 from .job import Job
-from .ray import run_ray
+from .ray import expect_options, run_ray
 
 RESULT = "result.json"
 STOP = "stop"  # the file in the run folder that tells a ServerApp of ours to end
@@ -22,7 +22,7 @@ def run_on_ray(
 
     Raises `UsageError` for what Ray would drop without a word, and as `run_ray`.
     """
-    refuse(job, gpus_per_client)
+    refuse(job, actors=actors, gpus_per_client=gpus_per_client, address=address)
     stop = job.folder / STOP
     stop.unlink(missing_ok=True)
     try:
@@ -55,8 +55,10 @@ def ask_to_end(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def refuse(job: Job, gpus_per_client: float) -> None:
-    """Raise `UsageError` for what this engine cannot honour."""
+def refuse(
+    job: Job, *, actors: int = 0, gpus_per_client: float = 0.0, address: str | None = None
+) -> None:
+    """Raise `UsageError` for what this engine cannot honour, and for options that cannot be."""
     if job.only_virtual:
         raise UsageError(
             f"engine=ray has no virtual clock and cannot honour {job.only_virtual}, or engine=local"
@@ -71,3 +73,4 @@ def refuse(job: Job, gpus_per_client: float) -> None:
             f"engine=ray cannot honour device={job.device} without engine.gpus_per_client=, "
             "the share of a GPU that each node gets"
         )
+    expect_options(job.nodes, actors or None, gpus_per_client, address)

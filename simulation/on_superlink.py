@@ -59,7 +59,7 @@ def run_on_superlink(
     Raises `UsageError` for what cannot be, `EngineError` for a run that failed, was stopped, or has
     left no result.
     """
-    refuse(job, address, wait)
+    refuse(job, address=address, certificate=certificate, wait=wait)
     superlink = Superlink(str(address), certificate)
     text = superlink.control()
     try:
@@ -76,8 +76,10 @@ def run_on_superlink(
         superlink.close()
 
 
-def refuse(job: Job, address: str | None, wait: float) -> None:
-    """Raise `UsageError` for what this engine cannot honour."""
+def refuse(
+    job: Job, *, address: str | None = None, certificate: str | None = None, wait: float = 3600.0
+) -> None:
+    """Raise `UsageError` for what this engine cannot honour, and for options that cannot be."""
     if not address:
         raise UsageError("engine=superlink needs engine.address=HOST:PORT of a SuperLink")
     if not wait >= 0:
@@ -92,6 +94,7 @@ def refuse(job: Job, address: str | None, wait: float) -> None:
             "engine=superlink cannot honour verbose=true, its log goes to superlink.log in the "
             "run folder: drop it"
         )
+    Superlink(address, certificate).close()
 
 
 def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float) -> None:

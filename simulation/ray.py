@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 from flwr.app import UserConfig
 from flwr.cli.utils import flwr_cli_exc_handler
 from flwr.common.serde import fab_to_proto, user_config_to_proto
@@ -65,17 +64,7 @@ def run_ray(
         UsageError: an argument cannot be.
         EngineError: the run could not start, failed or was stopped; says where its log lies.
     """
-    if num_nodes < 1:
-        raise UsageError(f"engine=ray needs at least one node, not {num_nodes}")
-    if actors is not None and actors < 1:
-        raise UsageError(f"engine=ray needs at least one actor, not {actors}")
-    if address is not None and actors is not None:
-        raise UsageError(
-            "the number of actors is the cluster's CPU count when a Ray address is given: drop one"
-        )
-    if address is not None:
-        _reach(address)
-    _check_gpus(gpus_per_client, address)
+    expect_options(num_nodes, actors, gpus_per_client, address)
     simulation = SimulationConfig(
         num_supernodes=num_nodes,
         client_resources_num_cpus=1,
@@ -110,12 +99,32 @@ def run_ray(
         log.unlink()
 
 
+def expect_options(
+    num_nodes: int, actors: int | None, gpus_per_client: float, address: str | None
+) -> None:
+    """Raise `UsageError` for arguments of `run_ray` that cannot be."""
+    if num_nodes < 1:
+        raise UsageError(f"engine=ray needs at least one node, not {num_nodes}")
+    if actors is not None and actors < 1:
+        raise UsageError(f"engine=ray needs at least one actor, not {actors}")
+    if address is not None and actors is not None:
+        raise UsageError(
+            "the number of actors is the cluster's CPU count when a Ray address is given: drop one"
+        )
+    if address is not None:
+        _reach(address)
+    _check_gpus(gpus_per_client, address)
+
+
 def _check_gpus(share: float, address: str | None) -> None:
     """Refuse shares that Ray would wait for without a word."""
     if not 0 <= share < float("inf"):
         raise UsageError(f"engine.gpus_per_client must be 0 or more, not {share:g}")
-    there = torch.cuda.device_count()
-    if address is None and share > there:
+    if not share or address is not None:
+        return
+    import torch  # only now: it takes seconds, and most runs ask for no GPU
+
+    if share > (there := torch.cuda.device_count()):
         raise UsageError(f"engine.gpus_per_client={share:g}, but this machine has {there} GPUs")
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from conf import ConfigError
-from conf.build import build
+from conf.check import build
 from task.process import uncompiled
 
 

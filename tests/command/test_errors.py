@@ -4,8 +4,6 @@ These are of every kind that says so in its own way. What `conf.check` refuses n
 be seen refused: `tests/conf` has the rest of it.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -96,18 +94,3 @@ def test_a_mistake_ends_in_one_line_and_exit_code_2(command, overrides, part):
     assert lines[0].startswith("error: ")
     assert part in lines[0]
     assert not (folder / "result.json").exists()
-
-
-def test_a_mistake_in_a_codec_is_said_before_torch_is_loaded():
-    program = (
-        "import runpy, sys\nsys.modules['torch'] = None  # to import it would fail\n"
-        "sys.argv = ['run.py', 'compression=topk', 'compression.density=7']\n"
-        "runpy.run_path('run.py', run_name='__main__')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.stderr == (
-        "error: compression: option density of topk must be above 0 and up to 1, not 7\n"
-    )
-    assert done.returncode == 2

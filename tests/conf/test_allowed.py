@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from conf import ConfigError, load_config
-from conf.build import build
+from conf.check import build
 from tests.conf.hostile import plain, refused, submitted
 
 OWN = """

@@ -7,7 +7,7 @@ import pytest
 from hydra.errors import HydraException
 
 from conf import ConfigError, load_config, run_config
-from conf.build import data_of, engine_of, optimizer_of, partition_of
+from conf.build import data_of, optimizer_of, partition_of
 from conf.check import check_target
 from conf.codecs import codec_of, downlink_of
 from conf.load import compose_config, to_config
@@ -61,7 +61,7 @@ def test_every_choice_composes_and_says_what_it_is(group, choice):
     elif group == "schedule":
         assert Schedule(made.schedule, 0.1).lr == pytest.approx(0.1)
     elif group == "engine":
-        assert callable(engine_of(made))
+        assert callable(check_target("engine", made.engine).made)
     elif group == "algorithm":
         assert made.algorithm == choice
 

@@ -3,8 +3,7 @@
 import pytest
 
 from conf import ConfigError
-from conf.build import build
-from conf.check import check_target
+from conf.check import build, check_target
 
 OWN = """
 from flwr.serverapp.strategy import FedAvg

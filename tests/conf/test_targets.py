@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 import task
 from conf import ConfigError, load_config
-from conf.build import build, engine_of, server_optimizer_of
-from conf.check import check_target
+from conf.build import server_optimizer_of
+from conf.check import build, check_target
 from conf.targets import GROUPS, HERE, KINDS, is_ours, target_of
 from conf.trust import Machine, confine
 from tests.conf.hostile import (
@@ -188,7 +188,7 @@ def test_engines_are_for_the_command_and_no_node_looks_at_them(bait):
     made = load_config(submitted({**plain(), "engine": put(RUN, bait)}), 2)
     assert "engine" not in GROUPS
     assert made.engine["_target_"] == RUN["_target_"]
-    assert callable(engine_of(configured("engine=local")))
+    assert callable(check_target("engine", configured("engine=local").engine).made)
 
 
 @pytest.mark.parametrize("inner", [OWN_SGD, [OWN_SGD], {"x": OWN_SGD}])

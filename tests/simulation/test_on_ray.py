@@ -14,17 +14,17 @@ def job(**options):
 
 
 def test_what_takes_a_virtual_clock_is_refused():
-    refuse(job(), 0.0)
+    refuse(job(), gpus_per_client=0.0)
     with pytest.raises(
         UsageError, match=r"network\.loss=0\.1: give network\.loss=0, or engine=local$"
     ):
-        refuse(job(only_virtual="network.loss=0.1: give network.loss=0"), 0.0)
+        refuse(job(only_virtual="network.loss=0.1: give network.loss=0"), gpus_per_client=0.0)
 
 
 def test_logs_and_devices_that_its_nodes_do_not_have_are_refused():
     with pytest.raises(UsageError, match=r"ray\.log in the run folder"):
-        refuse(job(verbose=True), 0.0)
+        refuse(job(verbose=True), gpus_per_client=0.0)
     with pytest.raises(UsageError, match=r"device=cuda:0 without engine\.gpus_per_client="):
-        refuse(job(device="cuda:0"), 0.0)
-    refuse(job(device="cuda:0"), 0.5)
-    refuse(job(device="cpu"), 0.0)
+        refuse(job(device="cuda:0"), gpus_per_client=0.0)
+    refuse(job(device="cuda:0"), gpus_per_client=0.5, address="auto")
+    refuse(job(device="cpu"), gpus_per_client=0.0)

@@ -73,7 +73,7 @@ def answering(status, text=b""):
 )
 def test_what_it_cannot_honour_is_refused(options, address, wait, line):
     with pytest.raises(UsageError, match=line):
-        refuse(Job(Path(), {}, 3, Path(), **options), address, wait)
+        refuse(Job(Path(), {}, 3, Path(), **options), address=address, wait=wait)
 
 
 def test_it_waits_for_nodes_and_says_how_many_there_are(monkeypatch, caplog):
