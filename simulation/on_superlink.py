@@ -94,7 +94,6 @@ def refuse(
             "engine=superlink cannot honour verbose=true, its log goes to superlink.log in the "
             "run folder: drop it"
         )
-    Superlink(address, certificate).close()
 
 
 def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float) -> None:

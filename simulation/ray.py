@@ -65,6 +65,8 @@ def run_ray(
         EngineError: the run could not start, failed or was stopped; says where its log lies.
     """
     expect_options(num_nodes, actors, gpus_per_client, address)
+    if address is not None:
+        _reach(address)
     simulation = SimulationConfig(
         num_supernodes=num_nodes,
         client_resources_num_cpus=1,
@@ -111,8 +113,6 @@ def expect_options(
         raise UsageError(
             "the number of actors is the cluster's CPU count when a Ray address is given: drop one"
         )
-    if address is not None:
-        _reach(address)
     _check_gpus(gpus_per_client, address)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class Fuzzed:
     """A ClientApp, some of whose nodes reply as a `Mutator` likes; what it cost the server.
 
     `bad`: of the nodes so many, from partition 1 on; of a cut model all that train one segment.
-    `measured`: "seconds" or "bytes": `costs` has those from a reply of the one bad node to its next
+    `measured`: "seconds" of the processor or "bytes": `costs` has those from a reply of the one bad node to its next
     one, at the server, by whether the reply was mutated.
     """
 
@@ -117,13 +117,13 @@ class Fuzzed:
 
     def _enter(self) -> None:
         if self.measured == "seconds" and self._left:
-            self._spent += perf_counter() - self._left
+            self._spent += process_time() - self._left
         elif self.measured == "bytes":
             self._spent = max(self._spent, tracemalloc.get_traced_memory()[1] - self._left)
 
     def _leave(self) -> None:
         if self.measured == "seconds":
-            self._left = perf_counter()
+            self._left = process_time()
         elif self.measured == "bytes":
             tracemalloc.reset_peak()
             self._left = tracemalloc.get_traced_memory()[0]

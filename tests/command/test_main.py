@@ -41,7 +41,6 @@ MISTAKES = [
     (["engine=ray", "engine.actors=-1"], "at least one actor"),
     (["engine=ray", "network=adsl"], "no virtual clock"),
     (["engine=superlink"], "needs engine.address"),
-    (["engine=superlink", "engine.address=127.0.0.1:9"], "127.0.0.1:9"),
     (["strategy.fraction_train=2"], "strategy.fraction_train must be between 0 and 1"),
     (["strategy=krum", "strategy.num_malicious_nodes=8"], "needs 19 nodes a round"),
     (["--rounds", "3"], "unrecognized arguments: --rounds"),
