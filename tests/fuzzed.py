@@ -71,8 +71,8 @@ class Fuzzed:
     """A ClientApp, some of whose nodes reply as a `Mutator` likes; what it cost the server.
 
     `bad`: of the nodes so many, from partition 1 on; of a cut model all that train one segment.
-    `measured`: "seconds" of the processor or "bytes": `costs` has those from a reply of the one bad node to its next
-    one, at the server, by whether the reply was mutated.
+    `measured`: "seconds" of the processor or "bytes": `costs` has those from a reply of the one bad
+    node to its next one, at the server, by whether the reply was mutated.
     """
 
     seed: int

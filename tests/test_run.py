@@ -160,7 +160,7 @@ def test_a_run_that_is_submitted_looks_for_photos_where_the_server_will(
         ([], "no SuperLink answers"),
         (["strategy.fraction_evaluate=1"], "give dataset.holdout=0.2"),
         (["strategy.fraction_evaluate=1", "dataset.holdout=0.2"], "no SuperLink answers"),
-        (["algorithm=split_backprop", "nodes=3", STEP], "no photos at the server, which cuts a model"),
+        (["algorithm=split_backprop", "nodes=3", STEP], "no photos at the server, which cuts"),
         (["dataset.root=phtos"], "phtos is not a folder"),
         (["dataset.classes=null"], "no image in them"),
         (["engine=local"], "no image in them"),
