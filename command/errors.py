@@ -62,11 +62,13 @@ def clear_errors() -> Iterator[None]:
         code, failed = 2, ConfigError(f"{where}{error.strerror or error}")
     except MemoryError as error:
         code, failed = 1, EngineError(f"there is not enough memory: {error or 'for this run'}")
-    except (ValueError, TypeError, AttributeError) as error:  # for which Hydra has no class
-        if "hydra" not in Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts:
+    except (ValueError, TypeError, AttributeError, AssertionError) as error:
+        # for which Hydra has no class
+        parts = Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts
+        if not {"hydra", "omegaconf"} & set(parts):
             raise
         words = "" if isinstance(error, ValueError) else "; a group takes a name, as model=mlp"
-        code, failed = 2, ConfigError(f"{error}{words}")
+        code, failed = 2, ConfigError(key_of_a_value(sys.argv[1:]) or f"{error}{words}")
     except (KeyboardInterrupt, Ended) as error:
         notes = getattr(error, "__notes__", ["no run was under way"])
         print(": ".join(["stopped", *notes]), file=sys.stderr)
@@ -87,10 +89,9 @@ def one_line(error: BaseException) -> str:
         return f"cannot read {error.override!r}: quote values with special characters, no ~"
     if unknown := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(unknown[1], cause)
-    if whole := re.search(r"override \+*([^=]+)=[\s\S]*is not a subclass of", text + cause):
-        return new_name(whole[1])
-    if beyond := re.search(r"merging override \+*([^=]+)\.([^=.]+)=[\s\S]*'\{\}'", text + cause):
-        return f"there is no key {beyond[1]}.{beyond[2]}: {beyond[1]} is one value"
+    merged = re.match(r"Error merging override \+*([^=]+)=", text)
+    if merged and (said := wrong_kind(merged[1], cause)):
+        return said
     if place := re.search(r"In '([^/']+)/.*composing config:\s+Key '([^']+)' not in", text):
         return f"there is no place {place[2]} for {place[1]}@{place[2]}=: give {place[1]}=NAME"
     if text.startswith("Error merging override") and error.__cause__ is not None:
@@ -104,10 +105,41 @@ def one_line(error: BaseException) -> str:
     return ". ".join(lines)
 
 
+def wrong_kind(key: str, reason: str) -> str:
+    """Return what to say of a value for `key` that is a list, a mapping or neither; "": no word."""
+    known = key in known_keys()
+    owner, _, name = key.rpartition(".")
+    if "'{}'" in reason and owner and not known:  # Hydra made it one, to put the key into it
+        return f"there is no key {owner}.{name}: {owner} is one value"
+    lists = "List[" in reason or "is not a ListConfig" in reason
+    if lists and known:
+        return f"{key} must be a list: {key}=[NAME,NAME]"
+    if "is not a subclass of" in reason and not known:
+        return new_name(key)
+    if "is not a subclass of" in reason or "merge DictConfig with ListConfig" in reason:
+        return f"{key} is a group of keys, not one value: {key}.KEY=VALUE"
+    return ""
+
+
+def key_of_a_value(words: list[str]) -> str:
+    """Return what to say of the word that gives a key in what is one value, or a list; "": none."""
+    known = known_keys()
+    for word in words:
+        key, equals, _ = word.lstrip("+").partition("=")
+        owner = key.rpartition(".")[0]
+        inside = any(each.startswith(f"{owner}.") for each in known)
+        if equals and owner in known and not inside:
+            return f"there is no key {key}: {owner} is one value, or a list"
+    return ""
+
+
 def unknown_key(key: str, reason: str) -> str:
     """Return what to say of a key that Hydra refused, and why it did."""
     if re.search(r"reference_type=Dict\[str, (?!Any)", reason):
         return new_name(key)
+    inside = re.search(r"full_key: (\S+)", reason)
+    if inside and inside[1].startswith(f"{key}."):  # of a mapping that was given whole
+        key = inside[1]
     known = known_keys()
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     if key in known:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,6 +21,7 @@ from conf.codecs import codec_of, downlink_of, gradients_of
 from conf.schema import FOREVER, Config, ConfigError
 from conf.targets import GROUPS, callable_of, inner_target_of, target_of
 
+LARGEST = (1 << 63) - 1  # an integer that is counted to, and that libraries take
 PRIMITIVES = (bool, int, float, str, NoneType)
 
 
@@ -75,8 +76,10 @@ def check_targets(config: Config) -> None:
 
 def _check_fields(node: Any, prefix: str) -> None:
     """Compare a dataclass's values, and those of dataclasses in it, with their fields' bounds."""
+    kinds = get_type_hints(type(node))
     for entry in fields(node):
         value, key = getattr(node, entry.name), prefix + entry.name
+        _check_kind(key, value, kinds[entry.name])
         if is_dataclass(value):
             _check_fields(value, key + ".")
         elif isinstance(value, Mapping):
@@ -87,6 +90,20 @@ def _check_fields(node: Any, prefix: str) -> None:
             _check_bounds(key, value, entry.metadata)
 
 
+def _check_kind(key: str, value: Any, kind: Any) -> None:
+    """Compare a value with its field's type: OmegaConf lets `${...}` be a value of any other."""
+    union = get_origin(kind) in (Union, UnionType)
+    kinds = [each for each in (get_args(kind) if union else (kind,)) if each is not Any]
+    allowed = tuple(get_origin(each) or each for each in kinds)
+    inside = value.values() if isinstance(value, Mapping) else value
+    item = get_args(kinds[0])[-1] if kinds and get_args(kinds[0]) else object
+    fits = isinstance(value, allowed) and (
+        not isinstance(value, list | Mapping) or all(isinstance(each, item) for each in inside)
+    )
+    if kinds and not fits:
+        raise ConfigError(f"{key} cannot be of type {type(value).__name__}")
+
+
 def _check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
     """Compare a value with what `at_least`, `above` and `one_of` in the schema declare."""
     low, below, bound = (bounds.get(name) for name in ("at_least", "below", "above"))
@@ -94,8 +111,10 @@ def _check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key} must be one of {', '.join(bounds['one_of'])}, not {value}")
     if low is not None and not low <= value < float("inf"):  # also refuses NaN
         raise ConfigError(f"{key} must be a number of at least {low:g}, not {value:g}")
+    if below is None and isinstance(value, int):
+        below = LARGEST + 1
     if below is not None and value >= below:
-        raise ConfigError(f"{key} must be below {below:g}, not {value:g}")
+        raise ConfigError(f"{key} must be below {below}, not {value}")
     if bound is not None and not bound < value < float("inf"):
         raise ConfigError(f"{key} must be a number above {bound:g}, not {value:g}")
 
