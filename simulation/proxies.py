@@ -12,7 +12,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -22,21 +22,52 @@ from .errors import UsageError
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KINDS = ("http", "https", "all")
 _EXCEPTIONS = ("no_proxy", "NO_PROXY")
+_NAME = re.compile(r"\*|(\w+://)?[*.]?[\w.-]+(:\d+)?", re.ASCII)  # in `no_proxy`
+_networks: dict[str, None] = {}  # of IPv6 that were in `no_proxy`, where clients cannot read them
 _GRPC = "no_grpc_proxy"  # where it is set gRPC does not look at the others
 
 
 def keep_loopback_direct(address: str = "") -> None:
     """See to it that loopback is reached by no proxy, here and in processes that are started.
 
-    `address`: HOST:PORT, or a host, that may be a name of loopback as well (127.0.0.2, say).
+    `address`: HOST:PORT, or a host, that may be a name of loopback as well (127.0.0.2, say), or be
+    in a network that `no_proxy` names. What httpx cannot read is left out of that: it would raise
+    for every client that is made, also where no proxy is set.
     """
     host = host_of(address)
     wanted = [*LOOPBACK, host] if is_loopback(host) else LOOPBACK
     said = [each for name in _EXCEPTIONS for each in _listed(name)]
-    everybody = ",".join(dict.fromkeys([*said, *wanted]))
+    everybody = ",".join(dict.fromkeys([*_readable(said, host), *wanted]))
     os.environ.update(dict.fromkeys(_EXCEPTIONS, everybody))
+    for name in (f"{kind}_proxy" for kind in _KINDS):
+        for each in (name, name.upper()):
+            if each in os.environ:
+                os.environ[each] = os.environ[each].strip()
     if _GRPC in os.environ:
         os.environ[_GRPC] = ",".join(dict.fromkeys([*_listed(_GRPC), *wanted]))
+
+
+def _readable(said: list[str], host: str) -> Iterator[str]:
+    """Yield what httpx can read of `no_proxy`, and the host where one of its networks holds that.
+
+    httpx raises for IPv6 networks (::1/128, fd00::/8), for brackets and for what is no name.
+    """
+    for each in [*said, *_networks]:
+        try:
+            network = ipaddress.ip_network(each.strip("[]"), strict=False)
+        except ValueError:
+            if _NAME.fullmatch(each):
+                yield each
+            continue
+        if network.version == 6:
+            _networks[str(network)] = None
+        if network.num_addresses == 1:
+            yield str(network.network_address)
+        elif network.version == 4:  # httpx takes it for a name, others for the network
+            yield each
+        with suppress(ValueError):
+            if ipaddress.ip_address(host) in network:
+                yield host
 
 
 def expect_usable_proxies(address: str = "") -> None:

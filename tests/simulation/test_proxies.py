@@ -71,6 +71,44 @@ def test_another_name_of_loopback_is_one_too():
 
 
 @pytest.mark.parametrize(
+    "said",
+    ["::1/128", "[::1]", "[::1]/128", "fd00::/8,a.org", "a\tb", "é", "http://a:b", "[", "a.org,*"],
+)
+def test_exceptions_that_httpx_cannot_read_stop_no_client(said, monkeypatch):
+    """It raises for them also where no proxy is set: `no_proxy=::1/128` is in many networks."""
+    monkeypatch.setattr(proxies, "_networks", {})
+    monkeypatch.setenv("no_proxy", said)
+    keep_loopback_direct()
+    assert not by_httpx("http://[::1]:8000")
+    assert by_httpx("http://other.org:8000") is ("*" not in said)
+    assert by_httpx("http://a.org:8000") is ("a.org" not in said)
+
+
+@pytest.mark.parametrize(
+    ("said", "address"),
+    [("fd00::/8", "[fd00::7]:9"), ("10.0.0.0/8", "10.1.2.3:9"), ("[fd00::7]", "[fd00::7]:9")],
+)
+def test_a_network_is_the_server_that_it_holds(said, address, monkeypatch):
+    monkeypatch.setattr(proxies, "_networks", {})
+    monkeypatch.setenv("no_proxy", said)
+    keep_loopback_direct()  # before it is known where the server is
+    keep_loopback_direct("[fe80::1]:9")
+    keep_loopback_direct("11.1.2.3:9")
+    assert by_httpx("http://[fe80::1]:9")
+    assert by_httpx("http://11.1.2.3:9")
+    keep_loopback_direct(address)
+    assert not by_httpx(f"http://{address}")
+    assert proxy_of(address, False) == ""
+
+
+def test_blanks_around_a_proxy_are_not_of_it(monkeypatch):
+    monkeypatch.setenv("http_proxy", " http://127.0.0.1:9\n")
+    keep_loopback_direct()
+    expect_usable_proxies("other.org:8000")
+    assert by_httpx("http://other.org:8000")
+
+
+@pytest.mark.parametrize(
     ("address", "host"),
     [("a.org:1", "a.org"), ("[::1]:80", "::1"), ("::1", "::1"), ("a.org", "a.org"), ("", "")],
 )
