@@ -13,7 +13,9 @@ from flwr.supercore import log
 from .errors import EngineError
 
 ASKS, SAID, SECONDS = 10, 10.0, 60.0  # so often in vain, and so long: it is said, the run ends
-IDLE = 0.01  # seconds of CPU an ask: who takes more of them works meanwhile
+# Who takes more CPU works meanwhile: seconds an ask (one that never sleeps takes little of it for
+# each), and of each second that passes (a spinner on a terminal takes 0.01 of it).
+IDLE, SHARE = 0.01, 0.1
 FEWER = "let its strategy ask for fewer: min_available_nodes, min_train_nodes, min_evaluate_nodes"
 
 
@@ -55,7 +57,7 @@ class StallGuard:
         expect_nodes(_wanted(), nodes)
         thread, now, cpu = threading.get_ident(), time.monotonic(), time.process_time()
         asks, began, before = self._waits.get(thread, _Wait(0, now, cpu))
-        if cpu - before > IDLE * (asks + ASKS):
+        if cpu - before > max(IDLE * (asks + ASKS), SHARE * (now - began)):
             asks, began, before = 0, now, cpu  # at work: it begins to wait now, if at all
         self._waits[thread] = _Wait(asks + 1, began, before)
         if asks + 1 < ASKS or now - began < SAID:

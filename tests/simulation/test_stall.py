@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from functools import partial
 
 import pytest
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
@@ -86,13 +87,27 @@ def test_who_waits_for_a_moment_does_not_wait_for_ever(hurry):
 
 def test_who_computes_between_two_looks_does_not_wait(hurry, monkeypatch):
     cpu = itertools.count()
-    monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu) / 20)
+    monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu) * stall.SECONDS / 5)
     for _ in range(5):
         repeat(grid_of(1).get_node_ids)
 
 
+def test_who_only_shows_that_it_waits_waits(monkeypatch, said):
+    """A spinner's thread, beside a loop that asks every three seconds."""
+    seconds = itertools.count()
+    monkeypatch.setattr(stall.time, "monotonic", lambda: 3 * next(seconds))
+    cpu = itertools.count()
+    monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu) / 20)
+    asks = partial(repeat, grid_of(1).get_node_ids)
+    asks()
+    asks()
+    with pytest.raises(MissingNodesError, match="in vain for 60 s"):
+        asks()
+    assert len(said) == 1
+
+
 def test_who_waits_after_it_has_computed_waits(hurry, monkeypatch):
-    cpu = itertools.chain((second / 20 for second in range(30)), itertools.repeat(1.5))
+    cpu = itertools.chain((second * 20 for second in range(30)), itertools.repeat(600))
     monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu))
     grid = grid_of(1)
     for _ in range(3):
