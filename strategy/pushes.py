@@ -315,7 +315,8 @@ class Pushes:
 
     def _expect_finite(self, indices: Indices | None, values: Vector, rate: float) -> None:
         moved = self._replica.model[slice(len(values)) if indices is None else indices]
-        if not is_finite(moved - np.float32(rate) * values):
+        after = np.float32(rate) * values
+        if not is_finite(np.subtract(moved, after, out=after)):
             raise PayloadError("its update is beyond float32")
 
     def _towards(self, model: Vector, indices: Indices | None, values: Vector) -> Vector:

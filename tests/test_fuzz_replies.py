@@ -5,15 +5,17 @@ each gets. The seeds are fixed: a failure names the case, the seed and the last 
 """
 
 import tracemalloc
+from functools import cache
 from statistics import median
 
 import pytest
 
 from tests.fuzzed import CASES, EVERY, fuzz
 
-SECONDS, MEMORY = 3, 2  # at most so many times an honest reply's
+SECONDS, MEMORY = 3, 2  # at most so many times an honest reply's, which may be the whole model
 SLACK, ROOM = 0.005, 1 << 16  # seconds and bytes that no reply is measured by
 FEW = 6  # of a case in the tests: a seed of its own each, so that all ways are gone
+EDGE = 2  # costs at either end of a run that are also those of its start and end
 TRIES = 3  # a busy machine: what is slow once is measured again
 TIMED, TRACED = (
     20,
@@ -41,7 +43,7 @@ def test_a_mutated_reply_costs_little_more_than_an_honest_one(case, pytestconfig
     honest, mutated = seconds_of(case, max(replies // TIMED, 10))
     assert max(mutated) <= SECONDS * median(honest) + SLACK
     honest, mutated = bytes_of(case, max(replies // TRACED, 10))
-    assert max(mutated) <= MEMORY * median(honest) + ROOM
+    assert max(mutated) <= MEMORY * max(median(honest), bytes_of_whole()) + ROOM
 
 
 def seconds_of(case, replies):
@@ -61,7 +63,15 @@ def bytes_of(case, replies):
         tracemalloc.stop()
 
 
+@cache
+def bytes_of_whole():
+    """Return what a reply with all of the model costs: a node may send that to any strategy."""
+    return median(bytes_of("algorithm=sgd", 10)[0])
+
+
 def parted(costs):
+    """Return costs by whether a reply was mutated, without a run's start and end."""
+    costs = costs[EDGE:-EDGE]
     return tuple([cost for mutated, cost in costs if mutated == kind] for kind in (False, True))
 
 

@@ -29,6 +29,9 @@ READERS: dict[tuple[int, int], Any] = {  # of a file's header, by its version
     (2, 0): npy.read_array_header_2_0,
     (3, 0): npy.read_array_header_2_0,
 }
+# Characters of such a header, which numpy hands to Python's parser: 32 dimensions take 700 of them,
+# and 9,000 signs in a row 600 kB.
+LONGEST_HEADER = 1024
 LONGEST_TYPE = 64  # characters of a type's name; those of numpy's own have 10
 NO_ARRAYS: dict[str, NDArray[Any]] = {}
 _empty: dict[type, dict[str, Any]] = {}  # what an empty record of a kind is made of
@@ -201,7 +204,7 @@ def _expect_readable(name: str, array: Array) -> None:
     stream = BytesIO(array.data)
     try:
         version = npy.read_magic(stream)
-        shape, _, dtype = READERS[version](stream)
+        shape, _, dtype = READERS[version](stream, max_header_size=LONGEST_HEADER)
     except Exception as error:  # numpy evaluates the header as Python: it may raise anything
         raise PayloadError(f"its array {name[:80]!r} is no array of numpy's") from error
     left = len(array.data) - stream.tell()

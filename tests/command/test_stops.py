@@ -10,6 +10,7 @@ import signal
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,7 @@ PRESETS = {  # of each kind of strategy one
                   "eval_every=16"],
 }  # fmt: skip
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-STOPS = {  # each preset hears all signals and both ways, two presets make all pairs
-    preset: [((os.kill, os.killpg)[(first + place) % 2], number)
-             for place, number in enumerate(NUMBERS)]
-    for first, preset in enumerate(PRESETS)
-}  # fmt: skip
+STOPS = list(product((os.kill, os.killpg), NUMBERS))  # each of one process, and of its group
 pytestmark = pytest.mark.usefixtures("listening")
 
 
@@ -71,8 +68,8 @@ def test_a_run_that_is_stopped_in_every_way_ends_as_if_it_had_not_been(preset, f
     words, again = [*PRESETS[preset], *SMALL], [f"resume={folder}", "engine.workers=2"]
     expect_end(forks.start([*words, f"hydra.run.dir={whole}"], whole / "printed"), whole)
     rows, given = rows_of(whole), [*words, f"hydra.run.dir={folder}"]
-    for place, (stop, number) in enumerate(STOPS[preset], start=1):
-        process = begun(forks, given, folder, rows * place // (len(NUMBERS) + 2))
+    for place, (stop, number) in enumerate(STOPS, start=1):
+        process = begun(forks, given, folder, rows * place // (len(STOPS) + 2))
         workers = children_of(process.pid)
         assert len(workers) == 2
         (shared,) = Path("/dev/shm").glob(f"edgewire-{process.pid}-*")
