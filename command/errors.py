@@ -147,24 +147,35 @@ def unknown_key(key: str, reason: str) -> str:
     parts = key.replace("/", ".").split(".")
     if owners := _owners(parts[0], ".".join(parts[1:])) or _owners("/".join(parts[:-1]), parts[-1]):
         return f"{key} does not go with the other choices made: it belongs to {owners}"
-    near = _nearest(key, {k for k in known if "._" not in k} - groups)
+    near = _nearest(key, {k for k in known if "._" not in k}, groups)
     hint = f"did you mean {near}?" if near else "python run.py --help lists all keys"
     return f"there is no key {key}; {hint}"
 
 
-def _nearest(key: str, known: set[str]) -> str | None:
+def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
     """Return the key that was meant, if any is near: in its own group by what it is called there.
 
-    What is no key of a group may be one of the run's: `optimizer.lr` is `lr`.
+    What is no key of a group may be one of the run's (`optimizer.lr` is `lr`), or of another choice
+    of the group; what is none of the run's may be one of a group's (`momentum`).
     """
     group, _, name = key.rpartition(".")
+    ends = sorted(k for k in known if k.endswith(f".{key}") and not group)
+    if f"compression.{key}" in ends:  # two other groups have the same keys
+        ends = [k for k in ends if k.partition(".")[0] not in ("downlink", "gradients")]
+    if ends:
+        return " or ".join(ends[:3])
     if group and name in known:
         return name
     inside = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == group}
-    if inside:
-        near = get_close_matches(name, inside, n=1, cutoff=0.6)
-        return inside[near[0]] if near else None
-    return next(iter(get_close_matches(key, known, n=1, cutoff=0.6)), None)
+    if group and inside:
+        if near := get_close_matches(name, inside, n=1, cutoff=0.6):
+            return inside[near[0]]
+        others = {str(k) for path in (CONF / group).glob("*.yaml") for k in OmegaConf.load(path)}
+        near = get_close_matches(name, others - {"defaults"}, n=1, cutoff=0.6)
+        owners = _owners(group, near[0]) if near else ""
+        return f"{group}.{near[0]}, which belongs to {owners}" if owners else None
+    meant = known if group else known | groups - {"hydra"}
+    return next(iter(get_close_matches(key, meant, n=1, cutoff=0.6)), None)
 
 
 def new_name(key: str) -> str:

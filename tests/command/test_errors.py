@@ -12,6 +12,11 @@ ROOT = Path(__file__).parents[2]
 BAD = [
     (["foo=1"], "no key foo"),
     (["roundz=1"], "did you mean rounds"),
+    (["optimiser=sgd"], "there is no key optimiser; did you mean optimizer?"),
+    (["workers=2"], "did you mean compression.workers or engine.workers?"),
+    (["momentum=0"], "mean compression.momentum or model.momentum or optimizer.momentum?"),
+    (["partition.alpa=1"], "did you mean partition.alpha, which belongs to partition=dirichlet?"),
+    (["hydra.nix=1"], "there is no key hydra.nix; python run.py --help lists all keys"),
     (["optimizer.lr=0.1"], "there is no key optimizer.lr; did you mean lr?"),
     (["optimizer.momentumm=0.1"], "did you mean optimizer.momentum?"),
     (["model.hidden=[0]"], "there is no key model.hidden; python run.py --help"),
@@ -97,7 +102,10 @@ BAD = [
 
 
 @pytest.mark.parametrize(("overrides", "part"), BAD, ids=[" ".join(o) for o, _ in BAD])
-def test_a_mistake_ends_in_one_line_and_exit_code_2(command, overrides, part):
+def test_a_mistake_ends_in_one_line_and_exit_code_2(
+    command, overrides, part, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path / "data"))  # whatever is in ./data here
     code, printed, folder = command(*overrides)
     assert code == 2
     lines = printed.err.strip().splitlines()
