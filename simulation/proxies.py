@@ -23,7 +23,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KINDS = ("http", "https", "all")
 _EXCEPTIONS = ("no_proxy", "NO_PROXY")
 _NAME = re.compile(r"\*|(\w+://)?[*.]?[\w.-]+(:\d+)?", re.ASCII)  # in `no_proxy`
-_networks: dict[str, None] = {}  # of IPv6 that were in `no_proxy`, where clients cannot read them
+ipv6_networks: dict[str, None] = {}  # that were in `no_proxy`, where clients cannot read them
 _GRPC = "no_grpc_proxy"  # where it is set gRPC does not look at the others
 
 
@@ -52,7 +52,7 @@ def _readable(said: list[str], host: str) -> Iterator[str]:
 
     httpx raises for IPv6 networks (::1/128, fd00::/8), for brackets and for what is no name.
     """
-    for each in [*said, *_networks]:
+    for each in [*said, *ipv6_networks]:
         try:
             network = ipaddress.ip_network(each.strip("[]"), strict=False)
         except ValueError:
@@ -60,7 +60,7 @@ def _readable(said: list[str], host: str) -> Iterator[str]:
                 yield each
             continue
         if network.version == 6:
-            _networks[str(network)] = None
+            ipv6_networks[str(network)] = None
         if network.num_addresses == 1:
             yield str(network.network_address)
         elif network.version == 4:  # httpx takes it for a name, others for the network

@@ -76,7 +76,7 @@ def test_another_name_of_loopback_is_one_too():
 )
 def test_exceptions_that_httpx_cannot_read_stop_no_client(said, monkeypatch):
     """It raises for them also where no proxy is set: `no_proxy=::1/128` is in many networks."""
-    monkeypatch.setattr(proxies, "_networks", {})
+    monkeypatch.setattr(proxies, "ipv6_networks", {})
     monkeypatch.setenv("no_proxy", said)
     keep_loopback_direct()
     assert not by_httpx("http://[::1]:8000")
@@ -89,7 +89,7 @@ def test_exceptions_that_httpx_cannot_read_stop_no_client(said, monkeypatch):
     [("fd00::/8", "[fd00::7]:9"), ("10.0.0.0/8", "10.1.2.3:9"), ("[fd00::7]", "[fd00::7]:9")],
 )
 def test_a_network_is_the_server_that_it_holds(said, address, monkeypatch):
-    monkeypatch.setattr(proxies, "_networks", {})
+    monkeypatch.setattr(proxies, "ipv6_networks", {})
     monkeypatch.setenv("no_proxy", said)
     keep_loopback_direct()  # before it is known where the server is
     keep_loopback_direct("[fe80::1]:9")
