@@ -9,6 +9,7 @@ those that this machine has set apart, and neither environment variables nor fil
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -67,7 +68,12 @@ def is_own(values: Mapping[str, Any]) -> bool:
 
 
 def _mark(values: Mapping[str, Any]) -> str:
-    text = "\0".join(str(values.get(key, "")) for key in ("config", "output"))
+    return _hash(str(values.get("config", "")), str(values.get("output", "")))
+
+
+@functools.lru_cache(maxsize=REMEMBERED)  # apps ask for every message
+def _hash(config: str, output: str) -> str:
+    text = f"{config}\0{output}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
