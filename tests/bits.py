@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 REAL = {"seconds", "seconds_by_segment", "segments", "versions"}  # what no two runs have in common
 WORKERS = (1, 2)
-SMALL = ["dataset=digits", "eval_every=4"]
+SMALL = ["dataset=digits"]
 ROUNDS, PUSHES = 8, 40
 BATCHNORM = "model=four_layers"
 
@@ -63,8 +64,12 @@ def length(words: list[str]) -> list[str]:
     if "num_malicious_nodes" in strategy:
         more += ["strategy.num_malicious_nodes=1"]
     if "pushes" in strategy:
-        return [*more, f"strategy.pushes={PUSHES}", f"strategy.record_every={PUSHES // 2}"]
-    return [*more, f"rounds={ROUNDS}"]
+        half = PUSHES // 2
+        return [*more, f"strategy.pushes={PUSHES}", f"strategy.record_every={half}",
+                f"eval_every={half}"]  # fmt: skip
+    if "record_every" in strategy:
+        more += ["strategy.record_every=4"]
+    return [*more, f"rounds={ROUNDS}", "eval_every=4"]
 
 
 def digest(folder: Path) -> str:
@@ -101,6 +106,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("word", nargs="?", default="")
     given = parser.parse_args(words)
+    logging.disable(logging.WARNING)
     stored: dict[str, str] = {}
     if given.file.exists():
         stored = json.loads(given.file.read_text(encoding="utf-8"))
