@@ -27,7 +27,7 @@ ON_RAY = """
 import sys
 from pathlib import Path
 from flwr.common.config import parse_config_args
-from simulation.ray import run_ray
+from launch.ray import run_ray
 app, nodes, actors, words = sys.argv[1:]
 run_ray(Path(app), run_config=parse_config_args([words]), num_nodes=int(nodes), actors=int(actors))
 """

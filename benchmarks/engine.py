@@ -35,9 +35,9 @@ from benchmarks.timing import ROOT, AtOnce, Child, Pipe, Turns, compare
 from conf import load_config, run_config
 from conf.build import data_of, model_of, optimizer_of
 from conf.load import compose_config, to_config
+from launch.ray import run_ray
 from simulation.job import Job
 from simulation.local import run_local
-from simulation.ray import run_ray
 from strategy.app import Run
 from strategy.nodes import OrderedGrid
 from strategy.records import Records

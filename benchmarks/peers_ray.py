@@ -9,7 +9,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from simulation.ray import run_ray
+from launch.ray import run_ray
 
 APP = Path(__file__).parent / "ray_echo"
 

@@ -40,7 +40,7 @@ from strategy.checkpoint import FILE as CHECKPOINT
 from strategy.limits import expect_limits
 
 ROOT = Path(__file__).parents[1]
-SUPERLINK = "simulation.on_superlink.run_on_superlink"  # whose runs are submitted
+SUPERLINK = "launch.superlink.run_on_superlink"  # whose runs are submitted
 RATES = ("eta", "server_learning_rate", "server_lr")  # what strategies call the server's own
 console = Console(highlight=False)
 

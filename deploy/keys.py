@@ -27,9 +27,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
 from deploy.certificates import CA, make_ca, make_node, make_server, node_files, public_key
-from simulation.control import bundle, deflated
+from launch.control import bundle, deflated
+from launch.superlink_client import Superlink, one_line_errors
 from simulation.errors import EngineError, UsageError
-from simulation.reach import Superlink, one_line_errors
 
 GONE = ("unregistered", "deleted")
 

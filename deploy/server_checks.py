@@ -37,9 +37,9 @@ from deploy.keys import GONE
 from deploy.registry import ONLINE, load
 from deploy.releases import WANTED, installed
 from deploy.server import EXTENSIONS, NODES, has_place, is_local, module, output_of
+from launch.superlink_client import Superlink, one_line_errors
 from simulation.errors import UsageError
 from simulation.proxies import by_proxy
-from simulation.reach import Superlink, one_line_errors
 
 ENOUGH, LEAST = 1 << 30, 400 << 20  # bytes of memory for the SuperLink and a ServerApp
 RENEW = "`python -m deploy.keys server --renew NAME`"

@@ -22,5 +22,5 @@ if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parent / "alias"))
     del sys.modules["simulation"]
     with import_module("edgewire_engine.early_stop").early_stop():
-        main = import_module("edgewire_engine.guest.main").main
+        main = import_module("edgewire_engine.any_app.main").main
     sys.exit(main(began))

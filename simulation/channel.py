@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from flwr.app import Array
 
 from .errors import EngineError
-from .host import log
-from .scratch import Scratch, sweep
+from .node_host import log
+from .temp_dirs import Scratch, sweep
 
 LARGE = 1 << 15  # bytes from which on a buffer goes through memory
 MEMORY = "/dev/shm"

@@ -15,13 +15,13 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from .bandwidth_model import Line
 from .clock import NEVER, VirtualClock, steps_of
-from .line import Line
+from .pool import Pool
 from .replies import Replies
 from .sizes import Size, measured
 from .stall import StallGuard
 from .state import GridState
-from .workers import Pool
 
 SERVER = 0  # node ids are 1 to n
 _START = datetime(1970, 1, 1, tzinfo=UTC)  # of virtual time: all nodes register just after

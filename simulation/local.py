@@ -12,11 +12,11 @@ from flwr.app import Context, RecordDict
 from .clock import VirtualClock
 from .errors import UsageError
 from .grid import SERVER, LocalGrid
-from .host import HostSpec, load_object
 from .job import Job
 from .limits import Limits
+from .node_host import HostSpec, load_object
+from .pool import make_pool
 from .processes import orderly_exit
-from .workers import make_pool
 
 
 def run_local(

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
 
+from .bandwidth_model import LineState
 from .clock import ClockState, Journey
-from .line import LineState
 
 
 @dataclass

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from compression.statistics import COUNT, own_name
 from conf.load import run_config
+from launch.ray import run_on_ray
 from simulation.job import Job
 from simulation.local import run_local
-from simulation.on_ray import run_on_ray
 from task.models.parts import MODELS
 from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, other_note
 from tests.runs import composed, result_of

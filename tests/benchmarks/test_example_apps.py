@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.example_apps import run
 from benchmarks.linked_apps import with_link, with_uplink
-from tests.simulation.guest.apps import CLIENT, SERVER, write
+from tests.simulation.any_app.apps import CLIENT, SERVER, write
 
 MAIN = """
 from flwr.serverapp import Grid, ServerApp

@@ -37,7 +37,7 @@ from deploy.gate import Gate
 from deploy.registry import Registry
 from deploy.seal import sealed
 from deploy.server import bounds
-from simulation.host import load_object
+from simulation.node_host import load_object
 
 
 class Server:

@@ -17,7 +17,7 @@ from deploy import arriving
 from deploy.bundle import frames
 from deploy.grid import BundledGrid
 from deploy.grids import RunEnded, bundled
-from simulation.reach import Superlink
+from launch.superlink_client import Superlink
 from tests.deploy.served import FakeNode, Server, later, question
 
 

@@ -12,7 +12,7 @@ from flwr.cli.supernode.register import try_load_public_key
 
 from deploy import keys
 from deploy.registry import load
-from simulation.control import bundle, deflated
+from launch.control import bundle, deflated
 from simulation.errors import UsageError
 from tests.deploy.entering import Kitchen
 from tests.deploy.served import Server

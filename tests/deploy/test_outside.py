@@ -34,7 +34,7 @@ from deploy import keys
 from deploy.carrier import ids_of
 from deploy.fleet import FleetClient
 from deploy.node import key_of
-from simulation.reach import Superlink
+from launch.superlink_client import Superlink
 from tests.deploy.servers import COUNTING, ROOT, eventually, field, free_port
 
 REFUSED = {400, 401, 403, 404, 405, 412}  # the last: a node of an unknown key is not activated

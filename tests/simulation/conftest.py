@@ -1,11 +1,11 @@
 import pytest
 
-from simulation import workers as workers_module
+from simulation import pool as pool_module
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.queue import Queue
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
+from simulation.work_queue import Queue
 from tests.simulation.grids import NODES, app
 
 
@@ -40,5 +40,5 @@ def queue(monkeypatch):
             self.answers.append(node)
             super().answered(node, has_state)
 
-    monkeypatch.setattr(workers_module, "Queue", Watched)
+    monkeypatch.setattr(pool_module, "Queue", Watched)
     return Watched

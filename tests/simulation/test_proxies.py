@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from deploy.node import MistakenWord, client_of, parser
+from launch.superlink_client import Superlink
 from simulation import proxies
 from simulation.errors import UsageError
 from simulation.proxies import (
@@ -18,7 +19,6 @@ from simulation.proxies import (
     keep_loopback_direct,
     proxy_of,
 )
-from simulation.reach import Superlink
 from tests.proxied import DEAD, KINDS, dead_proxies
 
 

@@ -15,8 +15,8 @@ from flwr.app import Array, ArrayRecord
 from simulation import channel
 from simulation.errors import EngineError
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from tests.simulation.grids import NODES, app, messages, seen
 
 MEGABYTE = 1 << 20

@@ -9,8 +9,8 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from simulation.clock import Ideal
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from tests.simulation.grids import app, messages, seen
 
 NETWORK = Ideal(

@@ -17,8 +17,8 @@ from conf.build import server_optimizer_of
 from conf.schema import CompressionConfig, Config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from strategy.asynchronous import Asynchronous
 from strategy.averaging import SparseAveraging
 

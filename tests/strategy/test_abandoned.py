@@ -18,8 +18,8 @@ from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from strategy.nodes import OrderedGrid
 from strategy.scheme import scheme_for
 from task.flat import FlatModel

@@ -17,10 +17,10 @@ from conf import ConfigError
 from conf.load import compose_config, run_config
 from deploy.grids import RunEnded
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
 from simulation.job import Job
 from simulation.local import run_local
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from strategy import checkpoint
 from strategy.app import Run, main, mark_warnings
 from strategy.nodes import OrderedGrid

@@ -12,8 +12,8 @@ from flwr.clientapp import ClientApp
 from compression.flower import grids as polling
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from strategy.exchange import Exchange
 from strategy.nodes import OrderedGrid
 

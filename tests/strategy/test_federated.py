@@ -12,8 +12,8 @@ from compression.flower.traffic import flower_bytes
 from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from strategy.federated import METRICS, Federated
 from strategy.nodes import OrderedGrid
 from strategy.state import StateError

@@ -6,8 +6,8 @@ import pytest
 
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from strategy import nodes
 from strategy.nodes import LOOK_AGAIN, OrderedGrid, count_nodes
 from tests.compression.flower.fleet import Fleet

@@ -17,8 +17,8 @@ from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from strategy.asynchronous import Asynchronous
 from strategy.exchange import ExchangeState
 from strategy.nodes import OrderedGrid

@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 from compression import make_codec
 from compression.flower import Link, Traffic
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 
 NODES, ROUNDS = 6, 3
 SHAPES = {"conv.weight": (4, 1, 3, 3), "conv.bias": (4,), "scale": (), "fc.weight": (5, 36)}

@@ -8,11 +8,11 @@ import pytest
 
 from compression.flower import grids
 from compression.flower.grids import GridWrapper, PolledGrid, TimedGrid, timed
+from simulation.any_app.grid import GuestGrid
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.guest.grid import GuestGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from tests.compression.flower.fleet import Fleet, Remote
 
 DECLARED = {name: member for name, member in vars(TimedGrid).items() if not name.startswith("_")}

@@ -8,8 +8,8 @@ from flwr.clientapp import ClientApp
 from compression.flower import Link, Uplink
 from compression.flower.state import MEMORY, kept
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 
 ENTRIES, NODES = 10, 2
 

@@ -18,8 +18,8 @@ from compression.flower.replica import MODEL, REPLICA
 from compression.flower.state import NodeState, keep, kept
 from compression.flower.ways import Differences
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from tests.compression.flower.federation import NODES, SHAPES, initial
 
 ROUNDS = 25

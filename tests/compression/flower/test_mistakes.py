@@ -16,8 +16,8 @@ from flwr.serverapp.strategy import (
 from compression import PayloadError, make_codec
 from compression.flower import Link, Sheltered, Uplink, layout_of, to_vector
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from tests.compression.flower.apps import ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import INT8, NODES, initial, linked, run
 

@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from compression.flower import Link, Uplink
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, only_of, to_targets
 from tests.compression.flower.federation import SHAPES, initial, linked, node_app
 from tests.mutations import HEADERS, ODD_TYPES, npy_of

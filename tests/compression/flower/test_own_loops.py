@@ -6,10 +6,10 @@ from flwr.app import Array, ArrayRecord
 from flwr.supercore.run import Run
 
 from compression.flower import Link, Traffic, Uplink
+from simulation.any_app.grid import GuestGrid
 from simulation.grid import LocalGrid
-from simulation.guest.grid import GuestGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import SHAPES, initial
 

@@ -11,8 +11,8 @@ from compression import make_codec
 from compression.flower import Link, Sheltered, Uplink
 from compression.flower.sheltered import mean, median
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from tests.compression.flower.test_link import STRATEGIES
 
 NODES, ROUNDS, SIZE = 6, 4, 5

@@ -19,8 +19,8 @@ from compression.flower.tied import form_as_told
 from compression.layout import Layout
 from compression.own import Own
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from strategy.state import from_bytes, to_bytes
 from tests.compression.flower.apps import ask, grid_of, moving
 from tests.compression.flower.plain_grid import PlainGrid

@@ -8,8 +8,8 @@ from compression import make_codec
 from compression.flower import Link, Uplink, layout_of, payload_record, to_vector
 from compression.flower.state import MEMORY
 from simulation.grid import LocalGrid
-from simulation.host import HostSpec
-from simulation.workers import make_pool
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
 from tests.compression.flower.federation import INT8, PLAIN, ROUNDS, initial, linked, node_app
 
 

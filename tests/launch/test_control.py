@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from flwr.common.config import get_fab_config, get_metadata_from_config
 
-from simulation import control
-from simulation.control import Said, bundle, deflated, follow
+from launch import control
+from launch.control import Said, bundle, deflated, follow
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.queue import Queue
+from simulation.work_queue import Queue
 
 WORKERS = 3
 WORKER = st.integers(0, WORKERS - 1)

@@ -19,8 +19,8 @@ from flwr.app.metadata import Metadata
 
 from .channel import Channel
 from .errors import EngineError
-from .host import Host, HostSpec
 from .limits import Limits
+from .node_host import Host, HostSpec
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PARENT_LOOK_SECONDS = 0.5  # between looks whether the parent is there; `getppid` costs nothing

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from flwr.proto.run_pb2 import RunStatus
 
-from simulation.control import cause_of
+from launch.control import cause_of
+from launch.ray import run_ray
 from simulation.errors import EngineError, UsageError
-from simulation.ray import run_ray
 from tests.proxied import dead_proxies
-from tests.simulation.guest.apps import APPS, ROOT, start
+from tests.simulation.any_app.apps import APPS, ROOT, start
 
 PYPROJECT = """
 [project]

@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from simulation.guest import main
+from simulation.any_app import main
 
 ROOT = Path(__file__).parents[3]
 APPS = ROOT / "tests" / "apps"

@@ -16,10 +16,10 @@ from flwr.app import Context, Message, RecordDict
 
 from .channel import Channel, Folders
 from .errors import EngineError
-from .host import Host, HostSpec, log, unavailable
 from .limits import Limits
-from .queue import Queue
-from .work import WINDOW, end_group, hold_stops, message_of, work
+from .node_host import Host, HostSpec, log, unavailable
+from .work_queue import Queue
+from .worker import WINDOW, end_group, hold_stops, message_of, work
 
 NO_LIMITS = Limits()
 THREADED = frozenset({"jax", "tensorflow"})  # start threads that a forked child would wait for

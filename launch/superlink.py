@@ -32,13 +32,14 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.control import ControlHttpClient
 
+from simulation.errors import EngineError, UsageError
+from simulation.job import PLACE, Job
+from simulation.node_host import log
+from simulation.processes import orderly_exit, undisturbed
+
 from .control import DIED, Said, bundle, cause_of, deflated, follow
-from .errors import EngineError, UsageError
-from .host import log
-from .job import PLACE, Job
-from .processes import orderly_exit, undisturbed
-from .reach import Superlink, one_line_errors
-from .results import GROWING, Near, Served, Source, fetch_all, follow_history
+from .run_files import GROWING, Near, Served, Source, fetch_all, follow_history
+from .superlink_client import Superlink, one_line_errors
 
 RESULT, CHECKPOINT = "result.json", "checkpoint"  # files of the app, that say how far it came
 RESUME = "resume"  # the app's word for a run that is to go on

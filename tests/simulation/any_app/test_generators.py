@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from simulation.guest.generators import seeded
+from simulation.any_app.generators import seeded
 
 
 def draws():

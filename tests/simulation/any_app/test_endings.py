@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from simulation import stall
-from simulation.guest import main
-from tests.simulation.guest.apps import APPS, CLIENT, OLD_SERVER, SERVER, start, write
+from simulation.any_app import main
+from tests.simulation.any_app.apps import APPS, CLIENT, OLD_SERVER, SERVER, start, write
 
 
 @pytest.fixture

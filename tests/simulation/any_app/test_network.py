@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 import pytest
 
+from simulation.any_app.network import FOLDER, network_named
 from simulation.errors import UsageError
-from simulation.guest.network import FOLDER, network_named
 from tests.runs import configured
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

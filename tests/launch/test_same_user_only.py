@@ -9,13 +9,15 @@ import httpx
 import pytest
 from flwr.proto.control_pb2 import ListRunsRequest
 
-from simulation import guard
+from launch import same_user_only
+from launch.private_superlink import private_superlink
+from launch.same_user_only import OwnUser, user_of
 from simulation.errors import EngineError
-from simulation.guard import OwnUser, user_of
-from simulation.superlink import private_superlink
 
 NOBODY = 65534
-linux = pytest.mark.skipif(not guard.can_tell(), reason="only Linux says whose connections are")
+linux = pytest.mark.skipif(
+    not same_user_only.can_tell(), reason="only Linux says whose connections are"
+)
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 
 
@@ -118,9 +120,9 @@ def test_a_run_of_ones_own_is_not_another_users_to_list(tmp_path):
 
 
 def test_where_nobody_can_tell_the_log_says_so(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(guard, "TABLE", tmp_path / "none")
-    assert not guard.can_tell()
-    monkeypatch.setattr("simulation.superlink.shutil.which", lambda *a, **k: "/bin/false")
+    monkeypatch.setattr(same_user_only, "TABLE", tmp_path / "none")
+    assert not same_user_only.can_tell()
+    monkeypatch.setattr("launch.private_superlink.shutil.which", lambda *a, **k: "/bin/false")
     superlink = private_superlink(tmp_path / "log")
     with pytest.raises(EngineError, match="SuperLink ended"):
         superlink.__enter__()

@@ -17,12 +17,12 @@ import httpx
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from . import guard
-from .errors import EngineError
-from .host import log
-from .processes import ProcessTree, undisturbed
-from .proxies import expect_usable_proxies, keep_loopback_direct
-from .scratch import Scratch, sweep
+from launch import same_user_only
+from simulation.errors import EngineError
+from simulation.node_host import log
+from simulation.processes import ProcessTree, undisturbed
+from simulation.proxies import expect_usable_proxies, keep_loopback_direct
+from simulation.temp_dirs import Scratch, sweep
 
 _START_SECONDS = 90.0  # it takes 3 s on a laptop; small boards import slowly
 _GRACE_SECONDS = 3.0
@@ -79,8 +79,12 @@ def private_superlink(
 
 def _superlink(path: str) -> list[str]:
     """Return the command that starts a SuperLink, for this user alone where the system helps."""
-    if guard.can_tell():
-        return [sys.executable, "-P", guard.__file__]  # -P: not our modules before all others
+    if same_user_only.can_tell():
+        return [
+            sys.executable,
+            "-P",
+            same_user_only.__file__,
+        ]  # -P: not our modules before all others
     log.warning("any user of this machine can list, read and stop this run while it goes on")
     return [shutil.which("flower-superlink", path=path) or "flower-superlink"]
 

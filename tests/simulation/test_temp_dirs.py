@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from simulation.scratch import Scratch, sweep
+from simulation.temp_dirs import Scratch, sweep
 
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from simulation.scratch import Scratch
+from simulation.temp_dirs import Scratch
 scratch = Scratch(sys.argv[1])
 folder = scratch.path
 (folder / "file").write_bytes(b"x" * 1000)

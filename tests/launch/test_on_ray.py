@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from launch.ray import refuse
 from simulation.errors import UsageError
 from simulation.job import Job
-from simulation.on_ray import refuse
 
 
 def job(**options):

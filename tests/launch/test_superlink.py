@@ -13,12 +13,12 @@ import pytest
 from flwr.proto.control_pb2 import ListNodesResponse
 from flwr.proto.node_pb2 import NodeInfo
 
-from simulation import on_superlink
+from launch import superlink
+from launch.run_files import Near, fetch_all, follow_history
+from launch.superlink import expect_there, refuse, wait_for_nodes
+from launch.superlink_client import Superlink
 from simulation.errors import EngineError, UsageError
 from simulation.job import Job
-from simulation.on_superlink import expect_there, refuse, wait_for_nodes
-from simulation.reach import Superlink
-from simulation.results import Near, fetch_all, follow_history
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -77,7 +77,7 @@ def test_what_it_cannot_honour_is_refused(options, address, wait, line):
 
 
 def test_it_waits_for_nodes_and_says_how_many_there_are(monkeypatch, caplog):
-    monkeypatch.setattr(on_superlink.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(superlink.time, "sleep", lambda seconds: None)
     wait_for_nodes(Nodes([0, 0, 1, 1, 2]), 2, 60)
     assert caplog.messages == [f"waiting for nodes: {n} of 2 are online" for n in (0, 1)]
 

@@ -9,8 +9,8 @@ import torch
 from flwr.app import ArrayRecord
 
 from compression.flower.traffic import flower_bytes
-from simulation.guest.modules import HOME, OURS
-from tests.simulation.guest.apps import (
+from simulation.any_app.modules import HOME, OURS
+from tests.simulation.any_app.apps import (
     APPS,
     CLIENT,
     OLD_SERVER,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.linked_apps import WAYS, linked
-from tests.simulation.guest.apps import APPS, simulate_here, summary
+from tests.simulation.any_app.apps import APPS, simulate_here, summary
 
 NODES = 4
 OUTPUTS = {

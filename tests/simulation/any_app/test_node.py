@@ -6,10 +6,10 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from simulation.guest.app import read_app
-from simulation.guest.node import GuestNode
-from simulation.host import Host, HostSpec
-from tests.simulation.guest.apps import write
+from simulation.any_app.app import read_app
+from simulation.any_app.node import GuestNode
+from simulation.node_host import Host, HostSpec
+from tests.simulation.any_app.apps import write
 
 CLIENT = """
 import random

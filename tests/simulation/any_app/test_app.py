@@ -3,9 +3,9 @@
 import pytest
 from flwr.common.config import get_fused_config_from_dir, parse_config_args
 
+from simulation.any_app.app import read_app
 from simulation.errors import UsageError
-from simulation.guest.app import read_app
-from tests.simulation.guest.apps import APPS, write
+from tests.simulation.any_app.apps import APPS, write
 
 CONFIG = """
 rounds = 3

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from simulation.bandwidth_model import DOWN_MBPS, UP_MBPS
 from simulation.clock import Ideal
-from simulation.line import DOWN_MBPS, UP_MBPS
 from tests.simulation.grids import NODES, messages
 
 FREE = {"seconds_per_step": 0.01}

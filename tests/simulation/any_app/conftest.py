@@ -1,6 +1,6 @@
 import pytest
 
-from tests.simulation.guest import apps
+from tests.simulation.any_app import apps
 
 
 @pytest.fixture
