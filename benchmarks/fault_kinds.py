@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.fault_field import Field, TheRun, eventually
 from benchmarks.timing import ROOT
-from deploy.failing import TOLD
+from deploy.device.throttled_log import TOLD
 from task.datasets.digits import FILE
 
 HOOKS = ["claim-before", "claim-after", "answered-before", "answered-after", "rename-before"]

@@ -31,8 +31,8 @@ from typing import Any
 from benchmarks.fault_field import Field, TheRun, eventually
 from benchmarks.fault_kinds import GONE, Faults, Ill
 from benchmarks.timing import ROOT
-from deploy.failing import AGAIN
-from deploy.shelf import open_shelf
+from deploy.device.store import open_shelf
+from deploy.device.throttled_log import AGAIN
 
 SAME = ("accuracy", "loss", "uplink_bytes", "client_updates")
 ASYNCHRONOUS = ("adacomp", "asgd")

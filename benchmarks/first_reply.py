@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.cases import printed
 from benchmarks.fault_field import Field, TheRun, eventually
 from benchmarks.fault_kinds import copy_digits
-from deploy.failing import TOLD
+from deploy.device.throttled_log import TOLD
 from simulation.errors import UsageError
 
 PROGRAM = ("-m", "benchmarks.timed_node")

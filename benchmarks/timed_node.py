@@ -8,7 +8,7 @@ import time
 
 from flwr.proto.fleet_pb2 import PushMessagesResponse
 
-from deploy.fleet import FleetClient
+from deploy.device.client import FleetClient
 from deploy.node import main
 
 

@@ -13,9 +13,9 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 
-from .findings import WRONG, Check, Finding, bits, findings, python
-from .node import MISSING, parser
-from .releases import lacking
+from deploy.findings import WRONG, Check, Finding, bits, findings, python
+from deploy.node import MISSING, parser
+from deploy.protocol.flower_releases import lacking
 
 PROG = "python -m deploy.doctor"
 
@@ -31,8 +31,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _for_server(words: list[str]) -> Iterable[tuple[str, Check]]:
-    from .server import parser as of_server
-    from .server_checks import checks
+    from .server.checks import checks
+    from .server.server import parser as of_server
 
     options, _ = of_server(f"{PROG} --server").parse_known_args(
         [each for each in words if each != "--server"]
@@ -48,7 +48,7 @@ def _for_node(words: list[str]) -> Iterable[tuple[str, Check]]:
     given = made.parse_args(words)
     if MISSING is not None:
         return [("Python", python), ("64 bit", bits), ("Flower", _no_flower)]
-    from .node_checks import checks
+    from .device.checks import checks
 
     return checks(given)
 

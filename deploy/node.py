@@ -21,21 +21,20 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from deploy.protocol.flower_releases import lacking
 from simulation.errors import UsageError
 from simulation.proxies import expect_usable_proxies, keep_loopback_direct, unproxied
-
-from .releases import lacking
 
 MISSING: ImportError | None = None
 try:
     from flwr.app import UserConfig
     from flwr.common.config import parse_config_args
 
-    from .apps import OtherApp
-    from .device import Device
-    from .fleet import FleetClient
-    from .journal import FolderError, Journal
-    from .member import Member
+    from .device.apps import OtherApp
+    from .device.client import FleetClient
+    from .device.membership import Member
+    from .device.node_folder import FolderError, Journal
+    from .device.node_loop import Device
 except ImportError as error:  # another release of Flower, or none: said when it is called
     MISSING = error
 

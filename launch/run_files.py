@@ -23,7 +23,7 @@ class Source(Protocol):
 
 
 class Served:
-    """Files that a server of ours hands out (`deploy.results`)."""
+    """Files that a server of ours hands out (`deploy.server.run_files`)."""
 
     def __init__(self, http: httpx.Client, run: str) -> None:
         self._http, self._path = http, f"/v1/control/edgewire/runs/{run}"

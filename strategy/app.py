@@ -22,8 +22,8 @@ from conf.build import model_of, server_data_of
 from conf.check import check_target
 from conf.real_time import expect_real_time
 from conf.trust import output_of
-from deploy.grids import bundled, was_stopped
-from deploy.releases import older_superlink
+from deploy.protocol.choose_grid import bundled, was_stopped
+from deploy.protocol.flower_releases import older_superlink
 from strategy.checkpoint import forget
 from strategy.federated import Federated
 from strategy.lasting import LastingNodes

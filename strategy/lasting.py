@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from compression.flower.grids import GridWrapper, TimedGrid
 from conf import ConfigError
-from deploy.lives import Checkpoint, Lives, keeps, told
+from deploy.protocol.lineage import Checkpoint, Lives, keeps, told
 from strategy.limits import LEAST
 
 ASKS, SECONDS = 10, 10.0  # so often, and for so long, with nothing sent: that is who waits
@@ -35,8 +35,8 @@ class LivesState:
 class LastingNodes(GridWrapper):
     """A grid whose nodes outlive this process: each message says by which checkpoint they go back.
 
-    `keeping`: the nodes that have said that they do (`deploy.lives`). `most`: so many nodes take
-    part; None: all.
+    `keeping`: the nodes that have said that they do (`deploy.protocol.lineage`). `most`: so many
+    nodes take part; None: all.
     """
 
     def __init__(self, grid: Grid | TimedGrid, life: int, most: int | None = None) -> None:

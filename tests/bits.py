@@ -52,7 +52,7 @@ def cases() -> Iterator[list[str]]:
     yield ["algorithm=sgd", "strategy.mean=median", BATCHNORM]
     for name in ("adsl", "lte", "mixed", "waits"):
         yield ["algorithm=fedavg_f2i_both", f"network={name}"]
-    yield ["algorithm=esgd", "network.loss=0.2"]
+    yield ["algorithm=esgd", "network.loss=0.2", "timeout=5"]
     yield ["algorithm=adacomp", "network.crash=0.05", "network.rejoin_seconds=5"]
     yield ["algorithm=fedavg", "partition=dirichlet", "schedule=cosine", "optimizer=adam"]
 

@@ -1,7 +1,7 @@
 """A node that comes online and goes again, here in this process."""
 
-from deploy.fleet import FleetClient
-from deploy.member import Member
+from deploy.device.client import FleetClient
+from deploy.device.membership import Member
 from deploy.node import key_of
 
 

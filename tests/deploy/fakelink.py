@@ -15,11 +15,11 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from deploy import thin
-from deploy.bundle import frames, parts_of
-from deploy.carrier import ids_of
-from deploy.seal import opened
-from deploy.twins import SIZE
+from deploy import compact_bundle
+from deploy.device.transport import ids_of
+from deploy.protocol.bundle import frames, parts_of
+from deploy.server.duplicates import SIZE
+from deploy.signed_header import opened
 
 RUN = 77
 LIMIT = 1 << 30
@@ -188,10 +188,10 @@ class FakeLink(ThreadingHTTPServer):
         assert seal.node_id in self.nodes.values()
         assert len(number) == SIZE
         parts = parts_of(self.edgewire_pull(b""), LIMIT)
-        return thin.thin(parts) if parts[0][1] else b""
+        return compact_bundle.thin(parts) if parts[0][1] else b""
 
     def edgewire_thin_push(self, data):
-        return self.edgewire_push(frames(thin.parts_of(opened(data)[1], LIMIT)))
+        return self.edgewire_push(frames(compact_bundle.parts_of(opened(data)[1], LIMIT)))
 
     def edgewire_push(self, data):
         (first, request), *objects, (last, confirm) = parts_of(data, LIMIT)
@@ -215,7 +215,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         has = self.server.bundled and self.path == "/v1/fleet/edgewire"
-        says = {"edgewire-thin": str(thin.FORM)} if self.server.bundled == "thin" else {}
+        says = {"edgewire-thin": str(compact_bundle.FORM)} if self.server.bundled == "thin" else {}
         self.answer(200 if has else 404, b"1" if has else b"", says)
 
     def do_POST(self):

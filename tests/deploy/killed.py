@@ -9,17 +9,17 @@ import signal
 import sys
 from pathlib import Path
 
-from deploy import device
-from deploy.carrier import Carrier
-from deploy.fleet import FleetClient
-from deploy.journal import Journal
+from deploy.device import node_loop
+from deploy.device.client import FleetClient
+from deploy.device.node_folder import Journal
+from deploy.device.store import Shelf
+from deploy.device.transport import Carrier
 from deploy.node import main
-from deploy.shelf import Shelf
 
 POINTS = {
     "claim": (Journal, "claim"),
     "objects": (Carrier, "objects"),
-    "answered": (device, "answered"),
+    "answered": (node_loop, "answered"),
     "rename": (Path, "replace"),
     "commit": (Shelf, "commit"),
     "push": (Carrier, "push"),

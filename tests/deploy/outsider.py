@@ -19,9 +19,9 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from flwr.superlink.main import create_app
 
-from deploy.bundle import frames
-from deploy.seal import opened, sealed
-from deploy.thin import thin
+from deploy.compact_bundle import thin
+from deploy.protocol.bundle import frames
+from deploy.signed_header import opened, sealed
 
 OURS = [
     "/v1/fleet/edgewire/pull", "/v1/fleet/edgewire/push", "/v1/runtime/edgewire/pull",

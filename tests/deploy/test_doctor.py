@@ -4,12 +4,14 @@ import re
 
 import pytest
 
-from deploy import doctor, node_checks, releases
+from deploy import doctor
+from deploy.device import checks
+from deploy.device.client import FleetClient
+from deploy.device.membership import Member
+from deploy.device.node_folder import Journal, is_taken
 from deploy.findings import OK, WARNING, WRONG
-from deploy.fleet import FleetClient
-from deploy.journal import Journal, is_taken
-from deploy.member import Member
 from deploy.node import key_of
+from deploy.protocol import flower_releases
 from task.datasets import digits
 
 MB = 1 << 20
@@ -41,7 +43,7 @@ def test_a_device_that_is_ready(place, look, tmp_path, photos):
     assert {level for lines in found.values() for level, _ in lines} <= {OK, WARNING}
     assert "2 classes, 2 files" in found["data"][0][1]
     assert "for here, localhost, 127.0.0.1, ::1, until " in found["certificate"][1][1]
-    here = releases.installed()
+    here = flower_releases.installed()
     assert re.search(rf"Flower {here}, .* here; Flower {here}, .* there", found["versions"][0][1])
     assert found["online"] == [(OK, "no, none runs here")]
     assert not (tmp_path / "state").exists()  # nothing is changed
@@ -169,11 +171,11 @@ def test_a_server_that_is_another(link, look, tmp_path):
 
 
 def test_packages_that_are_missing_and_another_flower(monkeypatch):
-    monkeypatch.setattr(node_checks, "find_spec", lambda name: None)
-    (found,) = node_checks.packages()
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    (found,) = checks.packages()
     assert (found.level, "./compression[node]" in found.words) == (WRONG, True)
-    monkeypatch.setattr(node_checks, "installed", lambda: "1.39.0")
-    (found,) = node_checks.flower()
+    monkeypatch.setattr(checks, "installed", lambda: "1.39.0")
+    (found,) = checks.flower()
     assert (found.level, "1.39.0 was not tried" in found.words) == (WARNING, True)
 
 

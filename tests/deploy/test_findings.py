@@ -6,9 +6,9 @@ import pytest
 from cryptography import x509
 
 from deploy import findings
-from deploy.dates import lasting
+from deploy.certificate_dates import lasting
 from deploy.findings import OK, WARNING, WRONG, Finding
-from tests.deploy.test_waiting import DAY, NOW, issued
+from tests.deploy.device.test_backoff import DAY, NOW, issued
 
 MB = 1 << 20
 

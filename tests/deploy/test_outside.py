@@ -31,8 +31,8 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.fab import Fab
 
 from deploy import keys
-from deploy.carrier import ids_of
-from deploy.fleet import FleetClient
+from deploy.device.client import FleetClient
+from deploy.device.transport import ids_of
 from deploy.node import key_of
 from launch.superlink_client import Superlink
 from tests.deploy.servers import COUNTING, ROOT, eventually, field, free_port

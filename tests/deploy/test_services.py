@@ -8,7 +8,8 @@ from configparser import RawConfigParser
 
 import pytest
 
-from deploy import node, server
+from deploy import node
+from deploy.server import server
 from tests.deploy.servers import ROOT
 
 FOLDER = ROOT / "deploy" / "systemd"

@@ -88,7 +88,7 @@ def test_a_node_at_work_has_imported_nothing_heavy(photos):
     early, modules, sizes = json.loads(done.stdout)
     assert len(sizes) == len(JOBS)
     assert min(sizes) > 0  # it has trained
-    assert {"torch", "client.trainer", "deploy.device"} <= set(modules)
+    assert {"torch", "client.trainer", "deploy.device.node_loop"} <= set(modules)
     assert HEAVY & set(modules) == set()
     assert not {"torch", "hydra", "compression", "client", "conf", "task"} & set(early)
 
@@ -105,7 +105,7 @@ def test_the_extra_for_devices_brings_all_of_that():
 def test_what_runs_beside_the_server_app_does_without_torch(tmp_path):
     """The server, its doctor and its keys take a tenth of the memory: torch is the rest."""
     code = (
-        "import sys; from deploy import doctor, keys, server; "
+        "import sys; from deploy import doctor, keys; from deploy.server import server; "
         f"server.gated(server.parser().parse_args(['--state', {str(tmp_path)!r}])); "
         "assert 'flwr.superlink' in sys.modules; print('torch' in sys.modules)"
     )

@@ -19,12 +19,12 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
-from deploy.failing import Failing
-from deploy.fleet import FleetClient, Refusal
-from deploy.grids import bundled
-from deploy.member import Member
-from deploy.seal import sealed
-from deploy.work import answered, message_of
+from deploy.device.app_runner import answered, message_of
+from deploy.device.client import FleetClient, Refusal
+from deploy.device.membership import Member
+from deploy.device.throttled_log import Failing
+from deploy.protocol.choose_grid import bundled
+from deploy.signed_header import sealed
 from tests.deploy.served import FakeNode, Server, later, question
 
 

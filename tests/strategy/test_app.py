@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from compression.flower.grids import GridWrapper
 from conf import ConfigError
 from conf.load import compose_config, run_config
-from deploy.grids import RunEnded
+from deploy.protocol.choose_grid import RunEnded
 from simulation.grid import LocalGrid
 from simulation.job import Job
 from simulation.local import run_local

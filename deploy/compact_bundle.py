@@ -1,0 +1,245 @@
+"""A bundle as few bytes: what the other side can work out is not sent.
+
+Seven small objects make one message of Flower's. Each is named by the SHA-256 of its content, in 64
+digits, and the objects around it say the name two or three times more. Here a name that is the hash
+of a small content is not sent at all, one within a content is the number of the part that it names,
+any other is 32 bytes, and what is left of the small contents is deflated together. Large ones are
+payloads, compressed already, and go as they are.
+
+    u8 the form's number, u32 bytes of the deflated, the deflated, and raw: large contents and other
+    names, in the order in which they are come upon
+
+    deflated: u32 bytes of numbers; numbers; text: names in letters, and what is between the names
+              in a small content
+    numbers   (LEB128): parts; how many of them, the first ones, go last here, for they name others;
+              then of each part
+              its name: 0 the hash of its content, 1 another of 32 bytes, else bytes in letters + 2
+              its size + 1 if it is large, else 0; how many names are in it; before each of these
+              the bytes of text, and after these bytes the name: 0 another, else part + 1; and the
+              bytes of text that are left
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+
+from deploy.protocol.bundle import LONGEST_NAME, MOST_PARTS
+
+FORM = 1  # another one with all that is said here, and with the dictionary
+SMALL = 1 << 14  # bytes of a content that is looked into
+MOST = 1 << 24  # bytes of all that is deflated together
+_LETTERS = 64  # of a name that is a SHA-256
+_NAME = re.compile(rb"[0-9a-f]{64}")
+_HEAD, _SIZE = struct.Struct("<BI"), struct.Struct("<I")
+_WORDS = (  # what is likely, the likeliest last
+    b"evaluate query \x12\x02129 client-app accuracy top5 error proximal-mu server-round segment "
+    b"weights gradients label drift exact checksum whole named "
+    b"ConfigRecord  31\x00\n\x0f\n\x02lr\x12\t\t\n\x0c\n\x06number\x12\x02\x10"
+    b"\n\x0c\n\x07applied\x12\x02\x10\n\r\n\x07workers\x12\x02\x10\n\x0c\n\x07version\x12\x02\x10"
+    b"\n\n\n\x04base\x12\x02\x10\n\x16\n\x05rates\x12\r\xaa\x01\n\n\x08\n\x0e\n\x08sequence\x12\x02"
+    b"MetricRecord  79\x00\n\x11\n\x04loss\x12\t\t\x00\x00\x00\n\x13\n\x0cnum-examples\x12\x03\x10"
+    b"\n\x0f\n\tnum-steps\x12\x02\x10\n\x14\n\x07seconds\x12\t\t\x00\x00\x00"
+    b'ArrayRecord  79\x00{"11": "payload": ""}RecordDict ,, 237\x00'
+    b'{"arrays": "", "config": "", "metrics": "", "edgewire": ""}'
+    b'Array  88\x00{"dtype": "uint8", "shape": [1], "stype": "edgewire.payload", '
+    b'"arraychunk_ids": [0]}ArrayChunk  10'
+    b"@\n@\x12\x98\x03\n@\x12\xcb\x01\n@\x12\x84\x01\n@\x12B\n@\x12B\n@"
+    b"Message  48\x00\n.\x08\x01\x18 \x042\x02129\x00\x00\x00\x00\x00\x18\xe5@B\ntrain.stepI"
+)
+
+
+def thin(parts: Sequence[tuple[str, bytes]]) -> bytes:
+    """Return the thin bundle of these (name, content), of which `parts_of` makes them again."""
+    first = next((i for i, (name, _) in enumerate(parts) if _hashed(name)), len(parts))
+    made = _Writer()
+    made.numbers += [len(parts), first]
+    for name, content in [*parts[first:], *parts[:first]]:
+        made.put(name.encode(), content)
+    return made.bundle()
+
+
+def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str, bytes]]:
+    """Return what `thin` was given.
+
+    Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for anything
+    malformed. What is said in few bytes may be at most 16 MB (`MOST`).
+    """
+    if len(data) > limit:
+        raise ValueError(f"a bundle of {len(data)} bytes, and no more than {limit} are taken")
+    try:
+        read = _Reader(data, limit)
+        count, last = read.number(), read.number()
+        if count > most:
+            raise ValueError(f"a bundle of {count} parts, and no more than {most} are taken")
+        parts = [read.part() for _ in range(count)]
+    except (IndexError, struct.error, zlib.error) as error:
+        raise ValueError(f"the bundle is damaged: {error}") from error
+    if last > count or not read.done():
+        raise ValueError("the bundle is damaged: it has not the parts that it says")
+    return [*parts[count - last :], *parts[: count - last]]
+
+
+class _Writer:
+    """What a bundle is made of, part by part."""
+
+    def __init__(self) -> None:
+        self.numbers = list[int]()
+        self._text, self._raw = list[bytes](), list[bytes]()
+        self._places: dict[bytes, int] = {}  # of names, counted from 1
+        self._count = 0
+        self._room = MOST // 2  # the numbers take less than the other half
+
+    def put(self, name: bytes, content: bytes) -> None:
+        """Add a part."""
+        small = len(content) <= min(SMALL, self._room)
+        self._room -= (len(content) if small else 0) + len(name) + 8
+        if small and name == _hash(content):
+            self.numbers.append(0)
+        elif _NAME.fullmatch(name):
+            self.numbers.append(1)
+            self._raw.append(bytes.fromhex(name.decode()))
+        else:
+            self.numbers.append(len(name) + 2)
+            self._text.append(name)
+        if small:
+            self._look_into(content)
+        else:
+            self.numbers.append(len(content) + 1)
+            self._raw.append(content)
+        self._count += 1
+        self._places[name] = self._count
+
+    def _look_into(self, content: bytes) -> None:
+        found = list(_NAME.finditer(content))
+        self.numbers += [0, len(found)]
+        at = 0
+        for match in found:
+            self._say(content[at : match.start()])
+            at = match.end()
+            self.numbers.append(place := self._places.get(match[0], 0))
+            if not place:
+                self._raw.append(bytes.fromhex(match[0].decode()))
+        self._say(content[at:])
+
+    def _say(self, text: bytes) -> None:
+        self.numbers.append(len(text))
+        self._text.append(text)
+
+    def bundle(self) -> bytes:
+        """Return it all."""
+        numbers = _varints(self.numbers)
+        squeeze = zlib.compressobj(9, wbits=-15, zdict=_WORDS)
+        told = b"".join([_SIZE.pack(len(numbers)), numbers, *self._text])
+        deflated = squeeze.compress(told) + squeeze.flush()
+        return b"".join([_HEAD.pack(FORM, len(deflated)), deflated, *self._raw])
+
+
+class _Reader:
+    """Reads a bundle, part by part. Raises what `parts_of` makes one error of."""
+
+    def __init__(self, data: bytes, limit: int) -> None:
+        form, size = _HEAD.unpack_from(data)
+        if form != FORM:
+            raise ValueError(f"a bundle of form {form}, and {FORM} is known")
+        told = _inflated(data[_HEAD.size : _HEAD.size + size])
+        self._numbers, self._text = _Cursor(told, _SIZE.size), _Cursor(told, 0)
+        self._text.at = self._end = _SIZE.size + _SIZE.unpack_from(told)[0]
+        self._raw = _Cursor(data, _HEAD.size + size)
+        self._names = list[bytes]()
+        self._room = min(limit, MOST)  # bytes of small contents and names, as `_Writer` counts them
+
+    def number(self) -> int:
+        """Return the next number."""
+        found = shift = 0
+        while shift < 63:
+            byte = self._numbers.take(1)[0]
+            found |= (byte & 127) << shift
+            if byte < 128:
+                return found
+            shift += 7
+        raise ValueError("a number in the bundle is too large")
+
+    def part(self) -> tuple[str, bytes]:
+        """Return the next part."""
+        kind = self.number()
+        name = b""
+        if kind:
+            if kind > LONGEST_NAME + 2:
+                raise ValueError(f"the bundle has a name of {kind - 2} bytes")
+            name = self._raw.take(32).hex().encode() if kind == 1 else self._text.take(kind - 2)
+        size = self.number()
+        content = self._raw.take(size - 1) if size else self._small()
+        name = name if kind else _hash(content)
+        self._names.append(name)
+        return name.decode(), content
+
+    def _small(self) -> bytes:
+        pieces, count = list[bytes](), self.number()
+        if count * _LETTERS > SMALL:
+            raise ValueError("the bundle has more names in a part than fit there")
+        for _ in range(count):
+            pieces.append(self._text.take(self.number()))
+            place = self.number()
+            name = self._names[place - 1] if place else self._raw.take(32).hex().encode()
+            if len(name) != _LETTERS:  # a longer one could be repeated without end
+                raise ValueError("the bundle has a part in a part's content by a name that is none")
+            pieces.append(name)
+        pieces.append(self._text.take(self.number()))
+        size = sum(map(len, pieces))
+        self._room -= size
+        if size > SMALL or self._room < 0:
+            raise ValueError("the bundle holds more than is taken")
+        return b"".join(pieces)
+
+    def done(self) -> bool:
+        """Return whether nothing is left."""
+        return self._numbers.at == self._end and self._text.left == self._raw.left == 0
+
+
+class _Cursor:
+    """A place in a byte string."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self.at = data, at
+
+    @property
+    def left(self) -> int:
+        """How many bytes are left."""
+        return len(self._data) - self.at
+
+    def take(self, size: int) -> bytes:
+        """Return the next bytes. Raises `IndexError` if there are less."""
+        if size > self.left:
+            raise IndexError("it ends too early")
+        self.at += size
+        return self._data[self.at - size : self.at]
+
+
+def _hashed(name: str) -> bool:
+    return _NAME.fullmatch(name.encode()) is not None
+
+
+def _hash(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _varints(numbers: Sequence[int]) -> bytes:
+    made = bytearray()
+    for number in numbers:
+        while number > 127:
+            made.append(number & 127 | 128)
+            number >>= 7
+        made.append(number)
+    return bytes(made)
+
+
+def _inflated(deflated: bytes) -> bytes:
+    squeezed = zlib.decompressobj(wbits=-15, zdict=_WORDS)
+    told = squeezed.decompress(deflated, MOST)
+    if not squeezed.eof or squeezed.unused_data:
+        raise ValueError(f"the bundle breaks off, or has over {MOST} bytes deflated")
+    return told

@@ -1,0 +1,138 @@
+"""What a node says while it waits, and for how long it does: it never gives up by itself."""
+
+from __future__ import annotations
+
+import random
+import re
+import ssl
+import time
+from collections.abc import Callable
+from logging import getLogger
+
+import httpx
+
+from deploy.device.client import NOT_ACTIVATED, ONLY_REGISTERED, TWIN, Refusal
+from simulation.proxies import by_proxy
+
+FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # seconds, and how a pause grows from one to the other
+# Of Flower's nodes' signatures: how many seconds a clock may be ahead of the server's, or behind.
+AHEAD, BEHIND = 5.0, 305.0
+INTERVAL = 60.0  # seconds: who is not heard for twice as long is offline; a cut of 60 s is survived
+ONLINE_SECONDS = 2 * INTERVAL  # for which a server takes a node that is gone as online
+log = getLogger("edgewire")
+WORTH_WAITING = (Refusal, httpx.TransportError, OSError)
+
+
+class Wait:
+    """Pauses that grow, and one line each time that their reason changes."""
+
+    def __init__(self, sleep: Callable[[float], object] = time.sleep) -> None:
+        self._sleep = sleep
+        self._pause, self._reason = FIRST, ""
+
+    def after(self, reason: str) -> None:
+        """Pause, for something has failed for this reason."""
+        kind = re.sub(r"\d+", "", reason)  # the seconds of a clock are others each time
+        if kind != self._reason:
+            log.warning("waiting: %s", reason)
+            self._reason = kind
+        self._sleep(self._pause * random.uniform(0.8, 1.0))
+        self._pause = min(self._pause * GROWTH, LONGEST)
+
+    def over(self) -> None:
+        """Say so if there was a reason to wait, for there is none any more."""
+        if self._reason:
+            log.info("it goes on")
+        self._pause, self._reason = FIRST, ""
+
+
+def reason_of(
+    error: Exception, address: str, *, known: bool | None = True, secure: bool = True
+) -> str:
+    """Return in one line why something failed, and what to do.
+
+    `known`: whether the server has this node's key; None: nobody can tell yet. `secure`: whether it
+    is asked by TLS.
+    """
+    if isinstance(error, Refusal):
+        return _of_refusal(error, address + by_proxy(address, secure), known)
+    if isinstance(error, httpx.TransportError):
+        return _of_line(error, address, secure)
+    if isinstance(error, OSError):
+        return f"cannot write its state: {error.strerror or error} ({error.filename or 'disk'})"
+    return f"{type(error).__name__}: {error}"
+
+
+def clock_trouble(ahead: float | None) -> str | None:
+    """Return what is wrong with a clock that is `ahead` seconds of the server's; None: nothing."""
+    if ahead is None or -BEHIND < ahead < AHEAD:
+        return None
+    way = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"this machine's clock is {abs(ahead):.0f} s {way} the server's: set it (systemd-timesyncd)"
+    )
+
+
+def _of_refusal(error: Refusal, address: str, known: bool | None) -> str:
+    clock = clock_trouble(error.ahead)
+    if error.status == 401:
+        if clock is not None:
+            return clock
+        if error.path.endswith(("/activate-node", "/register-node")):
+            return "the server does not accept this node's signature: is the key file damaged?"
+        return "the server does not know this node's key (any more): register it there"
+    if error.code == NOT_ACTIVATED:
+        online = (
+            "the server still counts an earlier life of this node as online "
+            f"(for at most {ONLINE_SECONDS:.0f} s), or another machine uses its key"
+        )
+        unknown = "the server does not know this node's key: register it there"
+        return online if known else unknown if known is False else f"{unknown}; or {online}"
+    if error.code == ONLY_REGISTERED:
+        return "the server takes registered keys alone: give --auth-supernode-private-key"
+    if error.status == TWIN:
+        return (
+            "another node has come online with this node's key and state: give each a key of "
+            "its own; this node goes on some minutes after the other one is stopped"
+        )
+    if error.status in (403, 404):
+        return (
+            f"{address} does not serve Flower's Fleet API (status {error.status}, "
+            f"{error.detail}): is it the right server and port?"
+        )
+    return f"{address} answers {error.status}: {error.detail}"
+
+
+def _of_line(error: httpx.TransportError, address: str, secure: bool) -> str:
+    cause = _root(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        words = cause.verify_message.rstrip(".")
+        return f"{address}'s certificate is not accepted: {words}; {_advice(words)}"
+    if isinstance(cause, ssl.SSLError) or "SSL" in str(error):
+        return (
+            f"{address} does not speak TLS as this node does "
+            f"({cause.reason if isinstance(cause, ssl.SSLError) else error}): "
+            "does the server run with --insecure, or is it another port?"
+        )
+    words = " ".join(str(cause).split()) or type(error).__name__
+    return f"{address} is not reached{by_proxy(address, secure)}: {words}"
+
+
+def _advice(words: str) -> str:
+    """Return what to do about a certificate, by what OpenSSL says of it."""
+    if "not yet valid" in words:
+        return "is this machine's clock behind?"
+    if "expired" in words:
+        return "renew it, or is this machine's clock ahead?"
+    if "mismatch" in words or "not valid for" in words:
+        return "--superlink must be a name or address that is in the certificate"
+    return "--root-certificates must name the CA that has signed it"
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return what an error goes back to."""
+    seen = {id(error)}
+    while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in seen:
+        error = cause
+        seen.add(id(error))
+    return error

@@ -1,0 +1,230 @@
+"""A client of Flower's Fleet API, by its public protobufs and its nodes' signatures.
+
+Where the server says that it has them, two calls of this project's own take the place of many: one
+that waits for a message and brings it with its objects, and one that takes a reply with its own.
+Both are thin (`compact_bundle.py`, `signed_header.py`) where it says that it knows that, too.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import ssl
+import time
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto import fab_pb2, fleet_pb2, heartbeat_pb2, message_pb2, run_pb2
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from google.protobuf.message import DecodeError, Message
+
+from deploy import compact_bundle
+from deploy.protocol.bundle import parts_of
+from deploy.server.duplicates import SIZE
+from deploy.signed_header import headers, sealed
+
+LARGEST = 1 << 32  # bytes of a bundle that a server may send
+BUNDLED = "edgewire"  # what the path of a bundled call begins with
+THIN = f"{BUNDLED}-thin"  # the header in which a server says which form of thin bundles it knows
+THIN_WAIT, PLAIN_WAIT = 40, 20  # seconds for which a server that can waits for a message
+COUNTED = 45.0  # seconds from a thin pull on for which no heartbeat is needed
+TWIN = 409  # the status by which a server of ours refuses the older of two that are one node
+RUN_IS_OVER, NOT_ACTIVATED, ONLY_REGISTERED = 2007, 2004, 2001  # Flower's codes of errors
+_CONNECT, _ANSWER = 10.0, 60.0  # seconds
+_KEPT = (
+    60.0  # seconds for which a connection is kept: a new one costs 3 kB. A server keeps it longer
+)
+_PROTOBUF = "application/protobuf"
+_BINARY = {"content-type": _PROTOBUF, "accept": _PROTOBUF, "accept-encoding": "gzip"}
+Reply = TypeVar("Reply", bound=Message)
+_PATHS: dict[type[Message], str] = {
+    fleet_pb2.RegisterNodeFleetRequest: "register-node",
+    fleet_pb2.ActivateNodeRequest: "activate-node",
+    fleet_pb2.DeactivateNodeRequest: "deactivate-node",
+    heartbeat_pb2.SendNodeHeartbeatRequest: "send-node-heartbeat",
+    fleet_pb2.PullMessagesRequest: "pull-messages",
+    fleet_pb2.PushMessagesRequest: "push-messages",
+    run_pb2.GetRunRequest: "get-run",
+    fab_pb2.GetFabRequest: "get-fab",
+    message_pb2.PushObjectRequest: "push-object",
+    message_pb2.PullObjectRequest: "pull-object",
+    message_pb2.ConfirmMessageReceivedRequest: "confirm-message-received",
+}
+
+
+class Refusal(Exception):
+    """The server has answered, and said no.
+
+    `status`: HTTP's; `code`: Flower's, if it gave one; `ahead`: seconds that this machine's clock
+    is ahead of the server's, if the reply was dated.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.status = response.status_code
+        self.code, self.detail = _said(response)
+        self.ahead = ahead_of(response)
+        self.path = response.request.url.path
+        super().__init__(f"{self.path} was refused: {self.status} {self.detail}")
+
+
+class FleetClient:
+    """Signed calls to one server; may be used from several threads.
+
+    `address`: host:port. `root_certificates`: a PEM file; None: the system's. Every call raises
+    `Refusal`, or `httpx.TransportError` where the server is not reached.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        key: ec.EllipticCurvePrivateKey,
+        *,
+        insecure: bool = False,
+        root_certificates: Path | None = None,
+    ) -> None:
+        self.address, self.secure = address, not insecure
+        self.public_key = public_key_to_bytes(key.public_key())
+        self._key = key
+        self._base = f"{'http' if insecure else 'https'}://{address}/v1/fleet/"
+        verify: ssl.SSLContext | bool = not insecure
+        if root_certificates is not None and not insecure:
+            verify = ssl.create_default_context(cafile=root_certificates)
+        self._http = httpx.Client(
+            verify=verify,
+            timeout=httpx.Timeout(_ANSWER, connect=_CONNECT),
+            limits=httpx.Limits(keepalive_expiry=_KEPT),
+        )
+        for name in (
+            "accept",
+            "accept-encoding",
+            "connection",
+            "user-agent",
+        ):  # 110 bytes each time
+            del self._http.headers[name]
+        self._thin, self._number = False, os.urandom(SIZE)
+        self.counted_until = 0.0  # by time.monotonic(): the server counts this node without a beat
+
+    def call(self, request: Message, kind: type[Reply], *, timeout: float = _ANSWER) -> Reply:
+        """Return what the server answers to a request of Flower's Fleet API."""
+        path = _PATHS[type(request)]
+        return self._parsed(self._post(path, request.SerializeToString(), timeout=timeout), kind)
+
+    def bundles(self) -> bool:
+        """Ask the server whether it has the bundled calls."""
+        response = self.get(BUNDLED)
+        self._thin = response.headers.get(THIN) == str(compact_bundle.FORM)
+        return says_bundled(response)
+
+    def get(self, path: str) -> httpx.Response:
+        """Ask for what is below the Fleet API; the response may be a refusal."""
+        return self._http.get(self._base + path, headers=self._signed())
+
+    def pull(
+        self, request: fleet_pb2.PullMessagesRequest
+    ) -> tuple[fleet_pb2.PullMessagesResponse, dict[str, bytes]]:
+        """Return a message, for which the server waits for a while, and its objects."""
+        try:
+            parts = self._thin_pull(request) if self._thin else self._plain_pull(request)
+            (_, head), *objects = parts
+        except ValueError as error:
+            raise httpx.RemoteProtocolError(f"no bundle: {error}") from error
+        return self._parsed(head, fleet_pb2.PullMessagesResponse), dict(objects)
+
+    def push(self, bundle: bytes) -> fleet_pb2.PushMessagesResponse:
+        """Send a reply and its objects: "request", the objects, and last perhaps "confirm"."""
+        if not self._thin:
+            answer = self._post(f"{BUNDLED}/push", bundle, timeout=_ANSWER)
+            return self._parsed(answer, fleet_pb2.PushMessagesResponse)
+        parts = parts_of(bundle, LARGEST)
+        node = fleet_pb2.PushMessagesRequest.FromString(parts[0][1]).node.node_id
+        answer = self._thin_post("push", node, 0, compact_bundle.thin(parts))
+        return self._parsed(answer, fleet_pb2.PushMessagesResponse)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._http.is_closed
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._http.close()
+
+    def _plain_pull(self, request: fleet_pb2.PullMessagesRequest) -> list[tuple[str, bytes]]:
+        content = self._post(
+            f"{BUNDLED}/pull",
+            request.SerializeToString(),
+            timeout=_ANSWER + PLAIN_WAIT,
+            headers={"edgewire-wait": str(PLAIN_WAIT)},
+        )
+        return parts_of(content, LARGEST)
+
+    def _thin_pull(self, request: fleet_pb2.PullMessagesRequest) -> list[tuple[str, bytes]]:
+        self.counted_until = time.monotonic() + COUNTED
+        try:
+            content = self._thin_post("pull", request.node.node_id, THIN_WAIT, self._number)
+        except BaseException:
+            self.counted_until = 0.0
+            raise
+        return compact_bundle.parts_of(content, LARGEST) if content else [("response", b"")]
+
+    def _thin_post(self, what: str, node: int, wait: int, bundle: bytes = b"") -> bytes:
+        seal = sealed(node, wait, lambda stamp: bytes(sign_message(self._key, stamp)))
+        path, content = f"{BUNDLED}/thin/{what}", seal + bundle
+        return self._sent(path, content, {}, _ANSWER + wait)
+
+    def _post(
+        self, path: str, content: bytes, *, timeout: float, headers: dict[str, str] | None = None
+    ) -> bytes:
+        return self._sent(path, content, {**_BINARY, **self._signed(), **(headers or {})}, timeout)
+
+    def _sent(self, path: str, content: bytes, headers: dict[str, str], timeout: float) -> bytes:
+        response = self._http.post(
+            self._base + path,
+            content=content,
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=min(_CONNECT, timeout)),
+        )
+        if not response.is_success:
+            raise Refusal(response)
+        return response.content
+
+    def _signed(self) -> dict[str, str]:
+        """Return the headers by which a server of Flower's knows its nodes."""
+        stamp = datetime.datetime.now(datetime.UTC).isoformat()
+        return headers(self.public_key, stamp, sign_message(self._key, stamp.encode()))
+
+    @staticmethod
+    def _parsed(content: bytes, kind: type[Reply]) -> Reply:
+        try:
+            parsed: Reply = kind.FromString(content)
+        except DecodeError as error:  # a proxy's page, say
+            raise httpx.RemoteProtocolError(f"no {kind.DESCRIPTOR.name} came") from error
+        return parsed
+
+
+def says_bundled(response: httpx.Response) -> bool:
+    """Return whether this says that a server has the bundled calls."""
+    return response.status_code == 200 and response.content.strip() == b"1"
+
+
+def _said(response: httpx.Response) -> tuple[int | None, str]:
+    """Return Flower's code of an error, if it is one of Flower's, and the error in words."""
+    try:
+        said = json.loads(response.text)
+        code, detail = said.get("code"), str(said.get("detail", ""))
+    except (ValueError, AttributeError):
+        code, detail = None, response.reason_phrase
+    return code if isinstance(code, int) else None, detail or response.reason_phrase
+
+
+def ahead_of(response: httpx.Response) -> float | None:
+    """Return by how many seconds this machine's clock is ahead of a dated response's."""
+    try:
+        theirs = parsedate_to_datetime(response.headers["date"])
+        return (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()
+    except (KeyError, ValueError, TypeError):
+        return None

@@ -1,0 +1,139 @@
+"""Being one of the server's nodes: coming online, staying so, going."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from logging import getLogger
+
+import httpx
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    DeactivateNodeRequest,
+    DeactivateNodeResponse,
+    RegisterNodeFleetRequest,
+    RegisterNodeFleetResponse,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+from flwr.proto.node_pb2 import Node as ProtoNode
+
+from deploy.device.backoff import INTERVAL, clock_trouble
+from deploy.device.client import FleetClient, Refusal
+from deploy.device.node_folder import Journal
+
+_BEATS, _AGAIN = 20.0, 5.0  # seconds between beats; after a failed one
+_BEAT, _LEAVING = 10.0, 3.0  # seconds for a call; at the end
+_KEY_IN_USE = 23  # Flower's code
+log = getLogger("edgewire")
+
+
+class Member:
+    """A node's membership. Once it has stopped, or left, it uses `fleet` no more.
+
+    `registers`: the node has a key of its own making, which it makes known itself. `beats`: seconds
+    between two heartbeats; while the client knows that it is counted, there are none.
+    """
+
+    def __init__(
+        self, fleet: FleetClient, journal: Journal, *, registers: bool, beats: float = _BEATS
+    ) -> None:
+        self._fleet, self._journal, self._registers = fleet, journal, registers
+        self._pause = beats
+        self._stopped, self._active = threading.Event(), threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self.node_id = 0
+        self.known: bool | None = None  # whether the server takes the key; None: nobody can tell
+
+    @property
+    def active(self) -> bool:
+        """Whether the server counts this node as online, as far as is known."""
+        return self._active.is_set()
+
+    @property
+    def node(self) -> ProtoNode:
+        """The node, as requests name it."""
+        return ProtoNode(node_id=self.node_id)
+
+    def enter(self) -> None:
+        """Come online, or stay so: a node that was killed goes on as the one that it was.
+
+        A heartbeat does that for a node that knows its id. To end its earlier life first would make
+        the server answer the message in hand itself, with an error. Errors as the calls of
+        `FleetClient`.
+        """
+        before = self._journal.node_id(self._fleet.address, self._fleet.public_key)
+        if before is None or not self._goes_on(before):
+            if self._registers:
+                self._register()
+            request = ActivateNodeRequest(
+                public_key=self._fleet.public_key, heartbeat_interval=INTERVAL
+            )
+            self.node_id = self._fleet.call(request, ActivateNodeResponse).node_id
+            self._journal.remember(self._fleet.address, self._fleet.public_key, self.node_id)
+        self.known = True
+        self._active.set()
+        if not self._beats.is_alive():
+            self._beats.start()
+
+    def lose(self) -> None:
+        """Take note that the server does not count this node as online any more."""
+        self._active.clear()
+
+    def stop(self) -> None:
+        """Send no heartbeats any more; the server is not told. One under way is waited for."""
+        self._stopped.set()
+        if self._beats.is_alive():
+            self._beats.join(_LEAVING)
+
+    def leave(self) -> None:
+        """Go offline; the server is not waited for long."""
+        self.stop()
+        if self.node_id:
+            with suppress(httpx.TransportError, Refusal):
+                request = DeactivateNodeRequest(node_id=self.node_id)
+                self._fleet.call(request, DeactivateNodeResponse, timeout=_LEAVING)
+
+    def _register(self) -> None:
+        request = RegisterNodeFleetRequest(public_key=self._fleet.public_key)
+        try:
+            self._fleet.call(request, RegisterNodeFleetResponse)
+        except Refusal as error:
+            if error.code != _KEY_IN_USE:
+                raise
+
+    def _goes_on(self, before: int) -> bool:
+        """Return whether the server takes this node as the one that it was."""
+        self.node_id = before
+        try:
+            return self._heard()
+        except Refusal as error:
+            if error.status not in (401, 404) or clock_trouble(error.ahead) is not None:
+                raise
+            self.known = False
+            return False
+
+    def _heard(self) -> bool:
+        request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=INTERVAL)
+        return self._fleet.call(request, SendNodeHeartbeatResponse, timeout=_BEAT).success
+
+    def _beat(self) -> None:
+        pause = self._pause
+        while not self._stopped.wait(pause):
+            counted = self._fleet.counted_until - time.monotonic()
+            pause = min(counted, self._pause) if counted > 0 else self._pause
+            if counted > 0 or not self.active:
+                continue
+            try:
+                if not self._heard():
+                    self.lose()
+            except Refusal as error:
+                if error.status in (401, 404):
+                    self.lose()
+            except httpx.TransportError:
+                pause = _AGAIN
+            except Exception:  # a thread that has ended would be noticed by nobody
+                if self._stopped.is_set() or self._fleet.closed:
+                    return
+                log.exception("a heartbeat failed")

@@ -1,0 +1,187 @@
+"""A node's folder: who it is, the message in hand, and what it keeps of each run.
+
+lock            held while a node runs on this folder
+key             a key of its own, where none is given (an open network, for trying out)
+node.json       which server, which key, and the node id there
+claim           the message that was taken from the server last, without its objects
+runs/ID/        what is kept of a run (`shelf.py`)
+apps/HASH/      an app, unpacked (`apps.py`)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import struct
+import time
+from contextlib import suppress
+from logging import getLogger
+from pathlib import Path
+from typing import TextIO
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
+from google.protobuf.message import DecodeError
+from xxhash import xxh3_64_digest
+
+from deploy.device.blobs import sync_folder
+from deploy.device.store import Shelf, open_shelf
+
+MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # what is kept of runs: the newest, and for how long
+_CLAIM = struct.Struct("<Q8s")
+log = getLogger("edgewire")
+
+
+class FolderError(RuntimeError):
+    """The state folder cannot be used: one line that says why."""
+
+
+class Journal:
+    """The state folder of one node. Raises `FolderError` if it cannot be used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (folder / "runs").mkdir(exist_ok=True)
+            self._lock = _locked(folder / "lock")
+        except OSError as error:
+            raise FolderError(f"--state {folder} cannot be used: {error.strerror}") from error
+        self._shelves: dict[int, Shelf] = {}
+
+    def close(self) -> None:
+        """Let another node have the folder."""
+        self._lock.close()
+
+    def key(self) -> ec.EllipticCurvePrivateKey:
+        """Return this folder's own key; the first call makes it."""
+        file = self.folder / "key"
+        if not file.exists():
+            made, _ = generate_key_pairs()
+            _write(file, private_key_to_bytes(made))
+        return own_key(file)
+
+    # who this node is
+
+    def node_id(self, server: str, public_key: bytes) -> int | None:
+        """Return the id that this key had at this server; None: it has not been there."""
+        return known_id(self.folder, server, public_key)
+
+    def remember(self, server: str, public_key: bytes, node_id: int) -> None:
+        """Keep what `node_id` returns."""
+        said = {"server": server, "key": public_key.hex(), "node": node_id}
+        _write(self.folder / "node.json", json.dumps(said).encode())
+
+    # the message in hand
+
+    def claim(self, response: PullMessagesResponse) -> None:
+        """Write down the message that came; durable when this returns."""
+        content = response.SerializeToString()
+        handle = os.open(self.folder / "claim", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(handle, _CLAIM.pack(len(content), xxh3_64_digest(content)) + content, 0)
+            os.fdatasync(handle)
+        finally:
+            os.close(handle)
+
+    def claimed(self) -> PullMessagesResponse | None:
+        """Return the message that was written down last; None if there is none."""
+        try:
+            data = (self.folder / "claim").read_bytes()
+            size, mark = _CLAIM.unpack_from(data)
+            content = data[_CLAIM.size : _CLAIM.size + size]
+            if xxh3_64_digest(content) != mark:
+                return None  # it broke off: the message is the server's still, or lost with it
+            response = PullMessagesResponse.FromString(content)
+        except (FileNotFoundError, struct.error, DecodeError):
+            return None
+        return response if len(response.messages_list) == 1 else None
+
+    # what is kept of runs
+
+    def shelf(self, series: int) -> Shelf:
+        """Return what is kept of a run (or of a series of runs that share their state)."""
+        if series not in self._shelves:
+            while len(self._shelves) >= 2:
+                del self._shelves[next(iter(self._shelves))]
+            folder = self.folder / "runs" / str(series)
+            self._shelves[series] = open_shelf(folder)
+            os.utime(folder)
+            self._forget()
+        return self._shelves[series]
+
+    def _forget(self) -> None:
+        """Remove what is kept of runs that are long over, or more than is kept."""
+        folders = [(_time(f), f) for f in (self.folder / "runs").iterdir()]
+        folders.sort(reverse=True)
+        for number, (used, folder) in enumerate(folders):
+            inside = folder.name in map(str, self._shelves)
+            old = number >= MOST_RUNS or time.time() - used > KEPT_SECONDS
+            if old and not inside:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the key that a node has made for itself. Raises `FolderError`, and `OSError`."""
+    try:
+        key = load_pem_private_key(file.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise FolderError(f"{file} is damaged: remove it") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FolderError(f"{file} holds another kind of key: remove it")
+    return key
+
+
+def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
+    """Return the id that a key had at a server, as the node on this folder remembers it."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        said = json.loads((folder / "node.json").read_text())
+        if (said["server"], said["key"]) == (server, public_key.hex()):
+            return int(said["node"])
+    return None
+
+
+def is_taken(folder: Path) -> bool:
+    """Return whether a node runs on this folder now; nothing in it is changed."""
+    try:
+        with (folder / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _time(path: Path) -> float:
+    with suppress(OSError):
+        return path.stat().st_mtime  # of a run's folder: when its state was last written
+    return 0.0
+
+
+def _locked(file: Path) -> TextIO:
+    handle = file.open("a")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        raise FolderError(
+            f"another node runs on --state {file.parent}: give each its own"
+        ) from None
+    return handle
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Write a small file, whole or not at all, and for this user alone."""
+    draft = file.with_suffix(".draft")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(file)
+    sync_folder(file.parent)

@@ -1,0 +1,174 @@
+"""A node at work: one message after the other, from the server to the app and back.
+
+What it knows of a message is on disk before it works on it, and what came of it before that is
+sent: killed at any moment and started again, it goes on as if nothing had happened.
+
+    pull -> claim on disk -> objects -> app -> state and reply on disk, together -> push
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from logging import getLogger
+from typing import NoReturn
+
+from flwr.app import Context, UserConfig
+from flwr.common.serde import message_from_proto, run_from_proto
+from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
+from flwr.supercore.run import Run
+
+from deploy.device.app_runner import answered, message_of, refused
+from deploy.device.apps import AppError, Apps
+from deploy.device.backoff import WORTH_WAITING, Wait, reason_of
+from deploy.device.client import RUN_IS_OVER, FleetClient, Refusal
+from deploy.device.membership import Member
+from deploy.device.node_folder import Journal
+from deploy.device.store import Shelf
+from deploy.device.throttled_log import TOLD, Failing
+from deploy.device.transport import Carrier, ObjectGone
+from deploy.protocol.lineage import heard
+
+_NO_SUCH_RUN = (RUN_IS_OVER, 2008, 2009)  # Flower's codes: over, unknown, without its app
+log = getLogger("edgewire")
+
+
+class Device:
+    """One node: `serve` never returns.
+
+    `apps`: SHA-256 of the apps that it takes, none: all; `wait`: what pauses after a failure.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetClient,
+        journal: Journal,
+        member: Member,
+        node_config: UserConfig,
+        *,
+        apps: Collection[str] = (),
+        wait: Wait | None = None,
+    ) -> None:
+        self._fleet, self._journal, self._member = fleet, journal, member
+        self._node_config = node_config
+        self._apps = Apps(journal.folder / "apps", apps)
+        self._carrier = Carrier(fleet)
+        self._wait, self._failing = wait or Wait(), Failing()
+        self._run: Run | None = None
+        self._claim = journal.claimed()
+        self._written = True  # the claim is on disk
+        self._bundle: bytes | None = None  # the reply to it, while that is not on disk
+
+    def serve(self) -> NoReturn:
+        """Answer messages, for ever; what fails is tried again.
+
+        Raises `OtherApp` for a message of another app than the one that this process has loaded.
+        """
+        while True:
+            try:
+                self.step()
+                self._wait.over()
+            except WORTH_WAITING as error:
+                if isinstance(error, Refusal) and error.status in (401, 404, 405, 412):
+                    self._member.lose()
+                reason = reason_of(
+                    error,
+                    self._fleet.address,
+                    known=self._member.known,
+                    secure=self._fleet.secure,
+                )
+                self._wait.after(reason)
+
+    def step(self) -> None:
+        """Come online if need be, and answer the message in hand, or the next one if one comes.
+
+        Errors are those in `WORTH_WAITING`; nothing is lost by them, and the next call goes on.
+        """
+        if not self._member.active:
+            self._member.enter()
+            self._carrier.begin()
+            log.info("online at %s as node %d", self._fleet.address, self._member.node_id)
+        if self._claim is None:
+            self._claim, self._written = self._carrier.pull(self._member.node), False
+            if self._claim is None:
+                return
+        if not self._written:
+            self._journal.claim(self._claim)
+            self._written = True
+        try:
+            self._answer(self._claim)
+        except Refusal as error:
+            if error.code not in _NO_SUCH_RUN:
+                raise
+            log.info("the run of the message in hand is over: it is put aside")
+        self._claim = self._bundle = None
+
+    def _answer(self, claim: PullMessagesResponse) -> None:
+        """Send the reply to a message; the one that was made before, if there is one."""
+        metadata = claim.messages_list[0].metadata
+        run = self._known_run(metadata.run_id)
+        lives = heard(metadata.group_id, run.run_id)
+        shelf = self._journal.shelf(lives.key if lives else _series(run))
+        name = claim.message_object_trees[0].object_id
+        if name in shelf.answered[:-1]:
+            log.info("a message came again that was replied to long ago: it is put aside")
+            return
+        if name not in shelf.answered:
+            shelf.take_up(self._member.node_id, lives)
+            self._compute(claim, run, shelf, name)
+        self._carrier.push(self._bundle if self._bundle is not None else shelf.reply())
+
+    def _compute(self, claim: PullMessagesResponse, run: Run, shelf: Shelf, name: str) -> None:
+        if self._bundle is None:  # else the app is done, and the disk was not
+            self._bundle = self._reply(claim, run, shelf)
+        shelf.commit(shelf.state, name, self._bundle)
+
+    def _reply(self, claim: PullMessagesResponse, run: Run, shelf: Shelf) -> bytes:
+        head = message_from_proto(claim.messages_list[0])
+        try:
+            objects = self._carrier.objects(claim, self._member.node)
+        except ObjectGone as error:
+            log.error("a message's objects are gone; %s", TOLD)  # it was answered, perhaps
+            return refused(head, error)
+        try:
+            message = message_of(claim, objects)
+        except Exception as error:  # whatever its bytes lead to
+            self._failing.say("a message cannot be read", repr(error))
+            return refused(head, error)
+        try:
+            self._fetch(run)
+            config = self._apps.config(run.fab_hash, run.override_config)
+        except (AppError, ValueError) as error:
+            self._failing.say("the app cannot be had", error)
+            return refused(message, error)
+        context = Context(
+            run.run_id,
+            self._member.node_id,
+            dict(self._node_config),
+            shelf.state,
+            config,
+            getattr(run, "series_id", 0),
+        )
+        reply = answered(message, context, lambda: self._apps.load(run.fab_hash), self._failing)
+        shelf.state = context.state
+        return reply
+
+    def _known_run(self, run_id: int) -> Run:
+        if self._run is None or self._run.run_id != run_id:
+            request = GetRunRequest(node=self._member.node, run_id=run_id)
+            self._run = run_from_proto(self._fleet.call(request, GetRunResponse).run)
+            log.info("run %d of %s, app %s", run_id, self._run.fab_id, self._run.fab_hash)
+        return self._run
+
+    def _fetch(self, run: Run) -> None:
+        if not self._apps.has(run.fab_hash):
+            request = GetFabRequest(
+                node=self._member.node, hash_str=run.fab_hash, run_id=run.run_id
+            )
+            self._apps.put(run.fab_hash, self._fleet.call(request, GetFabResponse).fab.content)
+
+
+def _series(run: Run) -> int:
+    """Return the number by which Flower keeps a run's state: runs of a series share it."""
+    return getattr(run, "series_id", 0) or run.run_id

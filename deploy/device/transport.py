@@ -1,0 +1,143 @@
+"""How messages come and replies go: in one request each way, or by Flower's own calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from logging import getLogger
+
+import httpx
+from flwr.proto.fleet_pb2 import (
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
+from flwr.proto.node_pb2 import Node as ProtoNode
+
+from deploy.device.client import LARGEST, FleetClient
+from deploy.protocol.bundle import parts_of
+
+REQUEST, CONFIRM = "request", "confirm"  # the first and the last part of a reply's bundle
+_EAGER, _IDLE, _GROWTH = 0.05, 3.0, 1.3  # seconds between questions to a server that cannot wait
+_SOON, _LATE = 0.02, 1.0  # seconds until an object that is under way is asked for again
+_AT_ONCE = 4  # objects
+log = getLogger("edgewire")
+
+
+class ObjectGone(Exception):
+    """The server does not have an object of a message any more."""
+
+
+class Carrier:
+    """Brings messages and takes replies. Errors of all calls as those of `FleetClient`."""
+
+    def __init__(self, fleet: FleetClient, sleep: Callable[[float], object] = time.sleep) -> None:
+        self._fleet, self._sleep = fleet, sleep
+        self._pause = _EAGER
+        self._bundles = False
+        self._came: dict[str, bytes] = {}
+        self._said = False
+
+    def begin(self) -> None:
+        """Ask what the server can."""
+        self._bundles = self._fleet.bundles()
+        if not self._bundles and not self._said:
+            self._said = True
+            log.warning("the server has no bundled calls: plain Fleet calls, which are slower")
+
+    def pull(self, node: ProtoNode) -> PullMessagesResponse | None:
+        """Return the next message; None if there is none, after some waiting."""
+        request = PullMessagesRequest(node=node)
+        if self._bundles:
+            response, self._came = self._fleet.pull(request)
+        else:
+            response = self._fleet.call(request, PullMessagesResponse)
+        if response.messages_list:
+            self._pause = _EAGER
+            return response
+        if not self._bundles:
+            self._sleep(self._pause)
+            self._pause = min(self._pause * _GROWTH, _IDLE)
+        return None
+
+    def objects(self, response: PullMessagesResponse, node: ProtoNode) -> dict[str, bytes]:
+        """Return all objects of a message, by their ids. Raises `ObjectGone`."""
+        run = response.messages_list[0].metadata.run_id
+        needed = ids_of(response.message_object_trees[0])
+        came, self._came = self._came, {}
+        missing = [each for each in needed if each not in came]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            pulled = pool.map(lambda each: self._object(node, run, each), missing)
+            return {**came, **dict(zip(missing, pulled, strict=True))}
+
+    def push(self, bundle: bytes) -> None:
+        """Send a reply with its objects, and confirm the message that it is the reply to.
+
+        A second time is as good as once: a reply that the server has already is not taken again.
+        """
+        if self._bundles:
+            self._fleet.push(bundle)
+            return
+        (_, head), *objects, (_, last) = parts_of(bundle, LARGEST)
+        request = PushMessagesRequest.FromString(head)
+        response = self._fleet.call(request, PushMessagesResponse)
+        if wanted := set(response.objects_to_push):
+            needed = [each for each in objects if each[0] in wanted]
+            self._push_objects(request, response.session_id, needed)
+        else:
+            # The reply has been seen, and its objects are not asked for again: of two attempts that
+            # broke off nobody knows which each has stored. A server of Flower's takes what is
+            # missing of them from who names no session.
+            self._push_objects(request, "", objects)
+        confirm = ConfirmMessageReceivedRequest.FromString(last)
+        self._fleet.call(confirm, ConfirmMessageReceivedResponse)
+
+    def _object(self, node: ProtoNode, run: int, name: str) -> bytes:
+        pause = _SOON
+        while True:
+            request = PullObjectRequest(node=node, run_id=run, object_id=name)
+            response = self._fleet.call(request, PullObjectResponse)
+            if response.object_available:
+                return response.object_content
+            if not response.object_found:
+                raise ObjectGone(name)
+            self._sleep(pause)  # the message was seen before its objects
+            pause = min(pause * 2, _LATE)
+
+    def _push_objects(
+        self, reply: PushMessagesRequest, session: str, objects: list[tuple[str, bytes]]
+    ) -> None:
+        """Send objects, the reply itself as the last: where that is, the others are."""
+        # At once: who sees the reply before its objects waits a whole second in Flower's grid.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            stored = list(pool.map(lambda each: self._stored(reply, session, *each), objects[:-1]))
+        if not all([*stored, self._stored(reply, session, *objects[-1])]) and session:
+            raise httpx.RemoteProtocolError("the server has not stored an object of the reply")
+
+    def _stored(self, reply: PushMessagesRequest, session: str, name: str, content: bytes) -> bool:
+        """Send an object; return whether the server was in want of it."""
+        request = PushObjectRequest(
+            node=reply.node,
+            run_id=reply.messages_list[0].metadata.run_id,
+            object_id=name,
+            object_content=content,
+            session_id=session,
+        )
+        return self._fleet.call(request, PushObjectResponse).stored
+
+
+def ids_of(tree: ObjectTree) -> list[str]:
+    """Return the ids of an object and of all objects in it, each once."""
+    found = [name for child in tree.children for name in ids_of(child)]
+    return list(dict.fromkeys([*found, tree.object_id]))

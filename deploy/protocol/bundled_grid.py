@@ -1,0 +1,181 @@
+"""A ServerApp's side of the link, where the server has bundles: a message and its objects in one.
+
+Flower's own grid sends each object by itself, and asks again and again for replies. This one sends
+all messages with their objects at once, and its pull waits at the server until there is a reply
+(`deploy.server.api`). Chosen by `deploy.protocol.choose_grid.bundled`, where this Flower is one
+that it goes with.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+import time
+from collections.abc import Iterable
+from typing import Any, cast
+
+import httpx
+from flwr.app import Error, Message, Metadata
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.common.serde import message_to_proto
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+)
+from flwr.supercore.constant import SYSTEM_MESSAGE_TYPE, TASK_TOKEN_HEADER
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+from compression.flower.grids import PolledGrid
+from compression.flower.patience import FOREVER, gathered
+from deploy.protocol.bundle import OF_MANY, frames, parts_of
+from deploy.protocol.choose_grid import STOPPED, RunEnded
+
+LONGEST_WAIT = 20.0  # seconds that one pull waits at the server
+MARGIN = 30.0  # seconds beyond that for a request
+LIMIT = 4 << 30  # bytes of a pull
+
+
+class Connection:
+    """Requests to the server with what Flower's grid has of it: address, certificate, token.
+
+    Flower keeps these to itself; `AttributeError` if another version keeps them elsewhere.
+    """
+
+    def __init__(self, grid: Any) -> None:
+        insecure, root = grid._insecure, grid._cert
+        verify: Any = True
+        if not insecure and root is not None:
+            verify = ssl.create_default_context(cadata=root.decode("ascii"))
+        self._headers = {TASK_TOKEN_HEADER: grid._token}
+        self._http = httpx.Client(
+            base_url=f"{'http' if insecure else 'https'}://{grid._addr}",
+            verify=verify,
+            timeout=LONGEST_WAIT + MARGIN,
+        )
+
+    def takes_bundles(self) -> bool:
+        """Return whether the server says that it does."""
+        found = self._http.get("/v1/fleet/edgewire")
+        return found.status_code == 200 and found.text == "1"
+
+    def post(self, what: str, content: bytes, wait: float = 0.0) -> bytes:
+        """Ask for "push" or "pull"; tried again while the server is not there for a moment.
+
+        Raises `RunEnded`, or `ConnectionError` once the server has been away for a while.
+        """
+        headers = {**self._headers, "edgewire-wait": f"{wait:g}"}
+        pause = 0.1
+        while True:
+            try:
+                path = f"/v1/runtime/edgewire/{what}"
+                found = self._http.post(path, content=content, headers=headers)
+                if found.status_code in STOPPED:
+                    raise RunEnded("the run was ended at the server")
+                if found.status_code not in (502, 503, 504):
+                    return found.raise_for_status().content
+                reason = f"status {found.status_code}"
+            except httpx.TransportError as error:
+                reason = str(error) or type(error).__name__
+            if pause > 10:
+                raise ConnectionError(f"the server is gone: {reason}")
+            time.sleep(pause)
+            pause *= 2
+
+
+class BundledGrid(PolledGrid):
+    """A `TimedGrid` over Flower's, to a server of ours; may be used from several threads."""
+
+    def __init__(self, grid: Any, connection: Connection) -> None:
+        super().__init__(grid)
+        self._connection = connection
+        self._run_id: int = grid.run.run_id
+
+    def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> list[str]:
+        """Send messages with all that is in them; `ttl` becomes theirs where theirs is longer."""
+        messages = list(messages)
+        if not messages:
+            return []
+        parts: dict[str, bytes] = {}
+        request = PushAppMessagesRequest()
+        with no_object_id_recompute():
+            for message in messages:
+                message.metadata.ttl = min(ttl, message.metadata.ttl)
+                message.metadata.__dict__["_message_id"] = message.object_id
+                for name, each in get_all_nested_objects(message).items():
+                    if name not in parts:  # what goes to several nodes goes once
+                        parts[name] = each.deflate()
+                request.messages_list.append(message_to_proto(remove_content_from_message(message)))
+                request.message_object_trees.append(get_object_tree(message))
+        bundle = frames([("request", request.SerializeToString()), *parts.items()])
+        response = PushAppMessagesResponse.FromString(self._connection.post("push", bundle))
+        return list(response.message_ids)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Fetch the replies that are there."""
+        return self._pull(list(message_ids), 0.0)
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """Wait for the next replies, at the server; see `TimedGrid`."""
+        ids = list(message_ids)
+        if not ids:
+            return super().pull_before(ids, deadline)
+        while True:
+            left = max(deadline - self.now, 0.0)
+            replies = self._pull(ids, min(left, LONGEST_WAIT))
+            if replies or deadline - self.now <= 0:
+                return replies
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages and wait for the replies."""
+        return gathered(self, list(messages), FOREVER if timeout is None else timeout)
+
+    def _pull(self, message_ids: list[str], wait: float) -> list[Message]:
+        request = PullAppMessagesRequest(message_ids=message_ids).SerializeToString()
+        (_, head), *objects = parts_of(self._connection.post("pull", request, wait), LIMIT, OF_MANY)
+        response, contents = PullAppMessagesResponse.FromString(head), dict(objects)
+        return [
+            self._message(message.metadata, tree, contents)
+            for message, tree in zip(
+                response.messages_list, response.message_object_trees, strict=True
+            )
+        ]
+
+    def _message(self, said: Any, tree: Any, contents: dict[str, bytes]) -> Message:
+        """Return a message, of its objects: an error, if the node has not sent all of them."""
+        if not all(each.object_id in contents for each in iterate_object_tree(tree)):
+            return self._unavailable(said.reply_to_message_id)
+        found = inflate_object_from_contents(
+            said.message_id,
+            contents,
+            keep_object_contents=True,  # replies may share some
+        )
+        message = cast(Message, found)
+        message.metadata.__dict__["_message_id"] = said.message_id
+        return message
+
+    def _unavailable(self, asked: str) -> Message:
+        """Return what Flower's own grid does of a reply whose objects never came."""
+        metadata = Metadata(
+            run_id=self._run_id,
+            message_id="",
+            src_node_id=SUPERLINK_NODE_ID,
+            dst_node_id=SUPERLINK_NODE_ID,
+            message_type=SYSTEM_MESSAGE_TYPE,
+            group_id="",
+            ttl=0,
+            reply_to_message_id=asked,
+            created_at=time.time(),
+        )
+        error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "the reply has not come whole")
+        return make_message(metadata, error=error)

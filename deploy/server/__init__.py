@@ -1,0 +1,1 @@
+"""The server that devices reach: Flower's SuperLink, and what stands before it."""

@@ -1,0 +1,7 @@
+"""`python -m deploy.server`: Flower's SuperLink for real devices, and a gate before it."""
+
+import sys
+
+from deploy.server.server import main
+
+sys.exit(main())

@@ -1,0 +1,349 @@
+"""What a SuperLink of ours has beyond Flower's: pulls that wait, and messages in one piece.
+
+    GET  /v1/fleet/edgewire          "1": all of this is there
+    GET  /v1/fleet/edgewire/status   as JSON what the server knows of the node that signs
+    POST /v1/fleet/edgewire/pull     a node's message with its objects, once there is one: again
+                                     the one before, unless the node has replied to that
+    POST /v1/fleet/edgewire/push     a node's reply with its objects; confirms what it replies to
+    POST /v1/fleet/edgewire/thin/pull, /push   the same in fewer bytes; a pull is a heartbeat, too
+    POST /v1/runtime/edgewire/pull   a ServerApp's replies, once there are any
+    POST /v1/runtime/edgewire/push   a ServerApp's messages
+    GET  /v1/control/edgewire/runs/RUN         what a run has left, as JSON: name and size
+    GET  /v1/control/edgewire/runs/RUN/FILE    one of these, from byte `?start=` on
+
+A pull's body is Flower's request of that name, a push's `deploy.protocol.bundle` with it as the
+first part, "request". A pull gives frames, a push Flower's response. A header `edgewire-wait` says
+for how many seconds to wait. Thin ones begin with a `deploy.signed_header`, and their bundles are
+`deploy.compact_bundle`; a pull says by which number the node's process goes
+(`deploy.server.duplicates`), and is answered with nothing at all where there is no message. Who
+asks is checked as Flower does: a node's signature, a ServerApp's token. The rest is for inside,
+which the gate before this sees to.
+
+Flower's own calls go on as before, and wake who waits. An app's bundle goes zipped to who takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import HTTPException
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TASK_TOKEN_HEADER
+from flwr.supercore.dependencies.task import authenticate_task
+from flwr.supercore.error import http_error_translator
+from flwr.superlink.dependencies.linkstate import get_linkstate
+from flwr.superlink.routers.fleet.node_auth import authenticate_node
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Protobuf
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from deploy import compact_bundle
+from deploy.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
+from deploy.server import store
+from deploy.server.access import LIMIT, App, Scope, Send
+from deploy.server.duplicates import Twins
+from deploy.server.incomplete_replies import Arriving, Reply, parts_of_replies
+from deploy.server.keyed_condition import Bell
+from deploy.server.redelivery import HandedOut
+from deploy.server.registry import status_of
+from deploy.server.run_files import results_of
+from deploy.signed_header import LONGEST, Seal, opened
+
+OURS = "edgewire"
+THIN = f"{OURS}-thin"
+APP, OBJECT = "/v1/fleet/get-fab", "/v1/fleet/push-object"
+WAIT = f"{OURS}-wait"
+USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
+NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0  # seconds between two looks though no bell has rung
+OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds for the objects of a message that is there
+AT_A_TIME = 2  # pushes of a node: one that broke off may not be over yet
+WAKING = ("/v1/fleet/push-messages", "/v1/runtime/push-messages", "/v1/control/stop-run")
+PLAIN = "application/octet-stream"
+Kind = TypeVar("Kind", bound=Protobuf)
+Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
+
+
+class Bundling:
+    """Wraps a SuperLink's ASGI app, and answers what Flower's own does not know.
+
+    `output`: the folder below which its ServerApps leave their results; None: nowhere.
+    """
+
+    def __init__(self, app: App, output: Path | None = None) -> None:
+        self._app = app
+        self._zipped = GZipMiddleware(app, compresslevel=9)
+        self._output = output
+        self._bell, self._handed, self._twins = Bell(), HandedOut(), Twins()
+        self._arriving = Arriving()
+        self._sending = Counter[str]()  # objects that come just now, by their nodes' keys
+        self._pushing = Counter[int]()  # bundles, by their nodes
+        self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+            ("GET", f"/v1/fleet/{OURS}"): self._hello,
+            ("GET", f"/v1/fleet/{OURS}/status"): self._status,
+            ("POST", f"/v1/fleet/{OURS}/pull"): self._node_pulls,
+            ("POST", f"/v1/fleet/{OURS}/push"): self._node_pushes,
+            ("POST", f"/v1/fleet/{OURS}/thin/pull"): self._thin_pulls,
+            ("POST", f"/v1/fleet/{OURS}/thin/push"): self._thin_pushes,
+            ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
+            ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
+        }
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Answer a request that is ours; pass any other on."""
+        if scope["type"] == "lifespan":  # a line for each request is too many
+            logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+        answer = self._route(scope) if scope["type"] == "http" else None
+        if answer is None:
+            await self._passed_on(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        response = await http_error_translator(request, answer)
+        await response(scope, receive, send)
+
+    async def _passed_on(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Let Flower answer."""
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path == OBJECT:
+            with _counted(self._sending, Headers(scope=scope).get(FLEET_HTTP_PUBLIC_KEY_HEADER)):
+                await self._app(scope, receive, send)
+            return
+        await (self._zipped if path == APP else self._app)(scope, receive, send)
+        if path in WAKING:
+            self._bell.ring()
+
+    def _route(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
+        found = self._routes.get((scope["method"], scope["path"]))
+        if found is None and scope["path"].startswith(f"/v1/control/{OURS}/runs/"):
+            return partial(results_of, self._output)
+        return found
+
+    async def _hello(self, request: Request) -> Response:
+        return PlainTextResponse("1", headers={THIN: str(compact_bundle.FORM)})
+
+    async def _status(self, request: Request) -> Response:
+        asks = _read(ActivateNodeRequest, b"")
+        with suppress(KeyError, ValueError):  # without a key, Flower refuses it below
+            asks.public_key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER])
+        await _as_node(request, asks)
+        state = get_linkstate(request)
+        return JSONResponse(await run_in_threadpool(status_of, asks.public_key, state))
+
+    async def _node_pulls(self, request: Request) -> Response:
+        wanted = _read(PullMessagesRequest, await _body(request))
+        await _as_node(request, wanted)
+        return _frames(await self._found(request, wanted, _seconds(request)))
+
+    async def _thin_pulls(self, request: Request) -> Response:
+        seal, pieces = await _sealed(request)
+        number = await _rest(pieces)
+        node, state = seal.node_id, get_linkstate(request)
+        if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
+            raise HTTPException(409, "another node is online with this key")
+        await run_in_threadpool(store.heard, node, state)
+        wanted = PullMessagesRequest(node=Node(node_id=node))
+        parts = await self._found(request, wanted, min(seal.wait, LONGEST_WAIT))
+        return Response(compact_bundle.thin(parts) if parts[0][1] else b"")
+
+    async def _found(
+        self, request: Request, wanted: PullMessagesRequest, seconds: float
+    ) -> list[tuple[str, bytes]]:
+        """Return a message for a node as parts, once there is one, or that there is none."""
+        state, node = get_linkstate(request), wanted.node.node_id
+
+        def look() -> Awaitable[store.Load | None]:
+            return run_in_threadpool(store.for_node, wanted, self._handed, state)
+
+        load = await self._bell.wait_for(
+            ("node", node), look, seconds, lambda: NODE_LOOKS, alone=True
+        )
+        return await _loaded(load)
+
+    async def _node_pushes(self, request: Request) -> Response:
+        parts = await _parts(await _body(request))
+        return await self._stored(request, parts, None)
+
+    async def _thin_pushes(self, request: Request) -> Response:
+        seal, pieces = await _sealed(request)
+        if self._pushing[seal.node_id] >= AT_A_TIME:
+            raise HTTPException(429, "this node sends so many replies already")
+        with _counted(self._pushing, seal.node_id):
+            parts = await _parts(await _rest(pieces), read=compact_bundle.parts_of)
+            return await self._stored(request, parts, seal.node_id)
+
+    async def _stored(
+        self, request: Request, found: list[tuple[str, bytes]], asks: int | None
+    ) -> Response:
+        """Store a node's reply. `asks`: the node, if it is checked already who asks."""
+        parts = dict(found)
+        pushed = _read(PushMessagesRequest, parts.pop("request", b""))
+        confirm = parts.pop("confirm", None)
+        if asks is None:
+            await _as_node(request, pushed)
+            asks = pushed.node.node_id
+        said = [pushed.node.node_id, *(m.metadata.src_node_id for m in pushed.messages_list)]
+        if said != [asks, asks]:
+            raise HTTPException(400, "a push holds one message, of the node that pushes it")
+        confirmed = None if confirm is None else _read(ConfirmMessageReceivedRequest, confirm)
+        state = get_linkstate(request)
+        response = await run_in_threadpool(
+            store.from_node, pushed, parts, confirmed, self._handed, state
+        )
+        self._bell.ring(("run", pushed.messages_list[0].metadata.run_id))
+        return Response(response.SerializeToString())
+
+    async def _server_pulls(self, request: Request) -> Response:
+        state, task = get_linkstate(request), await _task(request)
+        wanted = _read(PullAppMessagesRequest, await _body(request))
+
+        async def look() -> list[Reply] | None:
+            await _task(request)  # a run that is stopped meanwhile takes its token along
+            return await run_in_threadpool(
+                store.for_server, wanted, self._arriving, self._sends, state, task
+            )
+
+        def pause() -> float:
+            return OBJECTS_LOOK if self._arriving.waits(task.run_id) else SERVER_LOOKS
+
+        found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
+        if found is None:
+            return _frames([("response", b"")])
+        await run_in_threadpool(store.received, found, state)
+        return _frames(parts_of_replies(found))
+
+    def _sends(self, key: bytes) -> bool:
+        """Return whether the node with a key is sending an object just now."""
+        return self._sending[b64encode(key).decode()] > 0
+
+    async def _server_pushes(self, request: Request) -> Response:
+        state, task = get_linkstate(request), await _task(request)
+        parts = dict(await _parts(await _body(request), OF_MANY))
+        pushed = _read(PushAppMessagesRequest, parts.pop("request", b""))
+        response = await run_in_threadpool(store.from_server, pushed, parts, state, task)
+        nodes = {message.metadata.dst_node_id for message in pushed.messages_list}
+        if nodes:
+            self._bell.ring(*(("node", node) for node in nodes))
+        return Response(response.SerializeToString(), media_type=PLAIN)
+
+
+async def _as_node(request: Request, claimed: Protobuf) -> None:
+    """Let Flower check that a request is of the node that it says it is."""
+    request.state.protobuf_request = claimed
+    await run_in_threadpool(authenticate_node, request)
+
+
+async def _sealed(request: Request) -> tuple[Seal, AsyncIterator[bytes]]:
+    """Return who sends a thin request, as Flower checks it, and what it holds, piece by piece.
+
+    Nothing is read beyond the seal of who is not known.
+    """
+    _expect_length(request)
+    pieces, first = request.stream(), b""
+    async for piece in pieces:
+        first += piece
+        if len(first) >= LONGEST:
+            break
+    try:
+        seal, rest = opened(first)
+    except ValueError as error:
+        raise HTTPException(400, f"this is no thin request: {error}") from error
+    key = await run_in_threadpool(store.key_of, seal.node_id, get_linkstate(request))
+    headers = Headers(seal.headers(key))
+    signed = Request({**request.scope, "headers": headers.raw})
+    await _as_node(signed, PullMessagesRequest(node=Node(node_id=seal.node_id)))
+
+    async def others() -> AsyncIterator[bytes]:
+        yield rest
+        async for piece in pieces:
+            yield piece
+
+    return seal, others()
+
+
+async def _rest(pieces: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
+async def _task(request: Request) -> Any:
+    """Return the task that a ServerApp's token stands for, as Flower checks it."""
+    token = request.headers.get(TASK_TOKEN_HEADER)
+    return await run_in_threadpool(authenticate_task, request, token, get_linkstate(request))
+
+
+async def _body(request: Request) -> bytes:
+    _expect_length(request)
+    return await request.body()
+
+
+def _expect_length(request: Request) -> None:
+    if int(request.headers.get("content-length", LIMIT + 1)) > LIMIT:
+        raise HTTPException(413, f"a bundle says how long it is, and has at most {LIMIT} bytes")
+
+
+async def _parts(
+    body: bytes, most: int = MOST_PARTS, read: Reader = parts_of
+) -> list[tuple[str, bytes]]:
+    """Return a bundle's parts. In a thread: a small one may take a second, and others ask, too."""
+    try:
+        return await run_in_threadpool(read, body, LIMIT, most)
+    except ValueError as error:
+        raise HTTPException(400, f"this is no bundle: {error}") from error
+
+
+def _read(kind: type[Kind], content: bytes) -> Kind:
+    try:
+        found: Kind = kind.FromString(content)
+    except DecodeError as error:
+        raise HTTPException(400, f"this is no {kind.DESCRIPTOR.name}") from error
+    return found
+
+
+def _seconds(request: Request) -> float:
+    """Return for how long a pull may wait."""
+    try:
+        asked = float(request.headers.get(WAIT, USUAL_WAIT))
+    except ValueError as error:
+        raise HTTPException(400, f"{WAIT} is a number of seconds") from error
+    return min(max(asked, 0.0), LONGEST_WAIT) if asked == asked else 0.0
+
+
+@contextmanager
+def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
+    """Count one more for a key while it lasts."""
+    counter[key] += 1
+    try:
+        yield
+    finally:
+        counter[key] -= 1
+        if not counter[key]:
+            del counter[key]
+
+
+async def _loaded(load: store.Load | None) -> list[tuple[str, bytes]]:
+    """Return what was found once all of its objects are there, or are not to be waited for."""
+    if load is None:
+        return [("response", b"")]
+    until = time.monotonic() + OBJECTS_WAIT
+    while load.missing and time.monotonic() < until:
+        await asyncio.sleep(OBJECTS_LOOK)
+        await run_in_threadpool(load.fetch)
+    return load.parts()
+
+
+def _frames(parts: list[tuple[str, bytes]]) -> Response:
+    return Response(frames(parts), media_type=PLAIN)

@@ -1,0 +1,119 @@
+"""Which nodes may take part outlives the server; what is under way does not.
+
+A SuperLink's database costs 240 statements a message, which is most of the time of a round with
+small messages. What it would keep of a run is of no use after a restart, as its ServerApp is gone:
+a run is resumed as another one. So the state is in memory, and this file beside it holds the nodes
+that are registered, under the same ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from flwr.proto.node_pb2 import NodeInfo
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from starlette.concurrency import run_in_threadpool
+
+from deploy.protocol.flower_releases import installed
+from deploy.server.access import App, Scope, Send
+from simulation.errors import UsageError
+
+KEPT = ("nodes", "node_public_key_to_node_id", "owner_to_node_ids", "lock")  # of Flower's state
+CHANGING = ("/v1/control/register-node", "/v1/control/unregister-node")
+log = getLogger("edgewire")
+ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"
+
+
+class Registry:
+    """Wraps a SuperLink's ASGI app: puts nodes back as it starts, and notes every change."""
+
+    def __init__(self, app: App, file: Path) -> None:
+        self._app = app
+        self._file = file
+        self._keeps = True
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Pass a request on; who hears that a node is registered finds it in the file."""
+        if scope["type"] == "lifespan":
+            state = state_of(scope)
+            self._keeps = all(hasattr(state, each) for each in KEPT)
+            if self._keeps:
+                restore(state, self._file)
+            else:
+                log.warning("this Flower keeps nodes otherwise: who is registered is not written")
+        elif self._keeps and scope["type"] == "http" and scope["path"] in CHANGING:
+            state = state_of(scope)
+
+            async def noted(message: Scope) -> None:
+                if message["type"] == "http.response.start":
+                    await run_in_threadpool(save, state, self._file)
+                await send(message)
+
+            await self._app(scope, receive, noted)
+            return
+        await self._app(scope, receive, send)
+
+
+def save(state: Any, file: Path) -> None:
+    """Write the nodes of a state that is in memory: the file before, or this one, is always there.
+
+    Raises `OSError`.
+    """
+    with state.lock:
+        known = state.node_public_key_to_node_id
+        for each in state.nodes.values():
+            # Flower keeps the key of who is gone: nobody could register that again
+            if each.status == GONE and known.get(each.public_key) == each.node_id:
+                del known[each.public_key]
+        nodes = [MessageToDict(each) for each in state.nodes.values() if each.status != GONE]
+    partial = file.with_suffix(".part")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(handle, "w") as text:
+        json.dump(nodes, text, indent=1)
+        text.flush()
+        os.fsync(handle)
+    os.replace(partial, file)
+
+
+def restore(state: Any, file: Path) -> None:
+    """Put the nodes of a file, if there is one, into a state that is in memory.
+
+    Raises `UsageError` for a file that is damaged.
+    """
+    for node in load(file):
+        if node.status == ONLINE:
+            node.status, node.online_until = OFFLINE, 0.0
+        with state.lock:
+            state.nodes[node.node_id] = node
+            state.node_public_key_to_node_id[node.public_key] = node.node_id
+            state.owner_to_node_ids.setdefault(node.owner_aid, set()).add(node.node_id)
+
+
+def load(file: Path) -> list[NodeInfo]:
+    """Return the nodes of a file, none if there is none. Raises `UsageError` as `restore`."""
+    try:
+        return [ParseDict(each, NodeInfo()) for each in json.loads(file.read_text())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, ParseError) as error:
+        raise UsageError(f"{file} is damaged: move it away, and register nodes anew") from error
+
+
+def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
+    """Return what the server knows of the node with a key, and its versions if it knows the key."""
+    number = state.get_node_id_by_public_key(public_key)
+    found = [] if number is None else state.get_node_info(node_ids=[number])
+    if not found:
+        return {"registered": False}
+    versions = {"flwr": installed(), "python": platform.python_version()}
+    return {"registered": True, "node": number, "status": found[0].status, **versions}
+
+
+def state_of(scope: Scope) -> Any:
+    """Return the state of the SuperLink that a request, or a start, is of."""
+    return scope["app"].state.linkstate_factory.state()

@@ -1,0 +1,273 @@
+"""`python -m deploy.server`: Flower's SuperLink for real devices, and a gate before it.
+
+With TLS and keys of nodes, by what `python -m deploy.keys` has made. Everything but what nodes need
+is for this machine alone (`deploy.server.access`), a node's pull waits until there is something,
+and a message travels in one piece (`deploy.server.api`). Who may take part is kept in a file
+(`deploy.server.registry`); `--database` keeps all in Flower's, and a round takes several times as
+long.
+
+A Flower of another version that offers no place for the gate listens on this machine alone; one
+that has no bundles is served plainly. Each says so in a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib
+import ipaddress
+import os
+import resource
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+from conf.trust import DATA, OUTPUT
+from deploy.certificates import CA, SERVER
+from deploy.protocol.flower_releases import WANTED, installed
+from deploy.server.access import Gate
+from simulation.errors import UsageError
+from simulation.proxies import expect_usable_proxies, keep_loopback_direct
+
+PORT = 8000  # as Flower's own
+NODES, LOCK = "nodes.json", "lock"  # files of --state
+KEPT = 75  # seconds for which a connection is kept while a node computes: a new one costs it 3 kB
+ENDING = 2  # seconds for requests in hand once it is told to end: nodes ask for their pulls again
+EXTENSIONS = "flwr.superlink.extensions"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Serve until a signal comes; return an exit code. A mistake is one line, and code 2."""
+    options, rest = parser().parse_known_args(words)
+    keep_loopback_direct(options.host)
+    try:
+        expect_usable_proxies()
+        line = command_line(options)
+        found = environment(options)
+        lock = taken(options.state)
+        middleware = gated(options)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    os.environ.update(found)
+    sys.argv = ["flower-superlink", *line, *rest]
+    with lock:
+        serve(middleware)
+    return 0
+
+
+def parser(prog: str = "python -m deploy.server") -> argparse.ArgumentParser:
+    """Return what reads the command line; `prog`: whose that is."""
+    made = argparse.ArgumentParser(
+        prog=prog,
+        description="Flower's SuperLink for real devices; further options are Flower's own.",
+    )
+    add = made.add_argument
+    add("--host", default="0.0.0.0", help="the address to listen on (all of IPv4; IPv6 is ::)")
+    add("--port", type=int, default=PORT, help="the port (default: %(default)s)")
+    add("--keys", type=Path, default=Path("keys"), help="the folder of deploy.keys (%(default)s)")
+    add(
+        "--state",
+        type=Path,
+        default=Path("superlink"),
+        help="the folder for registered nodes and for runs' results (default: %(default)s)",
+    )
+    add("--database", action="store_true", help="Flower's database file in it: slow, keeps all")
+    add("--data", type=Path, help="the folder below which runs may read data (default: ./data)")
+    add("--insecure", action="store_true", help="no TLS and no keys: on this machine, for trying")
+    add("--any-node", action="store_true", help="take nodes without a key that is registered")
+    return made
+
+
+def command_line(options: argparse.Namespace) -> list[str]:
+    """Return Flower's words for ours. Raises `UsageError` for what cannot be."""
+    words = ["--host", options.host, "--port", str(options.port)]
+    if options.database:
+        words += ["--database", str(options.state / "superlink.db")]
+    words += ["--disable-runtime-dependency-installation"]
+    if options.insecure:
+        if not is_local(options.host):
+            raise UsageError(
+                "--insecure goes with --host 127.0.0.1: what is sent could be read and changed"
+            )
+        return [*words, "--insecure"]
+    for name, flag in (
+        (f"{CA}.crt", "ca-cert"),
+        (f"{SERVER}.crt", "cert"),
+        (f"{SERVER}.key", "key"),
+    ):
+        path = options.keys / name
+        if not path.is_file():
+            raise UsageError(
+                f"there is no {path}: `python -m deploy.keys server NAME-OR-ADDRESS` makes it"
+            )
+        words += [f"--ssl-{flag}file", str(path)]
+    return words if options.any_node else [*words, "--enable-supernode-auth"]
+
+
+def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
+    """Return what is put before the SuperLink: classes, outermost first, and their options.
+
+    Nothing where Flower has no place for it. Raises `UsageError` if the SuperLink would be open to
+    other machines without a gate.
+    """
+    if module("flwr.superlink.routers.fleet") is None:
+        raise UsageError(
+            f"this version of Flower ({installed()}) has no Fleet API over HTTP: "
+            f"`pip install '{WANTED}'`"
+        )
+    if not has_place(module(EXTENSIONS), module("flwr.superlink.main")):
+        if is_local(options.host):
+            warn("this Flower takes no gate: all of the server is open to this machine's users")
+            return []
+        raise UsageError(
+            "this version of Flower takes no gate, and without one anybody could start runs: "
+            f"install '{WANTED}', or listen on --host 127.0.0.1 behind a proxy for /v1/fleet/ alone"
+        )
+    found: list[tuple[Any, dict[str, Any]]] = [
+        (Gate, {"closed": not (options.insecure or options.any_node)})
+    ]
+    try:
+        from deploy.server.api import Bundling
+        from deploy.server.flower_api import expect_handlers
+
+        expect_handlers()
+        found.append((Bundling, {"output": output_of(options)}))
+    except ImportError as error:
+        warn(f"this Flower is another: nodes poll and send single objects ({error})")
+    if not options.insecure and not options.any_node:
+        from deploy.server.signed_uploads import Known
+
+        found.insert(1, (Known, {}))
+    if not options.database and not options.insecure:
+        from deploy.server.registry import Registry, load
+
+        load(options.state / NODES)
+        found.append((Registry, {"file": options.state / NODES}))
+    return found
+
+
+def has_place(extensions: ModuleType | None, app: ModuleType | None) -> bool:
+    """Return whether a SuperLink's app asks Flower's extensions for middleware."""
+    hook = getattr(extensions, "get_middleware", None)
+    return hook is not None and (
+        getattr(app, "extensions", None) is extensions or getattr(app, "get_middleware", 0) is hook
+    )
+
+
+def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
+    """Start Flower's SuperLink in this process, with the middleware, by `sys.argv`."""
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+    from starlette.middleware import Middleware
+
+    if middleware:
+        extensions: Any = module(EXTENSIONS)
+        theirs: Callable[[], Sequence[Any]] = extensions.get_middleware
+
+        def ours() -> tuple[Any, ...]:
+            return (*(Middleware(kind, **options) for kind, options in middleware), *theirs())
+
+        extensions.get_middleware = ours
+        app: Any = module("flwr.superlink.main")
+        if hasattr(app, "get_middleware"):
+            app.get_middleware = ours
+    uvicorn: Any = module("uvicorn")
+    times = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
+    uvicorn.run = partial(uvicorn.run, **times, **bounds())
+    many_connections()
+    flower_superlink()
+
+
+def bounds() -> dict[str, Any]:
+    """Return uvicorn's options for how much a client may say, and for how long.
+
+    None for an uvicorn that is made otherwise, which is said.
+    """
+    try:
+        from deploy.server.connections import uvicorn_options
+    except ImportError as error:
+        warn(f"this uvicorn is another: who connects and says nothing is waited for ({error})")
+        return {}
+    return uvicorn_options()
+
+
+def many_connections() -> None:
+    """Let this process have as many files as the system lets it: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def taken(folder: Path) -> TextIO:
+    """Lock a server's folder for as long as the file is open; return that.
+
+    Raises `UsageError` if another server runs on it: the two would write over each other's nodes.
+    """
+    try:
+        handle = (folder / LOCK).open("a")
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"another server runs on --state {folder}: stop it, or give each a folder of its own"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"--state {folder} cannot be used: {error.strerror}") from error
+    return handle
+
+
+def environment(options: argparse.Namespace) -> dict[str, str]:
+    """Return what the SuperLink and the processes that it starts find in their environment.
+
+    Makes the server's folder. Raises `UsageError` if that cannot be.
+    """
+    try:
+        options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        output_of(options).mkdir(exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--state {options.state} cannot be used: {error.strerror}") from error
+    # Flower's processes start each other by bare name, whether the environment is active or not.
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    found = {
+        "PATH": path,
+        OUTPUT: str(output_of(options)),
+        "FORWARDED_ALLOW_IPS": "127.0.0.1,::1",  # whatever was there: nobody else says who he is
+        "FLWR_HOME": os.environ.get("FLWR_HOME", str((options.state / "flwr").resolve())),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    if options.data is not None:
+        found[DATA] = str(options.data.resolve())
+    return found
+
+
+def output_of(options: argparse.Namespace) -> Path:
+    """Return the folder below which runs leave their results."""
+    return Path(options.state).resolve() / "runs"
+
+
+def is_local(host: str) -> bool:
+    """Return whether an address to listen on is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def module(name: str) -> ModuleType | None:
+    """Return a module of Flower's, None where it has none of that name."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def warn(line: str) -> None:
+    """Print one line of warning."""
+    print(f"warning: {line}", file=sys.stderr)

@@ -1,0 +1,81 @@
+"""Large requests of the Fleet API are read only if a registered node has signed them.
+
+Flower, and what we add, read a request whole before they look at who sends it: anybody who reaches
+the port could fill the server's memory. What a thin request is signed with is in its body, and is
+looked at as soon as that much has come (`deploy.server.api`).
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any
+
+from fastapi import HTTPException
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from flwr.superlink.dependencies.linkstate import get_linkstate
+from flwr.superlink.routers.fleet.node_auth import authenticate_node
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from deploy.server.access import FLEET, LIMIT, App, Scope, Send, refuse
+
+SMALL = 1 << 16  # bytes that anybody may send: what Flower's calls take but for contents
+THIN_CALLS = f"{FLEET}edgewire/thin/"
+
+
+class Known:
+    """Wraps an ASGI app: large requests to the Fleet API get status 401 unless they are signed.
+
+    Of a node that is known, too, a request says how long it is (else 411) and is no longer than a
+    message may be (413).
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Pass a request on, or refuse it before its body is read."""
+        if is_large(scope):
+            try:
+                await expect_known(Request(scope, receive))
+            except HTTPException as error:
+                await refuse(send, error.status_code, "a large request, and not of a known node")
+                return
+            if (length := length_of(scope)) is None or length > LIMIT:
+                words = f"a request says how long it is, and has at most {LIMIT} bytes"
+                await refuse(send, 411 if length is None else 413, words)
+                return
+        await self._app(scope, receive, send)
+
+
+def is_large(scope: Scope) -> bool:
+    """Return whether who sends a request is to be looked at before its body."""
+    if scope["type"] != "http" or not scope["path"].startswith(FLEET):
+        return False
+    if scope["method"] == "GET" or scope["path"].startswith(THIN_CALLS):
+        return False
+    length = length_of(scope)
+    return length is None or length > SMALL
+
+
+def length_of(scope: Scope) -> int | None:
+    """Return how long a request's body is; None: it does not say."""
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"")
+    return int(length) if length.isdigit() and b"transfer-encoding" not in headers else None
+
+
+async def expect_known(request: Request) -> None:
+    """Raise `HTTPException` unless a registered node has signed a request, by its headers."""
+    try:
+        key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""))
+    except ValueError as error:
+        raise HTTPException(401) from error
+    node = get_linkstate(request).get_node_id_by_public_key(key) if key else None
+    if node is None:
+        raise HTTPException(401)
+    signed = Request(dict(request.scope, state={}))  # what comes after this is not to see the claim
+    signed.state.protobuf_request = PullMessagesRequest(node=Node(node_id=node))
+    await run_in_threadpool(authenticate_node, signed)

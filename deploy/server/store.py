@@ -1,0 +1,239 @@
+"""A message and its objects, into a SuperLink's state and out of it, by Flower's own handlers.
+
+What the handlers do for one call over HTTP they do here for each of a bundle, in one transaction
+where the state is a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.proto.fleet_pb2 import (
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesRequest,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+)
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.superlink.servicer.fleet import fleet_handlers as fleet
+from flwr.superlink.servicer.runtime import runtime_handlers as runtime
+
+from deploy.server.incomplete_replies import Arriving, Reply
+from deploy.server.redelivery import HandedOut
+
+Reader = Callable[[PullObjectRequest], PullObjectResponse]
+
+
+@dataclass
+class Load:
+    """What a pull has found: the response, and its objects as far as they are there.
+
+    `missing`: ids of those that are still on their way, with the run each belongs to.
+    """
+
+    response: PullMessagesResponse
+    node: Node
+    read: Reader
+    objects: dict[str, bytes] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
+
+    def parts(self) -> list[tuple[str, bytes]]:
+        """Return it as named parts."""
+        return [("response", self.response.SerializeToString()), *self.objects.items()]
+
+    def fetch(self) -> None:
+        """Take the missing objects that are there by now; forget those that will never be.
+
+        Raises Flower's error if the run is over.
+        """
+        for name, run in list(self.missing.items()):
+            found = self.read(PullObjectRequest(node=self.node, run_id=run, object_id=name))
+            if found.object_available:
+                self.objects[name] = found.object_content
+            if found.object_available or not found.object_found:
+                del self.missing[name]
+
+
+def whole(state: Any) -> AbstractContextManager[Any]:
+    """Within, all that happens to the state is one transaction, if it knows any."""
+    return getattr(state, "session", nullcontext)()
+
+
+def key_of(node_id: int, state: Any) -> bytes:
+    """Return a node's public key; none at all for a node that there is not."""
+    found = state.get_node_info(node_ids=[node_id])
+    return found[0].public_key if found else b""
+
+
+def heard(node_id: int, state: Any) -> None:
+    """Take note that a node is there, as of one that sends a heartbeat."""
+    found = state.get_node_info(node_ids=[node_id])
+    if found and found[0].heartbeat_interval > 0:
+        state.acknowledge_node_heartbeat(node_id, found[0].heartbeat_interval)
+
+
+def for_node(request: PullMessagesRequest, handed: HandedOut, state: Any) -> Load | None:
+    """Return a message for a node, with its objects; None if there is none.
+
+    `handed`: what nodes were handed before, and have nothing of if they ask.
+    """
+    node = request.node.node_id
+
+    def read(wanted: PullObjectRequest) -> PullObjectResponse:
+        return fleet.pull_object(wanted, state)
+
+    with whole(state):
+        response = handed.again(node, state)
+        response = response or fleet.pull_messages(request, state, state.object_store)
+        handed.note(node, response)
+        load = _load(response, request.node, read)
+        return load if load is not None and _fetched(load) else None
+
+
+def from_node(
+    request: PushMessagesRequest,
+    objects: Mapping[str, bytes],
+    confirm: ConfirmMessageReceivedRequest | None,
+    handed: HandedOut,
+    state: Any,
+) -> PushMessagesResponse:
+    """Store a node's reply and its objects; forget the message that it replies to.
+
+    What the response lists as `objects_to_push` was not among the objects, and is pushed singly.
+    """
+    run = request.messages_list[0].metadata.run_id
+    with whole(state):
+        expect_known(run, state)
+        response = fleet.push_messages(request, state)
+
+        def store(name: str) -> bool:
+            pushed = PushObjectRequest(
+                node=request.node,
+                run_id=run,
+                object_id=name,
+                object_content=objects[name],
+                session_id=response.session_id,
+            )
+            return bool(fleet.push_object(pushed, state).stored)
+
+        _store(response, objects, store)
+        if confirm is not None:
+            fleet.confirm_message_received(confirm, state, state.object_store)
+        asked = request.messages_list[0].metadata.reply_to_message_id
+        handed.replied(request.node.node_id, asked)
+        return response
+
+
+def expect_known(run: int, state: Any) -> None:
+    """Raise Flower's error for a run that is over if the server does not know it (any more)."""
+    if not state.get_run_info(run_ids=[run]):
+        raise FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, f"run {run} is unknown")
+
+
+def for_server(
+    request: PullAppMessagesRequest,
+    arriving: Arriving,
+    sends: Callable[[bytes], bool],
+    state: Any,
+    task: Any,
+) -> list[Reply] | None:
+    """Return the replies to a ServerApp's messages that are there; None if there are none.
+
+    `arriving`: those of which some objects are still to come; `sends`: whether the node with a
+    public key is sending an object just now.
+    """
+
+    def fetch(name: str) -> bytes | None:
+        wanted = PullObjectRequest(node=server, run_id=task.run_id, object_id=name)
+        found = runtime.pull_object(wanted, state, task)
+        if not found.object_found:
+            raise LookupError(name)
+        return found.object_content if found.object_available else None
+
+    server = Node(node_id=1)
+    with whole(state):
+        if ids := arriving.not_yet(task.run_id, request.message_ids):
+            asks = PullAppMessagesRequest(message_ids=ids)
+            arriving.add(task.run_id, runtime.pull_messages(asks, state, task))
+        try:
+            found = arriving.ready(
+                task.run_id, request.message_ids, fetch, lambda node: sends(key_of(node, state))
+            )
+        except FlowerError:  # the run is over
+            return None
+    return found or None
+
+
+def received(replies: Iterable[Reply], state: Any) -> None:
+    """Delete what a ServerApp has received; what did not come whole is deleted, too."""
+    with whole(state):
+        for each in replies:
+            state.object_store.delete(each.message.metadata.message_id)
+
+
+def from_server(
+    request: PushAppMessagesRequest, objects: Mapping[str, bytes], state: Any, task: Any
+) -> PushAppMessagesResponse:
+    """Store a ServerApp's messages and their objects; `objects_to_push` as in `from_node`."""
+    with whole(state):
+        response = runtime.push_messages(request, state, task)
+
+        def store(name: str) -> bool:
+            pushed = PushObjectRequest(
+                node=Node(node_id=1),
+                run_id=task.run_id,
+                object_id=name,
+                object_content=objects[name],
+                session_id=response.session_id,
+            )
+            return bool(runtime.push_object(pushed, state, task).stored)
+
+        _store(response, objects, store)
+        return response
+
+
+def _load(response: Any, node: Node, read: Reader) -> Load | None:
+    """Return what is to be fetched for a response, in the order of its trees; None: nothing."""
+    if not response.messages_list:
+        return None
+    load = Load(response, node, read)
+    for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+        load.missing.update(dict.fromkeys(_names(tree), message.metadata.run_id))
+    return load
+
+
+def _names(tree: ObjectTree) -> Iterable[str]:
+    return (each.object_id for each in iterate_object_tree(tree))
+
+
+def _fetched(load: Load) -> bool:
+    """Fetch what is there; return False for a run that is over: its messages are nobody's."""
+    try:
+        load.fetch()
+    except FlowerError:
+        return False
+    return True
+
+
+def _store(response: Any, objects: Mapping[str, bytes], store: Callable[[str], bool]) -> None:
+    """Store the objects that a response asks for, and let it list only those that are not here."""
+    missing = [name for name in response.objects_to_push if name not in objects or not store(name)]
+    del response.objects_to_push[:]
+    response.objects_to_push.extend(missing)

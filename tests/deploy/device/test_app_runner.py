@@ -1,0 +1,58 @@
+"""What a node says of an app that fails: what the user can put right is one line."""
+
+from types import SimpleNamespace
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.app import Undisclosed
+from compression import PayloadError
+from conf import ConfigError
+from deploy.device.app_runner import answered
+from deploy.device.throttled_log import Failing
+from task.errors import TaskError
+
+CONTEXT = SimpleNamespace(run_id=1, node_id=2)
+
+
+def hidden(error):
+    """Raise what hides another error from a server."""
+    raise Undisclosed("this node's own log says more") from error
+
+
+def said_of(failing, caplog):
+    """Let an app fail; return the reply's bytes and what was logged."""
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    message = Message(RecordDict({"a": ConfigRecord({"n": 1})}), 2, "train")
+    message.metadata.__dict__["_message_id"] = "a"
+
+    def app(message, context):
+        failing()
+
+    bundle = answered(message, CONTEXT, lambda: app, Failing())
+    (record,) = caplog.records
+    return bundle, record
+
+
+@pytest.mark.parametrize("kind", [TaskError, ConfigError, PayloadError])
+@pytest.mark.parametrize("hides", [True, False])
+def test_what_a_user_can_put_right_is_one_line(kind, hides, caplog):
+    def failing():
+        if hides:
+            hidden(kind("no photos in /srv/photos"))
+        raise kind("no photos in /srv/photos")
+
+    bundle, record = said_of(failing, caplog)
+    said = "the app failed; the server is told so: no photos in /srv/photos"
+    assert record.getMessage() == said
+    assert record.exc_info is None
+    assert (b"/srv/photos" in bundle) is not hides
+    assert b"<class" not in bundle
+    assert not hides or b"this node's own log says more" in bundle
+
+
+def test_any_other_failure_is_shown_with_where_it_was(caplog):
+    _, record = said_of(lambda: [][1], caplog)
+    assert record.getMessage() == "the app failed; the server is told so"
+    assert record.exc_info[0] is IndexError

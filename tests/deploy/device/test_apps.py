@@ -1,0 +1,72 @@
+"""Apps on a device: what is no bundle is said to be none, and nothing of it stays."""
+
+import hashlib
+import io
+import zipfile
+
+import pytest
+
+from deploy.device.apps import AppError, Apps
+
+TEXT = b"a line of an app\n" * 400
+
+
+def bundle(compression=zipfile.ZIP_DEFLATED):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", compression) as archive:
+        archive.writestr("app/main.py", TEXT)
+    return bytearray(made.getvalue())
+
+
+def digest_of(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def encrypted(data):
+    data[6] |= 1  # of the entry, and of the folder at the end
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    return data
+
+
+def unknown(data):
+    data[8] = data[data.index(b"PK\x01\x02") + 10] = 77
+    return data
+
+
+def damaged(data):
+    start = data.index(b"main.py") + 7
+    data[start : start + 8] = b"\xff" * 8
+    return data
+
+
+def other(data):
+    at = data.index(b"line")
+    data[at] ^= 1
+    return data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no zip at all", bundle()[:-30], encrypted(bundle()), unknown(bundle()),
+     damaged(bundle()), other(bundle(zipfile.ZIP_STORED))],
+)  # fmt: skip
+def test_what_cannot_be_unpacked_is_one_line(tmp_path, data):
+    apps, data = Apps(tmp_path / "apps"), bytes(data)
+    with pytest.raises(AppError, match="cannot be unpacked"):
+        apps.put(digest_of(data), data)
+    assert not apps.has(digest_of(data))
+
+
+def test_another_bundle_than_the_one_that_was_named(tmp_path):
+    apps = Apps(tmp_path / "apps")
+    with pytest.raises(AppError, match="is not the one"):
+        apps.put(digest_of(b"another"), bytes(bundle()))
+
+
+def test_a_bundle_is_unpacked_once_for_all(tmp_path):
+    apps, data = Apps(tmp_path / "apps"), bytes(bundle())
+    apps.put(digest_of(data), data)
+    assert apps.has(digest_of(data))
+    assert Apps(tmp_path / "apps").has(digest_of(data))
+    (found,) = tmp_path.rglob("main.py")
+    assert found.read_bytes() == TEXT

@@ -1,0 +1,213 @@
+"""What a node says while it waits: one line that names the cause and what to do."""
+
+import datetime
+import ipaddress
+import re
+import ssl
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from deploy.device.backoff import WORTH_WAITING, reason_of
+from deploy.device.client import FleetClient, Refusal
+from deploy.device.membership import Member
+from deploy.device.node_folder import Journal
+from deploy.node import main
+from tests.deploy.fakelink import FakeLink
+
+NOW = datetime.datetime.now(datetime.UTC)
+DAY = datetime.timedelta(days=1)
+PEM = serialization.Encoding.PEM
+
+
+@dataclass
+class Issued:
+    """A certificate and its key, as files."""
+
+    certificate: str
+    key: str
+    path: object
+
+
+def issued(folder, name, *, address="127.0.0.1", start=NOW - DAY, end=NOW + DAY):
+    """Return a certificate that has signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), 1, start, end)
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / f"{name}.pem").write_bytes(made.public_bytes(PEM))
+    secret = key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / f"{name}.key").write_bytes(secret)
+    return Issued(str(folder / f"{name}.pem"), str(folder / f"{name}.key"), folder / f"{name}.pem")
+
+
+@pytest.fixture
+def link():
+    link = FakeLink(b"")
+    yield link
+    link.stop()
+
+
+def enter(link, journal, *, registers=True, certificates=None):
+    """Try to come online; return what a node says of it."""
+    fleet = FleetClient(
+        link.address, journal.key(), insecure=certificates is None,
+        root_certificates=certificates,
+    )  # fmt: skip
+    member = Member(fleet, journal, registers=registers)
+    try:
+        member.enter()
+    except WORTH_WAITING as error:
+        reason = reason_of(error, fleet.address, known=member.known)
+        assert "\n" not in reason
+        return reason
+    finally:
+        fleet.close()
+    return ""
+
+
+def test_a_key_that_is_not_registered(link, tmp_path):
+    journal = Journal(tmp_path)
+    said = enter(link, journal, registers=False)  # nobody can tell it from the next one
+    assert "does not know this node's key: register it" in said
+    assert "online" in said
+    assert not link.nodes
+
+
+def test_a_key_that_was_known(link, tmp_path):
+    journal = Journal(tmp_path)
+    assert not enter(link, journal)
+    link.nodes.clear()
+    link.online.clear()
+    said = enter(link, journal, registers=False)
+    assert "does not know this node's key: register it" in said
+    assert "online" not in said
+
+
+def test_an_earlier_life_that_stays_online(link, tmp_path):
+    journal = Journal(tmp_path)
+    assert not enter(link, journal)
+    (tmp_path / "node.json").unlink()  # so it does not know its id
+    assert "counts an earlier life of this node as online" in enter(link, journal)
+    link.online.clear()
+    assert not enter(link, journal)
+
+
+def test_a_server_that_takes_registered_keys_alone(link, tmp_path):
+    link.registers = False
+    assert "--auth-supernode-private-key" in enter(link, Journal(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [(400, "(400|401) s ahead of"), (-400, "(399|400|401) s behind"), (8, "[89] s ahead")],
+)
+def test_a_clock_that_is_off_is_named_with_how_much(ahead, words, link, tmp_path):
+    journal = Journal(tmp_path)
+    link.clock = ahead + 0.3
+    link.faults["activate_node"].append(401)
+    said = enter(link, journal)
+    assert re.search(f"clock is {words}", said), said
+
+
+def test_a_clock_that_is_right_is_not_blamed(link, tmp_path):
+    link.faults["activate_node"].append(401)
+    said = enter(link, Journal(tmp_path))
+    assert "clock" not in said
+    assert "signature" in said
+
+
+def test_another_server(link, tmp_path):
+    link.faults["register_node"].append(404)
+    assert "does not serve Flower's Fleet API" in enter(link, Journal(tmp_path))
+
+
+def test_a_server_that_is_not_there(link, tmp_path):
+    link.stop()
+    assert "is not reached: [Errno 111] Connection refused" in enter(link, Journal(tmp_path))
+
+
+def test_a_name_that_nobody_knows(tmp_path):
+    fleet = FleetClient("nowhere.invalid:1", Journal(tmp_path).key(), insecure=True)
+    with pytest.raises(httpx.TransportError) as error:
+        fleet.bundles()
+    assert "nowhere.invalid:1 is not reached: " in reason_of(error.value, fleet.address)
+
+
+def tls(link, shown):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(shown.certificate, shown.key)
+    link.socket = context.wrap_socket(link.socket, server_side=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"end": NOW - DAY / 2}, "certificate has expired; renew it"),
+        ({"start": NOW + DAY / 2}, "not yet valid; is this machine's clock behind"),
+        ({"address": "127.0.0.2"}, "--superlink must be a name or address that is in"),
+    ],
+)
+def test_a_certificate_that_will_not_do(options, says, link, tmp_path):
+    shown = issued(tmp_path, "server", **options)
+    tls(link, shown)
+    said = enter(link, Journal(tmp_path / "node"), certificates=shown.path)
+    assert says in said, said
+
+
+def test_another_ca_and_the_right_one(link, tmp_path):
+    shown, other = issued(tmp_path, "server"), issued(tmp_path, "other")
+    tls(link, shown)
+    journal = Journal(tmp_path / "node")
+    said = enter(link, journal, certificates=other.path)
+    assert "--root-certificates must name the CA" in said, said
+    assert not enter(link, journal, certificates=shown.path)
+
+
+def test_a_server_without_tls(link, tmp_path):
+    other = issued(tmp_path, "other")
+    said = enter(link, Journal(tmp_path / "node"), certificates=other.path)
+    assert "does not speak TLS" in said, said
+
+
+def test_a_refusal_says_what_flower_says(link, tmp_path):
+    fleet = FleetClient(link.address, Journal(tmp_path).key(), insecure=True)
+    link.faults["pull_messages"].append(500)
+    from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+
+    with pytest.raises(Refusal) as error:
+        fleet.call(PullMessagesRequest(), PullMessagesResponse)
+    assert reason_of(error.value, "a:1") == "a:1 answers 500: Internal Server Error"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--superlink", "a"], "--superlink must be host:port, not a"),
+        (["--superlink", "http://a:1"], "--superlink must be host:port"),
+        (["--superlink", "a:65536"], "--superlink a:65536: a port is a number from 1 to 65535"),
+        (["--insecure", "--root-certificates", "x"], "exclude each other"),
+        (["--root-certificates", "x"], "--root-certificates x: No such file"),
+        (["--auth-supernode-private-key", "x"], "x: No such file"),
+        (["--auth-supernode-private-key", __file__], "is no private key"),
+        (["--insecure", "--app", "edgewire"], "--app edgewire is no SHA-256"),
+        (["--insecure", "--node-config", "a=b=c"], "--node-config: "),
+        (["--insecure", "--state", "/dev/null/x"], "--state /dev/null/x cannot be used"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line(words, says, tmp_path, capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["--superlink", "127.0.0.1:1", "--state", str(tmp_path / "node"), *words])
+    said = capsys.readouterr().err
+    assert done.value.code == 2
+    assert says in said.splitlines()[-1], said

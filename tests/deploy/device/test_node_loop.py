@@ -1,0 +1,329 @@
+"""A node against a server of a hundred lines: what it sends, whatever fails in between."""
+
+import hashlib
+import os
+import sys
+import threading
+import time
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+from deploy.device.apps import OtherApp
+from deploy.device.backoff import WORTH_WAITING, Wait
+from deploy.device.client import FleetClient
+from deploy.device.membership import Member
+from deploy.device.node_folder import Journal
+from deploy.device.node_loop import Device
+from tests.deploy.fakelink import FakeLink
+from tests.deploy.servers import COUNTING, eventually
+from tests.deploy.test_killed import content, expected
+
+
+@pytest.fixture(scope="module")
+def fab():
+    yield build_fab_from_disk(COUNTING)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "counting"]:
+        del sys.modules[name]
+
+
+class World:
+    """A server, and a node that is stepped by hand."""
+
+    beats = 20.0  # seconds between two heartbeats
+
+    def __init__(self, fab, folder, monkeypatch, apps=(), **options):
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        self.link, self.folder, self.apps = FakeLink(fab, **options), folder, apps
+        self.pauses, self.names = [], []
+        self.begin()
+
+    def begin(self):
+        """Start the node, anew."""
+        self.journal = Journal(self.folder)
+        self.fleet = FleetClient(self.link.address, self.journal.key(), insecure=True)
+        self.member = Member(self.fleet, self.journal, registers=True, beats=self.beats)
+        self.device = Device(
+            self.fleet, self.journal, self.member, {}, apps=self.apps,
+            wait=Wait(self.pauses.append),
+        )  # fmt: skip
+
+    def die(self):
+        """End the node without a word."""
+        self.member.stop()
+        self.fleet.close()
+        self.journal.close()
+
+    def steps(self, count=1):
+        """Let the node work; return what failed."""
+        failed = []
+        for _ in range(count):
+            try:
+                self.device.step()
+            except WORTH_WAITING as error:
+                failed.append(error)
+        return failed
+
+    def ask(self, kind="count"):
+        self.names.append(self.link.ask(content(len(self.names)), f"train.{kind}"))
+
+    def until_replied(self):
+        """Let the node work until its last reply is off its hands; return what failed before."""
+        failed = []
+        for _ in range(20):
+            now = self.steps()
+            if not now and self.link.said(self.names[-1]) is not None:
+                return failed
+            failed += now
+        raise AssertionError(failed)
+
+    def said(self):
+        return [self.link.said(name).content["metrics"] for name in self.names]
+
+    def is_as_expected(self):
+        said = [(m["number"], m["total"]) for m in self.said()]
+        assert said == list(expected(len(said)))
+        return True
+
+
+@pytest.fixture
+def world(fab, tmp_path, monkeypatch):
+    made = []
+
+    def make(**options):
+        made.append(World(fab, tmp_path / "node", monkeypatch, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.member.leave()
+        each.link.stop()
+        each.fleet.close()
+
+
+@pytest.mark.parametrize("bundled", [False, True, "thin"])
+def test_it_answers_message_after_message(bundled, world, caplog):
+    w = world(bundled=bundled)
+    w.steps()
+    for _ in range(4):
+        w.ask()
+        w.steps()
+    assert w.is_as_expected()
+    assert len({m["process"] for m in w.said()}) == 1
+    assert w.link.calls.count("get_fab") == w.link.calls.count("get_run") == 1
+    assert {"pull_object", "push_object"}.isdisjoint(w.link.calls) == bool(bundled)
+    assert w.link.calls.count("edgewire_thin_push") == (4 if bundled == "thin" else 0)
+    assert caplog.text.count("no bundled calls") == (not bundled)
+    assert not w.link.objects  # each message was confirmed
+
+
+@pytest.mark.parametrize("bundled", [False, True, "thin"])
+def test_an_error_of_the_app_is_told(bundled, world, caplog):
+    caplog.set_level("INFO", "edgewire")
+    w = world(bundled=bundled)
+    w.steps()
+    w.ask("fail")
+    w.ask("count")
+    w.steps(2)
+    error, reply = (w.link.said(name) for name in w.names)
+    assert (error.error.code, error.error.reason) == (
+        2, "ZeroDivisionError: on purpose"
+    )  # fmt: skip
+    assert reply.content["metrics"]["number"] == 1
+    assert caplog.messages[-1] == "messages are answered again; before that there failed 1"
+
+
+CALLS = {
+    False: ["register_node", "activate_node", "pull_messages", "get_run", "get_fab", "pull_object",
+            "push_messages", "push_object", "confirm_message_received"],
+    True: ["edgewire_pull", "edgewire_push"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["lost", 503])
+@pytest.mark.parametrize("bundled", [False, True])
+def test_any_call_may_fail(bundled, fault, world):
+    w = world(bundled=bundled)
+    for call in CALLS[bundled]:
+        w.link.faults[call] += [fault]
+    w.steps(len(CALLS[bundled]) + 1)
+    for _ in range(3):
+        w.ask()
+        for call in CALLS[bundled][2 - 2 * bundled :]:
+            w.link.faults[call] += [fault]
+        assert w.steps(len(CALLS[bundled]) + 2)
+    assert w.is_as_expected()
+
+
+@pytest.mark.parametrize("bundled", [False, True])
+def test_a_push_that_was_not_answered_is_sent_again_as_it_was(bundled, world):
+    w = world(bundled=bundled)
+    w.steps()
+    failed = []
+    for call in ("push_messages", "push_object", "confirm_message_received", "edgewire_push"):
+        w.link.faults[call] += ["unanswered", "unanswered"]
+        w.ask()
+        failed += w.until_replied()
+    assert w.is_as_expected()
+    assert failed
+
+
+def test_two_attempts_to_push_that_broke_off_leave_no_object_out(world):
+    w = world()
+    w.steps()
+    w.ask()
+    w.link.faults["push_object"] = ["lost"] * 100  # whichever are sent at once
+    assert w.steps()
+    w.link.faults["push_object"] = ["unanswered"]
+    assert w.until_replied()
+    assert w.is_as_expected()
+
+
+def test_a_message_that_comes_again_is_answered_as_before(world):
+    w = world()
+    w.steps()
+    for _ in range(3):
+        w.ask()
+        w.steps()
+    for name in (w.names[2], w.names[0]):  # the last one, and one from before
+        w.link.queue.append(w.link.delivered[name])
+        w.steps()
+    w.ask()
+    w.steps()
+    assert w.is_as_expected()
+    assert w.link.calls.count("push_messages") == 5
+
+
+def test_a_restarted_node_is_the_same_one(world, caplog):
+    w = world()
+    w.steps()
+    w.ask()
+    w.steps()
+    w.die()
+    w.begin()
+    caplog.clear()
+    w.ask()
+    assert not w.steps(2)  # its earlier life is still online
+    assert w.link.calls.count("activate_node") == 1
+    assert "deactivate_node" not in w.link.calls  # the server would fail the message in hand
+    assert w.is_as_expected()
+    assert len(w.link.nodes) == 1
+    assert w.link.calls.count("get_fab") == 1
+
+
+def test_a_full_disk_is_waited_for(world, monkeypatch):
+    w = world()
+    w.steps()
+    w.ask()
+    real = os.fsync
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    failed = w.steps(3)
+    assert [str(each) for each in failed] == ["[Errno 28] No space left on device"] * 3
+    assert not w.link.replies
+    monkeypatch.setattr(os, "fsync", real)
+    w.steps()
+    w.ask()
+    w.steps()
+    assert w.is_as_expected()
+
+
+def test_a_run_that_is_over_is_put_aside(world):
+    w = world()
+    w.steps()
+    w.ask()
+    w.link.faults["push_messages"] += ["lost"]
+    assert w.steps()
+    w.link.over = True
+    w.steps()
+    w.link.over = False
+    w.names.clear()
+    assert not w.steps()
+    assert "push_object" not in w.link.calls
+
+
+def test_a_message_whose_objects_are_gone_is_said_to_be(world):
+    w = world()
+    w.steps()
+    w.ask()
+    w.link.objects.clear()
+    w.steps()
+    assert w.link.said(w.names[0]).has_error()
+
+
+def test_an_app_that_this_device_does_not_take_is_never_fetched(world):
+    w = world(apps=("0" * 64,))
+    w.steps()
+    w.ask()
+    assert not w.steps()
+    assert "takes other apps alone" in w.link.said(w.names[0]).error.reason
+    assert "get_fab" not in w.link.calls
+
+
+def test_an_app_that_is_taken_no_more_is_not_run_because_it_is_here(world, fab):
+    w = world(apps=("0" * 64, hashlib.sha256(fab).hexdigest()))
+    w.steps()
+    w.ask()
+    assert not w.steps()
+    assert w.is_as_expected()
+    w.die()
+    w.apps = ("0" * 64,)
+    w.begin()
+    w.ask()
+    assert not w.steps(2)
+    assert w.link.said(w.names[1]).has_error()
+
+
+def test_another_app_asks_for_another_process(world, fab):
+    w = world()
+    w.steps()
+    w.ask()
+    w.steps()
+    w.link.begin_run(78)
+    w.link.fab += b"\0"  # a zip may have bytes after it
+    w.link.digest = hashlib.sha256(w.link.fab).hexdigest()
+    w.names.clear()
+    w.ask()
+    with pytest.raises(OtherApp):
+        w.steps()
+    w.die()
+    w.begin()
+    assert not w.steps(2)
+    assert w.is_as_expected()
+
+
+def test_a_node_that_has_left_sends_no_heartbeat_and_says_nothing(world, caplog, monkeypatch):
+    monkeypatch.setattr(World, "beats", 0.01)
+    w = world()
+    w.steps()
+    eventually(lambda: "send_node_heartbeat" in w.link.calls)
+    w.member.leave()
+    assert "heartbeat" not in {thread.name for thread in threading.enumerate()}
+    count = w.link.calls.count("send_node_heartbeat")
+    w.die()
+    time.sleep(0.05)
+    w.begin()
+    assert w.link.calls.count("send_node_heartbeat") == count
+    assert "heartbeat" not in caplog.text
+
+
+def test_reasons_are_said_once_and_pauses_grow(world, caplog):
+    w = world()
+    w.link.faults["activate_node"] += [503] * 6 + ["lost"]
+
+    def pause(seconds):
+        w.pauses.append(seconds)
+        if len(w.pauses) == 7:
+            raise SystemExit
+
+    w.device = Device(w.fleet, w.journal, w.member, {}, wait=Wait(pause))
+    with pytest.raises(SystemExit):
+        w.device.serve()
+    assert caplog.text.count("waiting: ") == 2
+    assert "answers 503" in caplog.text
+    assert "is not reached: Server disconnected" in caplog.text
+    assert all(0.5 <= b / a <= 2.5 for a, b in zip(w.pauses, w.pauses[1:], strict=False))
+    assert w.pauses[-1] > 2 * w.pauses[0]

@@ -1,0 +1,179 @@
+"""What is kept of a run comes back to the last bit, is whole or not there, and stays small."""
+
+import copy
+import os
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from compression.flower.arrays import FlatArray
+from compression.flower.state import keep, kept
+from deploy.device.store import Shelf, open_shelf
+from deploy.protocol.lineage import Checkpoint, Lives
+
+
+def state_of(draw):
+    state = RecordDict()
+    keep(state, "flat", {
+        "wide": draw.normal(size=3000).astype(np.float32), "none": np.zeros((0, 3)),
+        "number": np.array(draw.integers(9)), "every other": draw.integers(9, size=20)[::2],
+        "bits": draw.random(size=(3, 5)) < 0.5,
+    })  # fmt: skip
+    state["plain"] = ArrayRecord({"x": Array(draw.normal(size=(3, 4)))})
+    state["plain"]["odd"] = Array("uint8", (3,), "some.kind", b"abc")
+    state["words"] = ConfigRecord({"a": [1, 2], "b": b"\0\1", "c": "d", "e": 0.1})
+    state["metrics"] = MetricRecord({"n": int(draw.integers(2**40)), "x": [0.1, 2.0]})
+    return state
+
+
+def same(one, other):
+    assert list(one) == list(other)
+    for name in one:
+        if not isinstance(one[name], ArrayRecord):
+            assert one[name] == other[name]
+            continue
+        assert list(one[name]) == list(other[name])
+        for key, array in one[name].items():
+            assert (array.dtype, tuple(array.shape), array.stype) == (
+                other[name][key].dtype, tuple(other[name][key].shape), other[name][key].stype
+            )  # fmt: skip
+            assert array.data == other[name][key].data
+    return True
+
+
+def files(folder):
+    return sorted(f.name for f in folder.iterdir())
+
+
+def test_it_comes_back_after_every_reply(tmp_path):
+    shelf = open_shelf(tmp_path)
+    assert (shelf.answered, len(shelf.state)) == ([], 0)
+    for number in range(5):
+        state = state_of(np.random.default_rng(number))
+        shelf.commit(state, f"m{number}", b"reply %d" % number)
+        again = open_shelf(tmp_path)
+        assert same(state, again.state)
+        assert again.reply() == shelf.reply() == b"reply %d" % number
+        assert again.answered == [f"m{n}" for n in range(number + 1)]
+        shelf = again if number % 2 else shelf
+    assert len(files(tmp_path)) == 1
+
+
+def test_ids_of_messages_are_bounded(tmp_path):
+    shelf = open_shelf(tmp_path)
+    for number in range(40):
+        shelf.commit(shelf.state, str(number), b"")
+    assert open_shelf(tmp_path).answered == [str(n) for n in range(24, 40)]
+
+
+def test_what_has_not_changed_is_not_written_again(tmp_path):
+    shelf, state, small = open_shelf(tmp_path), RecordDict(), np.zeros(1)
+    large = np.arange(1_000_000, dtype=np.float32)
+    keep(state, "large", {"x": large})
+    shelf.commit(state, "a", b"")
+    for number in range(5):
+        keep(state, "small", {"y": small + number})
+        shelf.commit(state, str(number), b"some reply")
+        written = max(tmp_path.iterdir(), key=lambda f: int(f.stem))
+        assert written.stat().st_size < 2000
+        assert len(files(tmp_path)) == 2
+        if number == 2:
+            shelf = open_shelf(tmp_path)
+    assert same(state, open_shelf(tmp_path).state)
+    large[7] = -1
+    shelf.commit(state, "b", b"")
+    assert len(files(tmp_path)) == 1
+    assert kept(open_shelf(tmp_path).state, "large")["x"][7] == -1
+
+
+def test_a_large_file_does_not_stay_for_a_small_part_of_it(tmp_path):
+    shelf, state = open_shelf(tmp_path), RecordDict()
+    keep(state, "still", {"x": np.zeros(5000)})
+    for number in range(5):
+        keep(state, "moving", {"x": np.full(50_000, number)})
+        shelf.commit(state, str(number), b"")
+        assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 450_000
+    assert same(state, open_shelf(tmp_path).state)
+
+
+@pytest.mark.parametrize("fails", ["fsync", "replace"])
+def test_where_it_cannot_be_written_all_is_as_before(fails, tmp_path, monkeypatch):
+    shelf, before = open_shelf(tmp_path), state_of(np.random.default_rng(1))
+    shelf.commit(before, "a", b"first")
+    before = copy.deepcopy(before)
+    with monkeypatch.context() as patch:
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(os, fails, full)
+        after = state_of(np.random.default_rng(2))
+        with pytest.raises(OSError, match="No space"):
+            shelf.commit(after, "b", b"second")
+    again = open_shelf(tmp_path)
+    assert same(before, again.state)
+    assert (again.answered, again.reply()) == (["a"], b"first")
+    assert fails == "replace" or "draft" not in files(tmp_path)
+    shelf.commit(after, "b", b"second")
+    assert same(after, open_shelf(tmp_path).state)
+
+
+@pytest.mark.parametrize("at", [3, 12, 40, -1])
+def test_damage_is_found_and_said(at, tmp_path, caplog):
+    shelf = open_shelf(tmp_path)
+    shelf.commit(state_of(np.random.default_rng(1)), "a", b"reply")
+    (file,) = tmp_path.iterdir()
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    found = open_shelf(tmp_path)
+    assert (found.answered, len(found.state)) == ([], 0)
+    assert "starts anew" in caplog.text
+    found.commit(state_of(np.random.default_rng(3)), "b", b"next")
+    assert open_shelf(tmp_path).answered == ["b"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 60, -1])
+@pytest.mark.parametrize("which", ["newest", "older"])
+def test_a_file_that_is_cut_is_damage_like_any_other(size, which, tmp_path, caplog):
+    """Its first 16 bytes are of a form of their own, and a large array stays in an older file."""
+    shelf, state = open_shelf(tmp_path), RecordDict()
+    keep(state, "large", {"x": np.arange(20_000)})
+    shelf.commit(state, "a", b"reply")
+    keep(state, "small", {"y": np.zeros(1)})
+    shelf.commit(state, "b", b"reply")
+    first, second = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
+    file = second if which == "newest" else first
+    file.write_bytes(file.read_bytes()[:size])
+    found = open_shelf(tmp_path)
+    assert (found.answered, len(found.state)) == ([], 0)
+    (said,) = caplog.messages
+    assert "is damaged" in said
+    assert "starts anew" in said
+    found.commit(state_of(np.random.default_rng(3)), "c", b"next")
+    assert open_shelf(tmp_path).answered == ["c"]
+
+
+def test_a_checkpoints_state_that_is_cut_is_dropped(tmp_path, caplog):
+    shelf, state = open_shelf(tmp_path), RecordDict()
+    keep(state, "large", {"x": np.arange(20_000)})
+    shelf.take_up(1, Lives(5, 5))
+    shelf.commit(state, "a", b"reply")
+    shelf.take_up(1, Lives(5, 5, (Checkpoint(5, 1),)))
+    keep(state, "large", {"x": np.zeros(20_000)})
+    shelf.commit(state, "b", b"reply")
+    first, _ = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
+    first.write_bytes(first.read_bytes()[:9])
+    found = open_shelf(tmp_path)
+    assert found.answered == ["a", "b"]
+    found.take_up(1, Lives(5, 6, (Checkpoint(5, 1),)))
+    assert len(found.state) == 0
+    assert "the state at the run's checkpoint is damaged" in caplog.text
+
+
+def test_a_file_of_another_number_is_no_state(tmp_path):
+    (tmp_path / "x.state").touch()
+    (tmp_path / "draft").write_bytes(b"half of it")
+    assert open_shelf(tmp_path) == Shelf(tmp_path)
+    assert FlatArray  # what the app keeps is found by what it has, not by its class

@@ -1,0 +1,62 @@
+"""What a node says of messages that it cannot answer: the same thing ever less often."""
+
+import logging
+
+import pytest
+
+from deploy.device.throttled_log import Failing
+
+
+@pytest.fixture(autouse=True)
+def all_of_it(caplog):
+    caplog.set_level(logging.INFO, "edgewire")
+
+
+def test_the_same_reason_is_said_ever_less_often_and_all_are_counted(caplog):
+    failing = Failing()
+    for number in range(1000):
+        failing.say("the app failed", f"no data for round {number}")
+    failing.over()
+    failing.over()
+    first, *more, last = caplog.messages
+    assert first == "the app failed; the server is told so: no data for round 0"
+    assert [line.partition("(")[2] for line in more] == [
+        f"{2**n} times now)" for n in range(1, 10)
+    ]  # fmt: skip
+    assert last == "messages are answered again; before that there failed 1000"
+
+
+def test_another_reason_is_said_at_once_and_so_is_the_same_after_an_answer(caplog):
+    failing = Failing()
+    for reason in ("no data", "no room", "no data", "no data", "no room"):
+        failing.say("the app failed", reason)
+    failing.over()
+    failing.say("the app failed", "no data")
+    failing.over()
+    said = [line.rpartition("told so: ")[2] for line in caplog.messages]
+    assert said == [
+        "no data", "no room", "no data (2 times now)", "no room (2 times now)",
+        "messages are answered again; before that there failed 5",
+        "no data", "messages are answered again; before that there failed 1",
+    ]  # fmt: skip
+
+
+def test_where_an_error_was_raised_is_shown_once(caplog):
+    failing = Failing()
+    for _ in range(2):
+        failing.say("the app failed", error=IndexError("far"))
+    failing.say("the app failed", error=KeyError("other"))
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False, True]
+    assert caplog.messages[1] == (
+        "the app failed; the server is told so: IndexError('far') (2 times now)"
+    )
+
+
+def test_reasons_that_never_end_are_not_kept(caplog):
+    failing = Failing()
+    names = ["x" * n for n in range(1, 1001)]
+    for name in names:
+        failing.say("the app failed", name)
+    assert len(caplog.messages) == 1000
+    failing.say("the app failed", names[0])
+    assert caplog.messages[-1].endswith(": x")  # as if for the first time

@@ -1,0 +1,113 @@
+"""What a message says of the run's lives, and what a node makes of it."""
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compression.flower.state import keep, kept
+from deploy.device.store import open_shelf
+from deploy.protocol.lineage import Checkpoint, Lives, heard, keeping, keeps, told
+
+NUMBERS = st.integers(1, 2**64 - 1)
+CHECKPOINTS = st.lists(st.builds(Checkpoint, NUMBERS, st.integers(0, 2**40)), max_size=4)
+NODE = 7
+
+
+@given(NUMBERS, NUMBERS, CHECKPOINTS, st.text(max_size=9))
+def test_what_is_told_is_heard(key, life, checkpoints, group):
+    lives = Lives(key, life, tuple(checkpoints))
+    said = told(group, lives)
+    assert heard(said, life) == lives
+    assert keeps(keeping(said))
+    assert not keeps(said)
+
+
+@pytest.mark.parametrize("group", ["", "17", "17 kept", "kept/", "a kept/x", "1 kept//1:", "a\n"])
+def test_a_group_of_somebody_else_says_nothing(group):
+    assert heard(group, 1) is None
+    assert keeping(group) == group
+
+
+def test_what_is_said_in_the_first_life_is_short():
+    lives = Lives(2**63, 2**63)
+    assert told("17", lives) == "17 kept/"
+    assert told("17", lives.kept(8).kept(16)) == "17 kept//:16"
+
+
+class Device:
+    """A node whose memory is the list of all that it has ever worked on."""
+
+    def __init__(self, folder):
+        self.folder, self.count = folder, 0
+
+    def asked(self, number, lives, node=NODE):
+        """Work on a message; return what was there before, as after a restart of the node."""
+        shelf = open_shelf(self.folder)
+        shelf.take_up(node, lives)
+        before = kept(shelf.state, "memory")["numbers"] if shelf.state else np.zeros(0)
+        state = RecordDict({"plain": ArrayRecord([np.zeros(9000)])})  # that does not change
+        keep(state, "memory", {"numbers": np.append(before, number)})
+        self.count += 1
+        shelf.commit(state, f"m{self.count}", b"reply")
+        return list(before)
+
+
+@pytest.fixture
+def device(tmp_path):
+    return Device(tmp_path)
+
+
+def test_it_goes_back_to_the_checkpoint_from_which_the_run_goes_on(device):
+    first = Lives(1, 1)
+    for number in range(1, 9):
+        assert device.asked(number, first) == list(range(1, number))
+        if number % 3 == 0:
+            first = first.kept(number)  # 3, and 6
+    for life in (2, 3):  # the server was killed, and again before its next checkpoint
+        again = first._replace(life=life)
+        assert device.asked(7, again) == [1, 2, 3, 4, 5, 6]
+        assert device.asked(8, again) == [1, 2, 3, 4, 5, 6, 7]
+    later = again.kept(8)
+    assert device.asked(9, later) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert device.asked(9, later._replace(life=4)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert len(list(device.folder.iterdir())) <= 4
+
+
+def test_it_stays_where_it_is_if_it_has_heard_nothing_after_the_checkpoint(device):
+    first = Lives(1, 1).kept(2)
+    device.asked(1, Lives(1, 1))
+    device.asked(2, first)
+    checkpoint = first.kept(5)  # in which this node was not asked any more
+    assert device.asked(6, checkpoint._replace(life=2)) == [1, 2]
+
+
+def test_it_goes_back_past_a_life_in_which_it_was_not_asked(device):
+    first = Lives(1, 1).kept(1)
+    device.asked(1, Lives(1, 1))
+    device.asked(2, first)  # as of 1: what came in this life after that is gone
+    second = first._replace(life=2).kept(5)
+    third = second._replace(life=3)
+    assert device.asked(6, third) == [1]
+    assert device.asked(6, third._replace(life=4)) == [1]
+
+
+def test_a_state_of_another_course_starts_anew_and_says_so(device, caplog):
+    first = Lives(1, 1).kept(1)
+    device.asked(1, Lives(1, 1))
+    device.asked(2, first)
+    device.asked(3, first.kept(2))  # this checkpoint was lost: an older copy of it is there
+    assert device.asked(2, first._replace(life=2)) == []
+    assert "starts anew" in caplog.text
+
+
+def test_a_node_with_another_id_starts_anew_and_says_so(device, caplog):
+    device.asked(1, Lives(1, 1))
+    assert device.asked(2, Lives(1, 1), node=8) == []
+    assert "is of node 7: it starts anew" in caplog.text
+
+
+def test_a_run_that_says_nothing_keeps_its_state_as_ever(device):
+    for number in range(3):
+        assert device.asked(number, None) == list(range(number))

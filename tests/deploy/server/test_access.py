@@ -1,0 +1,68 @@
+"""From outside, a SuperLink is asked for what nodes need, and for nothing else."""
+
+import asyncio
+
+import pytest
+
+from deploy.server.access import FORWARDED, Gate
+
+INSIDE = [("127.0.0.1", 5), ("127.8.9.1", 5), ("::1", 5), ("::ffff:127.0.0.1", 5)]
+OUTSIDE = [("192.0.2.7", 5), ("fe80::1%eth0", 5), ("::ffff:192.0.2.7", 5), ("0.0.0.0", 5),
+           ("localhost", 5), ("", 5), None]  # fmt: skip
+FOR_NODES = ["/v1/fleet/pull-messages", "/v1/fleet/edgewire/pull", "/v1/fleet/activate-node"]
+NOT_FOR_NODES = [
+    "/", "/docs", "/openapi.json", "/health", "/v1/control/start-run", "/v1/control/list-nodes",
+    "/v1/control/edgewire/runs/a", "/v1/runtime/pull-object", "/v1/runtime/edgewire/push",
+    "/v1/fleet", "//v1/fleet/x", "/V1/FLEET/x", "/v1/control/x?/v1/fleet/", "/v1/responses",
+]  # fmt: skip
+REGISTERING = ["/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/fleet/register-node/"]
+
+
+def asked(path, client, *, headers=(), kind="http", closed=True, server=("192.0.2.1", 8000)):
+    """Return what a gate lets a request have: the app's own reply, or a status."""
+    sent = []
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "client": client, "server": server}
+    asyncio.run(Gate(app, closed)(scope | {"headers": list(headers)}, None, send))
+    return sent[0].get("status", sent[0]["type"])
+
+
+@pytest.mark.parametrize("client", INSIDE)
+def test_from_inside_all_is_there(client):
+    for path in [*FOR_NODES, *NOT_FOR_NODES, *REGISTERING]:
+        assert asked(path, client) == 200
+
+
+@pytest.mark.parametrize("client", OUTSIDE)
+def test_from_outside_only_what_nodes_need(client):
+    assert [asked(path, client) for path in FOR_NODES] == [200] * len(FOR_NODES)
+    assert {asked(path, client) for path in NOT_FOR_NODES} == {403}
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_who_has_no_key_registers_where_nobody_needs_one(closed):
+    for path in REGISTERING:
+        assert asked(path, ("192.0.2.7", 5), closed=closed) == (403 if closed else 200)
+
+
+@pytest.mark.parametrize("header", sorted(FORWARDED))
+def test_what_was_passed_on_is_from_outside(header):
+    said = [(header.title(), b"127.0.0.1")]
+    assert asked("/v1/control/start-run", ("127.0.0.1", 5), headers=said) == 403
+    assert asked("/v1/fleet/pull-messages", ("127.0.0.1", 5), headers=said) == 200
+
+
+def test_a_unix_socket_is_inside_and_a_lost_address_is_not():
+    assert asked("/health", None, server=("/run/superlink.sock", None)) == 200
+    assert asked("/health", None) == 403
+
+
+def test_sockets_that_stay_open_are_for_inside():
+    assert asked("/v1/fleet/x", ("192.0.2.7", 5), kind="websocket") == "websocket.close"
+    assert asked("/v1/fleet/x", ("127.0.0.1", 5), kind="websocket") == 200

@@ -1,0 +1,325 @@
+"""Pulls that wait, and messages in one piece: for nodes and ServerApps, on a real SuperLink."""
+
+import math
+import shutil
+import socket
+import threading
+import time
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+from flwr.proto.control_pb2 import StopRunRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+from deploy.protocol.bundle import frames
+from deploy.protocol.bundled_grid import BundledGrid
+from deploy.protocol.choose_grid import RunEnded, bundled
+from deploy.server import incomplete_replies
+from launch.superlink_client import Superlink
+from tests.deploy.served import FakeNode, Server, later, question
+
+
+def number(message):
+    return message.content["question"]["number"]
+
+
+def reply(number):
+    return RecordDict({"question": ConfigRecord({"number": number})})
+
+
+@pytest.fixture
+def server(tmp_path):
+    with Server(output=tmp_path / "runs") as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A server's database before its first run: Flower takes half a second to make one."""
+    folder = tmp_path_factory.mktemp("empty")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLWR_DATABASE", str(folder / "state.db"))
+        with Server():
+            pass
+    return folder
+
+
+@pytest.fixture(params=["memory", "database"])
+def any_server(request, tmp_path, monkeypatch):
+    if request.param == "database":
+        shutil.copytree(request.getfixturevalue("empty"), tmp_path / "database")
+        monkeypatch.setenv("FLWR_DATABASE", str(tmp_path / "database" / "state.db"))
+    with Server() as there:
+        yield there
+
+
+@pytest.fixture
+def plain_server():
+    with Server(bundling=False) as there:
+        yield there
+
+
+def test_a_message_goes_and_its_reply_comes(any_server):
+    node = FakeNode(any_server.address)
+    grid = bundled(any_server.begin_run())
+    assert isinstance(grid, BundledGrid)
+    assert node.message() is None
+    (asked,) = grid.push_messages([question(node.node.node_id, 7)])
+    message = node.message()
+    assert number(message) == 7
+    assert message.metadata.message_id == asked
+    assert grid.pull_messages([asked]) == []
+    assert list(node.reply_to(message, reply(8)).objects_to_push) == []
+    (found,) = grid.pull_before([asked], grid.now + 5)
+    assert number(found) == 8
+    assert found.metadata.reply_to_message_id == asked
+    assert found.metadata.src_node_id == node.node.node_id
+    assert len(any_server.state.object_store) == 0  # both are forgotten
+
+
+def test_both_wait_until_there_is_something(server):
+    node = FakeNode(server.address)
+    grid = bundled(server.begin_run())
+    sent = []
+    with later(0.3, lambda: sent.extend(grid.push_messages([question(node.node.node_id)]))):
+        begun = time.monotonic()
+        message = node.message(wait=20)
+        assert 0.25 < time.monotonic() - begun < 2
+    with later(0.3, lambda: node.reply_to(message, reply(1))):
+        begun = time.monotonic()
+        assert len(grid.pull_before(sent, grid.now + 20)) == 1
+        assert 0.25 < time.monotonic() - begun < 2
+
+
+def test_nobody_waits_longer_than_asked(server):
+    node = FakeNode(server.address)
+    grid = bundled(server.begin_run())
+    begun = time.monotonic()
+    assert node.message(wait=0.2) is None
+    (asked,) = grid.push_messages([question(node.node.node_id)])
+    assert grid.pull_before([asked], grid.now + 0.2) == []
+    assert 0.4 <= time.monotonic() - begun < 2
+
+
+def test_of_two_pulls_of_a_node_the_newer_one_gets_the_message(server):
+    node = FakeNode(server.address)
+    grid = bundled(server.begin_run())
+    older = []
+    thread = threading.Thread(target=lambda: older.append(node.message(wait=20)))
+    thread.start()
+    time.sleep(0.2)
+    with later(0.3, lambda: grid.push_messages([question(node.node.node_id, 3)])):
+        assert number(node.message(wait=20)) == 3
+    thread.join()
+    assert older == [None]
+
+
+def test_several_nodes_and_what_they_share(server):
+    nodes = [FakeNode(server.address) for _ in range(3)]
+    grid = bundled(server.begin_run())
+    ids = grid.push_messages([question(each.node.node_id) for each in nodes])
+    for i, node in enumerate(nodes):
+        node.reply_to(node.message(), reply(i % 2))
+    found = grid.pull_before(ids, grid.now + 5)
+    assert sorted(map(number, found)) == [0, 0, 1]
+
+
+def test_plain_calls_of_a_node_wake_a_server_that_waits(server):
+    """Stock nodes and ours serve the same run."""
+    node = FakeNode(server.address)
+    grid = bundled(server.begin_run())
+    (asked,) = grid.push_messages([question(node.node.node_id)])
+    message = node.message()
+    response = node.reply_to(message, reply(4), bare=True)
+    names = list(response.objects_to_push)
+    assert set(names) == set(node.objects)
+
+    def push():
+        for name in names:
+            node.push_object(message, response, name)
+
+    with later(0.2, push):
+        (found,) = grid.pull_before([asked], grid.now + 10)
+    assert number(found) == 4
+
+
+def test_a_reply_without_its_objects_is_its_nodes_failure_alone(any_server, monkeypatch):
+    """Others' replies come at once, round after round, and nothing of it stays."""
+    monkeypatch.setattr(incomplete_replies, "EXPIRES", 0.5)
+    honest, other = FakeNode(any_server.address), FakeNode(any_server.address)
+    grid = bundled(any_server.begin_run())
+    for each in range(2):
+        ids = grid.push_messages([question(one.node.node_id, each) for one in (honest, other)])
+        other.reply_to(other.message(), reply(7), bare=True)
+        honest.reply_to(honest.message(), reply(8))
+        begun = time.monotonic()
+        (found,) = grid.pull_before(ids, grid.now + 20)
+        assert number(found) == 8
+        assert found.metadata.reply_to_message_id == ids[0]
+        assert time.monotonic() - begun < 0.4
+        (lost,) = grid.pull_before(ids[1:], grid.now + 20)
+        assert lost.has_error()
+        assert lost.metadata.reply_to_message_id == ids[1]
+        assert time.monotonic() - begun < 3
+    assert len(any_server.state.object_store) == 0
+
+
+def test_a_node_sends_two_replies_at_a_time(server):
+    """More of them would keep the server's threads from others."""
+    node = FakeNode(server.address)
+    host, port = server.address.split(":")
+    seal = node.seal()
+    head = (
+        b"POST /v1/fleet/edgewire/thin/push HTTP/1.1\r\nhost: here\r\ncontent-length: 9999\r\n\r\n"
+    )
+    with ExitStack() as stack:
+        for _ in range(2):
+            line = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            line.sendall(head + seal.ljust(400, b"\0"))
+        time.sleep(0.3)
+        found = node.http.post("/v1/fleet/edgewire/thin/push", content=seal.ljust(400, b"\0"))
+        assert found.status_code == 429
+    time.sleep(0.3)  # they have broken off
+    found = node.http.post("/v1/fleet/edgewire/thin/push", content=seal.ljust(400, b"\0"))
+    assert found.status_code == 400
+
+
+def test_a_bomb_is_refused_and_others_are_answered_meanwhile(server):
+    node = FakeNode(server.address)
+    parts = [(str(number), b"") for number in range(1 << 16)]
+    found = node.http.post(
+        "/v1/fleet/edgewire/push", content=frames([*parts, ("a", b"")]), headers=node.headers()
+    )
+    assert found.status_code == 400
+    assert "65536 parts" in found.json()["detail"]
+
+
+def test_a_reply_that_comes_twice_is_one(any_server):
+    node = FakeNode(any_server.address)
+    grid = bundled(any_server.begin_run())
+    (asked,) = grid.push_messages([question(node.node.node_id)])
+    message = node.message()
+    for _ in range(2):
+        node.reply_to(message, reply(5))
+    (found,) = grid.pull_messages([asked])
+    assert number(found) == 5
+    node.reply_to(message, reply(5))  # too late, and no mistake
+    assert len(any_server.state.object_store) == 0
+
+
+def test_a_message_that_is_sent_twice_is_one(any_server):
+    """What was sent may have arrived, though nobody has said so."""
+    node = FakeNode(any_server.address)
+    grid = bundled(any_server.begin_run())
+    message = question(node.node.node_id)
+    assert grid.push_messages([message]) == grid.push_messages([message])
+    node.reply_to(node.message(), reply(1))
+    assert node.message() is None
+
+
+def test_a_message_that_was_lost_on_its_way_is_handed_out_again(any_server):
+    """A node asks only when it has nothing in hand; what it has replied to does not come again."""
+    node, other = FakeNode(any_server.address), FakeNode(any_server.address)
+    grid = bundled(any_server.begin_run())
+    ids = grid.push_messages([question(node.node.node_id, each) for each in range(2)])
+    for expected in range(2):
+        assert [number(node.message()) for _ in range(3)] == [expected] * 3
+        assert other.message() is None
+        node.reply_to(node.message(), reply(expected))
+    assert node.message() is None
+    assert sorted(map(number, grid.pull_before(ids, grid.now + 5))) == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["stopped", "expired", "confirmed"])
+def test_nothing_is_handed_out_again_that_nobody_waits_for(any_server, how):
+    node, flowers = FakeNode(any_server.address), any_server.begin_run()
+    ttl = 0.3 if how == "expired" else math.inf
+    bundled(flowers).push_messages([question(node.node.node_id)], ttl)
+    message = node.message()
+    run = flowers.run.run_id
+    if how == "stopped":
+        any_server.state.stop_run(run)
+    elif how == "expired":
+        time.sleep(0.4)
+    else:  # as a node does that replies by Flower's own calls
+        name = message.metadata.message_id
+        received = ConfirmMessageReceivedRequest(node=node.node, run_id=run, message_object_id=name)
+        node.call(received, "confirm-message-received")
+    assert node.message() is None
+
+
+def test_without_a_registered_key_there_is_not_a_byte(server):
+    node, other = FakeNode(server.address), FakeNode(server.address)
+    bundled(server.begin_run()).push_messages([question(node.node.node_id)])
+    with pytest.raises(httpx.HTTPStatusError, match="401"):
+        other.pull(node=node.node)
+    with pytest.raises(httpx.HTTPStatusError, match="401"):
+        httpx.post(f"http://{server.address}/v1/fleet/edgewire/pull").raise_for_status()
+    message = node.message()
+    with pytest.raises(httpx.HTTPStatusError, match="400"):
+        node.reply_to(message, reply(1), source=other.node.node_id)
+
+
+@pytest.mark.parametrize("body", [b"", b"no bundle", frames([("request", b"\xff" * 9)])])
+def test_what_is_no_bundle_is_one_line(server, body):
+    node = FakeNode(server.address)
+    for what in ("push", "pull"):
+        found = node.http.post(f"/v1/fleet/edgewire/{what}", content=body, headers=node.headers())
+        assert found.status_code in (400, 401)
+        assert "\n" not in found.json()["detail"]
+
+
+@pytest.mark.parametrize("what", ["push", "pull"])
+def test_a_servers_calls_take_its_token(server, what):
+    found = httpx.post(f"http://{server.address}/v1/runtime/edgewire/{what}", content=b"")
+    assert found.status_code == 401
+
+
+def test_from_outside_only_the_nodes_calls_are_there(server):
+    said = {"x-forwarded-for": "192.0.2.9"}
+    for path in ("runtime/edgewire/push", "runtime/edgewire/pull", "control/edgewire/runs/a"):
+        found = httpx.post(f"http://{server.address}/v1/{path}", content=b"", headers=said)
+        assert found.status_code == 403
+    assert httpx.get(f"http://{server.address}/v1/fleet/edgewire", headers=said).text == "1"
+
+
+def test_flowers_own_server_is_asked_as_ever(plain_server, caplog):
+    grid = plain_server.begin_run()
+    assert bundled(grid) is grid
+    assert [each.message for each in caplog.records if "no bundles" in each.message]
+    other = object()
+    assert bundled(other) is other
+
+
+def test_what_a_run_has_left_is_handed_out(server, tmp_path):
+    url = f"http://{server.address}/v1/control/edgewire/runs"
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    (run / "history.jsonl").write_bytes(b"0123456789")
+    (run / ".hidden").write_bytes(b"secret")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (run / "link").symlink_to(tmp_path / "secret")
+    assert httpx.get(f"{url}/one").json() == {"history.jsonl": 10}
+    assert httpx.get(f"{url}/one/history.jsonl").content == b"0123456789"
+    assert httpx.get(f"{url}/one/history.jsonl?start=7").content == b"789"
+    for path in ("two", "one/result.json", "one/.hidden", "one/link", "..", "one/..", "%2e%2e",
+                 "..%2fsecret", "one/..%2f..%2fsecret", "one/%2e%2e/%2e%2e/secret"):  # fmt: skip
+        assert httpx.get(f"{url}/{path}").status_code in (403, 404)
+
+
+def test_a_run_that_is_stopped_ends_its_server_at_once(server):
+    """As Flower's own process does at its next heartbeat, up to half a minute later."""
+    node, flowers = FakeNode(server.address), server.begin_run()
+    grid = bundled(flowers)
+    ids = grid.push_messages([question(node.node.node_id)])
+    control = Superlink(server.address).control()
+    stop = StopRunRequest(run_id=flowers.run.run_id)
+    try:
+        begun = time.monotonic()
+        with later(0.2, lambda: control.StopRun(stop)), pytest.raises(RunEnded):
+            grid.pull_before(ids, grid.now + 20)
+    finally:
+        control.close()
+    assert time.monotonic() - begun < 5

@@ -1,0 +1,210 @@
+"""Who connects and says too much, too little or nothing is not waited for, and costs no memory."""
+
+import socket
+import time
+from contextlib import suppress
+
+import httpx
+import pytest
+
+from deploy.server import connections
+from deploy.server.connections import LONGEST_HEAD, MOST_UNASKED
+from tests.deploy.served import FakeNode, Server
+
+SOON = 5.0  # seconds, on a machine with much to do
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "HEAD_SECONDS", 0.4)
+        patch.setattr(connections, "STALLED_SECONDS", 0.4)
+        patch.setattr(connections, "SLOWEST", 100)
+        patch.setattr(connections, "LOOKS", 0.1)
+        patch.setattr(connections, "MOST_UNUSED", 4 << 20)
+        with Server() as there:
+            yield there
+
+
+@pytest.fixture
+def connect(server):
+    """Open a connection that sends these bytes."""
+    host, port = server.address.split(":")
+    opened = []
+
+    def call(data=b""):
+        opened.append(made := socket.create_connection((host, int(port)), timeout=SOON))
+        made.sendall(data)
+        return made
+
+    yield call
+    for each in opened:
+        each.close()
+
+
+def rest_of(connection):
+    """Return what comes until the server ends the connection."""
+    came = b""
+    try:
+        while piece := connection.recv(1 << 16):
+            came += piece
+    except ConnectionError:
+        pass
+    return came
+
+
+BEGUN = (
+    b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: here\r\ncontent-type: application/protobuf\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"G", BEGUN, BEGUN + b"x: y", BEGUN + b"content-length: 9\r\n\r\nfour"]
+)
+def test_what_breaks_off_is_not_waited_for(head, connect):
+    connection = connect(head)
+    begun = time.monotonic()
+    assert rest_of(connection) == b""
+    assert 0.3 < time.monotonic() - begun < SOON
+
+
+@pytest.mark.parametrize("head", [BEGUN, BEGUN + b"content-length: 99999\r\n\r\n"])
+def test_nor_what_comes_byte_by_byte(head, connect):
+    connection = connect(head)
+    ended = time.monotonic() + SOON
+    with suppress(ConnectionError):
+        while time.monotonic() < ended:
+            connection.sendall(b"x")
+            time.sleep(0.05)
+    assert time.monotonic() < ended
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * (8 << 20),
+        BEGUN + b"x: " + b"y" * (8 << 20),
+        BEGUN + b"x: y\r\n" * (1 << 20),
+        b"GET /" + b"a" * LONGEST_HEAD + b" HTTP/1.1\r\n\r\n",
+        BEGUN + b"x: " + b"y" * LONGEST_HEAD + b"\r\n\r\n",
+    ],
+)
+def test_a_head_without_end_is_refused_at_its_limit(head, connect):
+    connection = connect()
+    try:
+        connection.sendall(head)
+    except ConnectionError:  # it was ended before all of it was sent
+        return
+    came = rest_of(connection)
+    assert came.startswith(b"HTTP/1.1 431 ") or (came == b"" and len(head) > 1 << 20)
+
+
+CHUNKED = BEGUN + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("head", [CHUNKED, CHUNKED + b"1\r\nx\r\n"])
+@pytest.mark.parametrize(
+    ("begun", "more"), [(b"0\r\nx: ", b"y"), (b"0\r\n", b"x: y\r\n"), (b"1;x=", b"y")]
+)
+def test_nor_are_trailers_without_end(head, begun, more, connect, monkeypatch):
+    monkeypatch.setattr(connections, "STALLED_SECONDS", 60)
+    connection, said = connect(head + begun), b""
+    connection.settimeout(0.01)
+    for _ in range(100):  # what comes at once with a body is not counted
+        connection.sendall(more * (LONGEST_HEAD // 16 // len(more)))
+        with suppress(TimeoutError):
+            said = connection.recv(1 << 16)
+            break
+    assert said.startswith(b"HTTP/1.1 431 ")
+    assert said.endswith(b"the request's trailers are too long")
+
+
+def test_trailers_after_an_answer_end_the_connection_without_another(connect):
+    connection = connect(CHUNKED.replace(b"/v1/fleet/push-object", b"/") + b"0\r\nx: ")
+    came = connection.recv(1 << 16)
+    assert came.startswith(b"HTTP/1.1 404 ")
+    with suppress(ConnectionError):
+        for _ in range(10):
+            connection.sendall(b"y" * LONGEST_HEAD)
+            time.sleep(0.02)
+        raise AssertionError
+    assert b"431" not in rest_of(connection)
+
+
+def test_trailers_are_no_headers(connect):
+    """Else the gate would see one that a proxy sets, and takes away where others set it."""
+    head = (
+        b"POST /v1/control/list-nodes HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    answers = []
+    for trailer in (b"", b"via: a proxy\r\n"):
+        connection = connect(head + b"0\r\n" + trailer + b"\r\n")
+        answers.append(connection.recv(1 << 16).partition(b"\r\n")[0])
+    assert answers[0] == answers[1] != b"HTTP/1.1 403 Forbidden"
+
+
+def test_a_body_without_end_is_not_read_for_ever_once_it_is_answered(connect):
+    connection, sent = (
+        connect(b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 99999999999\r\n\r\n"),
+        0,
+    )
+    assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404 ")
+    with suppress(ConnectionError):
+        while sent < 64 << 20:
+            connection.sendall(bytes(1 << 20))
+            sent += 1 << 20
+    assert 4 << 20 <= sent < 64 << 20
+
+
+def test_a_head_below_the_limit_and_a_long_body_are_not(server):
+    with httpx.Client(trust_env=False) as client:
+        for _ in range(2):  # on one connection
+            found = client.post(
+                f"http://{server.address}/v1/fleet/edgewire/push",
+                headers={"x": "y" * (LONGEST_HEAD - 1000)},
+                content=bytes(3 << 20),
+            )
+            assert found.status_code in (400, 401)
+
+
+def test_who_waits_for_a_reply_is_not_ended(server):
+    node = FakeNode(server.address)
+    begun = time.monotonic()
+    assert node.message(wait=1.2) is None
+    assert time.monotonic() - begun > 1.1
+    time.sleep(0.8)  # kept for the next request, longer than one may take
+    assert node.message() is None
+    node.leave()
+
+
+def test_who_does_not_take_a_response_is_ended(tmp_path):
+    """One that takes it late is not."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "model").write_bytes(bytes(8 << 20))
+    ask = b"GET /v1/control/edgewire/runs/run/model HTTP/1.1\r\nhost: here\r\n\r\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "STALLED_SECONDS", 0.4)
+        patch.setattr(connections, "LOOKS", 0.1)
+        with Server(output=tmp_path) as server:
+            host, port = server.address.split(":")
+            for pause, whole in ((0.15, True), (1.5, False)):
+                with socket.socket() as connection:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+                    connection.settimeout(SOON)
+                    connection.connect((host, int(port)))
+                    connection.sendall(ask)
+                    time.sleep(pause)
+                    assert (len(rest_of(connection)) > 8 << 20) is whole
+
+
+def test_many_that_ask_nothing_keep_nobody_out(server, connect, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 60)
+    silent = [connect() for _ in range(MOST_UNASKED + 20)]
+    found = httpx.get(f"http://{server.address}/v1/fleet/edgewire", trust_env=False)
+    assert found.text == "1"
+    for each in silent[:20]:
+        assert rest_of(each) == b""
+    silent[-1].settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        silent[-1].recv(1)

@@ -1,0 +1,91 @@
+"""Two machines with the same key and state: one of them is handed messages, the other is told."""
+
+import re
+
+import pytest
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+
+from deploy.device.backoff import reason_of
+from deploy.device.client import FleetClient, Refusal
+from deploy.device.membership import Member
+from deploy.device.node_folder import Journal
+from deploy.protocol.choose_grid import bundled
+from deploy.server.duplicates import GONE, Twins
+from tests.deploy.served import Server, question
+
+ONE, TWO = b"1111", b"2222"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def idle():
+    return False
+
+
+def test_who_comes_again_after_another_has_come_is_ousted(caplog):
+    twins = Twins()
+    asked = [(7, ONE), (7, ONE), (8, TWO), (7, TWO), (7, TWO), (7, ONE), (7, TWO), (7, ONE)]
+    assert [twins.is_ousted(*each, idle) for each in asked] == [False] * 5 + [True, False, True]
+    (said,) = caplog.messages
+    assert "two nodes are online with the key of node 7" in said
+
+
+def test_a_process_that_starts_again_and_again_is_no_twin():
+    twins = Twins()
+    numbers = [n.to_bytes(4) for n in range(1000)]
+    assert not any(twins.is_ousted(7, number, idle) for number in numbers)
+
+
+def test_the_first_one_goes_on_when_the_other_is_long_gone():
+    twins = Twins(clock := Clock())
+    for number in (ONE, TWO):
+        twins.is_ousted(7, number, idle)
+    clock.now = GONE - 1
+    assert twins.is_ousted(7, ONE, idle)
+    clock.now = GONE
+    assert twins.is_ousted(7, ONE, lambda: True)  # the other one computes
+    assert not twins.is_ousted(7, ONE, idle)
+    assert twins.is_ousted(7, TWO, idle)
+
+
+def test_who_says_no_number_is_as_before():
+    twins = Twins()
+    assert not any(twins.is_ousted(7, number, idle) for number in (b"", ONE, b"", TWO, b""))
+
+
+@pytest.fixture
+def machines(tmp_path):
+    """Two clients with the same key, as of two machines, at a server; each comes online."""
+    with Server() as server:
+        journal = Journal(tmp_path)
+        found = []
+        for _ in range(2):
+            fleet = FleetClient(server.address, journal.key(), insecure=True)
+            member = Member(fleet, journal, registers=True)
+            member.enter()
+            assert fleet.bundles()
+            found.append((fleet, member))
+        yield server, found
+        for fleet, member in found:
+            member.stop()
+            fleet.close()
+
+
+def test_a_state_that_was_copied_to_another_machine_is_noticed(machines):
+    server, ((first, one), (second, two)) = machines
+    assert one.node_id == two.node_id
+    grid = bundled(server.begin_run())
+    grid.push_messages([question(one.node_id)])
+    request = PullMessagesRequest(node=one.node)
+    (message,) = first.pull(request)[0].messages_list
+    assert second.pull(request)[0].messages_list[0] == message  # it may be the same, started again
+    with pytest.raises(Refusal) as refused:
+        first.pull(request)
+    said = reason_of(refused.value, first.address)
+    assert re.match("another node has come online with this node's key and state: ", said)
+    assert second.pull(request)[0].messages_list[0] == message

@@ -1,0 +1,91 @@
+"""Replies of which some objects are still on their way hold up no others, and not for ever."""
+
+import pytest
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+
+from deploy.server.incomplete_replies import EXPIRES, FORGOTTEN, Arriving
+
+RUN = 7
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def announced(*names):
+    """Return what says that replies of these names have come, each with an object of its own."""
+    trees = [ObjectTree(object_id=each, children=[ObjectTree(object_id=f"in {each}")])
+             for each in names]  # fmt: skip
+    messages = [
+        Message(metadata=Metadata(message_id=each, src_node_id=5, reply_to_message_id=f"to {each}"))
+        for each in names
+    ]
+    return PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
+
+
+def test_a_whole_one_does_not_wait_for_another(clock):
+    arriving, there = Arriving(clock), {"a": b"1", "in a": b"2", "b": b"3"}
+    arriving.add(RUN, announced("a", "b"))
+    asked = ["to a", "to b"]
+
+    def ready(sends=False):
+        found = arriving.ready(RUN, asked, there.get, lambda node: sends)
+        return {each.message.metadata.message_id: each.objects for each in found}
+
+    assert ready() == {"a": {"a": b"1", "in a": b"2"}}
+    assert arriving.waits(RUN)
+    assert arriving.not_yet(RUN, asked) == ["to a"]
+    clock.now += EXPIRES - 1
+    assert ready() == {}
+    clock.now += 1
+    assert ready(sends=True) == {}  # a large object takes its time
+    there["in b"] = b"4"
+    assert ready() == {"b": {"b": b"3", "in b": b"4"}}
+    assert not arriving.waits(RUN)
+
+
+def test_each_object_that_comes_gives_it_time(clock):
+    arriving, there = Arriving(clock), {}
+    arriving.add(RUN, announced("a"))
+    clock.now += EXPIRES - 1
+    there["in a"] = b"1"
+    assert arriving.ready(RUN, ["to a"], there.get, lambda node: False) == []
+    clock.now += EXPIRES - 1
+    assert arriving.ready(RUN, ["to a"], there.get, lambda node: False) == []
+    clock.now += 1
+    (found,) = arriving.ready(RUN, ["to a"], there.get, lambda node: False)
+    assert found.missing == ["a"]
+    assert not arriving.waits(RUN)
+
+
+def test_what_will_never_come_is_not_waited_for(clock):
+    arriving = Arriving(clock)
+    arriving.add(RUN, announced("a"))
+    (found,) = arriving.ready(RUN, ["to a"], {}.__getitem__, lambda node: True)
+    assert found.objects == {}
+
+
+def test_others_are_asked_for_by_who_has_sent_them(clock):
+    arriving, there = Arriving(clock), {"a": b"1", "in a": b"2"}
+    arriving.add(RUN, announced("a"))
+    assert arriving.ready(RUN, ["to b"], there.get, lambda node: False) == []
+    assert arriving.ready(RUN + 1, ["to a"], there.get, lambda node: False) == []
+    assert len(arriving.ready(RUN, ["to a"], there.get, lambda node: False)) == 1
+
+
+def test_of_a_run_that_is_over_nothing_stays(clock):
+    arriving = Arriving(clock)
+    arriving.add(RUN, announced("a", "b"))
+    clock.now += FORGOTTEN + 1
+    arriving.add(RUN + 1, announced("c"))
+    assert not arriving.waits(RUN)
+    assert arriving.waits(RUN + 1)

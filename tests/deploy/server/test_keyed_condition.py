@@ -1,0 +1,19 @@
+"""Waiting until a bell rings."""
+
+import asyncio
+
+from deploy.server.keyed_condition import Bell
+
+
+async def nothing():
+    return None
+
+
+def test_who_waits_as_the_server_ends_gets_nothing():
+    async def waits():
+        waiting = asyncio.create_task(Bell().wait_for("key", nothing, 60, lambda: 60))
+        await asyncio.sleep(0.01)
+        assert waiting.cancel()
+        return await waiting
+
+    assert asyncio.run(waits()) is None

@@ -1,0 +1,131 @@
+"""The server's own command line: what it gives Flower's, and when it will not listen."""
+
+import sys
+from importlib import import_module
+from itertools import pairwise
+from types import ModuleType
+
+import pytest
+import uvicorn
+
+from deploy.server import server
+from deploy.server.access import Gate
+from deploy.server.connections import BoundedProtocol
+from simulation.errors import UsageError
+
+
+def options(*words):
+    return server.parser().parse_args([str(word) for word in words])
+
+
+@pytest.fixture
+def keys(tmp_path):
+    for name in ("ca.crt", "server.crt", "server.key"):
+        (tmp_path / name).write_text("")
+    return tmp_path
+
+
+def test_tls_and_keys_of_nodes_are_what_is_there_without_a_word(keys):
+    words = server.command_line(options("--keys", keys, "--state", keys, "--database"))
+    said = dict(pairwise(words))
+    assert "--enable-supernode-auth" in words
+    assert said["--ssl-ca-certfile"] == str(keys / "ca.crt")
+    assert said["--ssl-certfile"] == str(keys / "server.crt")
+    assert said["--ssl-keyfile"] == str(keys / "server.key")
+    assert said["--database"] == str(keys / "superlink.db")
+    assert "--insecure" not in words
+    words = server.command_line(options("--keys", keys, "--state", keys))
+    assert "--database" not in words  # 240 statements a message
+
+
+def test_without_certificates_it_says_what_makes_them(tmp_path, capsys):
+    assert server.main(["--keys", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: there is no {tmp_path / 'ca.crt'}: `python -m deploy.keys server "
+        "NAME-OR-ADDRESS` makes it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_what_is_not_encrypted_stays_on_this_machine(host, local):
+    asked = options("--insecure", "--host", host)
+    if local:
+        assert "--insecure" in server.command_line(asked)
+    else:
+        with pytest.raises(UsageError, match=r"goes with --host 127\.0\.0\.1"):
+            server.command_line(asked)
+
+
+def test_the_gate_comes_first():
+    (kind, said), *others = server.gated(options())
+    assert kind is Gate
+    assert said == {"closed": True}
+    assert [each.__name__ for each, _ in others] == ["Known", "Bundling", "Registry"]
+    (first, *_, last) = server.gated(options("--any-node"))
+    assert first == (Gate, {"closed": False})
+    assert "Known" not in {each.__name__ for each, _ in (first, last)}
+
+
+def test_without_a_place_for_the_gate_nobody_else_gets_in(monkeypatch, capsys):
+    monkeypatch.setattr(server, "has_place", lambda extensions, app: False)
+    with pytest.raises(UsageError, match="takes no gate"):
+        server.gated(options())
+    assert server.gated(options("--host", "127.0.0.1")) == []
+    assert "takes no gate" in capsys.readouterr().err
+
+
+def test_a_place_is_one_that_the_app_asks():
+    extensions, app = ModuleType("extensions"), ModuleType("app")
+    assert not server.has_place(None, None)
+    assert not server.has_place(extensions, app)
+    extensions.get_middleware = lambda: ()
+    assert not server.has_place(extensions, app)
+    app.extensions = extensions
+    assert server.has_place(extensions, app)
+
+
+def test_nobody_else_says_where_a_request_is_from(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    found = server.environment(options("--state", tmp_path / "state"))
+    assert found["FORWARDED_ALLOW_IPS"] == "127.0.0.1,::1"
+    assert (tmp_path / "state").stat().st_mode & 0o077 == 0
+
+
+def test_a_connection_is_kept_while_a_node_computes_and_no_end_waits_for_pulls(monkeypatch):
+    kept = []
+    monkeypatch.setattr(uvicorn, "run", lambda **options: kept.append(options))
+    theirs = import_module("flwr.superlink.cli.flower_superlink")
+    monkeypatch.setattr(theirs, "flower_superlink", lambda: uvicorn.run(app=None))
+    server.serve([])
+    times = {"timeout_keep_alive": server.KEPT, "timeout_graceful_shutdown": server.ENDING}
+    assert kept == [{"app": None, **times, "http": BoundedProtocol, "ws": "none"}]
+
+
+def test_an_uvicorn_that_is_made_otherwise_costs_a_warning(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "deploy.server.connections", None)
+    assert server.bounds() == {}
+    assert "warning: this uvicorn is another" in capsys.readouterr().err
+
+
+def test_a_second_server_on_one_state_is_refused_in_one_line(tmp_path, capsys):
+    words = ["--insecure", "--host", "127.0.0.1", "--state", str(tmp_path)]
+    with server.taken(tmp_path):
+        (tmp_path / "nodes.json").write_text("what the first one keeps")
+        assert server.main(words) == 2
+        assert capsys.readouterr().err == (
+            f"error: another server runs on --state {tmp_path}: stop it, or give each a folder of "
+            "its own\n"
+        )
+    assert (tmp_path / "nodes.json").read_text() == "what the first one keeps"
+    server.taken(tmp_path).close()  # the first one has ended, however it did
+
+
+def test_a_state_that_is_no_folder_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for name in ("file", "file/below"):
+        words = ["--insecure", "--host", "127.0.0.1", "--state", str(tmp_path / name)]
+        assert server.main(words) == 2
+        assert "cannot be used: " in capsys.readouterr().err

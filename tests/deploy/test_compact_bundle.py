@@ -1,0 +1,162 @@
+"""Thin bundles: what was put in comes out, a message takes few bytes, and damage is an error."""
+
+import hashlib
+import struct
+import time
+import tracemalloc
+import zlib
+from contextlib import suppress
+
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compression.flower.arrays import payload_record
+from deploy.compact_bundle import FORM, SMALL, parts_of, thin
+from deploy.protocol.bundle import frames
+from tests.deploy.served import question
+
+LIMIT = 1 << 24
+PAYLOAD = hashlib.shake_256(b"payload").digest(4770)
+
+
+def name_of(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+@st.composite
+def bundles(draw):
+    """Parts of which contents name others, or some that are not there; names of all kinds."""
+    parts = []
+    for _ in range(draw(st.integers(0, 6))):
+        words = st.one_of(
+            st.binary(max_size=30),
+            st.sampled_from([name_of(b""), "0" * 64, "ab" * 40, *(n for n, _ in parts)]).map(
+                str.encode
+            ),
+        )
+        content = b"".join(draw(st.lists(words, max_size=5)))
+        content *= draw(st.sampled_from([1, 1, 1, 4000]))
+        name = draw(st.sampled_from([name_of(content), "request", "", "ä", "f" * 64, "F" * 64]))
+        parts.append((name, content))
+    return parts
+
+
+@given(bundles())
+def test_what_was_put_in_comes_out(parts):
+    assert parts_of(thin(parts), LIMIT) == parts
+
+
+@given(bundles().filter(bool), st.data())
+def test_one_that_is_damaged_is_refused_or_read_as_something_else(parts, data):
+    whole = bytearray(thin(parts))
+    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    with pytest.raises(ValueError, match=r"\w"):
+        parts_of(bytes(cut), LIMIT)
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+    with suppress(ValueError):
+        parts_of(bytes(whole), LIMIT)
+
+
+@given(st.binary(max_size=100))
+def test_anything_else_is_parts_or_a_value_error(data):
+    with suppress(ValueError):
+        parts_of(data, 100)
+
+
+def test_a_message_takes_few_bytes_beside_its_payload():
+    content = RecordDict({
+        "arrays": payload_record(PAYLOAD),
+        "metrics": MetricRecord({"loss": 0.3125, "num-examples": 64, "seconds": 0.0062}),
+        "edgewire": ConfigRecord({"number": 17, "sequence": 17}),
+    })  # fmt: skip
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 5, 6, 7
+    message = Message(content, reply_to=question(1))
+    parts = [(name, each.deflate()) for name, each in get_all_nested_objects(message).items()]
+    assert len(parts) == 7
+    assert len(frames(parts)) - len(PAYLOAD) > 1500
+    assert len(thin(parts)) - len(PAYLOAD) < 300
+
+
+def test_large_ones_go_as_they_are():
+    large = bytes(SMALL + 1)
+    bundle = thin([(name_of(large), large)])
+    assert large in bundle
+    assert len(bundle) < len(large) + 80
+
+
+def test_no_more_comes_out_than_is_taken():
+    """A few bytes may stand for many: deflated ones, and names that are said again and again."""
+    many = [
+        (name_of(b"x"), b"x"),
+        *((f"part {i}", name_of(b"x").encode() * 250) for i in range(99)),
+    ]
+    bundle = thin(many)
+    assert len(bundle) < 2000
+    assert parts_of(bundle, 99 * 16_000 + 1) == many
+    for limit in (len(bundle) - 1, 99 * 16_000):
+        with pytest.raises(ValueError, match="taken"):
+            parts_of(bundle, limit)
+
+
+def test_the_form_stays_what_its_number_says():
+    """Devices and servers of different versions read each other's: a change takes another FORM."""
+    content = b"ConfigRecord  31\x00loss"
+    name = name_of(content)
+    data = "011d000000e3018a31310209514e06466646068c14008a832250341597e4a7290000"
+    found = parts_of(bytes.fromhex(data), LIMIT)
+    assert found == [("request", b"of " + name.encode()), (name, content)]
+
+
+def bundle_of(said, text=b"", raw=b""):
+    """Return a bundle that says these numbers, whatever they lead to."""
+    squeeze = zlib.compressobj(9, wbits=-15)
+    deflated = squeeze.compress(struct.pack("<I", len(said)) + said + text) + squeeze.flush()
+    return struct.pack("<BI", FORM, len(deflated)) + deflated + raw
+
+
+def said(*numbers):
+    """Return numbers as a bundle says them."""
+    made = bytearray()
+    for number in numbers:
+        while number > 127:
+            made.append(number & 127 | 128)
+            number >>= 7
+        made.append(number)
+    return bytes(made)
+
+
+EMPTY = said(2, 0, 0, 0)  # a part: a name of no bytes, a small content with nothing in it
+REPEATS = said(2, 0, 250, *([0, 1] * 250), 0)  # one whose content is the first one's name, often
+BOMBS = {
+    "parts": lambda: bundle_of(said(4_190_000, 0) + EMPTY * 4_190_000),
+    "hashed parts": lambda: bundle_of(said(4_190_000, 0) + said(0, 0, 0, 0) * 4_190_000),
+    "too few parts": lambda: bundle_of(said(1 << 40, 0) + EMPTY),
+    "a long name": lambda: bundle_of(said(1, 0, (1 << 20) + 2, 0, 0, 0), bytes(1 << 20)),
+    "a name said again": lambda: bundle_of(
+        said(5000, 0, 258, 0, 0, 0) + REPEATS * 4999, bytes(256)
+    ),
+    "no name said again": lambda: bundle_of(said(30_000, 0) + EMPTY + REPEATS * 29_999),
+    "a small content that is large": lambda: bundle_of(
+        said(1, 0, 2, 0, 0, 1 << 23), b"a" * (1 << 23)
+    ),
+    "small contents": lambda: bundle_of(said(30_001, 0, 66, 0, 0, 0) + REPEATS * 30_000, b"a" * 64),
+    "one content without end": lambda: bundle_of(said(1, 0, 2, 0, 1 << 50, *([0, 0] * 99))),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_bundle_costs_little_whatever_it_declares(bomb):
+    bundle = BOMBS[bomb]()
+    assert len(bundle) < 200_000
+    tracemalloc.start()
+    begun = time.process_time()
+    with pytest.raises(ValueError, match=r"bundle|taken"):
+        parts_of(bundle, 1 << 31)
+    took, (_, most) = time.process_time() - begun, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert took < 5  # at a tenth of the usual speed: memory is traced
+    assert most < 100 << 20
