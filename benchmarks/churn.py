@@ -29,8 +29,8 @@ from conf.load import compose_config, run_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
 from strategy.app import Run
-from strategy.nodes import OrderedGrid
-from strategy.records import Records
+from strategy.ordered_grid import OrderedGrid
+from strategy.run.run_log import Records
 from tests.strategy.renewed import Renewed
 
 NODES, UPDATES, PUSHES = 10_000, 200, 20  # of a round

@@ -39,8 +39,8 @@ from launch.ray import run_ray
 from simulation.job import Job
 from simulation.local import run_local
 from strategy.app import Run
-from strategy.nodes import OrderedGrid
-from strategy.records import Records
+from strategy.ordered_grid import OrderedGrid
+from strategy.run.run_log import Records
 
 FOREVER = 1_000_000
 

@@ -24,7 +24,7 @@ from torch import nn
 from compression import Codec, make_codec
 from compression.layout import Layout
 from task.datasets import load_data
-from task.flat import FlatModel
+from task.flat_model import FlatModel
 from task.models import build_model
 from task.process import settle
 from task.steps import prepare

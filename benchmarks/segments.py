@@ -31,12 +31,12 @@ from torch.nn import functional as F
 
 from benchmarks.engine import FOREVER, application
 from benchmarks.timing import Child, Contestant, compare, take_turns
+from client.batches import Samples
 from client.node import Node
-from client.samples import Samples
-from client.stage import Place, Stage
+from client.segment.stage import Place, Stage
 from conf.build import data_of, model_of, optimizer_of
 from conf.load import compose_config, to_config
-from task.flat import FlatModel
+from task.flat_model import FlatModel
 from task.process import settle
 
 BLOCK = 40  # mini-batches that are timed as one

@@ -36,8 +36,8 @@ from conf import Config
 from conf.build import data_of, model_of, partition_of
 from conf.codecs import codec_of, downlink_of
 from conf.load import compose_config, to_config
-from task.draws import stream_seed
 from task.process import settle
+from task.rng import stream_seed
 from task.steps import prepare
 
 MODELS = {"lenet5": 10, "mlp": 20}  # rounds in a block

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from compression import Layout
 from task.datasets import load_data
-from task.flat import FlatModel
+from task.flat_model import FlatModel
 from task.models import build_model
 from task.steps import batches, prepare
 

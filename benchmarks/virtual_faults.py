@@ -31,8 +31,8 @@ from simulation.clock import VirtualClock
 from simulation.job import Job
 from simulation.local import run_local
 from strategy.app import Run
-from strategy.nodes import OrderedGrid
-from strategy.records import Records
+from strategy.ordered_grid import OrderedGrid
+from strategy.run.run_log import Records
 
 NODES = 50
 AWAY = ["network.loss=0.2", "network.crash=0.1", "network.rejoin_seconds=5"]

@@ -9,14 +9,14 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from client.node import Node, node_of
-from client.segment import segments_for
-from client.trainer import Metrics, Trainer, Vector, trainer_for
+from client.segment.app import segments_for
+from client.training import Metrics, Trainer, Vector, trainer_for
 from compression import PayloadError
 from compression.flower import filled, flat_record, to_vector, update_record
 from compression.flower.native import Arrays, natives_of, with_natives
 from compression.flower.notes import SECONDS, Orders
 from conf import Config, ConfigError, load_config
-from conf.trust import is_own
+from conf.submitted_runs import is_own
 
 
 class Undisclosed(RuntimeError):

@@ -6,7 +6,7 @@ the environment is set here, before torch and Hydra are imported in any of them.
 
 import os
 
-from task.namesake import take_place
+from task.stdlib_collision import take_place
 
 take_place()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one torch thread a process: see README

@@ -21,14 +21,14 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from command.errors import Diverged, Failed, clear_errors
-from command.saved import RESUME, completed, resumes
+from command.saved_config import RESUME, completed, resumes
 from command.sweep import BASIC, forget_failure, note_failure
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.check import build, check_target, check_targets
 from conf.load import typed
-from conf.real_time import only_virtual
-from conf.trust import Machine, confine_data
+from conf.submitted_runs import Machine, confine_data
+from conf.virtual_only import only_virtual
 from report.progress import RunProgress
 from report.segments import show
 from report.summary import read_result, summary_table
@@ -36,8 +36,8 @@ from simulation.early_stop import under_way
 from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job
 from simulation.processes import orderly_exit
-from strategy.checkpoint import FILE as CHECKPOINT
-from strategy.limits import expect_limits
+from strategy.flower_checks import expect_limits
+from strategy.run.checkpoint_file import FILE as CHECKPOINT
 
 ROOT = Path(__file__).parents[1]
 SUPERLINK = "launch.superlink.run_on_superlink"  # whose runs are submitted
@@ -216,8 +216,8 @@ def prepare(config: Config) -> None:
         partition_of,
         server_data_of,
     )
-    from strategy.schedule import Schedule
-    from strategy.scheme import scheme_for, scheme_of
+    from strategy.factory import scheme_for, scheme_of
+    from strategy.lr_schedule import Schedule
 
     scheme_of(config)  # before data are read: what they decide of it comes below
     data = server_data_of(config) if is_submitted(config) else data_of(config)

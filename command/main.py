@@ -15,7 +15,7 @@ from hydra.core.object_type import ObjectType
 
 from command.errors import clear_errors
 from command.job import job
-from command.saved import command_line
+from command.saved_config import command_line
 from command.sweep import SweepEnd
 from conf.load import HERE as CONF
 from simulation.processes import orderly_exit

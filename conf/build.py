@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from conf.check import build
 from conf.schema import Config, ConfigError
-from conf.trust import Machine
+from conf.submitted_runs import Machine
 from task.datasets import Data, load_data, load_folder
 from task.datasets.data import holdout
 from task.datasets.folder import DEFAULT_SIZE, MEAN, STD, has_photos, without_photos

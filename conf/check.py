@@ -1,6 +1,6 @@
 """Checks that types alone cannot make: bounds, and keys that belong to a `_target_`'s signature.
 
-What a strategy asks of its options, and of the rest, stands with it (`strategy.scheme`).
+What a strategy asks of its options, and of the rest, stands with it (`strategy.factory`).
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf.check import check_targets, check_values, expect_declared
 from conf.schema import Config, ConfigError, NetworkConfig
+from conf.submitted_overrides import submitted_words
+from conf.submitted_runs import Machine, confine, expect_plain, is_own, remember
 from conf.targets import HERE as HERE
-from conf.trust import Machine, confine, expect_plain, is_own, remember
-from conf.words import submitted_words
 
 
 def to_config(composed: DictConfig, machine: Machine | None = None) -> Config:
@@ -79,8 +79,8 @@ def load_config(
 
     With an empty `config` (plain `flwr run .`) the groups in conf/ are composed with the
     command-line words in `overrides`, and the `nodes` there are take the place of `nodes=`.
-    `node_config`: a node's own, which may allow more (`conf.trust`). Cached: apps call this for
-    every message. Raises `ConfigError`, one line, whatever the values are.
+    `node_config`: a node's own, which may allow more (`conf.submitted_runs`). Cached: apps call
+    this for every message. Raises `ConfigError`, one line, whatever the values are.
     """
     config = str(values.get("config", ""))
     machine = None if is_own(values) else Machine.of(node_config or {})

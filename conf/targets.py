@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-import task.imports  # noqa: F401  # before anybody imports flwr_datasets
+import task.lazy_imports  # noqa: F401  # before anybody imports flwr_datasets
 from conf.schema import ConfigError
 
 HERE = Path(__file__).parent

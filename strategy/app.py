@@ -20,24 +20,24 @@ from compression.statistics import variances
 from conf import Config, ConfigError, load_config
 from conf.build import model_of, server_data_of
 from conf.check import check_target
-from conf.real_time import expect_real_time
-from conf.trust import output_of
+from conf.submitted_runs import output_of
+from conf.virtual_only import expect_real_time
 from deploy.protocol.choose_grid import bundled, was_stopped
 from deploy.protocol.flower_releases import older_superlink
-from strategy.checkpoint import forget
+from strategy.factory import asks_nodes, expect_named, scheme_for
 from strategy.federated import Federated
-from strategy.lasting import LastingNodes
-from strategy.nodes import OrderedGrid, count_nodes
-from strategy.records import Records
-from strategy.resume import Keeper, LastingGrid
-from strategy.schedule import Schedule
-from strategy.scheme import asks_nodes, expect_named, scheme_for
-from strategy.segments import Segmented
-from strategy.stopping import Stopping
-from task.draws import OwnStream
+from strategy.lr_schedule import Schedule
+from strategy.ordered_grid import OrderedGrid, count_nodes
+from strategy.pipeline.strategy import Segmented
+from strategy.run.checkpoint_file import forget
+from strategy.run.checkpointer import Keeper, LastingGrid
+from strategy.run.graceful_shutdown import Stopping
+from strategy.run.membership import LastingNodes
+from strategy.run.run_log import Records
 from task.errors import TaskError
-from task.flat import FlatModel, expect_numbers
+from task.flat_model import FlatModel, expect_numbers
 from task.process import settle
+from task.rng import OwnStream
 from task.steps import Evaluation, evaluate, prepare
 
 OWN = ("drift", "staleness", "prediction_error")  # what some strategies measure beside the loss

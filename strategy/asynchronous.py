@@ -13,9 +13,9 @@ from flwr.serverapp.strategy import Result
 from compression import Codec, Layout
 from compression.flower import to_arrays
 from conf.schema import FOREVER
-from strategy.nodes import OrderedGrid
+from strategy.base import FLOWER, EvaluateFn, ParameterServer, expect_positive
+from strategy.ordered_grid import OrderedGrid
 from strategy.pushes import Pushes, PushesState
-from strategy.server import FLOWER, EvaluateFn, ParameterServer, expect_positive
 from strategy.staleness import Ignored, Staleness
 
 log = getLogger("edgewire")

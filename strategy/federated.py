@@ -20,10 +20,10 @@ from compression.flower.native import NONE, Initial, native_bytes, with_natives
 from compression.flower.notes import EXAMPLES, LOSS, SECONDS, STEPS
 from compression.flower.screen import Screening
 from compression.flower.traffic import flower_bytes
-from strategy.limits import wrapped
-from strategy.server import FLOWER, HOPELESS, EvaluateFn
-from strategy.state import from_bytes, to_bytes
-from strategy.values import Told, told
+from strategy.base import FLOWER, HOPELESS, EvaluateFn
+from strategy.flower_checks import wrapped
+from strategy.run.serialization import from_bytes, to_bytes
+from strategy.run.tagged import Told, told
 from task.steps import Evaluation
 
 DEFAULT = Screening()

@@ -30,13 +30,13 @@ from compression.flower.traffic import flower_bytes
 from compression.flower.ways import Differences, DifferencesState, Steps
 from compression.payload import quiet
 from compression.stages import Indices, Vector, is_finite
-from strategy.exchange import Late, LateState
-from strategy.mean import MeanState, MixState, SparseMean, StatisticsMix
-from strategy.native_mix import NativeMix, NativeState, mean_of
-from strategy.nodes import OrderedGrid
-from strategy.server import HOPELESS, STEP_MESSAGE, ServerState
+from strategy.aggregation import MeanState, MixState, SparseMean, StatisticsMix
+from strategy.base import HOPELESS, STEP_MESSAGE, ServerState
+from strategy.collector import Late, LateState
+from strategy.native_aggregation import NativeMix, NativeState, mean_of
+from strategy.node_scheduler import Turns, TurnsState
+from strategy.ordered_grid import OrderedGrid
 from strategy.staleness import Counted, Seen
-from strategy.turns import Turns, TurnsState
 from task.optimizers import SGD
 
 if TYPE_CHECKING:

@@ -29,15 +29,15 @@ from compression.flower.screen import (
 from compression.flower.traffic import flower_bytes
 from compression.flower.ways import Steps
 from compression.stages import DIVERGED, Indices, Vector, is_finite
-from strategy.exchange import Exchange, ExchangeState
-from strategy.mean import SparseMean, StatisticsMix
-from strategy.native_mix import NativeMix, NativeState
-from strategy.nodes import OrderedGrid
-from strategy.robust import RobustMean
-from strategy.server import HOPELESS, STEP_MESSAGE, ServerState
+from strategy.aggregation import SparseMean, StatisticsMix
+from strategy.base import HOPELESS, STEP_MESSAGE, ServerState
+from strategy.collector import Exchange, ExchangeState
+from strategy.native_aggregation import NativeMix, NativeState
+from strategy.ordered_grid import OrderedGrid
+from strategy.robust_aggregation import RobustMean
 
 if TYPE_CHECKING:
-    from strategy.averaging import SparseAveraging
+    from strategy.synchronous import SparseAveraging
 
 MOST = 2**63  # samples or weight of a node
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.autograd import backward
 
 from task.errors import TaskError
+from task.gradient_predictor import GradientModule
 from task.layers import Part, Segment, layers_of, segment_of
 from task.models.small import Narrow
-from task.synthetic import GradientModule
 
 COPIES = 4  # of each parameter: itself, its gradient, two moments of Adam
 REPEATS = 3

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from task.errors import TaskError
-from task.flat import FlatModel, tensors_of
+from task.flat_model import FlatModel, tensors_of
 from task.models.small import Narrow
 
 Draws = Callable[[int], AbstractContextManager[None]]

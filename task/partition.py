@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import task.imports  # noqa: F401  # before anybody imports flwr_datasets
+import task.lazy_imports  # noqa: F401  # before anybody imports flwr_datasets
 from task.errors import TaskError
 
 # Keys that keep the streams of this module apart from others with the same seed.

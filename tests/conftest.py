@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from task.namesake import take_place
+from task.stdlib_collision import take_place
 
 take_place()  # pytest has imported what it needs before it finds ours
 from tests.quick_hydra import quicken  # noqa: E402

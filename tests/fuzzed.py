@@ -18,13 +18,13 @@ from flwr.app import Context, Message
 from safetensors.numpy import load_file
 
 from client.app import app as honest
-from client.trainer import Trainer
+from client.training import Trainer
 from compression.flower.course import Course
 from compression.flower.notes import EXAMPLES, LOSS, NOTE, STEPS
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
-from strategy.server import ParameterServer
+from strategy.base import ParameterServer
 from tests.mutations import Mutator
 from tests.runs import composed
 

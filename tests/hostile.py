@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from client.app import app as honest
 from client.node import node_of
-from client.trainer import trainer_for
+from client.training import trainer_for
 from compression import decode_update, describe, make_codec
 from compression.flower import payload_of, payload_record
 from compression.flower.arrays import STYPE, payload_records

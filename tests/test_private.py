@@ -74,7 +74,7 @@ def test_no_test_reaches_for_a_private_name_of_ours():
     [
         ("x = grid._sent", ["_sent"]),
         ("g.pool._host.answer()", ["_host"]),
-        ("from strategy.exchange import LEAST, _grid", ["_grid"]),
+        ("from strategy.collector import LEAST, _grid", ["_grid"]),
         ("patch.setattr(selection, '_bracket', 3)", ["_bracket"]),
         ("patch.setattr('compression.codec._SMALL', 3)", ["_SMALL"]),
         ("getattr(x, '_grid')", ["_grid"]),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from conf.build import data_of, model_of
 from conf.load import compose_config, to_config
-from task.flat import FlatModel
+from task.flat_model import FlatModel
 from task.steps import evaluate, prepare
 from tests.runs import QUICK, result_of
 

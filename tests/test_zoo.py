@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import client.app
-from client.trainer import Trainer
+from client.training import Trainer
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
@@ -140,7 +140,7 @@ def test_a_run_goes_on_with_all_of_the_state(kind, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return done(self, server_round, arrays)
 
-    monkeypatch.setattr("strategy.checkpoint.SHARE", float("inf"))
+    monkeypatch.setattr("strategy.run.checkpoint_file.SHARE", float("inf"))
     monkeypatch.setattr(Run, "round_done", stops)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "cut", words)

@@ -72,7 +72,7 @@ class OnDevice:
         if "data" in config:
             yield folder_of_classes(Path(str(config["data"])).expanduser())
         elif "partition-id" in config:
-            from conf.trust import Machine  # not above: they import torch
+            from conf.submitted_runs import Machine  # not above: they import torch
             from task import DEFAULT_ROOT
             from task.datasets import digits
 

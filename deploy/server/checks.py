@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from flwr.proto.control_pb2 import ListNodesRequest
 
-from conf.trust import OUTPUT
+from conf.submitted_runs import OUTPUT
 from deploy.certificate_dates import lasting, names_of
 from deploy.certificates import CA, SERVER
 from deploy.findings import (

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from conf.trust import DATA, OUTPUT
+from conf.submitted_runs import DATA, OUTPUT
 from deploy.certificates import CA, SERVER
 from deploy.protocol.flower_releases import WANTED, installed
 from deploy.server.access import Gate

@@ -12,8 +12,8 @@ from conf import load_config, run_config
 from simulation.job import Job
 from simulation.local import run_local
 from strategy.app import Run
-from strategy.nodes import OrderedGrid
-from strategy.records import Records
+from strategy.ordered_grid import OrderedGrid
+from strategy.run.run_log import Records
 from tests.runs import composed, configured
 
 ROUNDS = 12  # more than two epochs

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import client.samples
+import client.batches
+from client.batches import Samples
 from client.node import Node
-from client.samples import Samples
-from client.trainer import Trainer
+from client.training import Trainer
 from conf.build import model_of
 from task.datasets.data import Split
 from task.steps import prepare
@@ -107,10 +107,10 @@ def test_batches_do_not_depend_on_what_is_kept(words, monkeypatch):
         made = [tensor for call in calls for tensor in trainer.samples.batch(*call)]
         return made, [prepared.pop(0) for _ in prepared[:]]
 
-    monkeypatch.setattr(client.samples, "prepare", counting)
+    monkeypatch.setattr(client.batches, "prepare", counting)
     kept, at_once = batches(make(*words))
     # the first node's samples fit, no other's
-    monkeypatch.setattr(client.samples, "PREPARED_BYTES", 60_000)
+    monkeypatch.setattr(client.batches, "PREPARED_BYTES", 60_000)
     made, piece_by_piece = batches(make(*words))
     assert all(map(torch.equal, kept, made))
     assert len(at_once) == 3

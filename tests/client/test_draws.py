@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from client.node import Node
-from client.trainer import Trainer
+from client.training import Trainer
 from compression.flower.notes import Orders
 from conf import run_config
 from conf.load import to_config
 from simulation.job import Job
 from simulation.local import run_local
-from task.draws import OwnStream
 from task.models.parts import MODELS
+from task.rng import OwnStream
 from tests.runs import composed, configured
 
 NODES = 4

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FRESH = """
 import os, pickle, sys
 print(pickle.loads({pickled!r}), os.environ['OMP_NUM_THREADS'])
-from client.trainer import Trainer
+from client.training import Trainer
 from command.job import prepare
 from conf.load import compose_config, to_config
 config = to_config(compose_config([]))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command.saved import command_line, options_first
+from command.saved_config import command_line, options_first
 from conf import ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import math
 import pytest
 
 from compression import PayloadError
-from strategy import checkpoint
 from strategy.app import Run
+from strategy.run import checkpoint_file
 
 
 def rows_of(folder):
@@ -28,7 +28,7 @@ def stopped(cli, tmp_path, monkeypatch):
             raise PayloadError("the power is off")
         return done(self, server_round, arrays)
 
-    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
     with monkeypatch.context() as patch:
         patch.setattr(Run, "round_done", some)
         words = ["algorithm=esgd", "nodes=2", "rounds=5", "engine.workers=1", "batch_size=16"]
@@ -63,7 +63,7 @@ def test_a_run_that_stopped_by_itself_goes_on_too(cli, stopped):
 )
 def test_other_words_are_refused_in_one_line(cli, stopped, words, said):
     assert said in one_line(cli, f"resume={stopped}", *words)
-    assert (stopped / checkpoint.FILE).exists()
+    assert (stopped / checkpoint_file.FILE).exists()
 
 
 def test_folders_of_which_nothing_can_be_made(cli, stopped, tmp_path):
@@ -75,7 +75,7 @@ def test_folders_of_which_nothing_can_be_made(cli, stopped, tmp_path):
 
 
 def test_what_was_done_to_the_folder_meanwhile_is_named(cli, stopped):
-    path, history = stopped / checkpoint.FILE, stopped / "history.jsonl"
+    path, history = stopped / checkpoint_file.FILE, stopped / "history.jsonl"
     whole, rows = path.read_bytes(), history.read_bytes()
     for at in (0, 5, 40, 200, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -99,4 +99,4 @@ def test_what_was_done_to_the_folder_meanwhile_is_named(cli, stopped):
 def test_another_run_in_the_same_folder_leaves_no_checkpoint_of_the_first(cli, stopped):
     words = ["algorithm=esgd", "nodes=2", "rounds=2", "checkpoint_every=0", "engine.workers=1"]
     assert cli(*words, f"hydra.run.dir={stopped}")[0] == 0
-    assert not (stopped / checkpoint.FILE).exists()
+    assert not (stopped / checkpoint_file.FILE).exists()

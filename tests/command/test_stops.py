@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from strategy import checkpoint
-from strategy.resume import RUN, RunState
-from strategy.state import from_bytes
+from strategy.run import checkpoint_file
+from strategy.run.checkpointer import RUN, RunState
+from strategy.run.serialization import from_bytes
 from tests.command.forked import Forks, children_of
 from tests.strategy.test_checkpoints import left
 
@@ -122,7 +122,7 @@ def test_a_run_that_was_killed_leaves_what_it_would_have_left(forks, cli, tmp_pa
     more = expect_stopped(process, signal.SIGTERM, folder)
     assert len(rows) + 30 <= len(more) < 150
     # all that it had done is in its last checkpoint
-    kept = from_bytes(RunState, checkpoint.read(folder)[RUN])
+    kept = from_bytes(RunState, checkpoint_file.read(folder)[RUN])
     assert kept.records.last.value["round"] == json.loads(more[-1])["round"]
     assert json.loads((folder / "result.json").read_text())["ended"] == "interrupted"
     code, printed = cli(f"resume={folder}", "engine.workers=2")

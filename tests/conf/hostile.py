@@ -27,13 +27,14 @@ NAMES = [
     *("hydra.utils.get_method", "omegaconf.OmegaConf.load", "yaml.unsafe_load"),
     *("torch.load", "torch.hub.load", "torch.utils.collect_env.run", "torch.ops.load_library"),
     # what our modules, and those of the libraries, have imported or are made of
-    *("task.datasets.os.system", "task.datasets.folder.os.system", "task.imports.os.putenv"),
+    *("task.datasets.os.system", "task.datasets.folder.os.system", "task.lazy_imports.os.putenv"),
     *("task.process.ctypes.CDLL", "task.registry.importlib.import_module", "task.partition.copy"),
     *("task.datasets.load_folder", "task.datasets.folder.Path.rmdir", "task.registry.Registry"),
-    *("conf.load.compose_config", "conf.trust.remember", "conf.build.build", "command.job.run"),
+    *("conf.load.compose_config", "conf.submitted_runs.remember", "conf.check.build"),
+    "command.job.run",
     *("simulation.local.run_local", "launch.ray.run_on_ray", "launch.ray.run_ray"),
     "launch.superlink.run_on_superlink",
-    *("strategy.records.Records", "strategy.records.os.replace", "strategy.app.main"),
+    *("strategy.run.run_log.Records", "strategy.run.run_log.os.replace", "strategy.app.main"),
     *("flwr.serverapp.strategy.FedAvg.start", "flwr.serverapp.strategy.strategy.time.sleep"),
     *("flwr.serverapp.strategy.fedavg.FedAvg", "flwr.serverapp.strategy.strategy_utils.os"),
     *("flwr_datasets.FederatedDataset", "flwr_datasets.partitioner.partitioner.datasets.load"),
@@ -48,7 +49,7 @@ NAMES = [
 
 # A group as it may be, and something that does not belong into it.
 SGD = {"_target_": "torch.optim.SGD", "_partial_": True}
-AVERAGING = {"_target_": "strategy.averaging.SparseAveraging", "_partial_": True}
+AVERAGING = {"_target_": "strategy.synchronous.SparseAveraging", "_partial_": True}
 ASYNCHRONOUS = {"_target_": "strategy.asynchronous.Asynchronous", "_partial_": True}
 COSINE = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "_partial_": True, "T_max": 9}
 IID = {"_target_": "flwr_datasets.partitioner.IidPartitioner", "num_partitions": 2}

@@ -11,8 +11,8 @@ from conf.build import data_of, optimizer_of, partition_of
 from conf.check import check_target
 from conf.codecs import codec_of, downlink_of
 from conf.load import compose_config, to_config
-from strategy.schedule import Schedule
-from strategy.scheme import scheme_of
+from strategy.factory import scheme_of
+from strategy.lr_schedule import Schedule
 from task.datasets import data_names
 from task.models import build_model, model_names
 from tests.runs import composed

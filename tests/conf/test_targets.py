@@ -14,8 +14,8 @@ import task
 from conf import ConfigError, load_config
 from conf.build import server_optimizer_of
 from conf.check import build, check_target
+from conf.submitted_runs import Machine, confine
 from conf.targets import GROUPS, HERE, KINDS, is_ours, target_of
-from conf.trust import Machine, confine
 from tests.conf.hostile import (
     ASYNCHRONOUS,
     AVERAGING,
@@ -168,7 +168,7 @@ def test_objects_within_a_strategy_are_made_as_it_declares_them():
 
 
 def test_what_is_made_shares_nothing_with_the_configuration():
-    name = "strategy.segments.Segmented"
+    name = "strategy.pipeline.strategy.Segmented"
     node = {"_target_": name, "_partial_": True, "cuts": [1, 3], "memory_mb": {"0": [5]}}
     made = build("strategy", node)()
     made.cuts.append(4)

@@ -33,7 +33,7 @@ from compression.flower.arrays import payload_record
 from compression.flower.notes import ToNode, written
 from conf import load_config
 from conf.build import data_of, model_of
-from task.flat import FlatModel
+from task.flat_model import FlatModel
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 sizes = []
@@ -88,7 +88,7 @@ def test_a_node_at_work_has_imported_nothing_heavy(photos):
     early, modules, sizes = json.loads(done.stdout)
     assert len(sizes) == len(JOBS)
     assert min(sizes) > 0  # it has trained
-    assert {"torch", "client.trainer", "deploy.device.node_loop"} <= set(modules)
+    assert {"torch", "client.training", "deploy.device.node_loop"} <= set(modules)
     assert HEAVY & set(modules) == set()
     assert not {"torch", "hydra", "compression", "client", "conf", "task"} & set(early)
 

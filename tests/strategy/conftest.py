@@ -1,6 +1,6 @@
 import pytest
 
-from strategy.exchange import Late
+from strategy.collector import Late
 
 
 @pytest.fixture

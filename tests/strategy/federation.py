@@ -6,7 +6,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from client import trainer as real
+from client import training as real
 from client.node import node_of
 from compression import Layout, make_codec
 from compression.flower import to_vector, update_record
@@ -20,7 +20,7 @@ from simulation.grid import LocalGrid
 from simulation.node_host import HostSpec
 from simulation.pool import make_pool
 from strategy.asynchronous import Asynchronous
-from strategy.averaging import SparseAveraging
+from strategy.synchronous import SparseAveraging
 
 NODES = 4
 LAYOUT = Layout(

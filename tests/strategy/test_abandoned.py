@@ -20,9 +20,9 @@ from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
 from simulation.node_host import HostSpec
 from simulation.pool import make_pool
-from strategy.nodes import OrderedGrid
-from strategy.scheme import scheme_for
-from task.flat import FlatModel
+from strategy.factory import scheme_for
+from strategy.ordered_grid import OrderedGrid
+from task.flat_model import FlatModel
 from tests.runs import composed, configured
 
 SMALL = ["dataset=digits", "batch_size=16", "nodes=4"]

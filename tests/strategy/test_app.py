@@ -21,10 +21,10 @@ from simulation.job import Job
 from simulation.local import run_local
 from simulation.node_host import HostSpec
 from simulation.pool import make_pool
-from strategy import checkpoint
 from strategy.app import Run, main, mark_warnings
-from strategy.nodes import OrderedGrid
-from strategy.records import Records
+from strategy.ordered_grid import OrderedGrid
+from strategy.run import checkpoint_file
+from strategy.run.run_log import Records
 from tests.runs import composed, configured
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_what_was_done_is_kept_however_a_run_ends(tmp_path, monkeypatch, raised,
 @pytest.mark.parametrize("while_saving", [False, True])
 def test_what_fails_while_a_signal_waits_was_wanted_to_end(tmp_path, monkeypatch, while_saving):
     """A run that is stopped loses its token, and is told so: either may be heard first."""
-    heard, write, done = [], checkpoint.write, Run.round_done
+    heard, write, done = [], checkpoint_file.write, Run.round_done
 
     def ends(number, frame):
         heard.append(number)
@@ -125,8 +125,8 @@ def test_what_fails_while_a_signal_waits_was_wanted_to_end(tmp_path, monkeypatch
         signal.raise_signal(signal.SIGTERM)
         write(folder, parts)
 
-    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
-    monkeypatch.setattr(*((checkpoint, "write", stopped) if while_saving else
+    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+    monkeypatch.setattr(*((checkpoint_file, "write", stopped) if while_saving else
                           (Run, "round_done", third)))  # fmt: skip
     before = signal.signal(signal.SIGTERM, ends)
     composed = compose_config(["rounds=9", "nodes=3", "checkpoint_every=2"])
@@ -137,7 +137,7 @@ def test_what_fails_while_a_signal_waits_was_wanted_to_end(tmp_path, monkeypatch
         signal.signal(signal.SIGTERM, before)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["round"], result["ended"], heard) == (2, "interrupted", [signal.SIGTERM])
-    assert (tmp_path / checkpoint.FILE).exists()
+    assert (tmp_path / checkpoint_file.FILE).exists()
 
 
 def test_a_network_that_nothing_emulates_is_refused_where_time_is_real():
@@ -171,7 +171,7 @@ def test_on_nodes_of_their_own_a_new_run_goes_on_with_the_servers_part(
             raise KeyboardInterrupt
         return done(self, server_round, arrays)
 
-    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
     with monkeypatch.context() as patch:
         patch.setattr(Run, "round_done", fourth)
         with pytest.raises(KeyboardInterrupt):

@@ -10,8 +10,8 @@ import pytest
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
-from strategy import checkpoint
 from strategy.app import Run
+from strategy.run import checkpoint_file
 from tests.runs import composed
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ class Stopped(Exception):
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Write a checkpoint each time, whatever it costs."""
-    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
+    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
 
 
 def run(folder, words, workers=1, *, resume=False):
@@ -84,10 +84,10 @@ def goes_on(monkeypatch, tmp_path, words, record, workers=None):
         at_record(monkeypatch, record, stop)
         with pytest.raises(Stopped):
             run(stopped, words, workers[0])
-    assert (stopped / checkpoint.FILE).exists()
+    assert (stopped / checkpoint_file.FILE).exists()
     run(stopped, words, workers[1] if workers else 1, resume=True)
     assert left(stopped) == left(whole)
-    assert not (stopped / checkpoint.FILE).exists()
+    assert not (stopped / checkpoint_file.FILE).exists()
 
 
 def words_of(preset):

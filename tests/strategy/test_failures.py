@@ -11,7 +11,7 @@ from compression.flower import layout_of, payload_record
 from compression.flower.replica import MODEL, REPLICA
 from compression.flower.state import checksum
 from report.jobs import GAVE_UP
-from strategy.server import HOPELESS
+from strategy.base import HOPELESS
 from tests.strategy.federation import (
     ADAM,
     AVERAGE,

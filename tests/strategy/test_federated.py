@@ -15,9 +15,9 @@ from simulation.grid import LocalGrid
 from simulation.node_host import HostSpec
 from simulation.pool import make_pool
 from strategy.federated import METRICS, Federated
-from strategy.nodes import OrderedGrid
-from strategy.state import StateError
-from task.flat import FlatModel
+from strategy.ordered_grid import OrderedGrid
+from strategy.run.serialization import StateError
+from task.flat_model import FlatModel
 from tests.runs import composed, configured
 
 WORDS = ["algorithm=fedavg", "nodes=3", "local_steps=1", "batch_size=8", "dataset.holdout=0.3"]

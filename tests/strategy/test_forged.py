@@ -14,7 +14,7 @@ from compression.flower.tensors import pack_labels
 from compression.header import varint
 from compression.own import Own
 from tests.strategy.cut import QUICK, SPLIT, run
-from tests.strategy.test_dispatch import missing, spoiling
+from tests.strategy.pipeline.test_dispatcher import missing, spoiling
 
 EMPTY = Layout((), (), ())
 RAW = make_codec(coder="raw")

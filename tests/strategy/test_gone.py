@@ -6,7 +6,7 @@ import pytest
 
 from compression import make_codec
 from simulation.clock import Ideal
-from strategy.nodes import OrderedGrid
+from strategy.ordered_grid import OrderedGrid
 from tests.strategy.federation import MOMENTUM, Federation, Trainer
 from tests.strategy.renewed import Renewed
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.exchange import LEAST, Late
+from strategy.collector import LEAST, Late
 
 NODES = 3
 

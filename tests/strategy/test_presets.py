@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from client.node import Node
-from client.trainer import Trainer
+from client.training import Trainer
 from conf import run_config
 from conf.build import data_of, model_of
 from conf.load import to_config

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
 from compression import Layout, PayloadError, Update
-from strategy.mean import StatisticsMix
+from strategy.aggregation import StatisticsMix
 from tests.strategy.event_loop import POLICIES, WAITS, at_once
 from tests.strategy.federation import LAYOUT, MOMENTUM, NODES, TRAINED, Federation, Trainer, start
 

@@ -19,7 +19,7 @@ from compression.flower.screen import (
 )
 from compression.layout import Layout
 from compression.statistics import scale_of
-from strategy.state import from_bytes, to_bytes
+from strategy.run.serialization import from_bytes, to_bytes
 from tests.compression.flower.apps import grid_of, moving, to_targets
 from tests.compression.flower.federation import initial
 

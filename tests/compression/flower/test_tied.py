@@ -21,7 +21,7 @@ from compression.own import Own
 from simulation.grid import LocalGrid
 from simulation.node_host import HostSpec
 from simulation.pool import make_pool
-from strategy.state import from_bytes, to_bytes
+from strategy.run.serialization import from_bytes, to_bytes
 from tests.compression.flower.apps import ask, grid_of, moving
 from tests.compression.flower.plain_grid import PlainGrid
 from tests.mutations import Mutator

@@ -1,0 +1,1 @@
+"""A segment of a cut model on a node: its steps, its state between messages."""

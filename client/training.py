@@ -1,0 +1,188 @@
+"""Local training: what a node does with the model between two messages."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from itertools import chain, islice, repeat
+
+import numpy as np
+import torch
+from flwr.app.typing import MetricRecordValues
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from client.batches import Samples
+from client.node import Node
+from compression.flower import Uplink
+from compression.flower.arrays import NO_ARRAYS
+from compression.flower.native import NONE, Arrays, Initial
+from compression.flower.notes import EXAMPLES, LOSS, STEPS, Orders
+from compression.layout import Layout
+from compression.statistics import trained_entries
+from conf import Config
+from conf.build import data_of, device_of, model_of, optimizer_of, server_optimizer_of
+from conf.codecs import codec_of
+from task.flat_model import FlatModel
+from task.process import settle
+from task.rng import OwnStream, stream_seed
+from task.steps import batches, evaluate
+
+Vector = NDArray[np.float32]
+Metrics = dict[str, MetricRecordValues]
+
+
+class Trainer:
+    """Model, data and optimiser of one configuration, shared by all nodes of a process.
+
+    What differs between nodes comes with each call; nothing but caches is kept between calls, so
+    results do not depend on which process serves which node, or in which order.
+    """
+
+    def __init__(self, config: Config, folder: str | None = None) -> None:
+        settle()
+        self.config = config
+        self.folder = folder
+        self.device = device_of(config)
+        self.data = data_of(config, folder)
+        self.flat = FlatModel(model_of(config, self.data), config.device)
+        self.optimizer = optimizer_of(config, [self.flat.parameters])
+        # torch's own step without its wrapping (profiler, hooks): 0.4 of its time on a small model
+        self._step = inspect.unwrap(type(self.optimizer).step)
+        self.loss = nn.CrossEntropyLoss()
+        self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
+        self.samples = Samples(config, self.data, folder)
+        names = self.flat.names
+        self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
+        self.trained = trained_entries(self.layout)
+        self.uplink = uplink_of(config, self.layout, Initial(self.flat.natives()))
+
+    def update(
+        self, node: Node, model: Vector, orders: Orders, natives: Arrays = NO_ARRAYS
+    ) -> tuple[Vector, Metrics]:
+        """Return what a server's optimiser is to subtract from `model`, float32 (n,), and metrics.
+
+        The gradient of one mini-batch, or minus the delta: `model` before less after training.
+        BatchNorm's statistics are values. It may be a view that the next call overwrites, as are
+        `flat.natives()` then. `natives`: the tensors beside the model, by name.
+        """
+        if self.config.strategy["update"] == "gradient":
+            return self.gradient(node, model, natives, number=orders.number - 1)
+        trained, metrics = self.train(node, model, orders, natives)
+        update: Vector = model - trained
+        update[self.trained :] = trained[self.trained :]
+        return update, metrics
+
+    def train(
+        self, node: Node, start: Vector, orders: Orders, natives: Arrays = NO_ARRAYS
+    ) -> tuple[Vector, Metrics]:
+        """Train from the model `start`, float32 (n,); return the new model and metrics.
+
+        The model returned is a view that the next call overwrites. Randomness comes from (seed,
+        node, number of the update) alone. `orders.proximal_mu`: FedProx's pull towards `start` (Li
+        et al. 2020, equation 2).
+        """
+        flat, optimizer = self.flat, self.optimizer
+        images, labels = self.samples.of(node, held_back=False)
+        flat.load(start, natives)
+        if not flat.module.training:
+            flat.module.train()
+        optimizer.state.clear()
+        for group in optimizer.param_groups:
+            group["lr"] = orders.lr
+        generator = self.samples.generator(node, orders.number)
+        anchor = flat.parameters.clone() if orders.proximal_mu else None
+        total, steps = torch.zeros((), device=self.device), 0
+        with self._layers_draws(node, orders.number):
+            for x, y in self.batches(images, labels, generator):
+                flat.zero_grad()
+                loss = self.loss(flat.module(x), y)
+                loss.backward()
+                if anchor is not None and (gradient := flat.parameters.grad) is not None:
+                    gradient.add_(flat.parameters - anchor, alpha=orders.proximal_mu)
+                self._step(optimizer)
+                total += loss.detach()
+                steps += 1
+        flat.collect_state()
+        metrics: Metrics = {
+            LOSS: total.item() / steps,
+            EXAMPLES: len(labels),
+            STEPS: steps,
+        }
+        return flat.state.detach().cpu().numpy(), metrics
+
+    def gradient(
+        self, node: Node, model: Vector, natives: Arrays = NO_ARRAYS, *, number: int
+    ) -> tuple[Vector, Metrics]:
+        """Return the gradient of the node's mini-batch `number` (from 0) at `model`, float32 (n,).
+
+        Entries of BatchNorm's statistics hold their new values. The vector is a view that the next
+        call overwrites. The mini-batch comes from (seed, node, number) alone.
+        """
+        flat = self.flat
+        flat.load(model, natives)
+        if not flat.module.training:
+            flat.module.train()
+        x, y = self.samples.batch(node, number)
+        flat.drop_grad()
+        with self._layers_draws(node, number):
+            loss = self.loss(flat.module(x), y)
+            loss.backward()
+        metrics: Metrics = {LOSS: loss.item(), EXAMPLES: len(y), STEPS: 1}
+        gradient = flat.collect_grad().cpu().numpy()
+        if len(gradient) < len(model):
+            flat.collect_state()
+            statistics = flat.state[len(gradient) :].detach().cpu().numpy()
+            gradient = np.concatenate([gradient, statistics])
+        return gradient, metrics
+
+    def evaluate(self, node: Node, state: Vector, natives: Arrays = NO_ARRAYS) -> Metrics:
+        """Return `Evaluation`'s figures and the number of samples of the node's evaluation."""
+        images, labels = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
+        self.flat.load(state, natives)
+        with OwnStream(self.device, stream_seed(self.config.seed, node.index)):
+            measured = evaluate(self.flat.module, images, labels)
+        return {**measured._asdict(), EXAMPLES: len(labels)}
+
+    def _layers_draws(self, node: Node, number: int) -> OwnStream:
+        """Return the context in which the model draws (dropout, say) from the node's own stream.
+
+        Always: no look at a model shows all that draws (`F.dropout`, `nn.LSTM(dropout=)`).
+        """
+        return OwnStream(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
+
+    def batches(
+        self, images: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield shuffled mini-batches: whole epochs, or exactly `local_steps` of them."""
+        config = self.config
+        limit = config.local_steps
+        epochs = repeat(None) if limit is not None else repeat(None, config.local_epochs)
+        size, single = config.batch_size, self.single
+        every = (batches(images, labels, size, generator, single=single) for _ in epochs)
+        return islice(chain.from_iterable(every), limit)
+
+
+def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> Uplink:
+    """Return the configured mod, for nodes that know the model's layout, and what is beside it."""
+    return Uplink(
+        codec_of(config),
+        layout=layout,
+        initial=initial,
+        seed=config.seed,
+        optimizer=server_optimizer_of(config),
+        masked=bool(config.strategy.get("mask_received")),
+    )
+
+
+_trainers: dict[tuple[int, str | None], Trainer] = {}
+
+
+def trainer_for(config: Config, folder: str | None = None) -> Trainer:
+    """Return this process's trainer for a configuration (kept: building one takes seconds)."""
+    key = (id(config), folder)  # `load_config` returns the same object for the same text
+    if key not in _trainers:
+        _trainers.clear()
+        _trainers[key] = Trainer(config, folder)
+    return _trainers[key]

@@ -1,0 +1,117 @@
+"""A saved configuration: `--config-path RUN/.hydra --config-name config` runs it again.
+
+`resume=RUN` goes on with it: the same, in the same folder, from its checkpoint on.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import NoReturn, cast
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from conf import Config, ConfigError
+from conf.load import HERE as CONF
+from conf.load import compose_config
+from simulation.job import PLACE
+from strategy.run.checkpoint_file import expect
+
+# What conf/config.yaml says of Hydra itself; the file that Hydra saves has none of it.
+SETTINGS = (
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+    "+hydra.callbacks.sweep_end._target_=command.sweep.SweepEnd",
+)
+
+
+RESUME = "resume"  # the word, and the name that Hydra's job then has
+BESIDE = ("engine.", "verbose=", "checkpoint_every=")  # words that may stand beside it
+
+
+def resumes() -> bool:
+    """Return whether the job at hand goes on with a run."""
+    return HydraConfig.get().job.name == RESUME
+
+
+def resuming(words: list[str]) -> list[str]:
+    """Return Hydra's command line for one with `resume=`. Raises `ConfigError`, one line."""
+    found = [word.partition("=")[2] for word in words if word.startswith(f"{RESUME}=")]
+    others = [word for word in words if not word.startswith(f"{RESUME}=")]
+    for word in others:
+        if not word.startswith(BESIDE):
+            raise ConfigError(
+                f"{word} does not go with resume=: a run goes on as it began; beside it go the "
+                "engine's words (engine.workers=, engine.address=), verbose= and checkpoint_every="
+            )
+    if len(found) > 1 or not found[0]:
+        raise ConfigError("resume= takes the folder of one run, such as outputs/DATE/TIME")
+    folder = Path(found[0]).expanduser().absolute()
+    if not (folder / PLACE).is_file():  # else its checkpoint is at a SuperLink
+        expect(folder)
+    if not (folder / ".hydra" / "config.yaml").is_file():
+        raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
+    place = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    own = [f"hydra.run.dir='{place}'", "hydra.output_subdir=null", f"hydra.job.name={RESUME}"]
+    saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
+    return [*others, *SETTINGS, *own, *saved]
+
+
+def command_line(words: list[str]) -> list[str]:
+    """Return Hydra's command line for the user's.
+
+    A relative `--config-path` starts in the working directory, as a person expects; Hydra's own
+    starts at the module that it calls.
+    """
+    if any(word.startswith(f"{RESUME}=") for word in words):
+        return resuming(words)
+    given, words = options_first(words)
+    if given.config_path is None or "://" in given.config_path:
+        return words
+    folder = Path(given.config_path).absolute()
+    if not (folder / f"{given.config_name or 'config'}.yaml").is_file():
+        raise ConfigError(f"there is no {folder / (given.config_name or 'config')}.yaml")
+    saved = (folder / "overrides.yaml").is_file() and (folder / "hydra.yaml").is_file()
+    return [*words, *(SETTINGS if saved else ()), "--config-path", str(folder)]
+
+
+def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
+    """Return Hydra's options as they are given, and the words with all of them before the others.
+
+    Hydra takes no word that follows an option that follows a word: `nodes=2 -m seed=0,1`. Raises
+    `ConfigError` for an option that it does not have.
+    """
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(
+            f"{message}; python run.py --help lists the keys, --hydra-help the options"
+        )
+
+    setattr(parser, "error", refuse)  # noqa: B010  # else it prints a usage of ten lines
+    given = parser.parse_intermixed_args(words)
+    options = list(words)
+    for word in given.overrides:
+        options.remove(word)
+    return given, [*options, *given.overrides]
+
+
+def completed(composed: DictConfig) -> DictConfig:
+    """Return a configuration with its types; of a saved one, with what is chosen anew in it.
+
+    Hydra knows no groups there: `network=adsl` has put the word where the group's keys were.
+    """
+    if OmegaConf.get_type(composed) is Config:
+        return composed
+    for word in HydraConfig.get().overrides.task:
+        if word.lstrip("+").startswith(("algorithm=", "experiment=")):
+            raise ConfigError(f"{word} would change all of a saved one: drop --config-path")
+    for group in (path.name for path in CONF.iterdir() if path.is_dir()):
+        choice = composed.get(group)
+        if isinstance(choice, str) and group != "algorithm":
+            chosen = OmegaConf.to_container(compose_config([f"{group}={choice}"])[group])
+            with open_dict(composed):
+                composed[group] = chosen
+    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), composed))

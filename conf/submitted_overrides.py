@@ -1,0 +1,53 @@
+"""Command-line words of a run that was submitted: choices and values, and nothing about Hydra."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from conf.schema import ConfigError
+from conf.submitted_runs import expect_plain, shown
+from conf.targets import HERE
+
+
+def submitted_words(words: list[str]) -> list[str]:
+    """Return the words as they are. Raises `ConfigError`, or Hydra's own errors, for one that is
+    no choice of one of our groups and no value of a key.
+
+    They are read here as Hydra will read them, so that no quoting or escaping hides anything, and
+    before it does: composing looks for files by what words say, and asks some resolvers.
+    """
+    for word in OverridesParser.create().parse_overrides(words):
+        _expect_ours(word)
+    return words
+
+
+def _expect_ours(word: Override) -> None:
+    key, line = word.get_key_element(), str(word.input_line)
+    parts = re.split(r"[/.@:]", key.lstrip("+~"))
+    if "hydra" in parts:
+        raise _refused(line, "Hydra's own settings are this machine's")
+    if not all(re.fullmatch(r"\w+", part) for part in parts):
+        raise _refused(line, "keys and groups are names")
+    if word.is_sweep_override():
+        raise _refused(line, "it is one run, and no sweep")
+    if word.is_delete():
+        return
+    value = word.value()
+    expect_plain(value)
+    if (HERE / word.key_or_group).is_dir():
+        for choice in value if isinstance(value, list) else [value]:
+            _expect_choice(line, choice)
+
+
+def _expect_choice(line: str, choice: Any) -> None:
+    """Refuse a path: Hydra would open any file."""
+    if choice is not None and not re.fullmatch(r"\w+", str(choice)):
+        raise _refused(line, "a group's choice is a name")
+
+
+def _refused(line: str, why: str) -> ConfigError:
+    return ConfigError(f"{shown(line)}: {why}, for a run that is submitted")

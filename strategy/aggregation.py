@@ -1,0 +1,197 @@
+"""Means of many updates: sparse ones, and BatchNorm's running statistics, which are values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression import Layout, PayloadError, Update
+from compression.payload import quiet
+from compression.scatter import add_at
+from compression.stages import Indices, Vector
+from compression.statistics import exact_tensors, trained_entries, variances
+from strategy.robust_aggregation import RobustMean
+
+_SORTED = 32  # a set below 1 / 32 of all entries is sorted; a larger one is marked and collected
+
+
+@dataclass
+class MeanState:
+    """A sum under way: float32 (n,), the sets of indices in it, whether it is dense, its weight."""
+
+    sum: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    sets: list[NDArray[np.uint32]] = field(default_factory=list)
+    dense: bool = False
+    weight: float = 0.0
+
+
+class SparseMean:
+    """Adds updates of n entries up; what a worker did not send counts as 0.
+
+    Memory: five bytes an entry, whatever the number of workers.
+    """
+
+    def __init__(self, size: int, state: MeanState | None = None) -> None:
+        self._state = state = MeanState() if state is None else state
+        if not len(state.sum):
+            state.sum = np.zeros(size, dtype=np.float32)
+        self._sum = state.sum
+        self._mark: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
+
+    @quiet
+    def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
+        """Add `weight` times an update: (k,) at strictly increasing `indices`, (n,) for None."""
+        self._state.weight += weight
+        values = values if weight == 1.0 else values * np.float32(weight)
+        if indices is None:
+            self._state.dense = True
+            self._sum += values
+        else:
+            self._state.sets.append(indices)
+            add_at(self._sum, indices, values)
+
+    @quiet
+    def take(self) -> tuple[Indices | None, Vector]:
+        """Return the mean, at the union of the sets added (None: everywhere), and start anew."""
+        state = self._state
+        weight = np.float32(state.weight)
+        union = None if state.dense else self._union()
+        if union is None:
+            values = self._sum / weight
+            self._sum.fill(0)
+        else:
+            values = self._sum[union] / weight
+            self._sum[union] = 0
+        state.sets, state.dense, state.weight = [], False, 0.0
+        return union, values
+
+    def _union(self) -> Indices | None:
+        """Return all indices added, each once, increasing; None if that is every entry."""
+        if len(self._state.sets) == 1:
+            union = self._state.sets[0]
+        elif sum(map(len, self._state.sets)) * _SORTED < len(self._sum):
+            union = np.unique(np.concatenate(self._state.sets))
+        else:
+            for indices in self._state.sets:
+                self._mark[indices] = True
+            union = np.flatnonzero(self._mark).astype(np.uint32)
+            self._mark.fill(False)
+        return None if len(union) == len(self._sum) else union
+
+
+Shares = NDArray[np.float32] | np.float32 | float
+
+
+@dataclass
+class MixState:
+    """A mix under way: what was reported, by shares (s,), their weight, and its bounds (s,)."""
+
+    sum: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    shares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    weight: float = 0.0
+    low: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    high: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    def begin(self, size: int) -> None:
+        """Begin a mix of `size` entries."""
+        self.sum, self.shares, self.weight = np.zeros(size), np.zeros(size), 0.0
+        self.low = np.full(size, np.inf, dtype=np.float32)
+        self.high = np.full(size, -np.inf, dtype=np.float32)
+
+
+class StatisticsMix:
+    """A convex mix of what is there and what nodes report, each with its share.
+
+    x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in 0..1: never beyond
+    the smallest and the largest of x and the reports, whatever optimiser steps the parameters. (A
+    stale difference added, or one times a momentum, can lead a variance below 0, and the model to
+    NaN.) The statistics are the last entries of a model.
+
+    `kind`: "median" or "trimmed" take that of each entry of (1 - a_i) x + a_i s_i in place of the
+    mean, whatever the weights, with `trim` as `RobustMean`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        state: MixState | None = None,
+        *,
+        kind: str = "mean",
+        trim: float = 0.0,
+    ) -> None:
+        self.trained = trained_entries(layout)
+        self.size = layout.size - self.trained
+        self._places = np.arange(self.trained, layout.size, dtype=np.uint32)
+        self._variances = variances(layout)
+        self.layout = layout.without(range(len(layout) - len(exact_tensors(layout))))
+        self._robust = None if kind == "mean" else RobustMean(self.size, kind, trim=trim)
+        self._added: list[tuple[NDArray[np.float64], Vector]] = []  # for a robust mean
+        self._state = MixState() if state is None else state
+        if not self._state.weight:
+            self._state.begin(self.size)
+
+    def of(self, model: Vector) -> Vector:
+        """Return a model's statistics, (s,): a view."""
+        return model[self.trained :]
+
+    def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
+        """Return an update's trained part, indices (None: all) and values, and its statistics.
+
+        Raises `PayloadError` if some of these are missing, or a variance is below 0.
+        """
+        indices, values = update.indices, update.values
+        if not self.size:
+            return indices, values, values[:0]
+        statistics = update.entries(self.trained, self.trained + self.size)
+        for start, stop in self._variances:
+            if (update.entries(start, stop) < 0).any():
+                raise PayloadError("its update holds a running variance below 0")
+        cut = len(values) - self.size
+        return None if indices is None else indices[:cut], values[:cut], statistics
+
+    def add(self, statistics: Vector, share: Shares = 1.0, weight: float = 1.0) -> None:
+        """Add what a node reports, (s,), by its share, one or (s,), and its weight in the mean."""
+        if not self.size:
+            return
+        part = np.minimum(np.asarray(share, dtype=np.float64), 1.0)
+        state = self._state
+        if self._robust is not None:
+            self._added.append((part, statistics))
+        part = part * weight
+        state.sum += part * statistics
+        state.shares += part
+        state.weight += weight
+        np.minimum(state.low, statistics, out=state.low)
+        np.maximum(state.high, statistics, out=state.high)
+
+    def joined(
+        self, indices: Indices | None, values: Vector, there: Vector
+    ) -> tuple[Indices | None, Vector]:
+        """Return a step's trained part with the new statistics at its end; begin anew.
+
+        `there`: the model of which they are the last entries.
+        """
+        if not self.size:
+            return indices, values
+        now = self.of(there)
+        state = self._state
+        mixed = self._mixed(now)
+        low, high = np.minimum(state.low, now), np.maximum(state.high, now)
+        statistics = np.clip(mixed.astype(np.float32), low, high)  # but for rounding it is there
+        state.begin(self.size)
+        if indices is None and len(values) != self.trained:
+            raise ValueError(f"{len(values)} values for {self.trained} parameters")
+        places = None if indices is None else np.concatenate([indices, self._places])
+        return places, np.concatenate([values, statistics])
+
+    def _mixed(self, now: Vector) -> NDArray[np.floating[Any]]:
+        state = self._state
+        if self._robust is None:
+            return ((state.weight - state.shares) * now + state.sum) / state.weight
+        for share, statistics in self._added:
+            self._robust.add(None, (now + share * (statistics - now)).astype(np.float32))
+        self._added = []
+        return self._robust.take()[1]

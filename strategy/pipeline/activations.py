@@ -1,0 +1,94 @@
+"""The activation store: what segments have sent, until those it is for are done with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compression.flower.tensors import GRADIENTS
+from strategy.pipeline.schedule import Task
+
+Place = tuple[int, int, int]  # segment, mini-batch, micro-batch
+
+
+@dataclass
+class StoreState:
+    """Payloads and numbers of samples by mini-batch and micro-batch; `usual`: the last number of
+    samples; `lost`: mini-batches of backpropagation that all are to skip; `gradients` by segment.
+    """
+
+    inputs: dict[Place, bytes] = field(default_factory=dict)
+    labels: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    samples: dict[tuple[int, int], int] = field(default_factory=dict)
+    usual: int = 0
+    lost: set[int] = field(default_factory=set)
+    gradients: dict[int, dict[tuple[int, int], bytes]] = field(default_factory=dict)
+
+
+class ActivationStore:
+    """Payloads by the segment that they are for; the server forwards them as they came.
+
+    `labels_for`: the segments that see labels. `synthetic`: gradients train a segment's module, and
+    go with its next message; else each is a message of its own.
+    """
+
+    def __init__(self, labels_for: range, synthetic: bool, state: StoreState | None = None) -> None:
+        self._labels_for, self._synthetic = labels_for, synthetic
+        self._state = StoreState() if state is None else state
+
+    def put(self, task: Task, name: str, payload: bytes) -> None:
+        """Take what a segment has sent: `output`, `gradients` or `labels`."""
+        key = task.batch, task.micro
+        if task.batch in self._state.lost:
+            return
+        if name == "output":
+            self._state.inputs[task.segment + 1, *key] = payload
+        elif name == "labels":
+            self._state.labels[key] = payload
+        else:
+            self._state.gradients.setdefault(task.segment - 1, {})[key] = payload
+
+    def put_samples(self, task: Task, samples: int) -> None:
+        """Take how many samples the first segment's mini-batches, or micro-batch, have."""
+        self._state.samples[task.batch, task.micro] = self._state.usual = samples
+
+    def samples(self, task: Task) -> int:
+        """Return that number; where nobody has said it yet, the last one's."""
+        return self._state.samples.get((task.batch, task.micro), self._state.usual)
+
+    def take(self, task: Task) -> dict[str, bytes] | None:
+        """Return what a task's message is to hold, by name; None if something was lost."""
+        segment, key = task.segment, (task.batch, task.micro)
+        found = {}
+        if task.batch in self._state.lost:
+            return None
+        if task.phase == "backward":
+            gradient = self._state.gradients.get(segment, {}).pop(key, None)
+            return None if gradient is None else {f"{GRADIENTS}{task.batch}": gradient}
+        if segment:
+            given = self._state.inputs.pop((segment, *key), None)
+            if given is None:
+                return None
+            found["input"] = given
+        if segment in self._labels_for and segment:
+            found["labels"] = self._state.labels.get(key, b"")
+        if self._synthetic:
+            for (batch, _), payload in self._state.gradients.pop(segment, {}).items():
+                found[f"{GRADIENTS}{batch}"] = payload
+        return found
+
+    def done(self, task: Task) -> None:
+        """Forget labels that nobody will ask for any more: all are through with the mini-batch."""
+        for kept in (self._state.labels, self._state.samples):
+            for key in [key for key in kept if key[0] <= task.batch]:
+                del kept[key]
+        self._state.lost = {batch for batch in self._state.lost if batch > task.batch}
+
+    def lose(self, batch: int) -> None:
+        """Forget a mini-batch that a segment could not use: the others' work on it is of no use."""
+        for key in [key for key in self._state.inputs if key[1] == batch]:
+            del self._state.inputs[key]
+        if not self._synthetic:
+            self._state.lost.add(batch)
+            for kept in self._state.gradients.values():
+                for pair in [pair for pair in kept if pair[0] == batch]:
+                    del kept[pair]

@@ -1,0 +1,348 @@
+"""A cut model's messages: sent by the schedule, answered, and done again where a node is gone."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
+
+from compression import Layout, PayloadError, describe
+from compression.flower import filled, to_vector
+from compression.flower.arrays import payload_records
+from compression.flower.notes import ERROR, EXAMPLES, LOSS, NOTE, REFUSED, SECONDS, Work, number
+from compression.flower.patience import Slowest
+from compression.flower.sizes import measured
+from compression.flower.tensors import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT, unpack
+from strategy.base import HOPELESS
+from strategy.ordered_grid import OrderedGrid
+from strategy.pipeline.activations import ActivationStore
+from strategy.pipeline.placement import Crew
+from strategy.pipeline.plan import Plan
+from strategy.pipeline.schedule import Task
+from strategy.pipeline.snapshots import Copies
+from strategy.pipeline.state import LOST, SegmentedState, UnderWay
+from strategy.pipeline.traffic import Opened, opened, plain_bytes
+
+if TYPE_CHECKING:
+    from strategy.pipeline.strategy import Segmented
+
+SEGMENT_MESSAGE = "train.segment"  # the type of these messages
+TRIES = 3  # failures in a row, and another node takes over
+
+
+class Dispatch:
+    """Sends tasks as the schedule gives them, takes replies, and sees to what goes wrong.
+
+    A task that fails for what it was given costs its mini-batch: those after it are skipped there.
+    A node that is gone, or has lost its segment, costs its segment's steps since the last copy:
+    whoever takes over begins with that, and with all tasks that were not answered.
+    """
+
+    def __init__(
+        self,
+        strategy: Segmented,
+        plan: Plan,
+        grid: OrderedGrid,
+        arrays: ArrayRecord,
+        batches: int,
+        timeout: float,
+        config: ConfigRecord,
+        state: SegmentedState,
+    ) -> None:
+        self._strategy, self._plan, self._grid = strategy, plan, grid
+        self._batches, self._timeout, self._config = batches, timeout, config
+        self._state = state
+        self._micros = strategy.micros
+        shapes = tuple(tuple(array.shape) for array in arrays.values())
+        layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
+        self.copies = Copies(
+            plan,
+            layout,
+            to_vector(arrays),
+            batches,
+            record_every=strategy.record_every,
+            every=strategy.segment_every,
+            state=state.copies,
+        )
+        count = len(plan.parts)
+        if not state.under_way:
+            state.begin(count)
+        elif grid.virtual_seconds is None:  # real moments are of another process
+            state.shift(grid.now - state.now)
+        self._sent, self.links = state.under_way, state.links
+        strategy.rates.share(state.rates)
+        self._flow = strategy.flow(count, batches, state.flow)
+        first = 1 if strategy.synthetic and strategy.conditioned else count - 1
+        self._store = ActivationStore(range(first, count), strategy.synthetic, state.store)
+        self._sees_last = count - 1 if strategy.synthetic else 0  # a mini-batch, of all segments
+        self._slowest = Slowest()
+        self._crew = Crew(grid, count, state.holders, state.failed)
+
+    def goes_on(self) -> bool:
+        """Whether anything is left to do; at the end segments are asked for copies they owe."""
+        return not self._flow.finished or any(self._sent) or self._fetch_owed()
+
+    def turn(self) -> None:
+        """Send what may be sent, wait for replies, take them."""
+        for task in self._flow.ready():
+            self._send(self._prepared(task))
+        self._wait()
+        self._take_replies()
+        self._state.now = self._grid.now
+
+    def means(self) -> dict[str, float] | None:
+        """Return the means since the last call: the loss, the modules' errors."""
+        state = self._state
+        found = {"loss": state.losses, "prediction_error": state.errors}
+        means = {name: sum(row) / len(row) for name, row in found.items() if row}
+        state.losses, state.errors = [], []
+        return means if "loss" in means else None
+
+    # sending
+
+    def _prepared(self, task: Task) -> UnderWay:
+        """Take what a task needs out of the store; without arrays, if something was lost."""
+        arrays = self._store.take(task)
+        if arrays is None:  # no message goes out that could bring a copy
+            sent = UnderWay(task, {}, "", LOST)
+        else:
+            sent = UnderWay(task, arrays, self.copies.wanted(task))
+        self._sent[task.segment].append(sent)
+        return sent
+
+    def _send(self, sent: UnderWay) -> None:
+        """Send a task's message, unless its segment is with nobody now."""
+        task, plan = sent.task, self._plan
+        node = self._crew.node(task.segment)
+        if sent.message_id == LOST or node is None:
+            return
+        arrays = dict(sent.arrays)
+        if self._state.fresh[task.segment]:
+            self._state.fresh[task.segment] = False
+            self._state.handed[task.segment] += 1
+            arrays["copy"] = self.copies.last(task.segment)
+        work = Work(
+            task.segment,
+            list(plan.cuts),
+            self._state.handed[task.segment],
+            task.phase,
+            task.batch,
+            task.batches,
+            task.micro,
+            self._micros,
+            self._store.samples(task),
+            self._rates(task),
+            sent.copy,
+            plan.steps(task, self._micros),
+        )
+        content = filled(
+            RecordDict,
+            {"arrays": payload_records(arrays), "config": filled(ConfigRecord, work.config())},
+        )
+        message = Message(content, node, SEGMENT_MESSAGE, group_id=str(task.end))
+        (sent.message_id,) = self._grid.push_messages([message], self._timeout)
+        sent.when, sent.number = self._grid.now, work.number
+        shapes = plan.plain(task, self._store.samples(task))
+        size = measured(content, NOTE)
+        self.links.sent(task.segment, arrays, size, shapes, self._state.traffic)
+
+    def _rates(self, task: Task) -> list[float]:
+        """Return the learning rate of each of a task's mini-batches."""
+        newest = cast(float, self._config.get("lr", 0.1))
+        numbers = range(task.batch, task.batch + max(task.batches, 1))
+        return [self._strategy.rates.of(number, newest) for number in numbers]
+
+    def _fetch_owed(self) -> bool:
+        """At the end, ask segments for copies that they could not send; whether there are any."""
+        owing = [i for i in range(len(self._sent)) if self.copies.owed(i, self._batches)]
+        for segment in owing:
+            task = Task(segment, "", self._batches, 0)
+            self._sent[segment].append(UnderWay(task, {}, "weights"))
+            self._send(self._sent[segment][-1])
+        return bool(owing)
+
+    # replies
+
+    def _wait(self) -> None:
+        """Wait for the next replies; give up those that take too long, look for missing nodes."""
+        waiting = {
+            sent.message_id: sent
+            for row in self._sent
+            for sent in row
+            if sent.reply is None and sent.message_id not in ("", LOST)
+        }
+        if any(row and (row[0].message_id == LOST or row[0].reply) for row in self._sent):
+            return  # there is something to go on with
+        oldest = min((sent.when for sent in waiting.values()), default=math.inf)
+        patience = self._slowest.limit(self._grid, self._timeout)
+        deadline = min(oldest + patience, self._crew.next_look)
+        if not waiting and deadline == math.inf:
+            raise PayloadError(f"{self._crew.missing()}: no node is left that could take over")
+        for reply in self._grid.pull_before(waiting, deadline):
+            sent = waiting[reply.metadata.reply_to_message_id]
+            sent.reply = opened(reply)
+            self._slowest.took(self._grid.now - sent.when)
+        self._give_up_late(patience)
+        for segment in self._crew.find():
+            self._hand_out(segment, anew=True)
+
+    def _give_up_late(self, patience: float) -> None:
+        for segment, row in enumerate(self._sent):
+            head = row[0] if row else None
+            if head is None or head.reply or head.message_id in ("", LOST):
+                continue
+            if head.when + patience <= self._grid.now:
+                self._failed(segment, f"no reply in time ({patience:.0f} s)")
+                self._hand_out(segment, self._crew.replace(segment))
+
+    def _take_replies(self) -> None:
+        """Go through the replies, each segment's in the order of sending."""
+        for row in self._sent:
+            while row and (row[0].reply is not None or row[0].message_id == LOST):
+                if not self._take(row[0]):
+                    break
+                sent = row.popleft()
+                if sent.task.phase:
+                    self._flow.answered(sent.task)
+                if sent.task.steps and sent.task.segment == self._sees_last:
+                    self._store.done(sent.task)
+
+    def _take(self, sent: UnderWay) -> bool:
+        """Take a reply, or say why not; False: the task is to be done again."""
+        task, reply = sent.task, sent.reply
+        if reply is None:  # what it needed was lost before
+            self._store.lose(task.batch)
+            return True
+        try:
+            if reply.error is not None:
+                raise PayloadError(reply.error)
+            self._open(sent, reply)
+        except PayloadError as error:
+            return self._without(sent, reply, str(error))
+        self._state.hopeless[task.segment] = 0
+        if task.phase != "backward":
+            self._state.accused.pop((task.segment - 1, task.segment), None)
+        elif not self._strategy.synthetic:
+            self._state.accused.pop((task.segment + 1, task.segment), None)
+        self._state.traffic.client_updates += task.steps and bool(task.phase)
+        return True
+
+    def _without(self, sent: UnderWay, reply: Opened, reason: str) -> bool:
+        """Go on without what a reply should have held; False: the task is to be done again."""
+        segment, failed = sent.task.segment, reply.error is not None
+        guilty = self._sender_of_damage(sent) if failed else None
+        self._failed(segment if guilty is None else guilty, reason)
+        if sent.copy:
+            self.copies.failed(segment)
+        for what, sender in ((ACTIVATIONS, segment - 1), (GRADIENTS_OF, segment + 1)):
+            if failed and what in reason and 0 <= sender < len(self._sent):
+                self._accuse(sender, segment)
+        gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        often = guilty is None and self._fails_often(segment)
+        if often and self._crew.replace(segment, fails=True):
+            self._hand_out(segment, anew=True)
+        elif gone or (failed and NO_SEGMENT in reason):
+            if gone:
+                self._crew.replace(segment)
+            self._hand_out(segment, anew=True)
+        else:
+            self._store.lose(sent.task.batch)
+            return True
+        return False
+
+    def _sender_of_damage(self, sent: UnderWay) -> int | None:
+        """Return the segment whose payload a task failed for: one that nobody can decode.
+
+        Payloads are passed on by their headers alone; only for who fails they are decoded here.
+        """
+        segment, part = sent.task.segment, self._plan.parts[sent.task.segment]
+        samples = self._store.samples(sent.task)
+        for name, payload in sent.arrays.items():
+            sender = segment + 1 if name.startswith(GRADIENTS) else segment - 1
+            shape = part.output if name.startswith(GRADIENTS) else part.input
+            if name != "labels" and not decodes(payload, (samples, *shape)):
+                return sender
+        return None
+
+    def _open(self, sent: UnderWay, reply: Opened) -> None:
+        """Take what a reply holds. Raises `PayloadError` for what cannot be used."""
+        task, plan = sent.task, self._plan
+        found, metrics, traffic = reply.payloads, reply.metrics, self._state.traffic
+        self.links.came(task.segment, reply, traffic)
+        if reply.number != sent.number:
+            raise PayloadError(f"it replies to {reply.number}, {sent.number} was to be answered")
+        if metrics is None:
+            raise PayloadError("a reply must hold a MetricRecord")
+        if task.phase and task.segment == 0 and task.phase != "backward":
+            samples = number(metrics, EXAMPLES) / task.batches
+            if samples not in range(1, plan.batch_size + 1):
+                raise PayloadError(f"mini-batches of {samples:g} samples are none of this run's")
+            self._store.put_samples(task, int(samples))
+        samples = self._store.samples(task)
+        plan.check(task, samples, found, bool(sent.copy))
+        self.links.worked(task.segment, metrics.get(SECONDS), task.batches / self._micros)
+        if LOSS in metrics:
+            self._state.losses.append(number(metrics, LOSS))
+        if ERROR in metrics:
+            self._state.errors.append(number(metrics, ERROR))
+        if sent.copy:
+            self.copies.take(task, sent.copy, found["copy"])
+        traffic.uplink_bytes_float32 += plain_bytes(found, plan.plain(task, samples))
+        for name in plan.asked(task):
+            self._store.put(task, name, found[name])
+        if any(name.startswith(GRADIENTS) for name in sent.arrays):
+            self._hear(task.segment, bool(metrics.get(REFUSED)))
+
+    # faults
+
+    def _blame(self, segment: int, reason: str) -> None:
+        self._strategy.fail(self._crew.node(segment) or -1, f"segment {segment}: {reason}")
+
+    def _failed(self, segment: int, reason: str) -> None:
+        self._blame(segment, reason)
+        self._state.hopeless[segment] += 1
+        if self._state.hopeless[segment] >= HOPELESS:
+            raise PayloadError(f"segment {segment} has failed {HOPELESS} times in a row: {reason}")
+
+    def _hear(self, segment: int, refused: bool) -> None:
+        """Note whether a segment could use the gradients that it was sent."""
+        if refused:
+            self._blame(segment + 1, "gradients that the segment before could not use")
+            self._accuse(segment + 1, segment)
+        else:
+            self._state.accused.pop((segment + 1, segment), None)
+
+    def _accuse(self, segment: int, by: int) -> None:
+        """Note that a neighbour has no use for what a segment sends; after a while another node
+        takes over. If that one's is of no use either, somebody else takes over from who says so.
+        """
+        said = self._state.accused[segment, by] = self._state.accused[segment, by] + 1
+        if said % TRIES == 0:
+            guilty = segment if said % (2 * TRIES) else by
+            self._hand_out(guilty, self._crew.replace(guilty, fails=True))
+
+    def _fails_often(self, segment: int) -> bool:
+        """Return whether to give a segment to another node, which may do better with its tasks."""
+        return self._state.hopeless[segment] % TRIES == 0
+
+    def _hand_out(self, segment: int, anew: bool) -> None:
+        """Send a segment's node what it has not answered; `anew`: it begins with the last copy.
+
+        A node that is there and only late keeps its segment: it may step twice with a mini-batch.
+        """
+        self._state.fresh[segment] |= anew
+        for sent in self._sent[segment]:
+            if sent.message_id != LOST:
+                sent.message_id, sent.reply = "", None
+                self._send(sent)
+
+
+def decodes(payload: bytes, shape: tuple[int, ...]) -> bool:
+    """Return whether a payload holds tensors of a shape, as nodes take them."""
+    try:
+        unpack(payload, describe(payload).n // max(math.prod(shape), 1), shape, "")
+    except PayloadError:
+        return False
+    return True

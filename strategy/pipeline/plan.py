@@ -1,0 +1,217 @@
+"""The plan of a cut model: who gets which layers, what it costs them, what goes between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from compression import Codec, PayloadError
+from compression.flower.notes import brief
+from compression.flower.tensors import (
+    GRADIENTS,
+    CopyForm,
+    expect_tensors,
+    types_of,
+    unpack_labels,
+)
+from conf import Config
+from conf.build import model_of
+from conf.codecs import codec_of, gradients_of
+from strategy.pipeline.schedule import Task
+from task.costs import Cost, balanced, costs_of, measure
+from task.datasets import Data
+from task.errors import TaskError
+from task.flat_model import to_array
+from task.gradient_predictor import GradientModule
+from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
+from task.steps import prepare
+
+if TYPE_CHECKING:
+    from strategy.pipeline.strategy import Segmented
+
+AUTO = "auto"
+
+
+class Plan:
+    """The parts of a model; `beside`: each part's tensors that are no float32 vector; `modules`:
+    entries of its module; `codecs`: of what nodes send to each other, by name; `classes`: of the
+    labels. `copies`: what a copy of each part may hold.
+    """
+
+    def __init__(
+        self,
+        parts: list[Part],
+        costs: list[Cost],
+        names: list[list[str]],
+        beside: list[dict[str, NDArray[Any]]],
+        batch_size: int,
+        modules: list[int],
+        codecs: Mapping[str, Codec],
+        classes: int,
+    ) -> None:
+        self.parts, self.costs, self.names, self.beside = parts, costs, names, beside
+        self.batch_size, self._codecs, self._classes = batch_size, codecs, classes
+        self.copies = [
+            CopyForm(part.size, part.trained, module, types_of(more), batch_size)
+            for part, module, more in zip(parts, modules, beside, strict=True)
+        ]
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The numbers of the layers with which a new segment begins."""
+        return tuple(part.first for part in self.parts[1:])
+
+    def steps(self, task: Task, micros: int) -> float:
+        """Return what a task costs, in steps of the whole model by backpropagation."""
+        cost = self.costs[task.segment]
+        ends = task.segment + 1 == len(self.parts)
+        forward, backward = task.phase in ("train", "forward"), task.phase != "forward" or ends
+        share = cost.forward * forward + cost.backward * (backward and bool(task.phase))
+        if task.phase == "train":
+            share += cost.module
+        return share * task.batches / micros
+
+    def plain(self, task: Task, samples: int) -> Mapping[str, list[tuple[tuple[int, ...], str]]]:
+        """Return what the tensors in a task's messages are without compression, by name."""
+        part, many = self.parts[task.segment], task.batches
+        shapes = {
+            "input": part.input,
+            "output": part.output,
+            "gradients": part.input,  # those it sends
+            GRADIENTS: part.output,  # those it gets
+        }
+        found = {name: [((samples, *shape), "float32")] * many for name, shape in shapes.items()}
+        return {**found, "labels": [((samples,), "int64")] * many}
+
+    def asked(self, task: Task) -> list[str]:
+        """Return the names of what a task's reply is to hold for other segments."""
+        ends = task.segment + 1 == len(self.parts)
+        forward, backward = task.phase in ("train", "forward"), task.phase in ("train", "backward")
+        return [
+            *["output"] * (forward and not ends),
+            *["gradients"] * (task.segment > 0 and (backward or (forward and ends))),
+            *["labels"] * (forward and task.segment == 0 and not ends),
+        ]
+
+    def check(self, task: Task, samples: int, payloads: Mapping[str, bytes], copy: bool) -> None:
+        """Raise `PayloadError` unless a reply holds what its task leaves, and nothing else.
+
+        `copy`: of the segment, which `Copies.take` looks at. Of tensors between segments the header
+        is looked at, and labels all: nobody else is given what cannot be used.
+        """
+        part, wanted = self.parts[task.segment], self.asked(task)
+        names = [*wanted, "copy"] if copy else wanted
+        for name in (*payloads, *names):
+            if name not in names:
+                raise PayloadError(f"the reply holds {brief(name)}, which was not asked for")
+            if name not in payloads:
+                raise PayloadError(f"the reply holds no {name}")
+        for name, shape in (("output", part.output), ("gradients", part.input)):
+            if name in wanted:
+                codec, shapes = self._codecs[name], (samples, *shape)
+                expect_tensors(payloads[name], task.batches, shapes, f"its {name}", codec)
+        if "labels" in wanted:
+            unpack_labels(payloads["labels"], (task.batches, samples), self._classes)
+
+    def described(self) -> list[dict[str, Any]]:
+        """Return what a picture of the plan needs: plain values, a dict a segment."""
+        return [
+            {
+                "layers": names,
+                "first": part.first,
+                "parameters": part.trained,
+                "output": list(part.output),
+                "share": round(cost.forward + cost.backward + cost.module, 4),
+                "module_share": round(cost.module, 4),
+            }
+            for part, cost, names in zip(self.parts, self.costs, self.names, strict=True)
+        ]
+
+
+def plan_of(
+    strategy: Segmented, config: Config, data: Data, cuts: tuple[int, ...] | None = None
+) -> Plan:
+    """Return a strategy's plan for the configured model. Raises `TaskError` if there is none.
+
+    `cuts`: of a run that goes on; else the strategy's.
+    """
+    if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
+        raise TaskError("the first node holds all of the data: leave partition=iid")
+    make = partial(model_of, config, data)
+    model = make()
+    layers = layers_of(model)
+    _expect_enough(strategy, config, data, model)
+    cuts = _cuts(strategy, config, data, len(layers)) if cuts is None else cuts
+    shape = tuple(data.train.images.shape[1:])
+    parts = parts_of(make, cuts, shape)
+    if len(parts) > config.nodes:
+        raise TaskError(f"{len(parts)} segments need as many nodes, not nodes={config.nodes}")
+    costs = costs_of(make, parts, data.classes, strategy.hidden)
+    segments = [segment_of(model, part.first, part.last) for part in parts]
+    beside = [{n: to_array(t) for n, t in each.beside().items()} for each in segments]
+    names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
+    classes = data.classes if strategy.conditioned else 0
+    modules = [_module_entries(part, classes, strategy.hidden) for part in parts[:-1]]
+    codecs = {"output": codec_of(config), "gradients": gradients_of(config)}
+    return Plan(parts, costs, names, beside, config.batch_size, [*modules, 0], codecs, data.classes)
+
+
+def _module_entries(part: Part, classes: int, hidden: int) -> int:
+    """Return how many parameters a part's module has."""
+    if not hidden:
+        return 0
+    with torch.device("meta"):
+        module = GradientModule(part.output, classes, hidden)
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _expect_enough(strategy: Segmented, config: Config, data: Data, model: nn.Module) -> None:
+    """Raise `TaskError` for mini-batches too small for what is to be done with them."""
+    samples = min(config.batch_size, len(data.train.labels))
+    least = samples // strategy.micros
+    if least < 1:
+        raise TaskError(f"mini-batches of {samples} samples are no {strategy.micros} micro-batches")
+    modules = strategy.hidden and (strategy.cuts != AUTO or strategy.segments != 1)
+    norms = any(isinstance(module, _BatchNorm) for module in model.modules())
+    if least < 2 and (norms or (modules and config.nodes > 1)):
+        raise TaskError(
+            "BatchNorm, which modules have too, needs mini-batches (and micro-batches) of 2 "
+            "samples or more: give a larger batch_size"
+        )
+
+
+def _cuts(strategy: Segmented, config: Config, data: Data, layers: int) -> tuple[int, ...]:
+    """Return the cuts: those given, or the best for what layers take here."""
+    if strategy.cuts != AUTO:
+        given = strategy.cuts
+        if isinstance(given, str) or not hasattr(given, "__iter__"):
+            raise TaskError(f"strategy.cuts must be auto or a list such as [1,3], not {given!r}")
+        if strategy.segments is not None or strategy.memory_mb is not None:
+            raise TaskError("strategy.segments and strategy.memory_mb go with strategy.cuts=auto")
+        return check_cuts(list(given), layers)
+    segments = strategy.segments or min(config.nodes, layers)
+    limits = _limits(strategy.memory_mb, segments)
+    if segments in (1, layers) and limits is None:
+        return tuple(range(1, segments))  # there is nothing to choose
+    images = prepare(data.train.images[: config.batch_size], data.mean, data.std)
+    make = partial(model_of, config, data)
+    return balanced(measure(make, images, data.classes, strategy.hidden), segments, limits)
+
+
+def _limits(memory_mb: Any, segments: int) -> list[float] | None:
+    """Return the bytes of each node: of one number for all, or of a list."""
+    if memory_mb is None:
+        return None
+    given = list(memory_mb) if hasattr(memory_mb, "__iter__") else [memory_mb] * segments
+    numbers = all(isinstance(each, int | float) and each > 0 for each in given)
+    if not numbers or len(given) < segments:
+        raise TaskError(
+            f"strategy.memory_mb must be a number above 0, or {segments} of them, not {memory_mb}"
+        )
+    return [each * 1e6 for each in given]

@@ -1,0 +1,157 @@
+"""Copies of the segments at the server: for evaluation, for the end, and for who takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression import Layout
+from compression.flower.tensors import STATE, pack_copy, unpack_copy
+from compression.stages import Vector
+from compression.statistics import Extent
+from strategy.pipeline.schedule import Task
+from task.layers import Part
+
+if TYPE_CHECKING:
+    from strategy.pipeline.plan import Plan
+
+
+@dataclass
+class CopiesState:
+    """By segment: the last point it was asked for, points it has sent its copy for, full copies it
+    was asked for, the last full copy; `weights`: by point, of the segments; `natives`: by point,
+    tensors beside the model's vector, by their names in the model.
+    """
+
+    asked: list[int] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    full: list[int] = field(default_factory=list)
+    last: list[bytes] = field(default_factory=list)
+    weights: dict[int, list[NDArray[np.float32] | None]] = field(default_factory=dict)
+    natives: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)
+
+    def begin(self, copies: list[bytes]) -> None:
+        """Begin with these copies, and no others asked for."""
+        self.asked, self.delivered, self.full = ([0] * len(copies) for _ in range(3))
+        self.last = copies
+
+
+class Copies:
+    """Knows when a segment is to send a copy, and puts models together.
+
+    The model is wanted after each `record_every` mini-batches, and after the last; after multiples
+    of `every` (0: never) all is copied that training builds on. A copy made after a mini-batch is
+    of that one for every segment, so the model is one that the uncut model could have been.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        model: Vector,
+        batches: int,
+        *,
+        record_every: int,
+        every: int,
+        state: CopiesState | None = None,
+    ) -> None:
+        parts = plan.parts
+        self._plan, self._parts, self._layout = plan, parts, layout
+        self._batches, self._record_every, self._every = batches, record_every, every
+        self._places = _places(parts, layout)
+        self._state = CopiesState() if state is None else state
+        if not self._state.last:
+            self._state.begin(
+                [
+                    pack_copy({STATE: self._cut(model, number)}, more)
+                    for number, more in enumerate(plan.beside)
+                ]
+            )
+
+    def last(self, segment: int) -> bytes:
+        """Return the copy with which a node takes a segment over."""
+        return self._state.last[segment]
+
+    def wanted(self, task: Task) -> str:
+        """Return what a task's reply is to hold of its segment: "", weights or all."""
+        if not task.steps:
+            return ""
+        newest = task.end if task.end == self._batches else task.end - task.end % self._record_every
+        due = newest > self._state.asked[task.segment]  # else a message under way brings it
+        self._state.asked[task.segment] = max(newest, self._state.asked[task.segment])
+        full = task.end // self._every if self._every else 0
+        if full > self._state.full[task.segment]:
+            self._state.full[task.segment] = full
+            return "all"
+        return "weights" if due else ""
+
+    def failed(self, segment: int) -> None:
+        """Note that a copy that was asked for has not come: it is asked for again."""
+        self._state.asked[segment] = self._state.delivered[segment] * self._record_every
+        self._state.full[segment] = 0
+
+    def owed(self, segment: int, end: int) -> bool:
+        """Whether a segment owes a copy of a point up to `end`."""
+        point = self._point(segment)
+        return point is not None and point <= end
+
+    def _point(self, segment: int) -> int | None:
+        """Return the first point of which a segment has sent no copy."""
+        before = self._state.delivered[segment] * self._record_every
+        return None if before >= self._batches else min(before + self._record_every, self._batches)
+
+    def take(self, task: Task, kind: str, payload: bytes) -> None:
+        """Take a segment's copy. Raises `PayloadError` for what is none."""
+        part, form = self._parts[task.segment], self._plan.copies[task.segment]
+        vectors, beside = unpack_copy(payload, form, whole=kind == "all")
+        state = vectors[STATE]
+        if kind == "all":
+            self._state.last[task.segment] = payload
+        while (point := self._point(task.segment)) is not None and point <= task.end:
+            self._state.weights.setdefault(point, [None] * len(self._parts))[task.segment] = state
+            natives = self._state.natives.setdefault(point, {})
+            natives |= {name: beside[its] for its, name in part.natives.items()}
+            self._state.delivered[task.segment] += 1
+
+    def complete(self) -> tuple[int, Vector, dict[str, NDArray[Any]]] | None:
+        """Return the next point of which all copies are there, its model, what is beside; once."""
+        for point in sorted(self._state.weights):
+            states = self._state.weights[point]
+            if all(state is not None for state in states):
+                del self._state.weights[point]
+                return point, self._joined(states), self._state.natives.pop(point, {})
+            return None
+        return None
+
+    def _joined(self, states: Sequence[Vector | None]) -> Vector:
+        model = np.empty(self._layout.size, dtype=np.float32)
+        for places, state in zip(self._places, states, strict=True):
+            assert state is not None
+            for (start, stop), (a, b) in places:
+                model[start:stop] = state[a:b]
+        return model
+
+    def _cut(self, model: Vector, segment: int) -> Vector:
+        state = np.empty(self._parts[segment].size, dtype=np.float32)
+        for (start, stop), (a, b) in self._places[segment]:
+            state[a:b] = model[start:stop]
+        return state
+
+
+def _places(parts: Sequence[Part], layout: Layout) -> list[list[tuple[Extent, Extent]]]:
+    """Return for each part where its tensors lie in the model's vector and in its own."""
+    bounds = dict(zip(layout.names, pairwise(layout.offsets.tolist()), strict=True))
+    found = []
+    for part in parts:
+        rows, at = [], 0
+        for name in part.names:
+            start, stop = bounds[name]
+            rows.append(((start, stop), (at, at + stop - start)))
+            at += stop - start
+        found.append(rows)
+    return found

@@ -1,0 +1,202 @@
+"""What a run leaves in its checkpoints beside its strategy's state; how it goes on with them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compression.flower import flat_record, to_vector
+from compression.flower.native import natives_of, with_natives
+from conf import Config, ConfigError
+from strategy.lr_schedule import ScheduleState
+from strategy.run import checkpoint_file
+from strategy.run.checkpoint_file import Checkpoints
+from strategy.run.graceful_shutdown import Stopping
+from strategy.run.membership import LastingNodes, LivesState
+from strategy.run.run_log import RecordsState
+from strategy.run.serialization import StateError, from_bytes, to_bytes
+
+if TYPE_CHECKING:
+    from strategy.app import Run
+
+T = TypeVar("T")
+RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint
+FREE = ("checkpoint_every", "verbose", "engine", "device")  # may be others when a run goes on
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A strategy that another one goes on with; as all of ours, and any of Flower's here."""
+
+    after_turn: Callable[[], None] | None
+
+    @property
+    def done(self) -> int:
+        """How many rounds, pushes or mini-batches are through."""
+
+    def save(self) -> bytes:
+        """Return the state as bytes; `TypeError` for what cannot be put into any."""
+
+    def load(self, data: bytes) -> None:
+        """Take a state with which the next `start` goes on."""
+
+    def abandon(self, back: Collection[int] = ()) -> None:
+        """Give up what is under way. Nodes may have gone on since, but those that go `back`."""
+
+
+@runtime_checkable
+class LastingGrid(Protocol):
+    """A grid whose nodes live and end with this process: a checkpoint holds them, too."""
+
+    def drain(self) -> None:
+        """Compute what is under way."""
+
+    def save(self) -> Any:
+        """Return all that the run has come to there, a dataclass; `OSError` if there is no room."""
+
+    def load(self, state: Any) -> None:
+        """Go on with it, before the first message."""
+
+
+@dataclass
+class RunState:
+    """`config`: the run's, as JSON; `stepped`: rounds that the schedule knows of; `model`: of the
+    last record, float32 (n,), and whether it was measured; `natives`: the tensors beside it.
+    """
+
+    config: str
+    stepped: int
+    schedule: ScheduleState
+    records: RecordsState
+    model: NDArray[np.float32]
+    measured: bool
+    natives: dict[str, NDArray[Any]]
+
+
+class Keeper:
+    """Keeps a run's checkpoints, and lets a run go on with one.
+
+    `lasting`: the run's grid, if it is one that ends with this process; `nodes`: the one whose
+    nodes outlive it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        lasting: LastingGrid | None,
+        stopping: Stopping,
+        nodes: LastingNodes | None = None,
+    ) -> None:
+        self._run, self._lasting, self._stopping = run, lasting, stopping
+        self._nodes = nodes
+        self._strategy = run.strategy if isinstance(run.strategy, Resumable) else None
+        folder = run.records.folder if self._strategy else None
+        self._checkpoints = Checkpoints(str(folder or ""), run.config.checkpoint_every)
+        if self._strategy is not None:
+            self._strategy.after_turn = self.turned
+
+    @property
+    def keeps(self) -> bool:
+        """Whether checkpoints are written."""
+        return self._checkpoints.folder is not None
+
+    def turned(self) -> None:
+        """Write a checkpoint if it is time, or somebody wants the run to end; then it ends."""
+        assert self._strategy is not None
+        done = self._strategy.done
+        due = self._stopping.wanted or self._checkpoints.due(done)
+        if done < self._run.config.rounds and due:
+            self._keep(self._strategy, done)
+        self._stopping.go()
+
+    def _keep(self, strategy: Resumable, done: int) -> None:
+        if not self.keeps:
+            return
+        if self._lasting is not None:
+            self._lasting.drain()  # which has to be done anyway, sooner or later
+        began = time.perf_counter()
+        try:
+            parts = {RUN: to_bytes(self._state()), STRATEGY: strategy.save()}
+            if self._lasting is not None:
+                parts[GRID] = to_bytes(self._lasting.save())
+            if self._nodes is not None:
+                parts[NODES] = to_bytes(self._nodes.state(done))
+        except TypeError as error:
+            self._checkpoints.give_up(str(error))
+        except (OSError, MemoryError) as error:
+            self._checkpoints.miss(str(error) or type(error).__name__)
+        else:
+            written = self._checkpoints.keep(done, parts, began)
+            if written and self._nodes is not None:
+                self._nodes.kept(done)
+
+    def _state(self) -> RunState:
+        run = self._run
+        newest = None if run.newest is None else to_vector(run.newest)
+        return RunState(
+            _words(run.config),
+            run.stepped,
+            run.schedule.state,
+            run.records.save(),
+            run.model.state.detach().cpu().numpy() if newest is None else newest,
+            newest is None,
+            run.natives if run.newest is None else natives_of(run.newest),
+        )
+
+    def load(self, folder: Path) -> None:
+        """Let the run go on with the checkpoint in a folder.
+
+        Raises `ConfigError`, one line, for one that cannot be read, or is of another run.
+        """
+        run, strategy = self._run, self._strategy
+        parts = checkpoint_file.read(folder)
+        if strategy is None or {RUN, STRATEGY} - set(parts):
+            raise ConfigError(f"resume={folder}: there is nothing that this strategy goes on with")
+        if (GRID in parts) != (self._lasting is not None):
+            raise ConfigError(f"resume={folder}: it was run on another engine; go on with that one")
+        try:
+            state = from_bytes(RunState, parts[RUN])
+            _expect_same(folder, run.config, json.loads(state.config), self._lasting is not None)
+            strategy.load(parts[STRATEGY])
+            if self._lasting is not None:
+                kind: type[Any] = type(self._lasting.save())
+                self._lasting.load(from_bytes(kind, parts[GRID]))
+            else:
+                if self._nodes is not None and NODES in parts:
+                    self._nodes.load(from_bytes(LivesState, parts[NODES]))
+                strategy.abandon(self._nodes.keeping if self._nodes else ())
+        except StateError as error:
+            raise ConfigError(f"resume={folder}: {error}") from error
+        if state.model.size != run.model.state.numel():
+            raise ConfigError(f"resume={folder}: the checkpoint is of another model")
+        run.schedule.load(state.schedule)
+        run.stepped, run.train_config["lr"] = state.stepped, run.schedule.lr
+        loaded = with_natives(flat_record(state.model), state.natives)
+        run.show(loaded)
+        run.newest = None if state.measured else loaded
+        run.records.load(state.records)
+        self._checkpoints.went_on(strategy.done)
+
+
+def _words(config: Config) -> str:
+    """Return a configuration as JSON, without what does not change a run."""
+    plain = {key: value for key, value in asdict(config).items() if key not in FREE}
+    return json.dumps(plain, sort_keys=True, default=str)
+
+
+def _expect_same(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
+    """Raise `ConfigError` for another configuration; `nodes`: so many, too."""
+    now = json.loads(_words(config))
+    for key in sorted(set(now) | set(before)):
+        if now.get(key) != before.get(key) and (nodes or key != "nodes"):
+            raise ConfigError(
+                f"resume={folder}: the run has another {key}= there ({before.get(key)}): it goes "
+                "on with its own configuration"
+            )

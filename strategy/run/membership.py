@@ -1,0 +1,150 @@
+"""A run on nodes that outlive it: which take part, its lives, and which nodes go back with it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from logging import getLogger
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from compression.flower.grids import GridWrapper, TimedGrid
+from conf import ConfigError
+from deploy.protocol.lineage import Checkpoint, Lives, keeps, told
+from strategy.flower_checks import LEAST
+
+ASKS, SECONDS = 10, 10.0  # so often, and for so long, with nothing sent: that is who waits
+log = getLogger("edgewire")
+
+
+@dataclass
+class LivesState:
+    """`key`: the first life; each life's last checkpoint, by what was done; `keeping`: nodes;
+    `first`: those that came first.
+    """
+
+    key: int = 0
+    checkpoints: list[tuple[int, int]] = field(default_factory=list)
+    keeping: set[int] = field(default_factory=set)
+    first: set[int] = field(default_factory=set)
+
+
+class LastingNodes(GridWrapper):
+    """A grid whose nodes outlive this process: each message says by which checkpoint they go back.
+
+    `keeping`: the nodes that have said that they do (`deploy.protocol.lineage`). `most`: so many
+    nodes take part; None: all.
+    """
+
+    def __init__(self, grid: Grid | TimedGrid, life: int, most: int | None = None) -> None:
+        super().__init__(grid)
+        self._most = most
+        self._first: set[int] = set()  # came first, at most `most`: they get their places back
+        self._part: set[int] = set()  # take part
+        self._surplus: set[int] = set()  # are there and do not
+        self._lives = Lives(life, life)
+        self.keeping: set[int] = set()
+        self._asked, self._since, self._warn_after = 0, 0.0, SECONDS
+
+    def state(self, done: int) -> LivesState:
+        """Return what goes into a checkpoint of so much."""
+        lives = self._lives.kept(done)
+        return LivesState(
+            lives.key,
+            [(each.life, each.done) for each in lives.checkpoints],
+            self.keeping,
+            self._first,
+        )
+
+    def load(self, state: LivesState) -> None:
+        """Go on with a checkpoint's."""
+        checkpoints = tuple(Checkpoint(*each) for each in state.checkpoints)
+        self._lives = Lives(state.key, self._lives.life, checkpoints)
+        self.keeping, self._first = state.keeping, state.first
+
+    def kept(self, done: int) -> None:
+        """Take note that a checkpoint of so much is on the disk."""
+        self._lives = self._lives.kept(done)
+
+    def get_node_ids(self) -> Sequence[int]:
+        """Return the nodes that are there and take part; see `TimedGrid`.
+
+        Places go to those that came first, then to who has one, then to others. Where time is real,
+        who is gone is named in the log, and who gets no place.
+        """
+        found = super().get_node_ids()
+        most = len(found) if self._most is None else self._most
+        new = [node for node in found if node not in self._first]
+        self._first.update(new[: max(most - len(self._first), 0)])
+        ranked = sorted(found, key=lambda n: (n not in self._first, n not in self._part))
+        part, surplus = set(ranked[:most]), set(ranked[most:])
+        if self.virtual_seconds is None:
+            for node in sorted(self._part.difference(found)):
+                log.warning("node %d is gone: the run goes on with %d", node, len(part))
+            for node in sorted(surplus - self._surplus):
+                log.warning("node %d takes no part unless one goes: there are nodes=%d", node, most)
+            self._expect_progress(len(part))
+        self._part, self._surplus = part, surplus
+        return [node for node in found if node in part]
+
+    def _expect_progress(self, there: int) -> None:
+        """Say that the strategy waits for nodes, at ever longer intervals.
+
+        Raises `ConfigError` if all that take part are there: no more will.
+        """
+        now = time.monotonic()
+        if not self._asked:
+            self._since, self._warn_after = now, SECONDS
+        self._asked += 1
+        if self._asked < ASKS or now - self._since < self._warn_after:
+            return
+        if self._most is not None and there >= self._most:
+            raise ConfigError(
+                f"the strategy waits for more nodes than nodes={self._most}, and all of these are "
+                f"there: give more, or let it ask for fewer ({', '.join(LEAST)})"
+            )
+        self._warn_after *= 2
+        most = "" if self._most is None else f" of {self._most}"
+        log.warning(
+            "the strategy waits for more nodes: %d%s are online; start the others, or stop the run",
+            there,
+            most,
+        )
+
+    def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
+        """See `TimedGrid`."""
+        self._asked = 0
+        return super().push_messages(self._telling(messages), ttl)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """See `TimedGrid`."""
+        self._asked = 0
+        return self._heard(super().pull_messages(message_ids))
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """See `TimedGrid`."""
+        self._asked = 0
+        return self._heard(super().pull_before(message_ids, deadline))
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """See `TimedGrid`."""
+        self._asked = 0
+        return self._heard(super().send_and_receive(self._telling(messages), timeout=timeout))
+
+    def _telling(self, messages: Iterable[Message]) -> list[Message]:
+        found = list(messages)
+        for message in found:
+            message.metadata.group_id = told(message.metadata.group_id, self._lives)
+        return found
+
+    def _heard(self, replies: Iterable[Message]) -> list[Message]:
+        found = list(replies)
+        self.keeping.update(
+            reply.metadata.src_node_id for reply in found if keeps(reply.metadata.group_id)
+        )
+        return found

@@ -1,0 +1,221 @@
+"""What a run leaves behind: `history.jsonl`, `result.json`, the model's weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from logging import getLogger
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from compression.stages import DIVERGED
+from conf import ConfigError
+from strategy.run.tagged import Told
+
+Row = dict[str, Any]
+MEASURED = ("accuracy", "loss", "top5")
+OFTEN = 60.0  # seconds from one writing of the newest model to the next
+log = getLogger("edgewire")
+HISTORY = "history.jsonl"
+BLOWN_UP = 1000  # times the loss before training, at which a model has blown up
+
+
+@dataclass
+class RecordsState:
+    """Rows: the last, that in which the model was measured last, and first; of all that were the
+    best accuracy and the worst loss; seconds since the start; bytes of the history.
+    """
+
+    last: Told
+    measured: Told
+    first: Told
+    best: float | None
+    worst: float
+    seconds: float
+    size: int
+
+
+class Records:
+    """Writes the result files of one run into `folder` ("": nothing is written).
+
+    `anew`: the history begins anew; else `load` says with what it goes on. Every row of it holds
+    the counters so far; the result is the last row and what is known at the end. Floats that are
+    not finite are written as null.
+    """
+
+    def __init__(self, folder: str, *, anew: bool = True) -> None:
+        self.folder = Path(folder) if folder else None
+        self.last: Row = {}
+        self._measured: Row = {}  # the last row's in which the model was evaluated
+        self._best: float | None = None
+        self._first: Row = {}  # the first row's, before training
+        self._worst = 0.0  # loss
+        self._history: TextIO | None = None  # open for the whole run: there may be 100,000 rounds
+        self._start = time.perf_counter()
+        self._kept: float | None = None  # when the model was; not yet: a first one is soon
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder is not None and anew:
+            for name in ("model.safetensors", "result.json"):  # an earlier run's
+                (self.folder / name).unlink(missing_ok=True)
+            self._history = (self.folder / HISTORY).open("w")
+
+    def save(self) -> RecordsState:
+        """Return what was recorded so far; the history up to here is on the disk then.
+
+        Raises `OSError` if it is not.
+        """
+        if self._history is None:
+            raise OSError("history.jsonl is not written any more")
+        os.fsync(self._history.fileno())
+        rows = Told(self.last), Told(self._measured), Told(self._first)
+        seconds = time.perf_counter() - self._start
+        return RecordsState(*rows, self._best, self._worst, seconds, self._history.tell())
+
+    def load(self, state: RecordsState) -> None:
+        """Go on with what was recorded; what the history holds of later is cut off.
+
+        Raises `ConfigError` for a history that ends before.
+        """
+        assert self.folder is not None
+        path = self.folder / HISTORY
+        if not path.is_file() or path.stat().st_size < state.size:
+            raise ConfigError(
+                f"resume={self.folder}: {HISTORY} lacks rows that were there: put it back as it "
+                "was, or begin anew"
+            )
+        self._history = path.open("r+")
+        self._history.truncate(state.size)
+        self._history.seek(state.size)
+        self.last, self._measured, self._first = (
+            dict(each.value) for each in (state.last, state.measured, state.first)
+        )
+        self._best, self._worst = state.best, state.worst
+        self._start = time.perf_counter() - state.seconds
+
+    def add(self, row: Row) -> Row:
+        """Append one round's row, with the seconds since the start; return it."""
+        self.last = row = {**row, "seconds": round(time.perf_counter() - self._start, 4)}
+        if row.get("accuracy") is not None:
+            self.measured(row)
+        if self._history is not None:
+            try:
+                self._history.write(_json(row) + "\n")
+                self._history.flush()  # who follows the run reads it
+            except OSError as error:  # a full disk: the run goes on, there may be room at its end
+                log.warning("history.jsonl ends here, it cannot be written: %s", error)
+                self._history = None
+        return row
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to keep the newest model, for who loses the run before its end."""
+        if self.folder is None:
+            return False
+        return self._kept is None or time.perf_counter() - self._kept > OFTEN
+
+    def keep(self, weights: Mapping[str, Tensor]) -> None:
+        """Write `model.safetensors`: a reader sees the model before, or this one. Never raises."""
+        self._kept = time.perf_counter()
+        try:
+            self._save(weights)
+        except OSError as error:
+            log.warning("the newest model cannot be written: %s", error)
+
+    def _save(self, weights: Mapping[str, Tensor]) -> None:
+        assert self.folder is not None
+        whole = torch.contiguous_format
+        tensors = {n: t.detach().cpu().clone(memory_format=whole) for n, t in weights.items()}
+        partial = self.folder / "model.safetensors.part"
+        try:
+            partial.write_bytes(save(tensors))
+            os.replace(partial, self.folder / "model.safetensors")
+        except OSError:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+    def measured(self, row: Row) -> None:
+        """Note what the newest model reaches."""
+        self._measured = row
+        self._first = self._first or row
+        self._best = max(row["accuracy"], self._best or 0.0)
+        self._worst = max(self._worst, row["loss"] if row["loss"] == row["loss"] else math.inf)
+
+    def diverged(self, trained: Iterable[Tensor]) -> bool:
+        """Return whether the model is of no use any more: values or a loss that are not finite.
+
+        Or a loss that has blown up, now or before, and hardly more right answers than before
+        training. A model that was never measured is judged by its weights alone, `trained`: an
+        infinity elsewhere, as in a mask, is meant.
+        """
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
+            return True
+        now, before = self._measured, self._first
+        if not now:
+            return False
+        if now["loss"] - now["loss"] != 0:  # it is not finite
+            return True
+        blown_up = self._worst > BLOWN_UP * max(before["loss"], 1.0)
+        return bool(blown_up and now["accuracy"] < 2 * before["accuracy"])
+
+    def finish(
+        self, summary: Row, weights: Mapping[str, Tensor], trained: Tensor | None = None
+    ) -> Row:
+        """Write `result.json` and `model.safetensors`, with `weights`; return the result.
+
+        `summary` goes beside the last row's counters; accuracy and loss are the last measured
+        ones, `best_accuracy` the best of all rounds; `diverged` is of the last round's model, by
+        what of it is `trained` (None: all weights).
+        """
+        result = dict(self.last)
+        result.update({key: self._measured.get(key) for key in MEASURED})
+        judged = weights.values() if trained is None else [trained]
+        diverged = DIVERGED in (summary.get("stopped") or "") or self.diverged(judged)
+        result.update(best_accuracy=self._best, diverged=diverged)
+        result.update(**summary, versions=_versions())
+        if self._history is not None:
+            self._history.close()
+        if self.folder is not None:
+            self.keep(weights)
+            partial = self.folder / "result.json.part"  # a reader never sees half a result
+            partial.write_text(_json(result, indent=2) + "\n")
+            os.replace(partial, self.folder / "result.json")
+        return result
+
+
+def _json(row: Row, indent: int | None = None) -> str:
+    return json.dumps(_finite(row), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with None in place of NaN and infinity, which JSON has no words for."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _versions() -> dict[str, str]:
+    packages = ("edgewire-app", "flwr", "torch", "torchvision", "numpy", "hydra-core")
+    found = {"python": platform.python_version()}
+    # of two kinds of CPU a seed gives other last bits, and after many steps another accuracy
+    found["cpu"] = torch.backends.cpu.get_cpu_capability()
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except ImportError:  # run from a checkout or a bundle that is not installed
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,142 @@
+"""A strategy's state as bytes and back: one dataclass of arrays and plain values, never pickled.
+
+Values are ints, floats, bools, strings, bytes, None, arrays, and lists, deques, sets, tuples,
+dicts, dataclasses and named tuples of such, as the fields' types say; Flower's records and
+messages, and what is `Told` with its own type (`strategy.run.tagged`). An array that is there twice
+is stored once, and shared again. The bytes are those of a safetensors file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from strategy.run.tagged import FLOWERS, Told, made, told
+
+T = TypeVar("T")
+HEAD = "state"  # the tensor that holds all that is no array, as JSON
+PLAIN = (bool, int, float, str, NoneType)
+LISTS = (list, deque, set, tuple)
+
+
+class StateError(ValueError):
+    """Bytes that are no state, or another strategy's."""
+
+
+def to_bytes(state: Any, options: Mapping[str, str] | None = None) -> bytes:
+    """Return a dataclass as bytes, bound to the options with which it goes on.
+
+    Raises `TypeError` for a value of another kind.
+    """
+    writer = _Writer()
+    head = [type(state).__name__, dict(options or {}), writer.plain(state)]
+    plain = json.dumps(head, separators=(",", ":"))
+    arrays = {str(place): np.asarray(a, order="C") for place, a in enumerate(writer.arrays)}
+    return save({HEAD: np.frombuffer(plain.encode(), np.uint8), **arrays})
+
+
+def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = None) -> T:
+    """Undo `to_bytes`; arrays may be written to.
+
+    Raises `StateError` for anything else, and for a state that is bound to other options.
+    """
+    try:
+        arrays = {name: array.copy() for name, array in load(bytes(data)).items()}
+        name, bound, plain = json.loads(arrays.pop(HEAD).tobytes())
+        others = {k: v for k, v in dict(bound).items() if v != (options or {}).get(k)}
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+        raise StateError(f"these bytes hold no strategy's state: {error}") from error
+    if name != kind.__name__:
+        raise StateError(f"these bytes hold a {name}, not a {kind.__name__}")
+    if others:
+        words = ", ".join(f"{key}={value}" for key, value in others.items())
+        raise StateError(f"the state is of a strategy with {words}, which this one has not")
+    try:
+        return cast(T, _made(kind, plain, arrays))
+    except (TypeError, KeyError, ValueError) as error:
+        raise StateError(f"the state was saved by another version: {error!r}") from error
+
+
+class _Writer:
+    """Turns values into what JSON takes; arrays are put aside, each once."""
+
+    def __init__(self) -> None:
+        self.arrays: list[NDArray[Any]] = []
+        self._places: dict[int, int] = {}  # an array's id -> its place
+        self._alive: list[Any] = []  # so that no two have the same id
+
+    def plain(self, value: Any) -> Any:
+        """Return a value, an array as its place. Raises `TypeError` for other kinds."""
+        if isinstance(value, PLAIN):
+            return value
+        if isinstance(value, Told):
+            return told(value.value, self._placed)
+        if isinstance(value, FLOWERS):
+            return told(value, self._placed)
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, bytes | np.ndarray):
+            return self._placed(value)
+        if is_dataclass(value):
+            return [self.plain(getattr(value, field.name)) for field in fields(value)]
+        if isinstance(value, Mapping):
+            return [[self.plain(k), self.plain(v)] for k, v in value.items()]
+        if isinstance(value, LISTS):
+            return [
+                self.plain(each) for each in (sorted(value) if isinstance(value, set) else value)
+            ]
+        raise TypeError(f"a state cannot hold {type(value).__name__}")
+
+    def _placed(self, value: bytes | NDArray[Any]) -> int:
+        if id(value) not in self._places:
+            self._places[id(value)] = len(self.arrays)
+            self._alive.append(value)
+            raw = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+            self.arrays.append(raw)
+        return self._places[id(value)]
+
+
+def _made(kind: Any, plain: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """Return a value of a type, from what `_Writer.plain` made of it."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if plain is None and NoneType in args:
+            return None
+        (kind,) = (each for each in args if each is not NoneType)
+        return _made(kind, plain, arrays)
+    if origin in (np.ndarray, NDArray):  # from NumPy 2.5 on the second is a type of its own
+        return arrays[str(plain)]
+    if kind is Told:
+        return Told(made(plain, arrays))
+    if kind in FLOWERS:
+        found = made(plain, arrays)
+        if not isinstance(found, kind):
+            raise TypeError(f"{type(found).__name__} is no {kind.__name__}")
+        return found
+    if kind is bytes:
+        return arrays[str(plain)].tobytes()
+    if kind in PLAIN:
+        if not isinstance(plain, kind) and not (kind is float and type(plain) is int):
+            raise TypeError(f"{plain!r} is no {kind.__name__}")
+        return plain
+    if origin in (dict, Counter):
+        key, value = args if origin is dict else (args[0], int)
+        pairs = ((_made(key, k, arrays), _made(value, v, arrays)) for k, v in plain)
+        return origin(pairs) if origin is dict else Counter(dict(pairs))
+    if origin is tuple and args[-1] is not Ellipsis:
+        return tuple(_made(each, v, arrays) for each, v in zip(args, plain, strict=True))
+    if origin in LISTS:
+        return origin(_made(args[0], each, arrays) for each in plain)
+    hints = get_type_hints(kind)  # a dataclass, or a named tuple
+    names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind._fields)
+    values = {n: _made(hints[n], v, arrays) for n, v in zip(names, plain, strict=True)}
+    return kind(**values)

@@ -1,0 +1,121 @@
+"""Values that say what they are, as JSON and arrays: Flower's records and messages, and any others.
+
+A field's type tells the reader of a state what to make (`strategy.run.serialization`). What other
+people's strategies keep has no declared types: it is written with a word before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.app.metadata import Metadata
+from numpy.typing import NDArray
+
+from compression.flower.arrays import FlatArray, filled
+
+Arrays = Mapping[str, NDArray[Any]]
+Place = Callable[[bytes | NDArray[Any]], int]  # puts bytes or an array aside; returns its number
+PLAIN = (bool, int, float, str, type(None))
+KINDS: dict[str, Any] = {
+    "content": RecordDict,
+    "arrays": ArrayRecord,
+    "metrics": MetricRecord,
+    "config": ConfigRecord,
+}
+FLOWERS = (*KINDS.values(), Array, Message)
+LISTS: dict[str, Any] = {each.__name__: each for each in (list, tuple, set, frozenset)}
+AS_ARRAYS: dict[str, Callable[[NDArray[Any]], Any]] = {
+    "array": lambda array: array,
+    "scalar": lambda array: array[()],
+    "flat": FlatArray,
+    "bytes": lambda array: array.tobytes(),
+}
+ABOUT = (
+    "run_id",
+    "message_id",
+    "src_node_id",
+    "dst_node_id",
+    "reply_to_message_id",
+    "group_id",
+    "created_at",
+    "ttl",
+    "message_type",
+)  # of a message, as its `Metadata` takes them
+
+
+class Told(NamedTuple):
+    """A value that is written with what it is: its reader knows no type for it."""
+
+    value: Any
+
+
+def told(value: Any, place: Place) -> Any:
+    """Return a value as JSON takes it. Raises `TypeError` for one of another kind."""
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, np.generic):
+        return ["scalar", place(np.asarray(value))]
+    if isinstance(value, bytes):
+        return ["hex", value.hex()] if len(value) < 64 else ["bytes", place(value)]
+    if type(value) is np.ndarray:
+        return ["array", place(value)]
+    if isinstance(value, FlatArray):
+        return ["flat", place(value.vector)]
+    if isinstance(value, Array):
+        return ["Array", value.dtype, list(value.shape), value.stype, place(value.data)]
+    if isinstance(value, Message):
+        return _message(value, place)
+    for word, kind in KINDS.items():
+        if isinstance(value, kind):
+            return [word, [[key, told(each, place)] for key, each in value.items()]]
+    if type(value) is dict:
+        return ["dict", [[told(k, place), told(v, place)] for k, v in value.items()]]
+    if LISTS.get(type(value).__name__) is type(value):
+        return [type(value).__name__, [told(each, place) for each in value]]
+    raise TypeError(f"a state cannot hold {type(value).__module__}.{type(value).__qualname__}")
+
+
+def made(plain: Any, arrays: Arrays) -> Any:
+    """Undo `told`. Raises `TypeError`, `KeyError` or `ValueError` for anything else."""
+    if isinstance(plain, PLAIN):
+        return plain
+    word, *rest = plain
+    if word in AS_ARRAYS:
+        return AS_ARRAYS[word](arrays[str(rest[0])])
+    if word == "hex":
+        return bytes.fromhex(rest[0])
+    if word == "Array":
+        dtype, shape, stype, at = rest
+        return Array(dtype, tuple(shape), stype, arrays[str(at)].tobytes())
+    if word == "message":
+        return _made_message(rest[0], rest[1], rest[2], arrays)
+    if word in KINDS:
+        return filled(KINDS[word], {key: made(each, arrays) for key, each in rest[0]})
+    if word == "dict":
+        return {made(k, arrays): made(v, arrays) for k, v in rest[0]}
+    return LISTS[word](made(each, arrays) for each in rest[0])
+
+
+def _message(message: Message, place: Place) -> Any:
+    about = [getattr(message.metadata, name) for name in ABOUT]
+    if message.has_error():
+        return ["message", about, None, [message.error.code, message.error.reason]]
+    return ["message", about, told(message.content, place), None]
+
+
+def _made_message(about: list[Any], content: Any, error: Any, arrays: Arrays) -> Message:
+    metadata = Metadata(**dict(zip(ABOUT, about, strict=True)))
+    if error is not None:
+        return Message(Error(*error), metadata=metadata)  # type: ignore[call-overload,no-any-return]
+    return Message(made(content, arrays), metadata=metadata)  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,267 @@
+"""A cut model trains as the uncut one does, bit for bit, wherever it is cut."""
+
+import copy
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import client.segment.stage
+from client.batches import Samples
+from client.node import Node
+from client.segment.stage import Place, Stage
+from compression import PayloadError
+from conf.build import data_of, model_of, optimizer_of
+from task.flat_model import FlatModel
+from tests.runs import configured
+
+SPLIT = ("algorithm=split_backprop", "batch_size=64")  # a power of two: means are exact
+
+
+def dropping(*_):
+    """A model of seven modules, three of which draw, one of which counts in integers."""
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Dropout(0.1),
+        nn.Flatten(),
+        nn.Linear(64, 32),
+        nn.BatchNorm1d(32, momentum=None),  # its mean over all batches needs the counter
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(32, 24),
+        nn.PReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(24, 10),
+    )
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """Let stages be of another model than the configured one."""
+
+    def use(make):
+        monkeypatch.setattr(client.segment.stage, "model_of", make)
+        return make
+
+    return use
+
+
+def stages_of(config, cuts, make=model_of):
+    data = data_of(config)
+    whole = make(config, data)
+    states = dict(whole.state_dict())
+    found = []
+    for segment in range(len(cuts) + 1):
+        stage = Stage(config, data, Place(segment, tuple(cuts)))
+        vector = torch.cat([states[name].flatten() for name in stage.part.names])
+        names = [name for name in states if "num_batches" in name]
+        assert all(int(states[name]) == 0 for name in names)
+        beside = {name: np.zeros_like(array) for name, array in stage.beside().items()}
+        stage.begin({"segment": vector.numpy().copy()}, beside)
+        found.append(stage)
+    return found
+
+
+def batches_of(config, count):
+    samples = Samples(config, data_of(config), whole=True)
+    return [samples.batch(Node(0, 1), number) for number in range(count)]
+
+
+def backpropagate(stages, x, y, number, lr, micros=1):
+    """One step of all stages by gradients that are handed back."""
+    for micro in range(micros):
+        key = f"{number}.{micro}"
+        part, labels = x.tensor_split(micros)[micro], y.tensor_split(micros)[micro]
+        h, first = stages[0].segment.to_wire(part), micro == 0
+        for stage in stages[:-1]:
+            h = stage.forward(h, key)
+        given = stages[-1].loss(h, labels, key, first).back
+        for stage in reversed(stages[:-1]):
+            given = stage.backward(key, given, None, first)
+    for stage in stages:
+        stage.finish(lr)
+
+
+def joined(stages):
+    return {
+        name: value
+        for stage in stages
+        for name, value in zip(stage.part.names, stage.main.flat.state_dict().values(), strict=True)
+    }
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (2,), (1, 3), (1, 2, 3)])
+@pytest.mark.parametrize("name", ["four_layers", "four_layers_plain"])
+def test_true_gradients_handed_in_are_backpropagation_bit_for_bit(name, cuts):
+    config = configured(*SPLIT, f"model={name}")
+    data = data_of(config)
+    flat = FlatModel(model_of(config, data))
+    optimizer = optimizer_of(config, [flat.parameters])
+    flat.module.train()
+    stages = stages_of(config, cuts)
+    for number, (x, y) in enumerate(batches_of(config, 5)):
+        flat.zero_grad()
+        nn.functional.cross_entropy(flat.module(x), y).backward()
+        optimizer.step()
+        backpropagate(stages, x, y, number, config.lr)
+    same(joined(stages), flat.state_dict())
+
+
+@pytest.mark.parametrize("cuts", [(1,), (2,), (1, 2)])
+def test_dropout_batchnorm_and_counters_do_what_they_do_in_the_uncut_model(model, cuts):
+    make = model(dropping)
+    config = configured(*SPLIT)
+    whole, cut = stages_of(config, (), make), stages_of(config, cuts, make)
+    for number, (x, y) in enumerate(batches_of(config, 5)):
+        whole[0].train(whole[0].segment.to_wire(x), y, number, config.lr)
+        backpropagate(cut, x, y, number, config.lr)
+    same(joined(cut), joined(whole))
+    assert [int(v) for stage in cut for v in stage.beside().values()] == [5]
+
+
+class Perfect(nn.Module):
+    """Predicts the gradient that backpropagation would give, from what comes after."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def forward(self, h, labels):
+        with torch.enable_grad():
+            given = h.detach().requires_grad_()
+            x = given
+            for stage in self.after:
+                segment = copy.deepcopy(stage.segment)
+                x = segment(segment.from_wire(x) if x is given else x)
+            nn.functional.cross_entropy(x, labels, reduction="sum").backward()
+        return given.grad
+
+
+@pytest.mark.parametrize("name", ["four_layers", "eight_layers"])
+def test_a_perfect_module_in_sequence_is_backpropagation_bit_for_bit(name):
+    config = configured("algorithm=synthetic_gradients", "batch_size=64", f"model={name}")
+    cuts = (1, 2, 3) if name == "four_layers" else (2, 5)
+    whole, cut = stages_of(config, ()), stages_of(config, cuts)
+    for stage in cut[:-1]:
+        after = Perfect(cut[stage.place.segment + 1 :])
+        stage.module = SimpleNamespace(flat=SimpleNamespace(module=after))
+    for number, (x, y) in enumerate(batches_of(config, 4)):
+        whole[0].train(whole[0].segment.to_wire(x), y, number, config.lr)
+        h = cut[0].segment.to_wire(x)
+        for stage in cut:
+            h = stage.train(h, y, number, config.lr).output
+    same(joined(cut), joined(whole))
+
+
+def test_micro_batches_add_up_to_the_mini_batch():
+    config = configured(*SPLIT, "model=four_layers_plain")
+    whole, cut = stages_of(config, (1, 2)), stages_of(config, (1, 2))
+    for number, (x, y) in enumerate(batches_of(config, 3)):
+        backpropagate(whole, x, y, number, config.lr)
+        backpropagate(cut, x, y, number, config.lr, micros=4)
+    for name, value in joined(whole).items():
+        torch.testing.assert_close(joined(cut)[name], value, rtol=0, atol=2e-4)
+
+
+def test_a_process_that_has_not_seen_forward_goes_back_all_the_same():
+    """Statistics are not counted twice, dropout falls on the same units."""
+    config = configured(*SPLIT)
+    whole, cut = stages_of(config, (1, 3)), stages_of(config, (1, 3))
+    for number, (x, y) in enumerate(batches_of(config, 3)):
+        backpropagate(whole, x, y, number, config.lr)
+        key, inputs, h = f"{number}.0", {}, cut[0].segment.to_wire(x)
+        for stage in cut[:-1]:
+            inputs[stage.place.segment] = h
+            h = stage.forward(h, key)
+            stage.forget(number + 1)
+        given = cut[-1].loss(h, y, key, True).back
+        for stage in reversed(cut[:-1]):
+            given = stage.backward(key, given, partial(inputs.get, stage.place.segment), True)
+        for stage in cut:
+            stage.finish(config.lr)
+    same(joined(cut), joined(whole))
+
+
+def test_a_stage_goes_on_from_its_copy_as_if_nothing_had_been():
+    config = configured("algorithm=synthetic_gradients", "batch_size=64")
+    data = data_of(config)
+    one = stages_of(config, (1,))[0]
+    given = batches_of(config, 6)
+    target = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+
+    def work(stage, numbers):
+        for number in numbers:
+            x, y = given[number]
+            h = stage.train(stage.segment.to_wire(x), y, number, config.lr).output
+            stage.learn(h, y, target, config.lr)
+
+    work(one, range(3))
+    other = Stage(config, data, one.place)
+    other.begin({name: a.copy() for name, a in one.arrays(whole=True).items()}, one.beside())
+    work(one, range(3, 6))
+    work(other, range(3, 6))
+    for name, array in one.arrays(whole=True).items():
+        np.testing.assert_array_equal(array, other.arrays(whole=True)[name], err_msg=name)
+
+
+def test_a_module_learns_what_it_is_to_predict():
+    config = configured("algorithm=synthetic_gradients", "batch_size=64")
+    stage = stages_of(config, (1,))[0]
+    (x, y), *_ = batches_of(config, 1)
+    h = stage.train(stage.segment.to_wire(x), y, 0, 1e-3).output
+    target = torch.randn(10, 128, generator=torch.Generator().manual_seed(0))[y]  # by the label
+    errors = [stage.learn(h, y, target, 1e-2) for _ in range(60)]
+    assert errors[0] == pytest.approx(1)  # it begins with zero
+    assert errors[-1] < 0.1
+
+
+@pytest.mark.parametrize("spoiled", ["input", "weights", "module"])
+def test_what_is_not_finite_is_refused_and_the_segment_stays(spoiled):
+    config = configured("algorithm=synthetic_gradients", "batch_size=64")
+    stage = stages_of(config, (1, 2))[1]
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 128), torch.randint(10, (64,))
+    stage.train(x, y, 0, 1e-3)
+    if spoiled == "input":
+        x = x.clone()
+        x[3, 7] = 1e38
+        x[4, 7] = -1e38
+    elif spoiled == "weights":
+        stage.main.flat.state[5] = float("nan")
+    else:
+        stage.module.flat.state[-1] = float("inf")
+    before = {name: a.copy() for name, a in stage.arrays(whole=True).items()}
+    beside = {name: a.copy() for name, a in stage.beside().items()}
+    with pytest.raises(PayloadError, match="not finite"):
+        stage.train(x, y, 1, 1e-3)
+    for name, array in stage.arrays(whole=True).items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    for name, array in stage.beside().items():
+        np.testing.assert_array_equal(array, beside[name])
+
+
+@pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
+def test_a_first_layer_that_is_frozen_stays_as_it_is(algorithm):
+    config = configured(f"algorithm={algorithm}")
+    stage = Stage(config, data_of(config), Place(0, (1,)))
+    for parameter in stage.segment.parameters():
+        parameter.requires_grad_(False)
+    x, y = batches_of(config, 1)[0]
+    wire = stage.segment.to_wire(x)
+    stage.main.flat.state.fill_(1)
+    if stage.module is not None:
+        assert stage.train(wire, y, 0, config.lr).output is not None
+    else:
+        output = stage.forward(wire, "0.0")
+        assert stage.backward("0.0", torch.ones_like(output), lambda: wire, first=True) is None
+        stage.finish(config.lr)
+    assert (stage.main.flat.parameters == 1).all()

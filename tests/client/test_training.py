@@ -1,0 +1,185 @@
+"""Local training: the same for any order of nodes, and what a plain PyTorch loop does."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client.batches import Recent
+from client.node import Node, node_of
+from client.training import Trainer, trainer_for
+from compression.flower.notes import Orders
+from conf import ConfigError
+from conf.build import model_of
+from task.datasets import load_data
+from tests.runs import configured
+
+NODES = 8
+
+
+def trainer(*overrides):
+    return Trainer(configured(f"nodes={NODES}", *overrides))
+
+
+def start_of(t):
+    return t.flat.state.numpy().copy()
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return trainer()
+
+
+def result(t, node, number=1, lr=0.1, start=None, **options):
+    start = start_of(t) if start is None else start
+    vector, metrics = t.train(Node(node, NODES), start, Orders(lr, number, **options))
+    return vector.copy(), metrics
+
+
+def test_results_do_not_depend_on_the_order_of_nodes(plain):
+    start = start_of(plain)
+    forward = [result(plain, n, start=start) for n in range(4)]
+    backward = [result(plain, n, start=start) for n in reversed(range(4))][::-1]
+    for (a, m), (b, k) in zip(forward, backward, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert m == k
+    assert not np.array_equal(forward[0][0], forward[1][0])
+
+
+def test_numbers_and_seeds_have_streams_of_their_own(plain):
+    start = start_of(plain)
+    one = result(plain, 0, number=1, start=start)[0]
+    assert not np.array_equal(one, result(plain, 0, number=2, start=start)[0])
+    other = trainer("seed=1")
+    other.flat.load(start)
+    assert not np.array_equal(one, result(other, 0, start=start)[0])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "make"),
+    [
+        (["optimizer.momentum=0"], lambda p: torch.optim.SGD(p, lr=0.1)),
+        (
+            ["optimizer.momentum=0.9", "optimizer.weight_decay=0.01"],
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+        ),
+        (["optimizer=adam"], lambda p: torch.optim.Adam(p, lr=0.1)),
+    ],
+)
+def test_training_is_what_a_plain_loop_does(overrides, make):
+    """All samples in one batch, so that the order of samples does not matter."""
+    t = trainer("local_steps=5", "batch_size=1000", *overrides)
+    start = start_of(t)
+    model = model_of(t.config, t.data)
+    x, y = t.samples.of(Node(2, NODES), held_back=False)
+    optimizer = make(model.parameters())
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    vector, metrics = result(t, 2, start=start)
+    expected = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
+    np.testing.assert_allclose(vector, expected, atol=2e-5)
+    assert metrics["num-steps"] == 5
+    assert metrics["num-examples"] == len(y)
+
+
+def test_epochs_and_steps_are_counted():
+    samples = len(trainer().samples.partition.indices(0))
+    batches = -(-samples // 10)
+    assert result(trainer("local_epochs=3"), 0)[1]["num-steps"] == 3 * batches
+    assert result(trainer("local_steps=7"), 0)[1]["num-steps"] == 7
+    assert result(trainer(f"local_steps={batches + 2}"), 0)[1]["num-steps"] == batches + 2
+
+
+def test_every_sample_is_seen_once_an_epoch(plain):
+    x, y = plain.samples.of(Node(0, NODES), held_back=False)
+    seen = [b for b, _ in plain.batches(x, y, torch.Generator().manual_seed(1))]
+    assert sorted(map(tuple, torch.cat(seen).flatten(1).tolist())) == sorted(
+        map(tuple, x.flatten(1).tolist())
+    )
+
+
+def test_state_of_one_node_does_not_reach_the_next():
+    """Momentum and BatchNorm statistics start anew with every message."""
+    t = trainer("optimizer.momentum=0.9", "model=four_layers", "local_steps=2")
+    start = start_of(t)
+    first = result(t, 0, start=start)[0]
+    result(t, 1, start=start)
+    np.testing.assert_array_equal(result(t, 0, start=start)[0], first)
+
+
+def test_the_proximal_term_pulls_towards_the_start(plain):
+    start = start_of(plain)
+    free = result(plain, 0, start=start)[0]
+    held = result(plain, 0, start=start, proximal_mu=1.0)[0]
+    assert np.linalg.norm(held - start) < 0.9 * np.linalg.norm(free - start)
+
+
+def test_held_back_samples_are_not_trained_on():
+    t = trainer("dataset.holdout=0.25")
+    node = Node(0, NODES)
+    train, test = (t.samples.of(node, held_back=h)[0].flatten(1) for h in (False, True))
+    assert len(test) == int(0.25 * (len(train) + len(test)))
+    assert not {tuple(r) for r in train.tolist()} & {tuple(r) for r in test.tolist()}
+    metrics = t.evaluate(node, start_of(t))
+    assert metrics["num-examples"] == len(test)
+    assert 0 <= metrics["accuracy"] <= 1
+
+
+def test_a_batch_of_one_is_no_trouble_for_batchnorm():
+    """Its variance is undefined on 1 x 1 features: such a remainder joins the batch before."""
+    t = trainer("model=four_layers", "batch_size=4")
+    node = next(n for n in range(NODES) if len(t.samples.partition.indices(n)) % 4 != 1)
+    x, y = t.samples.of(Node(node, NODES), held_back=False)
+    x, y = x[:9], y[:9]
+    sizes = [len(b) for _, b in t.batches(x, y, torch.Generator())]
+    assert sizes == [4, 5]
+
+
+def test_a_devices_own_folder(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(["cat", "dog"]):
+        (tmp_path / name).mkdir()
+        for i in range(6):
+            pixels = rng.integers(0, 99, (8, 8, 3), np.uint8) + np.uint8(150 * label)
+            Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
+    overrides = ["dataset=imagefolder", "dataset.size=8", "dataset.classes=[ant,cat,dog]"]
+    t = trainer_for(configured(*overrides, "local_epochs=20"), str(tmp_path))
+    assert set(t.data.train.labels.tolist()) == {1, 2}  # as all devices count them
+    vector, metrics = t.train(Node(0, 1, str(tmp_path)), start_of(t), Orders(0.05, 1))
+    assert metrics["num-examples"] == 12
+    assert t.evaluate(Node(0, 1, str(tmp_path)), vector)["accuracy"] == 1.0
+    with pytest.raises(ConfigError, match="imagefolder"):
+        trainer_for(configured(), str(tmp_path))
+    with pytest.raises(ConfigError, match="names of all the run's classes"):
+        trainer_for(configured(*overrides[:2]), str(tmp_path))
+
+
+def test_recent_samples_stay_within_their_bytes():
+    recent = Recent(capacity=3000)
+    pair = (torch.zeros(200), torch.zeros(25, dtype=torch.int64))  # 1000 bytes
+    for i in range(4):
+        recent.put((i, False), pair)
+    assert [recent.get((i, False)) is not None for i in range(4)] == [False, True, True, True]
+    big = (torch.zeros(10_000), torch.zeros(1, dtype=torch.int64))
+    assert recent.put((9, False), big) is big
+    assert recent.get((9, False)) is None
+
+
+def test_a_node_says_what_it_lacks(tmp_path):
+    from flwr.app import Context, RecordDict
+
+    with pytest.raises(ValueError, match="no data"):
+        node_of(Context(1, 5, {}, RecordDict(), {}))
+    config = {"partition-id": 3, "num-partitions": 10}
+    assert node_of(Context(1, 5, config, RecordDict(), {})) == Node(3, 10)
+    assert node_of(Context(1, 5, {"data": "/d"}, RecordDict(), {})).folder == "/d"
+
+
+def test_the_default_data_is_the_bundled_one():
+    data = load_data("digits")
+    assert len(data.train.labels) + len(data.test.labels) == 1797

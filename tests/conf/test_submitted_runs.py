@@ -1,0 +1,269 @@
+"""Submitted words reach no environment variable, no file and no folder but those set apart."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from conf import ConfigError, load_config, run_config
+from conf.load import compose_config, to_config
+from conf.submitted_runs import Machine, below, expect_plain, is_own, output_of, remember
+from tests.conf.hostile import ASKING, HIDDEN, PATHS, RUN, SECRET, plain, put, submitted
+from tests.runs import composed
+
+KEYS = ["device", "algorithm", "lr", "rounds", "verbose", "x", "dataset.root", "model.name"]
+KEYS += ["strategy._target_", "strategy.pushes", "optimizer.momentum", "network.classes.a.share"]
+KEYS += ["compression.quantizer", "dataset.classes", "engine.workers", "partition"]
+TEXTS = [*ASKING, *PATHS, "torch.utils.collect_env.run", "???", "", "inf", "[[[", "\ud800"]
+
+
+@pytest.fixture
+def secret(monkeypatch):
+    monkeypatch.setenv(SECRET, HIDDEN)
+
+
+def changed(config, key, value):
+    """Return the configuration with a value at a key with dots, wherever that leads."""
+    *parents, last = key.split(".")
+    node = config
+    for name in parents:
+        if not isinstance(node.get(name), dict):
+            node[name] = {}
+        node = node[name]
+    node[last] = value
+    return config
+
+
+def told_by(values, node_config=None):
+    """Return all that anybody could learn of what a `run_config` leads to."""
+    try:
+        told = repr(load_config(values, 2, node_config))
+    except ConfigError as error:
+        told = str(error)
+    assert "\n" not in told
+    return told
+
+
+@pytest.mark.parametrize("text", ASKING)
+@pytest.mark.parametrize("key", ["device", "strategy.pushes", "dataset.classes", "rounds"])
+def test_no_resolver_is_asked(secret, asked, key, text):
+    for words in (text, text.replace("oc.env", "spy")):
+        with pytest.raises(ConfigError) as caught:
+            load_config(submitted(changed(plain(), key, put(words, ""))), 2)
+        assert HIDDEN not in str(caught.value)
+    assert not asked
+
+
+@pytest.mark.parametrize("text", ASKING)
+def test_wherever_it_stands(text):
+    for node in (text, [text], {"a": {"b": [1, text]}}, {text: 1}):
+        with pytest.raises(ConfigError, match="may name another key"):
+            expect_plain(node)
+
+
+def test_other_keys_may_be_named():
+    expect_plain(["${lr}", "${model.lr}", "${.x}", "${a} of ${b.c}", "$", "{}", "$ {x}", 3, None])
+    made = load_config(submitted({**plain(), "lr": "${model.lr}"}), 2)
+    assert made.lr == made.model.lr
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(TEXTS)), min_size=1, max_size=3))
+def test_whatever_is_submitted_is_a_configuration_or_one_line(secret, changes):
+    config = plain()
+    for key, text in changes:
+        changed(config, key, put(text, "/nowhere"))
+    assert HIDDEN not in told_by(submitted(config))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "3", "null", '"x"', "[" * 100_000, '{"a":' * 3000, "\0", "{}", '{"lr": 1e999}',
+     '{"strategy": 3}', '{"rounds": 1' + "0" * 400 + "}", '{"": ""}', '{"network": []}'],
+)  # fmt: skip
+def test_what_is_no_configuration_is_refused_in_one_line(text):
+    with pytest.raises(ConfigError) as caught:
+        load_config({"config": text}, 2)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def nested(depth):
+    node = {"_target_": "flwr.serverapp.strategy.FedAvg"}
+    for _ in range(depth):
+        node = {"_target_": "torch.optim.SGD", "x": node}
+    return node
+
+
+@pytest.mark.parametrize("depth", [50, 400])
+def test_no_depth_is_a_crash(depth):
+    with pytest.raises(ConfigError):
+        load_config(submitted({**plain(), "strategy": nested(depth)}), 2)
+
+
+# Folders
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of links: out of it, around in a circle, and to what is inside."""
+    top = tmp_path / "data"
+    (top / "in" / "deep").mkdir(parents=True)
+    (tmp_path / "secret").mkdir()
+    (top / "out").symlink_to(tmp_path / "secret")
+    (top / "up").symlink_to("..")
+    (top / "chain").symlink_to("out")
+    (top / "in" / "out").symlink_to("/etc")
+    (top / "loop").symlink_to("loop")
+    (top / "same").symlink_to("in")
+    return top
+
+
+@pytest.mark.parametrize("path", [*PATHS, "up", "up/secret", "/in"])
+def test_a_path_that_leads_out_is_refused_without_telling_where_from(folder, path):
+    with pytest.raises(ConfigError, match=r"^dataset\.root=") as caught:
+        below(str(folder), path, "dataset.root")
+    assert str(folder.parent) not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("path", ["in", "in/deep", "new/one", ".", "in/./deep", "same", ".x"])
+def test_a_path_that_stays_within_is_taken(folder, path):
+    assert below(str(folder), path, "x") == str((folder / path).resolve())
+    link = folder.parent / "link"
+    link.symlink_to(folder)
+    assert below(str(link), path, "x") == str((folder / path).resolve())
+
+
+SEGMENTS = ["in", "deep", "out", "up", "loop", "chain", "same", "..", ".", "~", "new", "/", "x\x00"]
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(SEGMENTS), max_size=6))
+def test_no_path_leaves_the_folder(folder, segments):
+    try:
+        found = below(str(folder), "/".join(segments), "x")
+    except ConfigError:
+        return
+    assert Path(found).resolve().is_relative_to(folder.resolve())
+    assert ".." not in segments
+
+
+def test_a_nodes_data_lies_below_its_own_folder(folder, monkeypatch):
+    values = submitted({**plain("dataset=mnist"), "rounds": 2})
+    assert load_config(values, 2).dataset.root is None
+    assert load_config(values, 2, {"data": str(folder)}).dataset.root == str(folder)
+    monkeypatch.setenv("EDGEWIRE_DATA", str(folder))
+    assert load_config(values, 2).dataset.root == str(folder)
+    values = submitted(changed(plain("dataset=mnist"), "dataset.root", "in"))
+    assert load_config(values, 2).dataset.root == str(folder / "in")
+    monkeypatch.delenv("EDGEWIRE_DATA")
+    assert load_config(values, 2).dataset.root == str(Path("data/in").resolve())
+    assert load_config(values, 2, {"data": str(folder)}).dataset.root == str(folder / "in")
+
+
+@pytest.mark.parametrize("path", ["/etc", "~", "../..", "out"])
+def test_a_submitted_root_is_refused_where_it_leads_out(folder, monkeypatch, path):
+    monkeypatch.setenv("EDGEWIRE_DATA", str(folder))
+    values = submitted(changed(plain("dataset=imagefolder"), "dataset.root", path))
+    assert "dataset.root" in told_by(values)
+    assert "dataset.root" in told_by(values, {"data": str(folder)})
+
+
+def test_results_of_a_submitted_run_lie_below_the_servers_folder(folder, monkeypatch):
+    for path in ("run", "/tmp/run", "../x"):
+        with pytest.raises(ConfigError, match="EDGEWIRE_OUTPUT=FOLDER"):
+            output_of(submitted(plain(), path))
+    monkeypatch.setenv("EDGEWIRE_OUTPUT", str(folder))
+    assert output_of(submitted(plain(), "run")) == str(folder / "run")
+    assert output_of(submitted(plain())) == output_of({}) == ""
+    for path in ("/tmp/run", "../x", "out", "~/x"):
+        with pytest.raises(ConfigError, match=r"^output=") as caught:
+            output_of(submitted(plain(), path))
+        assert str(folder.parent) not in str(caught.value)
+
+
+# One's own words
+
+
+def test_what_this_machines_own_command_line_has_composed_is_trusted_to_the_byte(tmp_path):
+    own = composed("dataset=imagefolder", f"dataset.root={tmp_path}")
+    values = run_config(own, output="/anywhere")
+    assert is_own(values)
+    assert load_config(values, 2).dataset.root == str(tmp_path)
+    assert output_of(values) == "/anywhere"
+    for other in (
+        {**values, "config": values["config"] + " "},
+        {**values, "config": values["config"].replace(str(tmp_path), "/etc")},
+        {**values, "output": "/anywhere/else"},
+        {"config": values["config"]},
+        {"output": values["output"]},
+        {"config": values["config"] + "\0" + values["output"]},
+        {},
+    ):
+        assert not is_own(other)
+        if other.get("config"):
+            assert told_by(other).startswith(("dataset.root=", "config: "))
+
+
+def test_own_words_are_those_of_processes_started_here(monkeypatch):
+    values = run_config(composed("seed=71"))
+    monkeypatch.delenv("EDGEWIRE_OWN_WORDS")  # as in a process that somebody else has started
+    assert not is_own(values)
+    remember(values)
+    remember(values)
+    assert is_own(values)
+    for seed in range(100):
+        remember({"config": str(seed)})
+    assert is_own({"config": "99"})
+    assert not is_own(values)  # long over
+    assert len(os.environ["EDGEWIRE_OWN_WORDS"]) < 2000
+
+
+def test_own_words_may_ask_for_the_environment(secret):
+    made = compose_config([f"device=${{oc.env:{SECRET}}}"])
+    assert to_config(made).device == HIDDEN
+
+
+def test_a_saved_run_is_nobodys_own_words_elsewhere(tmp_path):
+    """What was typed once and is sent by another is not trusted for having been typed."""
+    values = run_config(composed("dataset=imagefolder", f"dataset.root={tmp_path}", "seed=9"))
+    copy = {**values, "output": "runs"}
+    assert "dataset.root" in told_by(copy)
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ("a", {"a", "a.b", "a.b.C"}),
+        ("a.b", {"a.b", "a.b.C"}),
+        ("a, x", {"a", "a.b", "a.b.C", "x.y"}),
+        ("a.b.C", {"a.b.C"}),
+        ("a.bc", set()),
+        ("", set()),
+    ],
+)
+def test_what_a_machine_allows(given, allowed):
+    machine = Machine.of({"allow": given})
+    names = {"a", "a.b", "a.b.C", "ab", "x.y", "a._b", "a.__b__.c", "a.b.C()", ""}
+    assert {name for name in names if machine.allows(name)} == allowed
+
+
+def test_the_node_and_its_environment_both_count(monkeypatch):
+    monkeypatch.setenv("EDGEWIRE_ALLOW", "b")
+    monkeypatch.setenv("EDGEWIRE_DATA", "/there")
+    machine = Machine.of({"allow": "a", "data": "/here"})
+    assert (machine.allow, machine.data) == (("a", "b"), "/here")
+    assert Machine.of({}) == Machine(("b",), "/there")
+
+
+def test_a_command_in_own_words_is_no_strategy_either(tmp_path):
+    bait = tmp_path / "bait"
+    made = compose_config([])
+    OmegaConf.update(made, "strategy", put(RUN, bait), merge=False)
+    with pytest.raises(ConfigError, match="is no class"):
+        load_config(run_config(made), 2)
+    assert not bait.exists()

@@ -1,0 +1,62 @@
+"""Nodes in real time refuse what they would drop without a word; the ideal network they take."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from conf import ConfigError
+from conf.load import HERE, network_config
+from conf.schema import DeviceClass, NetworkConfig
+from conf.virtual_only import expect_real_time, only_virtual
+from tests.runs import configured
+
+IDEAL = network_config("ideal")
+NAMES = sorted(path.stem for path in (HERE / "network").glob("*.yaml"))
+ASKED = {  # a value for every key that there is, and what else it takes to be of effect
+    "up_mbps": (1.0, {}),
+    "down_mbps": (1.0, {}),
+    "server_mbps": (1.0, {}),
+    "latency_ms": (5.0, {}),
+    "seconds_per_step": (0.2, {}),
+    "encoding_seconds": (0.1, {}),
+    "loss": (0.1, {}),
+    "waiting": ("fixed", {}),
+    "waiting_seconds": (3.0, {"waiting": "fixed"}),
+    "crash": (0.1, {}),
+    "rejoin_seconds": (3.0, {"crash": 0.1}),
+    "join_seconds": (3.0, {}),
+    "classes": ({"fast": DeviceClass(1.0, 2.0)}, {}),
+}
+
+
+def test_every_key_of_a_network_is_looked_at():
+    assert ASKED.keys() == {field.name for field in fields(NetworkConfig)}
+
+
+@pytest.mark.parametrize("key", ASKED)
+def test_each_key_that_makes_a_network_is_named(key):
+    value, besides = ASKED[key]
+    assert f"network.{key}=" in only_virtual(replace(IDEAL, **besides, **{key: value}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_networks_but_the_ideal_one_are_refused(name):
+    config = configured(f"network={name}")
+    if name == "ideal":
+        expect_real_time(config)
+        return
+    with pytest.raises(ConfigError, match=r"give network\.?\w*=\w+; .*run\.py"):
+        expect_real_time(config)
+
+
+def test_keys_that_others_make_of_no_effect_are_not_asked_for():
+    assert not only_virtual(replace(IDEAL, waiting_seconds=9.0, rejoin_seconds=9.0))
+
+
+def test_the_words_that_it_names_help():
+    for changed, end in (
+        ({"seconds_per_step": 0.04}, "give network.seconds_per_step=0.01"),
+        ({"up_mbps": 5.0, "latency_ms": 1.0}, "network.latency_ms=1: give network=ideal"),
+        ({"up_mbps": 5.0}, "give network.up_mbps=null"),
+    ):
+        assert only_virtual(replace(IDEAL, **changed)).endswith(end)

@@ -1,0 +1,184 @@
+"""A cut model's runs: the same everywhere, counted to the byte, compressed by any method."""
+
+import functools
+import math
+import pickle
+
+import pytest
+from flwr.app import Array, ArrayRecord, RecordDict
+
+import client.app
+from client.segment import app as segment_module
+from tests.strategy.cut import AHEAD, PIPED, QUICK, ROOT, SPLIT, run, same
+
+CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    """Make the runs that several tests compare with, each of them once."""
+
+    @functools.cache
+    def call(*words):
+        return run(tmp_path_factory.mktemp("once"), *words)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """Make runs whose messages are looked at; return the result, and bytes and names by node."""
+
+    @functools.cache
+    def call(*words):
+        seen = {"up": [0] * 4, "down": [0] * 4}
+        held = {node: set() for node in range(4)}
+
+        def watching(message, context):
+            reply = client.app.app(message, context)
+            node = context.node_config["partition-id"]
+            held[node].update(message.content["arrays"])
+            for way, content in (("down", message.content), ("up", reply.content)):
+                for array in content["arrays"].values():
+                    seen[way][node] += len(array.data)
+            return reply
+
+        result, _, _ = run(tmp_path_factory.mktemp("watched"), *words, app=watching)
+        return result, seen, held
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*QUICK, "strategy.schedule=sequential"),
+        QUICK,
+        (*QUICK, "strategy.schedule=async", "network=lte", "strategy.queue=3"),
+        (*QUICK, "strategy.schedule=async", "network=classes", "strategy.batches_per_message=2"),
+        PIPED,
+    ],
+)
+def test_results_do_not_depend_on_the_number_of_workers(tmp_path, once, words):
+    one = once(*words)
+    other = run(tmp_path, *words, workers=3)  # four nodes do not spread evenly over them
+    assert other[1] == one[1]
+    same(other[2], one[2])
+
+
+@pytest.mark.parametrize("cuts", ["[1]", "[1,2,3]"])
+def test_backpropagation_over_cuts_is_that_of_the_whole_model(tmp_path, once, cuts):
+    whole = once(*SPLIT, "nodes=1")
+    cut = run(tmp_path, *SPLIT, f"strategy.cuts={cuts}")
+    same(cut[2], whole[2])
+    for mine, its in zip(cut[1], whole[1], strict=True):
+        assert (mine["loss"], mine["accuracy"]) == (its["loss"], its["accuracy"])
+
+
+def test_one_node_alone_may_have_many_mini_batches_a_message(tmp_path, once):
+    one = once(*SPLIT, "nodes=1")
+    many = run(tmp_path, *SPLIT, "nodes=1", "strategy.batches_per_message=2")
+    same(many[2], one[2])
+
+
+def afresh(message, context):
+    """Answer as Flower's own processes do: nothing is left of a message but the node's state."""
+    segment_module.hosts.clear()
+    context.state = pickle.loads(pickle.dumps(plain(context.state)))
+    reply = client.app.app(message, context)
+    context.state = plain(context.state)
+    return reply
+
+
+def plain(state):
+    """Return a state with nothing but what Flower keeps: read-only bytes."""
+    copies = {
+        name: ArrayRecord({key: Array(array.numpy()) for key, array in record.items()})
+        if isinstance(record, ArrayRecord)
+        else record
+        for name, record in state.items()
+    }
+    return RecordDict(copies)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*QUICK, "rounds=4"),
+        (*SPLIT, "rounds=4"),
+        (*PIPED, "rounds=2", "eval_every=2"),  # of 32 messages each
+        (
+            *(*QUICK, "rounds=4", "strategy.feedback=true"),
+            *("compression=f2i", "compression.feedback=true"),
+        ),
+    ],
+)
+def test_a_process_for_each_message_comes_to_the_same(tmp_path, words):
+    one, other = run(tmp_path / "one", *words), run(tmp_path / "each", *words, app=afresh)
+    assert one[1] == other[1]
+    same(one[2], other[2])
+
+
+@pytest.mark.parametrize("words", [QUICK, SPLIT, (*QUICK, "strategy.conditioned=false")])
+def test_every_byte_is_counted_for_its_link_and_its_kind(watched, words):
+    result, seen, _ = watched(*words)
+    assert result["uplink_bytes_by_segment"] == seen["up"]
+    assert result["downlink_bytes_by_segment"] == seen["down"]
+    assert result["uplink_bytes"] == sum(seen["up"])
+    assert result["downlink_bytes"] == sum(seen["down"])
+    kinds = sum(result[f"{k}_bytes"] for k in ("activations", "gradients", "labels", "copies"))
+    assert kinds == result["uplink_bytes"] + result["downlink_bytes"]
+    # nothing is compressed but the copies
+    assert 0.95 < result["uplink_bytes_float32"] / result["uplink_bytes"] < 1.5
+    assert 0.95 < result["downlink_bytes_float32"] / result["downlink_bytes"] < 1.5
+
+
+def test_who_sees_labels_and_images(watched):
+    """The images stay with the first node; unconditioned modules see no labels."""
+    _, _, held = watched(*QUICK)
+    assert [("labels" in held[node], "input" in held[node]) for node in range(4)] == [
+        (False, False),
+        *[(True, True)] * 3,
+    ]
+    _, _, held = watched(*QUICK, "strategy.conditioned=false")
+    assert ["labels" in held[node] for node in range(4)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_every_compression_carries_activations_and_gradients(tmp_path, name):
+    words = [f"compression={name}", f"compression@gradients={name}", "rounds=4"]
+    result, _, _ = run(tmp_path, *QUICK, *words)
+    assert result["failures"] == 0
+    assert result["client_updates"] == 16
+    if name not in ("none", "powersgd"):
+        assert result["uplink_bytes"] < result["uplink_bytes_float32"]
+
+
+@pytest.mark.parametrize("words", [QUICK, AHEAD, SPLIT])
+def test_a_mini_batchs_rate_is_the_same_for_all_and_for_any_records(tmp_path, words):
+    rates = {}
+
+    def app(message, context):
+        config = message.content["config"]
+        if config["phase"]:
+            rates.setdefault(config["batch"], set()).add(tuple(config["lr"]))
+        return client.app.app(message, context)
+
+    words = (*words, "schedule=cosine", "strategy.segment_every=0")
+    often, seldom = (run(tmp_path / n, *words, f"eval_every={n}", app=app) for n in ("2", "8"))
+    same(often[2], seldom[2])
+    found = [rates[batch] for batch in range(8)]
+    expected = [0.0005 * (1 + math.cos(math.pi * batch / 8)) for batch in range(8)]
+    assert [pytest.approx(rate) for rate in expected] == [rate for ((rate,),) in found]
+
+
+def test_mini_batches_of_one_message_have_rates_of_their_own(tmp_path):
+    words = ("strategy.batches_per_message=2", "schedule=cosine", "nodes=1")
+    two, one = run(tmp_path / "2", *SPLIT, *words), run(tmp_path / "1", *SPLIT, *words[1:])
+    same(two[2], one[2])
+
+
+def test_gradients_are_compared_with_those_of_their_own_message(tmp_path):
+    words = ("strategy.batches_per_message=2", "rounds=7", "eval_every=8")
+    result, _, _ = run(tmp_path, *QUICK, *words)
+    assert result["downlink_bytes_float32"] > result["downlink_bytes"]

@@ -1,0 +1,15 @@
+"""What a cut model's links have carried, and how long its segments have worked."""
+
+import pytest
+
+from strategy.pipeline.traffic import Links
+
+
+@pytest.mark.parametrize("bad", [1.7e308, float("inf"), float("nan"), -1.0, 5, True, "1", None])
+def test_seconds_that_nobody_can_have_worked_are_not_counted(bad):
+    links = Links()
+    links.begin(2)
+    links.worked(0, 0.5, 1)
+    for _ in range(20):
+        links.worked(0, bad, 1)
+    assert links.as_dict()["seconds_by_segment"] == [0.5, 0.0]

@@ -1,0 +1,165 @@
+"""The file, and when it is written."""
+
+import json
+import math
+
+import pytest
+
+from compression.stages import PayloadError
+from conf import ConfigError
+from conf.load import run_config
+from simulation.job import Job
+from simulation.local import run_local
+from strategy.app import Run
+from strategy.federated import Federated
+from strategy.run import checkpoint_file
+from strategy.run.checkpoint_file import Checkpoints, read, write
+from tests.runs import composed
+from tests.strategy.test_checkpoints import ROOT, SMALL
+
+PARTS = {"a": b"first", "b": b"", "c": bytes(range(256)) * 100}
+
+
+def test_what_is_written_is_read(tmp_path):
+    write(tmp_path, PARTS)
+    assert read(tmp_path) == PARTS
+    write(tmp_path, {"a": b"next"})
+    assert read(tmp_path) == {"a": b"next"}
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint_file.FILE]
+
+
+def test_the_one_before_stays_until_the_next_is_complete(tmp_path, monkeypatch, caplog):
+    write(tmp_path, PARTS)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_file.os, "fsync", full)
+    Checkpoints(str(tmp_path), 1).keep(2, {"a": b"next"}, 0.0)
+    assert "No space left" in caplog.text
+    assert read(tmp_path) == PARTS
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint_file.FILE]
+
+
+def test_another_version_of_it_is_named(tmp_path):
+    write(tmp_path, PARTS)
+    path = tmp_path / checkpoint_file.FILE
+    path.write_bytes(
+        path.read_bytes().replace(b'"edgewire-checkpoint": 2', b'"edgewire-checkpoint": 1')
+    )
+    with pytest.raises(ConfigError, match="of another version"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "head", [b"[]", b"5", b"{}", b'{"edgewire-checkpoint":2,"parts":[["a",9e99,""]]}']
+)
+def test_heads_that_are_none(tmp_path, head):
+    (tmp_path / checkpoint_file.FILE).write_bytes(head + b"\n")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("every", [None, 0])
+def test_it_can_be_switched_off(tmp_path, every):
+    assert not Checkpoints(str(tmp_path), every).due(100)
+    assert not Checkpoints("", 1).due(100)
+
+
+def test_it_is_due_every_so_often_and_takes_no_more_than_its_share(tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(checkpoint_file.time, "perf_counter", lambda: now)
+    kept = Checkpoints(str(tmp_path), 10)
+    assert [done for done in range(0, 40, 5) if kept.due(done)] == [10, 15, 20, 25, 30, 35]
+    kept.keep(12, PARTS, began=now - 1.0)
+    assert not kept.due(19)
+    assert not kept.due(25)  # there was no time for one since
+    now += 1.0 / checkpoint_file.SHARE - 0.1
+    assert not kept.due(25)
+    now += 0.2
+    assert kept.due(25)
+    assert not kept.due(19)
+
+
+def run(folder, *words):
+    config = composed("algorithm=fedavg", *SMALL, "nodes=2", "local_steps=1", *words)
+    values = run_config(config, str(folder))
+    run_local(Job(ROOT, values, config.nodes, folder), workers=1)
+
+
+def parts_seen(monkeypatch):
+    """Return, by and by, after how many rounds a checkpoint was written."""
+    found, keep = [], Checkpoints.keep
+    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+
+    def noting(self, done, parts, began):
+        found.append(done)
+        keep(self, done, parts, began)
+
+    monkeypatch.setattr(Checkpoints, "keep", noting)
+    return found
+
+
+def test_a_run_writes_one_every_so_many_rounds_and_leaves_none(tmp_path, monkeypatch):
+    found = parts_seen(monkeypatch)
+    run(tmp_path, "rounds=7", "checkpoint_every=2")
+    assert found == [2, 4, 6]
+    assert not (tmp_path / checkpoint_file.FILE).exists()
+    run(tmp_path, "rounds=3", "checkpoint_every=null")
+    assert found == [2, 4, 6]
+
+
+def test_a_strategy_that_cannot_be_kept_is_named_once_and_trains_all_the_same(
+    tmp_path, monkeypatch, caplog
+):
+    found, begin = parts_seen(monkeypatch), Federated.__init__
+
+    def with_more(self, strategy, *options):
+        strategy.accountant = object()
+        begin(self, strategy, *options)
+
+    monkeypatch.setattr(Federated, "__init__", with_more)
+    run(tmp_path, "rounds=3")
+    assert found == []
+    assert caplog.text.count("no checkpoints of this run: FedAvg.accountant") == 1
+    assert json.loads((tmp_path / "result.json").read_text())["ended"] == "finished"
+
+
+def test_a_full_disk_costs_a_checkpoint_not_the_run(tmp_path, monkeypatch, caplog):
+    def full(folder, parts):
+        raise OSError(28, "No space left on device")
+
+    parts_seen(monkeypatch)
+    monkeypatch.setattr(checkpoint_file, "write", full)
+    run(tmp_path, "rounds=3")
+    assert "no checkpoint could be written" in caplog.text
+    assert json.loads((tmp_path / "result.json").read_text())["ended"] == "finished"
+
+
+def test_a_checkpoint_of_another_engine_or_strategy_is_refused(tmp_path, monkeypatch):
+    done = Run.round_done
+
+    def some(self, server_round, arrays):
+        if server_round == 2:
+            raise PayloadError("enough")
+        return done(self, server_round, arrays)
+
+    parts_seen(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "round_done", some)
+        with pytest.raises(PayloadError):
+            run(tmp_path, "rounds=3")
+    parts = read(tmp_path)
+    rows = (tmp_path / "history.jsonl").read_bytes()
+    for changed, said in (
+        ({k: v for k, v in parts.items() if k != "grid"}, "on another engine"),
+        ({k: v for k, v in parts.items() if k != "strategy"}, "nothing that this strategy"),
+        ({**parts, "strategy": parts["grid"]}, "hold a GridState, not a FederatedState"),
+        ({**parts, "run": b"x"}, "hold no strategy's state"),
+    ):
+        write(tmp_path, changed)
+        config = composed("algorithm=fedavg", *SMALL, "nodes=2", "local_steps=1", "rounds=3")
+        values = {**run_config(config, str(tmp_path)), "resume": True}
+        with pytest.raises(ConfigError, match=said):
+            run_local(Job(ROOT, values, 2, tmp_path), workers=1)
+        assert (tmp_path / "history.jsonl").read_bytes() == rows

@@ -1,0 +1,177 @@
+"""A server stopped after a third of its run, and another that goes on with what it left: one run.
+
+The nodes, and the messages under way, outlive the server, as on a SuperLink.
+"""
+
+import multiprocessing
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from safetensors.numpy import save
+
+from compression.flower import to_vector
+from compression.flower.replica import Replica
+from conf.build import data_of, model_of
+from conf.load import run_config
+from simulation.clock import VirtualClock
+from simulation.grid import LocalGrid
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
+from strategy.asynchronous import Asynchronous
+from strategy.collector import ExchangeState
+from strategy.factory import scheme_for
+from strategy.ordered_grid import OrderedGrid
+from strategy.run.serialization import StateError, from_bytes, to_bytes
+from task.flat_model import FlatModel
+from task.optimizers import SGD
+from tests.runs import composed, configured
+from tests.strategy.remote import RemoteGrid, serve
+
+SMALL = ["dataset=digits", "model=mlp", "batch_size=16"]
+SLOW = ["network=classes", "network.waiting=exponential"]
+OFTEN = ["strategy.record_every=6", "eval_every=6"]
+RUNS = {
+    "averaging, steps down": ["algorithm=esgd", "rounds=18"],
+    "averaging, lossy steps": ["algorithm=dgc", "rounds=18", "downlink=topk", "nodes=3"],
+    "averaging, adam, losses": [
+        "algorithm=cesgd", "rounds=18", "strategy/optimizer=adam", "network=lte",
+        "network.loss=0.2", "timeout=0.4", "strategy.quorum=0.75",
+    ],
+    "deltas, drawn nodes": [
+        "algorithm=fedavg_topk", "strategy=sparse_averaging", "strategy.update=delta", "rounds=6",
+        "strategy.fraction_train=0.5",
+    ],
+    "asynchronous, counted": ["algorithm=adacomp", "nodes=12", "strategy.pushes=90", *SLOW, *OFTEN],
+    "asynchronous, differences": [
+        "algorithm=adacomp", "nodes=12", "strategy.pushes=90", "downlink=topk",
+        "downlink.density=0.1", *SLOW, *OFTEN,
+    ],
+    "asynchronous, buffered": [
+        "algorithm=fedbuff", "nodes=6", "strategy.pushes=36", "local_steps=2", "local_epochs=1",
+        *SLOW, *OFTEN,
+    ],
+    "asynchronous, mixed": ["algorithm=fedasync", "nodes=6", "strategy.pushes=24", *SLOW, *OFTEN],
+}  # fmt: skip
+CUT = {
+    "cut, synthetic gradients": ["algorithm=synthetic_gradients", "strategy.schedule=async"],
+    "cut, micro-batches": [
+        "algorithm=split_backprop", "strategy.schedule=pipeline", "strategy.micro_batches=2",
+    ],
+}  # fmt: skip
+for name, words in CUT.items():
+    RUNS[name] = [
+        *words, "model=four_layers", "dataset=digits", "batch_size=16", "rounds=12", "eval_every=3",
+    ]  # fmt: skip
+
+
+class Stopped(Exception):
+    """The server is gone."""
+
+
+def server(connection, words, state, until):
+    """Run a server on a grid at the pipe's other end; stop once `until` was recorded."""
+    config = configured(*words)
+    data = data_of(config)
+    scheme = scheme_for(config, data)
+    if state is not None:
+        scheme.load(state)
+    records, arrays = [], FlatModel(model_of(config, data), "cpu").state_dict()
+
+    def record(number, model):
+        records.append((number, to_vector(model).tobytes(), scheme.traffic.as_dict()))
+
+    def after_turn():
+        if until is not None and records and records[-1][0] >= until:
+            raise Stopped
+
+    scheme.after_turn = after_turn
+    with suppress(Stopped):
+        scheme.start(
+            OrderedGrid(RemoteGrid(connection)), ArrayRecord(arrays), config.rounds, config.timeout,
+            ConfigRecord({"lr": config.lr}), evaluate_fn=record,
+        )  # fmt: skip
+    connection.send(("end", (records, scheme.save())))
+
+
+def in_a_process(grid, *arguments):
+    """Let a server run in a process of its own; return what it recorded, and its state."""
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=server, args=(there, *arguments))
+    process.start()
+    there.close()
+    found = serve(grid, here)
+    process.join()
+    assert process.exitcode == 0
+    return found
+
+
+def nodes(words):
+    config = configured(*words)
+    scheme_for(config, data_of(config))  # what it has to import, the servers' processes share
+    spec = HostSpec("client.app:app", config.nodes, 1, run_config(composed(*words)))
+    return LocalGrid(make_pool(spec, 1), config.nodes, VirtualClock(config.network, config.seed))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(name):
+    words = RUNS[name] if name in CUT else [*SMALL, *RUNS[name]]
+    whole, _ = in_a_process(nodes(words), words, None, None)
+    third = whole[-1][0] // 3
+    grid = nodes(words)
+    before, state = in_a_process(grid, words, None, third)
+    assert third <= before[-1][0] < whole[-1][0]
+    after, _ = in_a_process(grid, words, state, None)
+    assert before + after == whole
+
+
+def test_a_state_is_not_anothers():
+    made = {}
+    for words in (RUNS["averaging, steps down"], RUNS["asynchronous, counted"]):
+        config = configured(*SMALL, *words)
+        made[words[0]] = scheme_for(config, data_of(config))
+    esgd, adacomp = made.values()
+    with pytest.raises(StateError, match="hold a PushesState, not a AveragingState"):
+        esgd.load(adacomp.save())
+    for wrong in (b"", b"x" * 100, esgd.save()[:-3]):
+        with pytest.raises(StateError, match="hold no strategy's state"):
+            esgd.load(wrong)
+
+
+def test_an_array_that_is_there_twice_is_shared_again():
+    from strategy.aggregation import MeanState
+    from strategy.collector import ExchangeState
+
+    array = np.arange(5, dtype=np.uint32)
+    state = MeanState(np.ones(3, np.float32), [array, array], True, 0.5)
+    found = from_bytes(MeanState, to_bytes(state))
+    assert found.sets[0] is found.sets[1]
+    assert found.sets[0].dtype == np.uint32
+    assert found.dense
+    empty = from_bytes(ExchangeState, to_bytes(ExchangeState()))
+    assert empty == ExchangeState()
+
+
+def test_a_state_goes_on_with_the_options_that_it_was_saved_with():
+    saved = Asynchronous(pushes=9, mix=True, update="delta").save()
+    Asynchronous(pushes=99, mix=True, update="delta").load(saved)  # a longer run is none of them
+    with pytest.raises(StateError, match=r"of a strategy with update='delta', .*mix=True"):
+        Asynchronous(pushes=9).load(saved)
+
+
+@pytest.mark.parametrize("head", [b"5", b"null", b"[1]", b"[" * 100_000])
+def test_bytes_that_are_no_state(head):
+    data = save({"state": np.frombuffer(head, np.uint8)})
+    with pytest.raises(StateError):
+        from_bytes(ExchangeState, data)
+    with pytest.raises(StateError):
+        from_bytes(ExchangeState, None)
+
+
+def test_a_state_of_another_model_is_refused():
+    kept = Replica.start(SGD(), 3, np.zeros(3, np.float32)).arrays
+    arrays = ArrayRecord({"w": Array(np.zeros(4, np.float32))})
+    with pytest.raises(ValueError, match="of another model or optimizer: 3 entries, not 4"):
+        Replica.of(SGD(), arrays, kept)

@@ -1,0 +1,92 @@
+"""Which nodes take part in a run on nodes that outlive it."""
+
+import pytest
+
+from conf import ConfigError
+from strategy.run import membership
+from strategy.run.membership import LastingNodes
+from tests.compression.flower.fleet import Fleet
+
+
+def taking_part(listings, most):
+    """Return who takes part as nodes come and go; they are ordered 9, 3, 7, 5."""
+    grid = LastingNodes(Fleet(listings), 1, most)
+    return [list(grid.get_node_ids()) for _ in listings]
+
+
+@pytest.mark.parametrize(
+    ("listings", "part"),
+    [
+        ([[3, 5], [3, 5, 7], [3, 5, 7, 9]], [[3, 5], [3, 5], [3, 5]]),
+        ([[3], [3, 7], [9, 3, 7]], [[3], [3, 7], [3, 7]]),
+        ([[3, 5, 7], [5, 7], [5, 7]], [[3, 7], [7, 5], [7, 5]]),  # a place becomes free
+        ([[3, 5], [3, 7], [3, 5, 7]], [[3, 5], [3, 7], [3, 5]]),  # who comes back has it again
+        ([[3, 5], [7], [7, 9]], [[3, 5], [7], [9, 7]]),
+        ([[3, 5], [3, 7], [3, 7, 9]], [[3, 5], [3, 7], [3, 7]]),  # who has it keeps it
+    ],
+)
+def test_so_many_nodes_take_part(listings, part):
+    assert taking_part(listings, 2) == part
+
+
+def test_without_a_number_all_take_part():
+    assert taking_part([[3], [3, 5, 7, 9], [5]], None) == [[3], [9, 3, 7, 5], [5]]
+
+
+def test_who_takes_no_part_is_named_once_and_so_is_who_is_gone(caplog):
+    grid = LastingNodes(Fleet([[3], [3, 7], [3, 7], [3], [7], [3, 7]]), 1, 1)
+    said = []
+    for _ in range(6):
+        caplog.clear()
+        grid.get_node_ids()
+        said.append(caplog.messages)
+    surplus = "node 7 takes no part unless one goes: there are nodes=1"
+    gone = "node 3 is gone: the run goes on with 1"
+    assert said == [[], [surplus], [], [], [gone], [surplus]]
+
+
+def test_a_resumed_run_goes_on_with_the_nodes_that_it_had():
+    before = LastingNodes(Fleet([[5, 7]]), 1, 2)
+    before.get_node_ids()
+    after = LastingNodes(Fleet([[3, 5, 7, 9], [9, 5]]), 2, 2)
+    after.load(before.state(done=4))
+    assert list(after.get_node_ids()) == [7, 5]
+    assert list(after.get_node_ids()) == [9, 5]
+
+
+@pytest.fixture
+def hurry(monkeypatch):
+    """Let who asks ten times in a row count as somebody who waits, however fast."""
+    seconds = iter(range(1000))
+    monkeypatch.setattr(membership.time, "monotonic", lambda: 1.5 * next(seconds))
+
+
+def test_a_strategy_that_waits_for_more_nodes_than_take_part_is_stopped(hurry):
+    """Flower's own logs a line a second, for ever."""
+    grid = LastingNodes(Fleet([[3, 5]]), 1, 2)
+    with pytest.raises(ConfigError, match=r"waits for more nodes than nodes=2, .* give more, or"):
+        repeat(grid.get_node_ids, membership.ASKS)
+
+
+def repeat(function, times):
+    for _ in range(times):
+        function()
+
+
+def test_a_strategy_that_waits_for_a_node_that_may_come_says_so_ever_less_often(hurry, caplog):
+    grid = LastingNodes(Fleet([[3]]), 1, 2)
+    repeat(grid.get_node_ids, 100)
+    assert 3 <= len(caplog.messages) <= 5
+    assert set(caplog.messages) == {
+        "the strategy waits for more nodes: 1 of 2 are online; start the others, or stop the run"
+    }
+
+
+def test_who_sends_between_two_looks_does_not_wait(hurry, caplog):
+    fleet = Fleet([[3, 5]])
+    fleet.push_messages = fleet.pull_messages = lambda messages: []
+    grid = LastingNodes(fleet, 1, 2)
+    for turn in range(5 * membership.ASKS):
+        grid.get_node_ids()
+        grid.push_messages([]) if turn % 2 else grid.pull_messages([])
+    assert not caplog.messages

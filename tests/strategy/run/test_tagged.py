@@ -1,0 +1,114 @@
+"""What is written into a state with its own type comes back with it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from compression.flower import FlatArray, filled, flat_record, payload_record
+from strategy.run.serialization import StateError, from_bytes, to_bytes
+from strategy.run.tagged import ABOUT, Told
+
+
+@dataclass
+class Kept:
+    value: Told
+
+
+@dataclass
+class Contents:
+    first: RecordDict
+    second: RecordDict
+    replies: dict[str, Message]
+
+
+def again(value):
+    return from_bytes(Kept, to_bytes(Kept(Told(value)))).value.value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 3, 1 << 90, 0.1, float("inf"), "word", b"few", b"x" * 1000, [1, [2.5]],
+        (1, "a"), {1: {"a": (2,)}, "b": None}, {3, 1}, frozenset({"x"}), [], {},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_plain_values_and_what_holds_them(value):
+    found = again(value)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "uint8", "bool"])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_arrays_keep_their_type_and_shape_and_may_be_written_to(dtype, shape):
+    array = np.ones(shape, dtype)
+    found = again({"w": [array]})["w"][0]
+    assert (found.dtype, found.shape) == (array.dtype, shape)
+    assert (found == array).all()
+    assert found.flags.writeable
+
+
+def test_a_scalar_of_numpys_stays_one():
+    """It would change what a sum with float32 is."""
+    found = again(np.float64(0.5))
+    assert (type(found), found) == (np.float64, 0.5)
+
+
+def content():
+    shared = np.arange(3, dtype=np.float32)
+    return RecordDict(
+        {
+            "flat": flat_record(shared),
+            "same": filled(ArrayRecord, {"w": FlatArray(shared), "count": FlatArray(np.array(7))}),
+            "plain": ArrayRecord({"w": Array(np.ones((2, 2)))}),
+            "payload": payload_record(b"payload"),
+            "config": ConfigRecord({"a": 1, "b": b"x", "c": ["d"], "e": True, "f": 0.5}),
+            "metrics": MetricRecord({"loss": 0.1, "all": [1, 2]}),
+        }
+    )
+
+
+def test_records_and_messages():
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+    message = Message(content(), 4, "train.step", group_id="9")
+    replies = {
+        "good": Message(content(), reply_to=message),
+        "bad": Message(Error(2, "no power"), reply_to=message),
+    }
+    kept = Contents(content(), content(), replies)
+    found = from_bytes(Contents, to_bytes(kept))
+    for record in (found.first, found.replies["good"].content):
+        assert {n: a.vector.tolist() for n, a in record["same"].items()} == {
+            "w": [0, 1, 2], "count": 7,
+        }  # fmt: skip
+        assert record["flat"]["flat"].vector is record["same"]["w"].vector
+        assert record["plain"] == content()["plain"]
+        assert record["payload"]["payload"].data == b"payload"
+        assert record["config"] == content()["config"]
+        assert record["metrics"] == content()["metrics"]
+    assert found.first["flat"]["flat"].vector is not found.second["flat"]["flat"].vector
+    for name in ABOUT:
+        good = (each["good"].metadata for each in (found.replies, replies))
+        assert len({getattr(metadata, name) for metadata in good}) == 1
+    assert found.replies["bad"].error.reason == "no power"
+
+
+@pytest.mark.parametrize("value", [object(), len, np.random.default_rng(), [object()]],
+                         ids=["object", "function", "generator", "list"])  # fmt: skip
+def test_what_cannot_be_kept_is_named(value):
+    with pytest.raises(TypeError, match="a state cannot hold"):
+        to_bytes(Kept(Told(value)))
+
+
+def test_a_value_of_another_kind_than_is_expected_is_refused():
+    @dataclass
+    class Other:
+        value: RecordDict
+
+    Other.__name__ = "Kept"
+    with pytest.raises(StateError, match="saved by another version"):
+        from_bytes(Other, to_bytes(Kept(Told(MetricRecord({"a": 1.0})))))

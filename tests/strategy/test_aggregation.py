@@ -1,0 +1,124 @@
+"""The mean of sparse updates is the mean of the same updates with zeros."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategy.aggregation import SparseMean
+
+# With values of quarters, sums are exact: means can be compared bit for bit.
+weights = st.sampled_from([1.0, 2.0, 4.0, 0.5, 3.0])
+
+
+@st.composite
+def updates(draw, size, dense=True):
+    """Return (indices or None, values, weight); index sets of any size, empty and full too."""
+    kind = draw(st.sampled_from(["some", "few", "none", "all", *["dense"] * dense]))
+    if kind in ("dense", "all"):
+        indices = None if kind == "dense" else np.arange(size)
+    else:
+        most = {"some": size, "few": size // 100, "none": 0}[kind]
+        places = st.integers(0, size - 1) if size else st.nothing()
+        indices = np.array(sorted(draw(st.sets(places, max_size=most))), dtype=np.uint32)
+    count = size if indices is None else len(indices)
+    seed = draw(st.integers(0, 2**32))
+    values = np.random.default_rng(seed).integers(-64, 65, count).astype(np.float32) / 4
+    indices = None if indices is None else indices.astype(np.uint32)
+    return indices, values, draw(weights)
+
+
+@st.composite
+def rounds(draw, dense=True):
+    """Return a size and some rounds of updates; sizes for which sets are sorted, and marked."""
+    size = draw(st.sampled_from([1, 2, 40, 700]))
+    one = st.lists(updates(size, dense), min_size=1, max_size=5)
+    return size, draw(st.lists(one, min_size=1, max_size=4))
+
+
+def added(mean, round_of_updates):
+    for indices, values, weight in round_of_updates:
+        mean.add(indices, values, weight)
+    return mean.take()
+
+
+def whole(size, indices, values):
+    vector = np.zeros(size, dtype=np.float32)
+    vector[slice(None) if indices is None else indices] = values
+    return vector
+
+
+@settings(deadline=None, max_examples=40)
+@given(rounds())
+def test_it_is_the_mean_of_the_whole_updates_round_after_round(given_rounds):
+    size, several = given_rounds
+    mean = SparseMean(size)
+    for one in several:  # nothing of a round is left in the next
+        indices, values = added(mean, one)
+        total = sum(np.float32(w) * whole(size, i, v) for i, v, w in one)
+        expected = total / np.float32(sum(w for *_, w in one))
+        np.testing.assert_array_equal(whole(size, indices, values), expected)
+        assert values.dtype == np.float32
+
+
+@settings(deadline=None, max_examples=40)
+@given(rounds(dense=False))
+def test_the_union_is_exact(given_rounds):
+    size, several = given_rounds
+    mean = SparseMean(size)
+    for one in several:
+        union, values = added(mean, one)
+        expected = sorted(set().union(*(i.tolist() for i, *_ in one)))
+        assert (list(range(size)) if union is None else union.tolist()) == expected
+        assert (union is None) == (len(expected) == size)
+        assert len(values) == len(expected)
+        assert union is None or union.dtype == np.uint32
+
+
+@settings(deadline=None, max_examples=40)
+@given(rounds(), st.integers(0, 4))
+def test_an_update_of_every_entry_may_come_with_its_indices(given_rounds, which):
+    size, several = given_rounds
+    every = np.arange(size, dtype=np.uint32)
+    listed, plain = SparseMean(size), SparseMean(size)
+    for one in several:
+        values = np.random.default_rng(size).normal(size=size).astype(np.float32)
+        at = min(which, len(one))
+        left = added(listed, [*one[:at], (every, values, 0.7), *one[at:]])
+        right = added(plain, [*one[:at], (None, values, 0.7), *one[at:]])
+        assert left[0] is right[0] is None
+        assert left[1].tobytes() == right[1].tobytes()
+
+
+@pytest.mark.parametrize("count", [4, 400])
+def test_both_ways_to_the_union_are_taken(monkeypatch, count):
+    """A few indices are sorted, many are marked: neither may be what the other is for."""
+    size, draw, mean = 1000, np.random.default_rng(0), SparseMean(1000)
+    calls, unique = [], np.unique
+    monkeypatch.setattr(np, "unique", lambda array: calls.append(array) or unique(array))
+    for _ in range(3):
+        sets = [np.sort(draw.choice(size, count, replace=False)).astype("u4") for _ in range(3)]
+        union, _ = added(mean, [(s, np.ones(count, np.float32), 1.0) for s in sets])
+        np.testing.assert_array_equal(union, unique(np.concatenate(sets)))
+    assert len(calls) == (3 if count == 4 else 0)
+
+
+def test_what_is_added_is_not_changed():
+    indices, values = np.array([1, 5], dtype=np.uint32), np.array([2, -3], dtype=np.float32)
+    for array in (indices, values):
+        array.flags.writeable = False
+    mean = SparseMean(8)
+    for weight in (1.0, 3.0):
+        added(mean, [(indices, values, weight), (None, np.ones(8, np.float32), 1.0)])
+        added(mean, [(indices, values, weight)])
+
+
+def test_means_taken_stay_as_they_are():
+    mean, seen = SparseMean(50), []
+    for number in range(4):
+        indices = None if number % 2 else np.arange(number + 1, dtype=np.uint32)
+        count = 50 if indices is None else len(indices)
+        taken = added(mean, [(indices, np.full(count, number, np.float32), 1.0)])
+        seen.append((taken[1], taken[1].copy()))
+    for values, copy in seen:
+        np.testing.assert_array_equal(values, copy)

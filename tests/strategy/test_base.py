@@ -1,0 +1,83 @@
+"""What our own servers have in common."""
+
+import logging
+
+import pytest
+
+from conf import ConfigError
+from strategy.factory import scheme_of
+from tests.runs import configured
+from tests.strategy.federation import Federation, Trainer
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+@pytest.mark.parametrize(("way", "unit"), [("run", "ROUND"), ("push", "PUSH")])
+def test_the_course_of_a_run_is_shown_where_flowers_own_is(way, unit, monkeypatch):
+    shown, logger = Lines(), logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "handlers", [shown])
+    monkeypatch.setattr(logger, "propagate", False)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        getattr(Federation(Trainer()), way)(3)
+    finally:
+        logger.setLevel(level)
+    first, what, *rest = shown.lines
+    assert first.startswith("Starting ")
+    assert "gradient" in what
+    assert rest == [f"[{unit} {i}/3] {{'models': {i + 1}}}" for i in range(4)]
+
+
+def scheme(*words):
+    """Make the scheme of a configuration whose types and bounds are right."""
+    return scheme_of(configured(*words))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("esgd strategy.fraction_train=2", "strategy.fraction_train must be between 0 and 1"),
+        ("esgd strategy.fraction_train=0", "not one of nodes=4 would train"),
+        ("esgd strategy.min_train_nodes=5", "strategy.min_train_nodes must be between 0 and nodes"),
+        ("esgd local_steps=3", "local_steps goes with strategy.update=delta"),
+        ("asgd local_epochs=2", "local_epochs goes with strategy.update=delta"),
+        ("esgd optimizer=adam", "they take none: give strategy/optimizer=, or give strategy.upd"),
+        ("asgd optimizer=adam", "they take none: drop it, or give strategy.update=delta"),
+        ("asgd optimizer=sgd optimizer.weight_decay=1", "they take none: drop it"),
+        ("asgd strategy.record_every=7", "eval_every=1000 must be a multiple of strategy.record_"),
+        ("synthetic_gradients strategy.record_every=7", "eval_every=200 must be a multiple of"),
+        ("synthetic_gradients local_steps=3", "step with each mini-batch: drop local_steps="),
+        ("synthetic_gradients network.crash=0.1", "network.crash=0.1 needs a timeout= here"),
+    ],
+)
+def test_what_a_strategy_does_not_go_with_is_one_line(words, line):
+    with pytest.raises(ConfigError) as caught:
+        scheme(*f"algorithm={words}".split())
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "esgd strategy.update=delta local_steps=3 optimizer=adam",
+        "asgd strategy.update=delta local_epochs=2",
+        "asgd strategy.record_every=500",
+        "synthetic_gradients optimizer=adam",
+        "synthetic_gradients network.crash=0.1 timeout=9",
+        "esgd network.crash=0.1",
+        "asgd network.join_seconds=3",
+    ],
+)
+def test_what_it_goes_with_is_taken(words):
+    assert scheme(*f"algorithm={words}".split()).traffic.failures == 0

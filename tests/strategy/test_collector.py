@@ -1,0 +1,230 @@
+"""A round ends with its quorum or its time; what comes later is of no round."""
+
+import gc
+from itertools import count
+from weakref import WeakValueDictionary
+
+import pytest
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app.constants import DEFAULT_TTL
+from flwr.clientapp import ClientApp
+
+from compression.flower import grids as polling
+from simulation.clock import Ideal, VirtualClock
+from simulation.grid import LocalGrid
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
+from strategy.collector import Exchange
+from strategy.ordered_grid import OrderedGrid
+
+NODES = 5
+answers_kept = WeakValueDictionary()  # by node and round: those that anybody still keeps
+SLOW = Ideal(seconds_per_step=1.0)  # node n answers after n seconds
+app = ClientApp()
+
+
+@app.train()
+def echo(message, context):
+    """Reply which round this is, after as many steps as the node has of a number."""
+    config = message.content["config"]
+    node = context.node_id
+    if node in config.get("broken", []):
+        raise RuntimeError("no power")
+    metrics = {"round": config["round"], "num-steps": node}
+    answer = Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+    answers_kept[node, config["round"]] = answer
+    return answer
+
+
+def exchange_over(network=SLOW, nodes=NODES, seed=0):
+    pool = make_pool(HostSpec(app, nodes, 1, {}), 1)
+    grid = OrderedGrid(LocalGrid(pool, nodes, VirtualClock(network, seed)))
+    return Exchange(grid), grid
+
+
+def messages(number, nodes=range(1, NODES + 1), **config):
+    content = RecordDict({"config": ConfigRecord({"round": number, **config})})
+    return [Message(content, node, "train") for node in nodes]
+
+
+def rounds_of(answers):
+    return {node: reply.content["metrics"]["round"] for node, reply in answers.items()}
+
+
+def test_without_a_quorum_all_are_waited_for():
+    exchange, grid = exchange_over()
+    answers = exchange(messages(1), NODES, 1e9)
+    assert rounds_of(answers) == dict.fromkeys(range(1, NODES + 1), 1)
+    assert all(reply.metadata.src_node_id == node for node, reply in answers.items())
+    assert grid.now == NODES
+    assert exchange([], 0, 1e9) == {}
+    assert grid.now == NODES
+
+
+@pytest.mark.parametrize("quorum", range(1, NODES + 1))
+def test_a_quorum_ends_the_round(quorum):
+    exchange, grid = exchange_over()
+    assert list(exchange(messages(1), quorum, 1e9)) == list(range(1, quorum + 1))
+    assert grid.now == quorum
+
+
+def test_answers_of_the_same_moment_are_all_there():
+    exchange, grid = exchange_over(Ideal(latency_ms=500))
+    assert len(exchange(messages(1), 2, 1e9)) == NODES
+    assert grid.now == 1.0
+
+
+def expect_none_left(lates):
+    (late,) = lates
+    late.clear()
+    assert len(late) == 0
+    gc.collect()
+    assert not answers_kept  # all were fetched, and forgotten
+
+
+@pytest.mark.parametrize("quorum", [1, 3, NODES])
+def test_the_time_is_up_in_every_round_anew(quorum):
+    exchange, grid = exchange_over()
+    first = exchange(messages(1), quorum, 2.5)
+    assert list(first) == list(range(1, min(quorum, 2) + 1))
+    before = grid.now
+    assert before == min(quorum, 2.5)
+    exchange(messages(2, nodes=[NODES]), 1, 0.25)
+    assert grid.now == before + 0.25
+
+
+def test_late_answers_belong_to_no_round(lates):
+    exchange, _ = exchange_over()
+    exchange(messages(1), 2, 1e9)  # 3, 4 and 5 are still at work
+    for number in range(2, 6):
+        answers = exchange(messages(number, nodes=[1, 4, 5]), 3, 1e9)
+        assert rounds_of(answers) == {1: number, 4: number, 5: number}
+    del answers
+    expect_none_left(lates)
+
+
+def test_a_node_that_is_late_in_every_round_never_gets_an_old_answer_in(lates):
+    exchange, grid = exchange_over()
+    slow = []
+    for number in range(1, 30):
+        answers = exchange(messages(number, nodes=[1, 2, 5]), 2, 1e9)
+        assert set(rounds_of(answers).values()) == {number}
+        slow += [number] * (5 in answers)
+    assert not slow
+    assert grid.now == pytest.approx(2 * 29)
+    answers = exchange(messages(30, nodes=[5]), 1, 1e9)  # it works off all it was asked
+    assert rounds_of(answers) == {5: 30}
+    del answers
+    expect_none_left(lates)
+
+
+def test_errors_are_answers_but_no_part_of_a_quorum():
+    exchange, grid = exchange_over(Ideal(latency_ms=500, seconds_per_step=1.0))
+    answers = exchange(messages(1, broken=[3, 5]), 2, 1e9)
+    assert set(answers) == {1, 2, 3, 5}  # errors take no steps
+    assert [n for n, reply in answers.items() if reply.has_error()] == [3, 5]
+    assert grid.now == 3.0
+    answers = exchange(messages(2, broken=[1, 2, 3, 4, 5]), 2, 1e9)
+    assert set(answers) == set(range(1, NODES + 1))
+    assert all(reply.has_error() for reply in answers.values())
+
+
+def test_where_no_answer_comes_the_time_passes():
+    exchange, grid = exchange_over(Ideal(loss=1 - 1e-12))
+    assert exchange(messages(1), 1, 7.0) == {}
+    assert grid.now == 7.0
+
+
+def test_who_is_not_there_in_time_is_asked_more_and_more_seldom():
+    exchange, _ = exchange_over()
+    asked = []
+    for number in range(1, 13):
+        nodes = [node for node in (1, 5) if node not in exchange.resting()]
+        asked += [number] * (5 in nodes)
+        exchange(messages(number, nodes=nodes), 2, 1.0)
+        assert exchange.time_was_up == (5 in nodes)
+    assert asked == [1, 2, 4, 7, 11]
+
+
+def test_an_answer_in_time_makes_good_what_was_missed():
+    exchange, _ = exchange_over()
+    exchange(messages(1, nodes=[1, 2]), 1, 1e9)
+    exchange(messages(2, nodes=[1, 2]), 1, 1e9)
+    assert exchange.resting() == {2}
+    assert not exchange.time_was_up
+    exchange(messages(3, nodes=[1]), 1, 1e9)
+    assert exchange.resting() == set()
+    assert 2 in exchange(messages(4, nodes=[1, 2]), 2, 1e9)
+    exchange(messages(5, nodes=[1, 2]), 1, 1e9)
+    assert exchange.resting() == set()
+
+
+@pytest.mark.parametrize("quorum", [2, NODES])
+def test_lost_replies_are_not_asked_for_for_ever(quorum, lates):
+    exchange, _ = exchange_over(Ideal(1e9, 1e9, 100.0, 0.001, loss=0.3), seed=2)
+    (late,) = lates
+    lost, longest = 0, 0
+    for number in range(1, 201):
+        answers = exchange(messages(number), quorum, 2.0)
+        assert set(rounds_of(answers).values()) <= {number}
+        lost += NODES - len(answers)
+        longest = max(longest, len(late))
+        del answers
+        assert len(answers_kept) <= len(late)
+    assert lost > 200
+    assert longest < 8 * NODES  # as many in a row as a node may well lose
+
+
+class Remote:
+    """As much of a grid in real time as is asked: some nodes failed, the others are silent."""
+
+    def __init__(self, failed):
+        self.ids, self.failed, self.sent = count(1), failed, {}
+
+    def push_messages(self, messages):
+        new = {str(next(self.ids)): message for message in messages}
+        for message_id, message in new.items():
+            message.metadata.__dict__["_message_id"] = message_id
+        self.sent |= new
+        return list(new)
+
+    def pull_messages(self, ids):
+        due = [self.sent.pop(i) for i in ids if self.sent[i].metadata.dst_node_id in self.failed]
+        return [Message(Error(0, "no power"), reply_to=message) for message in due]
+
+
+@pytest.fixture
+def naps(monkeypatch):
+    """The pauses slept, on a clock that goes by them alone."""
+    slept = []
+    monkeypatch.setattr(polling.time, "sleep", slept.append)
+    monkeypatch.setattr(polling.time, "monotonic", lambda: 100 + sum(slept))
+    return slept
+
+
+@pytest.mark.parametrize("timeout", [0.5, 60.0, DEFAULT_TTL, 1e9])
+def test_messages_live_as_long_as_they_are_waited_for(timeout, naps):
+    sent = messages(1)
+    Exchange(OrderedGrid(Remote(failed=range(1, NODES + 1))))(sent, NODES, timeout)
+    assert [m.metadata.ttl for m in sent] == [min(timeout, DEFAULT_TTL)] * NODES
+
+
+def test_virtual_time_leaves_their_life_alone():
+    exchange, _ = exchange_over()
+    sent = messages(1)
+    exchange(sent, NODES, 0.5)
+    assert [m.metadata.ttl for m in sent] == [DEFAULT_TTL] * NODES
+
+
+def test_real_time_is_up_too(naps, lates):
+    remote = Remote(failed=[1])
+    exchange = Exchange(OrderedGrid(remote))
+    for number in range(1, 4):
+        assert list(exchange(messages(number, nodes=[1, 2]), 1, 3.0)) == [1]
+        assert sum(naps) == pytest.approx(3.0 * number)
+        assert len(lates[0]) == number
+    remote.failed = [2]  # all of its late answers come in at once
+    assert list(exchange(messages(4, nodes=[1, 2]), 1, 3.0)) == [2]
+    lates[0].clear()
+    assert len(lates[0]) == 1
+    assert len(remote.sent) == 1

@@ -1,0 +1,82 @@
+"""Who is asked by an asynchronous server, and who rests."""
+
+import pytest
+
+from strategy.base import HOPELESS
+from strategy.node_scheduler import LONGEST, Turns, TurnsState
+
+
+@pytest.fixture
+def state():
+    return TurnsState()
+
+
+@pytest.fixture
+def turns(state):
+    made = Turns(None, state)
+    assert made.meet([1, 2, 3]) == [1, 2, 3]
+    return made
+
+
+def test_nodes_are_new_once(turns):
+    assert turns.meet([3, 4]) == [4]
+    assert len(turns) == 4
+    turns.lose(3)
+    assert turns.meet([3, 4]) == [3]
+
+
+def test_a_nodes_messages_are_numbered(turns):
+    assert [turns.next(node) for node in (1, 2, 1, 1)] == [1, 1, 2, 3]
+
+
+def test_who_fails_again_and_again_rests_ever_longer(turns):
+    """In pushes of all three nodes: 0, 1, 3, 7 and so on, up to a limit."""
+    rests = []
+    for _ in range(10):
+        turns.useless(1)
+        at = 0
+        if turns.rests(1, 0):
+            while turns.over(at, idle=False) != [1]:
+                at += 1
+        rests.append(at)
+    expected = [3 * (min(2**failures, LONGEST) - 1) for failures in range(10)]
+    assert rests == expected
+    assert not turns.rests(2, 0)
+    turns.used(1)
+    assert not turns.rests(1, 0)
+
+
+def test_an_idle_server_asks_who_rests(turns):
+    turns.useless(1), turns.useless(1)
+    assert turns.rests(1, done=10)
+    assert turns.over(10, idle=False) == []
+    assert turns.over(10, idle=True) == [1]
+    assert turns.over(10, idle=True) == []
+
+
+def test_the_run_is_hopeless_once_nobodys_messages_bring_anything(turns):
+    for node in (1, 2):
+        assert not any(turns.useless(node) for _ in range(HOPELESS))
+    turns.used(2)
+    assert not any(turns.useless(3) for _ in range(HOPELESS))
+    assert [turns.useless(2) for _ in range(HOPELESS)][-1]
+
+
+def test_who_is_too_far_ahead_rests(state):
+    turns = Turns(2.0, state)
+    turns.meet([1, 2, 3])
+    for node, count in ((1, 5), (2, 2), (3, 2)):
+        for _ in range(count):
+            turns.next(node)
+    assert [turns.rests(node, 9) for node in (1, 2, 3)] == [True, False, False]
+    assert turns.over(12, idle=False) == [1]
+
+
+def test_nothing_is_kept_of_who_is_gone(turns, state):
+    for node in (1, 2, 3):
+        turns.next(node)
+        for _ in range(HOPELESS):
+            turns.useless(node)
+        turns.rests(node, 0)
+    turns.forget({1, 2, 3})
+    assert state == TurnsState()

@@ -1,0 +1,52 @@
+"""How many nodes there are, and waiting for them."""
+
+import math
+
+import pytest
+
+from simulation.clock import Ideal, VirtualClock
+from simulation.grid import LocalGrid
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
+from strategy import ordered_grid
+from strategy.ordered_grid import LOOK_AGAIN, OrderedGrid, count_nodes
+from tests.compression.flower.fleet import Fleet
+
+
+def local(network=None, count=3):
+    pool = make_pool(HostSpec("client.app:app", count, 1, {}), 1)
+    return LocalGrid(pool, count, VirtualClock(network))
+
+
+@pytest.mark.parametrize("listings", [[[], [], [3], [3, 7], [3, 7]], [[3, 7], [3, 7]]])
+def test_counting_waits_until_no_more_nodes_come(monkeypatch, listings):
+    monkeypatch.setattr(ordered_grid.time, "sleep", lambda seconds: None)
+    assert count_nodes(Fleet(listings)) == 2
+
+
+def test_a_local_grids_nodes_are_counted_at_once(monkeypatch):
+    monkeypatch.setattr(ordered_grid.time, "sleep", lambda seconds: pytest.fail("slept"))
+    assert count_nodes(local()) == 3
+
+
+def test_who_comes_late_is_looked_for_again_in_real_time(monkeypatch):
+    monkeypatch.setattr(ordered_grid.time, "sleep", lambda seconds: None)
+    grid = OrderedGrid(Fleet([[], [], [3]]))
+    before = grid.now
+    assert LOOK_AGAIN <= grid.next_look - before < 2 * LOOK_AGAIN
+    assert grid.wait_for_nodes() == [3]
+
+
+def test_on_a_virtual_clock_the_first_to_join_is_waited_for():
+    clock = VirtualClock(Ideal(join_seconds=10.0))
+    first = min((clock.joined(node), node) for node in (1, 2, 3))
+    grid = OrderedGrid(local(Ideal(join_seconds=10.0)))
+    assert grid.next_look == first[0] > 0
+    assert grid.wait_for_nodes() == [first[1]]
+    assert grid.now == grid.virtual_seconds == first[0]
+
+
+def test_nobody_is_waited_for_who_will_never_come():
+    grid = OrderedGrid(local(count=0))
+    assert grid.next_look == math.inf
+    assert grid.wait_for_nodes() == []

@@ -1,0 +1,69 @@
+"""Medians and trimmed means, against numpy's on dense tables; what one node can do to them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import trim_mean
+
+from strategy.robust_aggregation import RobustMean
+
+SIZE = 40
+
+
+def updates(seed, nodes, density):
+    """Return (indices or None, values), and the same as a table with NaN where nothing was sent."""
+    draw = np.random.default_rng(seed)
+    found, table = [], np.full((nodes, SIZE), np.nan, np.float32)
+    for row in table:
+        sent = np.flatnonzero(draw.random(SIZE) < density).astype(np.uint32)
+        values = draw.normal(size=len(sent)).astype(np.float32)
+        row[sent] = values
+        found.append((None if len(sent) == SIZE else sent, values))
+    return found, table
+
+
+@given(
+    seed=st.integers(0, 999),
+    nodes=st.integers(1, 7),
+    density=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+)
+@pytest.mark.parametrize("absent", ["zero", "left_out"])
+def test_the_median_is_numpys(seed, nodes, density, absent):
+    found, table = updates(seed, nodes, density)
+    robust = RobustMean(SIZE, "median", absent=absent)
+    for _ in range(2):  # and begins anew
+        for indices, values in found:
+            robust.add(indices, values, 3.0)
+        indices, values = robust.take()
+        whole = np.zeros(SIZE, np.float32)
+        whole[slice(None) if indices is None else indices] = values
+        if absent == "zero":
+            expected = np.median(np.nan_to_num(table), axis=0)
+        else:
+            there = ~np.isnan(table).all(axis=0)
+            expected = np.zeros(SIZE)
+            expected[there] = np.nanmedian(table[:, there], axis=0)
+        np.testing.assert_allclose(whole, expected, rtol=1e-6, atol=1e-7)
+
+
+@given(st.integers(0, 999), st.integers(1, 12))
+def test_the_trimmed_mean_is_scipys(seed, nodes):
+    found, table = updates(seed, nodes, 1.0)
+    robust = RobustMean(SIZE, "trimmed", trim=0.2)
+    for indices, values in found:
+        robust.add(indices, values)
+    indices, values = robust.take()
+    assert indices is None
+    np.testing.assert_allclose(values, trim_mean(table, 0.2, axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed"])
+def test_one_of_seven_cannot_lead_it_beyond_what_the_others_sent(kind):
+    found, table = updates(1, 6, 1.0)
+    robust = RobustMean(SIZE, kind)
+    for indices, values in [*found, (None, np.full(SIZE, 3e38, np.float32))]:
+        robust.add(indices, values)
+    _, values = robust.take()
+    assert (values <= table.max(axis=0)).all()
+    assert (values >= table.min(axis=0)).all()

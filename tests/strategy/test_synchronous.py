@@ -1,0 +1,204 @@
+"""Rounds of sparse averaging: the mean of what can be used, the same step everywhere."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+
+from compression import PayloadError, make_codec
+from simulation.clock import Ideal, VirtualClock
+from strategy.collector import Exchange
+from strategy.synchronous import SparseAveraging
+from tests.strategy.federation import (
+    ADAM,
+    AVERAGE,
+    MOMENTUM,
+    NODES,
+    SGD,
+    Federation,
+    Trainer,
+    assert_models,
+    by_hand,
+    initial,
+)
+
+ALL = list(range(1, NODES + 1))
+DOWNLINKS = {
+    "full": None,
+    "average": AVERAGE,
+    "int8": make_codec(quantizer="int8"),
+    "topk": make_codec("topk", density=0.1),
+    "sign": make_codec(quantizer="sign"),
+    "qsgd": make_codec(quantizer="qsgd"),
+}
+
+
+@pytest.mark.parametrize("downlink", ["full", "average"])
+@pytest.mark.parametrize("update", ["gradient", "delta"])
+def test_with_nothing_left_out_it_is_sgd(downlink, update):
+    federation = Federation(Trainer(update))
+    strategy = federation.run(6, downlink=DOWNLINKS[downlink], server_lr=0.5, lr=0.5)
+    if update == "gradient":
+        assert_models(federation, by_hand([ALL] * 6))
+    else:  # model - (model - gradient) is rounded
+        expected = by_hand([ALL] * 6, share=0.5)[-1]
+        np.testing.assert_allclose(federation.models[-1], expected, atol=1e-5)
+    assert strategy.traffic.client_updates == 6 * NODES
+    assert strategy.traffic.failures == 0
+
+
+def test_a_deltas_rate_is_the_servers():
+    one, two = (Federation(Trainer("delta")) for _ in range(2))
+    one.run(3, lr=9.0, server_lr=0.25)
+    two.run(3, lr=0.01, server_lr=0.25)
+    assert_models(one, two.models)
+    assert not np.array_equal(one.models[1], by_hand([ALL], lr=9.0)[1])
+
+
+def test_updates_are_weighed_by_a_metric():
+    federation = Federation(Trainer())
+    federation.run(5, weighted_by_key="num-examples")
+    assert_models(federation, by_hand([ALL] * 5, weight=float))
+
+
+@pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, ADAM], ids=lambda o: o["_target_"][16:])
+@pytest.mark.parametrize("downlink", DOWNLINKS)
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_nodes_follow_bit_by_bit_whatever_the_downlink(downlink, optimizer, share):
+    trainer = Trainer(optimizer=optimizer, sparsifier="topk", density=0.1)
+    federation = Federation(trainer)
+    strategy = federation.run(
+        12, downlink=DOWNLINKS[downlink], verify_every=2, fraction_train=share, seed=3
+    )
+    assert strategy.traffic.failures == 0
+    assert len(trainer.models) == 12 * NODES * share
+    for (_, server_round), model in trainer.models.items():
+        assert model.tobytes() == federation.models[server_round - 1].tobytes()
+    asked = {node for node, _ in trainer.models}
+    assert asked == set(ALL)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_the_nodes_of_a_round_are_drawn_from_seed_and_round(share):
+    drawn = []
+    for seed in (1, 1, 2):
+        federation = Federation(Trainer())
+        federation.run(20, fraction_train=share, seed=seed)
+        rounds = [sorted(n for n, r in federation.seen if r == number) for number in range(1, 21)]
+        assert all(len(nodes) == NODES * share for nodes in rounds)
+        assert_models(federation, by_hand(rounds))
+        drawn.append(rounds)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize(
+    ("quorum", "nodes", "need"),
+    [(1.0, 5, 5), (0.5, 5, 3), (0.01, 5, 1), (0.55, 20, 11), (0.28, 25, 7), (0.07, 100, 7)],
+)
+def test_a_quorum_is_a_share_of_the_nodes_asked_rounded_up(monkeypatch, quorum, nodes, need):
+    needed = []
+    call = Exchange.__call__
+
+    def spy(self, messages, quorum, timeout):
+        needed.append(quorum)
+        return call(self, messages, quorum, timeout)
+
+    monkeypatch.setattr(Exchange, "__call__", spy)
+    Federation(Trainer(), nodes=nodes).run(1, quorum=quorum)
+    assert needed == [need]
+
+
+def test_those_beyond_the_quorum_are_not_waited_for():
+    federation = Federation(Trainer(), Ideal(seconds_per_step=1.0))  # node n takes n seconds
+    strategy = federation.run(4, quorum=0.5)
+    assert_models(federation, by_hand([[1, 2]] * 4))
+    assert federation.grid.virtual_seconds == 8.0
+    assert strategy.traffic.client_updates == 8
+
+
+BAD = [
+    ({"update": "weights"}, "update must be one of gradient, delta, not 'weights'"),
+    ({"quorum": 0.0}, "quorum"),
+    ({"quorum": 1.1}, "quorum must be a share above 0, at most 1, not 1.1"),
+    ({"quorum": math.nan}, "quorum"),
+    ({"server_lr": 0.0}, "server_lr must be a number above 0, not 0"),
+    ({"server_lr": math.nan}, "server_lr"),
+    ({"server_lr": math.inf}, "server_lr"),
+    ({"verify_every": -1}, "verify_every must be 0"),
+    ({"mask_received": True}, "mask_received"),
+    ({"mask_received": True, "downlink": AVERAGE, "uplink": AVERAGE}, "mask_received"),
+]
+
+
+@pytest.mark.parametrize(("options", "match"), BAD)
+def test_values_without_sense_are_refused(options, match):
+    with pytest.raises(ValueError, match=match) as refused:
+        SparseAveraging(**options)
+    assert "\n" not in str(refused.value)
+
+
+def test_statistics_must_come_last():
+    names = list(initial())
+    federation = Federation(Trainer())
+    arrays = ArrayRecord({name: initial()[name] for name in reversed(names)})
+    with pytest.raises(ValueError, match="after all parameters"):
+        SparseAveraging().start(federation.grid, arrays, 1)
+
+
+def test_the_loss_is_the_mean_over_the_samples_used():
+    def reply(key, answer):
+        answer.content["metrics"]["loss"] = float(key[0])
+        return answer
+
+    federation, losses = Federation(Trainer(spoil={(2, 2): refuse}), reply=reply), []
+    strategy = SparseAveraging()
+    for rounds in (1, 2):
+        strategy.start(federation.grid, initial(), rounds)
+        losses.append(strategy.train_metrics["loss"])
+    # node n has n samples and the loss n
+    assert losses == [(1 + 4 + 9 + 16) / 10, (1 + 9 + 16) / 8]
+
+
+def refuse(made):
+    raise RuntimeError("no power")
+
+
+def test_rounds_in_which_nothing_is_of_use_any_more_end_the_run():
+    def nan(made):
+        return made * np.float32(np.nan)
+
+    spoil = {(n, r): nan for n in range(1, NODES + 1) for r in range(4, 99)}
+    federation = Federation(Trainer(spoil=spoil))
+    with pytest.raises(PayloadError, match=r"no update could be used in 20 rounds: .*NaN"):
+        federation.run(90)
+    assert len(federation.models) == 1 + 22
+
+
+def test_nodes_that_join_late_are_waited_for():
+    network = Ideal(join_seconds=100.0, seconds_per_step=0.01)
+    federation = Federation(Trainer(), network, seed=2)
+    strategy = federation.run(5)
+    clock = VirtualClock(network, 2)
+    first = min(map(clock.joined, range(1, NODES + 1)))
+    assert first > 1
+    assert first < federation.grid.virtual_seconds < first + 1
+    assert strategy.traffic.client_updates == 5  # alone
+
+
+def test_when_all_have_crashed_the_run_ends(caplog):
+    network = Ideal(seconds_per_step=0.01, crash=0.4)
+    federation = Federation(Trainer(), network, seed=1)
+    strategy = federation.run(200)
+    assert 0 < strategy.traffic.client_updates < 60
+    assert "no node is left" in caplog.text
+
+
+def test_who_comes_back_takes_part_again():
+    network = Ideal(seconds_per_step=0.01, crash=0.3, rejoin_seconds=0.5)
+    federation = Federation(Trainer(**{"sparsifier": "topk", "density": 0.1}), network, seed=1)
+    strategy = federation.run(60, timeout=5.0)
+    answered = [r for n, r in federation.seen if n == 2]
+    assert len(answered) > 10
+    assert max(answered) > 40
+    assert strategy.traffic.client_updates > 60

@@ -1,0 +1,267 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from task.errors import TaskError
+from task.flat_model import FlatModel
+from task.models import build_model
+
+OPTIMISERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+}
+
+
+def train(module, optimiser, zero_grad, channels, size, steps=3):
+    random = torch.Generator().manual_seed(7)
+    for _ in range(steps):
+        images = torch.randn(8, channels, size, size, generator=random)
+        labels = torch.randint(10, (8,), generator=random)
+        zero_grad()
+        nn.functional.cross_entropy(module(images), labels).backward()
+        optimiser.step()
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize(("name", "channels", "size"), [("lenet5", 1, 28), ("four_layers", 3, 16)])
+def test_training_through_it_equals_training_the_plain_module(name, channels, size, optimiser):
+    plain = build_model(name, channels=channels, size=size, classes=10, seed=3)
+    flat = FlatModel(copy.deepcopy(plain))
+    make = OPTIMISERS[optimiser]
+
+    plain_optimiser = make(plain.parameters())
+    train(plain, plain_optimiser, plain_optimiser.zero_grad, channels, size)
+    train(flat.module, make([flat.parameters]), flat.zero_grad, channels, size)
+
+    expected = plain.state_dict()
+    for key, value in flat.state_dict().items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+    images = torch.randn(4, channels, size, size)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            flat.module.eval()(images), plain.eval()(images), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_layout_is_parameters_then_float_buffers():
+    module = build_model("resnet18", channels=3, size=32, classes=10)
+    parameters = dict(module.named_parameters())
+    buffers = {n: b for n, b in module.named_buffers() if b.is_floating_point()}
+    expected = torch.cat(
+        [t.detach().flatten().clone() for t in (*parameters.values(), *buffers.values())]
+    )
+
+    flat = FlatModel(module)
+
+    assert flat.names == (*parameters, *buffers)
+    assert flat.shapes == tuple(tuple(t.shape) for t in (*parameters.values(), *buffers.values()))
+    assert flat.num_parameters == sum(p.numel() for p in parameters.values())
+    assert flat.state.dtype == torch.float32
+    assert torch.equal(flat.state, expected)
+    # everything but the counters that BatchNorm keeps, which stay local
+    assert set(module.state_dict()) - set(flat.state_dict()) == {
+        n for n in module.state_dict() if n.endswith("num_batches_tracked")
+    }
+
+
+def test_parameters_gradients_and_buffers_share_the_flat_memory():
+    flat = FlatModel(build_model("resnet18", channels=1, size=8, classes=3))
+
+    def inside(view, vector):
+        start = view.data_ptr() - vector.data_ptr()
+        return start >= 0 and start + 4 * view.numel() <= 4 * vector.numel()
+
+    assert flat.parameters.data_ptr() == flat.state.data_ptr()
+    gradient = flat.parameters.grad
+    for _ in range(2):
+        flat.module(torch.randn(4, 1, 8, 8)).sum().backward()
+        assert flat.parameters.grad is gradient
+        assert all(inside(p.grad, gradient) for p in flat.module.parameters())
+        assert all(inside(p, flat.state) for p in flat.module.parameters())
+        assert gradient.abs().sum() > 0
+        flat.zero_grad()
+        assert not gradient.any()
+    statistics = dict(flat.module.named_buffers())["bn1.running_mean"]
+    assert inside(statistics, flat.state)
+    assert statistics.any()
+
+
+def test_zero_grad_takes_the_gradients_back_after_they_were_set_to_none():
+    flat = FlatModel(build_model("mlp", channels=1, size=8, classes=3))
+    flat.module.zero_grad(set_to_none=True)
+    flat.parameters.grad = None
+    flat.zero_grad()
+    flat.module(torch.randn(4, 1, 8, 8)).sum().backward()
+    expected = torch.cat([p.grad.flatten() for p in flat.module.parameters()])
+    assert expected.any()
+    assert torch.equal(flat.parameters.grad, expected)
+
+
+def test_collected_gradients_are_those_that_views_would_hold():
+    """Whatever was there before, and a parameter that took no part has a gradient of 0."""
+    flat = FlatModel(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 5)))
+    images = torch.randn(2, 1, 4, 4).to(memory_format=torch.channels_last)
+    flat.zero_grad()
+    flat.module(images).square().sum().backward()
+    expected = flat.gradient.clone()
+    for _ in range(2):
+        flat.drop_grad()
+        flat.module(images).square().sum().backward()
+        assert torch.equal(flat.collect_grad(), expected)
+    flat.drop_grad()
+    flat.module[0](images).sum().backward()
+    count = sum(p.numel() for p in flat.module[2].parameters())
+    collected = flat.collect_grad()
+    assert collected[:-count].any()
+    assert not collected[-count:].any()
+    assert all(p.grad is None for p in flat.module.parameters())
+    flat.zero_grad()
+    assert not flat.gradient.any()
+    flat.module(images).square().sum().backward()
+    assert torch.equal(flat.gradient, expected)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "read-only array"])
+def test_load_copies_in_place(kind):
+    flat = FlatModel(build_model("mlp", channels=1, size=8, classes=3))
+    values = np.arange(flat.state.numel(), dtype=np.float32)
+    if kind == "read-only array":
+        values.flags.writeable = False
+    address = flat.state.data_ptr()
+    flat.load(torch.from_numpy(values.copy()) if kind == "tensor" else values)
+    assert flat.state.data_ptr() == address
+    assert torch.equal(next(flat.module.parameters()).flatten(), torch.arange(128 * 64).float())
+    assert np.array_equal(flat.state.numpy(), values)
+    flat.state.zero_()
+    assert values[-1] == flat.state.numel() - 1
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (1, 8832)])
+def test_load_refuses_another_shape(shape):
+    flat = FlatModel(build_model("mlp", channels=1, size=8, classes=3))
+    with pytest.raises(ValueError, match="shape"):
+        flat.load(torch.zeros(shape))
+    with pytest.raises(ValueError, match="shape"):
+        flat.load(np.zeros(shape, np.float32))
+
+
+class Odd(nn.Module):
+    """Shared weights, a frozen layer, a shared buffer, a local buffer, an integer one."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("mean", torch.ones(4))
+        self.a.register_buffer("same", self.mean)
+        self.register_buffer("mask", torch.ones(4), persistent=False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.scale * self.frozen(self.b(self.a(x))) + self.mean * self.mask
+
+
+def test_shared_frozen_scalar_and_local_tensors():
+    plain = Odd()
+    flat = FlatModel(copy.deepcopy(plain))
+    assert flat.names == (
+        "scale", "a.weight", "a.bias", "b.bias",
+    )  # fmt: skip
+    assert flat.num_parameters == 1 + 16 + 4 + 4
+    assert list(flat.natives()) == ["frozen.weight", "frozen.bias", "mean", "count"]
+    module = flat.module
+    assert module.b.weight is module.a.weight
+    assert module.a.same is module.mean
+
+    images = torch.randn(5, 4)
+    for model in (plain, module):
+        model(images).square().sum().backward()
+    torch.testing.assert_close(module.a.weight.grad, plain.a.weight.grad)
+    torch.optim.SGD([flat.parameters], lr=0.1, weight_decay=0.1).step()
+    torch.optim.SGD(
+        [p for p in plain.parameters() if p.requires_grad], lr=0.1, weight_decay=0.1
+    ).step()
+    torch.testing.assert_close(module(images), plain(images))
+    assert torch.equal(module.frozen.weight, plain.frozen.weight)
+
+    module.mean.zero_()
+    module.mask.zero_()
+    module.count += 3
+    flat.load(flat.state, {"count": np.array(5)})
+    assert module.a.same is module.mean
+    assert module.mean.all()
+    assert module.mask.all()
+    assert module.count == 5
+    flat.load(flat.state)
+    assert module.count == 0
+
+
+class Replacing(nn.Module):
+    """Puts other tensors in the place of its buffers, as a forward pass may."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.register_buffer("running_mean", torch.zeros(2))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("late", None)
+
+    def forward(self, x):
+        self.running_mean = self.running_mean + 1
+        self.count = self.count + 1
+        self.late = x
+        return self.a(x)
+
+
+def test_what_a_forward_pass_puts_in_the_place_of_buffers_is_state_too():
+    flat = FlatModel(Replacing())
+    for _ in range(2):
+        flat.load(torch.arange(8.0))
+        assert flat.module.late is None
+        flat.module(torch.ones(1, 2))
+        flat.module(torch.ones(1, 2))
+        flat.collect_state()
+        assert flat.state[6:].tolist() == [8, 9]
+        assert flat.natives() == {"count": 2}
+    flat.module.count = torch.zeros(3)
+    with pytest.raises(
+        TaskError, match=r"count was int64 \(\), and after a batch it is float32 \(3,\)"
+    ):
+        flat.natives()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6).reshape(2, 3).t(),
+        torch.tensor([1.5, -torch.inf]).bfloat16(),
+        torch.tensor(2 - 3j, dtype=torch.complex64).conj(),
+        torch.ones(2, 3, dtype=torch.complex64),
+        torch.ones(1).expand(4),
+        torch.zeros(0, 3),
+        torch.tensor(True),
+        torch.tensor([1, 2], dtype=torch.float8_e4m3fn),
+    ],
+    ids=str,
+)
+def test_native_tensors_are_arrays_and_back(tensor):
+    module = nn.Linear(1, 1)
+    module.register_buffer("odd", tensor.clone(memory_format=torch.preserve_format))
+    flat = FlatModel(module)
+    (array,) = flat.natives().values()
+    array = np.array(array)
+    flat.load(flat.state, {"odd": np.zeros_like(array)})
+    assert not module.odd.to(torch.complex64).any()
+    flat.load(flat.state, {"odd": array})
+    assert torch.equal(module.odd.to(torch.complex64), tensor.to(torch.complex64))
+
+
+def test_other_float_types_are_refused():
+    with pytest.raises(TaskError, match=r"0\.weight is float64"):
+        FlatModel(nn.Sequential(nn.Linear(2, 2).double()))
