@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compression import Layout, decode_update, make_codec, names
+from compression.batchnorm import exact_tensors
 from compression.scatter import Vector
-from compression.statistics import exact_tensors
 
 MODELS = {"lenet5": (1, 28), "resnet18": (3, 32), "resnet50": (3, 32)}  # channels, side
 HARD: dict[str, dict[str, int]] = {

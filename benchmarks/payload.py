@@ -20,10 +20,10 @@ import torch
 from benchmarks.cpu import ratios
 from benchmarks.updates import MODELS, Updates, Vector, train
 from compression import Codec, Layout, decode, decode_update, make_codec
+from compression.base import Array, Rng
 from compression.coders.entropy import Entropy
-from compression.payload import index_spec, parts_of
-from compression.selection import largest, uniform
-from compression.stages import Array, Rng
+from compression.decoder import index_spec, parts_of
+from compression.topk import largest, uniform
 from task.process import settle
 
 Check = dict[str, Any]

@@ -2,10 +2,10 @@
 
     python -m benchmarks.screening         # JSON on stdout; about two minutes
 
-`screening`: lengths and weights (`compression/flower/screen.py`); `shapes`: replies held against
-what was asked, and made anew (`compression/flower/replies.py`). The engine benchmark's work (FedAvg
-of LeNet-5, 50 of 1,000 nodes a round), steps of eSGD and pushes of AdaComp, all with one worker;
-the first round warms up.
+`screening`: lengths and weights (`compression/flower/server/update_filter.py`); `shapes`: replies
+held against what was asked, and made anew (`compression/flower/server/inbox.py`). The engine
+benchmark's work (FedAvg of LeNet-5, 50 of 1,000 nodes a round), steps of eSGD and pushes of
+AdaComp, all with one worker; the first round warms up.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.engine import FOREVER, overrides
 from benchmarks.peers import Work
 from benchmarks.timing import ROOT
-from compression.flower import link
-from compression.flower.screen import Screen
+from compression.flower.server import compressed_grid
+from compression.flower.server.update_filter import Screen
 from conf.load import compose_config, run_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
@@ -37,15 +37,19 @@ CASES = {
 }  # fmt: skip
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "screening": [
-        (link, "length"),
-        (link, "screened"),
+        (compressed_grid, "length"),
+        (compressed_grid, "screened"),
         (rounds, "length"),
         (pushes, "length"),
         (Screen, "share"),
         (Screen, "look"),
         (Screen, "weigh"),
     ],
-    "shapes": [(link, "odd_ones"), (link, "rebuilt"), (link, "expect_weight")],
+    "shapes": [
+        (compressed_grid, "odd_ones"),
+        (compressed_grid, "rebuilt"),
+        (compressed_grid, "expect_weight"),
+    ],
 }
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from benchmarks.cpu import ratios, turn
-from compression.selection import largest, uniform, weighted
-from compression.stages import Indices, Vector
+from compression.base import Indices, Vector
+from compression.topk import largest, uniform, weighted
 from task.process import settle
 
 Check = dict[str, Any]

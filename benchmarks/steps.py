@@ -31,7 +31,7 @@ from benchmarks.engine import FOREVER, application, on_ray
 from benchmarks.peers import add_losses
 from benchmarks.timing import Child, compare, take_turns
 from compression import Layout, decode_update
-from compression.stages import Indices, Memory
+from compression.base import Indices, Memory
 from conf import Config
 from conf.build import data_of, model_of, partition_of
 from conf.codecs import codec_of, downlink_of

@@ -24,7 +24,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid
 
 from benchmarks.timing import ROOT
-from compression.flower.grids import GridWrapper
+from compression.flower.timed_grid import GridWrapper
 from conf import load_config
 from conf.load import compose_config, run_config, to_config
 from simulation.clock import VirtualClock

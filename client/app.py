@@ -13,8 +13,8 @@ from client.segment.app import segments_for
 from client.training import Metrics, Trainer, Vector, trainer_for
 from compression import PayloadError
 from compression.flower import filled, flat_record, to_vector, update_record
-from compression.flower.native import Arrays, natives_of, with_natives
-from compression.flower.notes import SECONDS, Orders
+from compression.flower.headers import SECONDS, Orders
+from compression.flower.native_tensors import Arrays, natives_of, with_natives
 from conf import Config, ConfigError, load_config
 from conf.submitted_runs import is_own
 

@@ -15,12 +15,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from client.batches import Samples
 from client.node import Node
+from compression.batchnorm import trained_entries
 from compression.flower import Uplink
-from compression.flower.arrays import NO_ARRAYS
-from compression.flower.native import NONE, Arrays, Initial
-from compression.flower.notes import EXAMPLES, LOSS, STEPS, Orders
+from compression.flower.headers import EXAMPLES, LOSS, STEPS, Orders
+from compression.flower.native_tensors import NONE, Arrays, Initial
+from compression.flower.records import NO_ARRAYS
 from compression.layout import Layout
-from compression.statistics import trained_entries
 from conf import Config
 from conf.build import data_of, device_of, model_of, optimizer_of, server_optimizer_of
 from conf.codecs import codec_of

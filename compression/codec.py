@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .envelope import ALL, INDICES, REPEATED, digest, ids_of, seal, tables, with_own
-from .header import varint
-from .layout import Layout
-from .own import Own, own_bytes
-from .payload import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
-from .scatter import add_at, subtract_at
-from .stages import (
+from .base import (
     DIVERGED,
     Array,
     Buffer,
@@ -32,7 +26,13 @@ from .stages import (
     is_finite,
     remembered,
 )
-from .statistics import Separation, exact_tensors, expect_matches, separate
+from .batchnorm import Separation, exact_tensors, expect_matches, separate
+from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
+from .layout import Layout
+from .native_tensors import Own, own_bytes
+from .scatter import add_at, subtract_at
+from .wire import ALL, INDICES, REPEATED, digest, ids_of, seal, tables, with_own
+from .wire_header import varint
 
 _SMALL = 64  # streams of fewer bytes are left as they are: coding gains nothing
 _ERROR = "error"  # the memory of the generic error feedback, float32 (n,)

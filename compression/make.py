@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+from .base import Coder, Method, Quantizer, Sparsifier
 from .codec import Codec
 from .registry import get, options_of
-from .stages import Coder, Method, Quantizer, Sparsifier
 
 
 def make_codec(

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TypeVar, get_type_hints
 
-from .stages import Coder, Method, PayloadError, Quantizer, Sparsifier
+from .base import Coder, Method, PayloadError, Quantizer, Sparsifier
 
 STAGES: dict[str, type[Method]] = {
     "sparsifier": Sparsifier,

@@ -6,7 +6,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .workspace import Scalar
+from .buffers import Scalar
 
 BLOCK = 1 << 17  # entries worked on at a time; with half of it calls cost 8 % more
 TINY = 1 << 11  # a sample of so few is not worth it

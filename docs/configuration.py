@@ -17,8 +17,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from compression.base import Method
 from compression.registry import STAGES, get, names, option_fields
-from compression.stages import Method
 from conf.load import HERE
 from conf.schema import (
     CompressionConfig,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .clock import ClockState, Network, VirtualClock
-from .sizes import Size, other_than_payloads
+from .message_size import Size, other_than_payloads
 
 DOWN_MBPS, UP_MBPS = 10.0, 2.0  # a thin line, for networks in which no link is limited
 

@@ -17,9 +17,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from .bandwidth_model import Line
 from .clock import NEVER, VirtualClock, steps_of
+from .message_size import Size, measured
 from .pool import Pool
 from .replies import Replies
-from .sizes import Size, measured
 from .stall import StallGuard
 from .state import GridState
 

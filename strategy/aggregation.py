@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression import Layout, PayloadError, Update
-from compression.payload import quiet
+from compression.base import Indices, Vector
+from compression.batchnorm import exact_tensors, trained_entries, variances
+from compression.decoder import quiet
 from compression.scatter import add_at
-from compression.stages import Indices, Vector
-from compression.statistics import exact_tensors, trained_entries, variances
 from strategy.robust_aggregation import RobustMean
 
 _SORTED = 32  # a set below 1 / 32 of all entries is sorted; a larger one is marked and collected

@@ -12,11 +12,11 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from compression import Layout, PayloadError
+from compression.batchnorm import variances
 from compression.flower import to_vector
-from compression.flower.native import Arrays, Initial, native_bytes, natives_of
-from compression.flower.notes import NOTE
+from compression.flower.headers import NOTE
+from compression.flower.native_tensors import Arrays, Initial, native_bytes, natives_of
 from compression.flower.traffic import flower_bytes
-from compression.statistics import variances
 from conf import Config, ConfigError, load_config
 from conf.build import model_of, server_data_of
 from conf.check import check_target

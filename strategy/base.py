@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from compression.flower import Traffic
-from compression.flower.native import Initial
-from compression.flower.screen import Screening
+from compression.flower.native_tensors import Initial
+from compression.flower.server.update_filter import Screening
 from compression.flower.traffic import in_one_line
 from conf import Config, ConfigError
 from strategy.run.serialization import PLAIN, from_bytes, to_bytes

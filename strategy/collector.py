@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from compression.flower.patience import Patience, Slowest
+from compression.flower.timeouts import Patience, Slowest
 from strategy.ordered_grid import OrderedGrid
 
 LEAST = 4  # so many are left alone

@@ -10,10 +10,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from compression import Layout
+from compression.batchnorm import expect_matches
 from compression.flower import Traffic
-from compression.flower.native import Initial
-from compression.flower.screen import Screening
-from compression.statistics import expect_matches
+from compression.flower.native_tensors import Initial
+from compression.flower.server.update_filter import Screening
 from conf import Config, ConfigError
 from conf.build import strategy_of
 from conf.codecs import codec_of, downlink_of, gradients_of
@@ -33,8 +33,8 @@ def screening_of(config: Config) -> Screening:
 class Scheme(Protocol):
     """A strategy that counts what crosses the network, whatever it does.
 
-    `initial`: the tensors beside the flat model (`compression/flower/native.py`), which `start`
-    is not given.
+    `initial`: the tensors beside the flat model (`compression/flower/native_tensors.py`), which
+    `start` is not given.
     """
 
     initial: Initial | None

@@ -15,10 +15,10 @@ from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 
 from compression import Codec
 from compression.flower import Link, Sheltered, Traffic, flat_record, layout_of, to_vector
-from compression.flower.link import LinkState
-from compression.flower.native import NONE, Initial, native_bytes, with_natives
-from compression.flower.notes import EXAMPLES, LOSS, SECONDS, STEPS
-from compression.flower.screen import Screening
+from compression.flower.headers import EXAMPLES, LOSS, SECONDS, STEPS
+from compression.flower.native_tensors import NONE, Initial, native_bytes, with_natives
+from compression.flower.server.compressed_grid import LinkState
+from compression.flower.server.update_filter import Screening
 from compression.flower.traffic import flower_bytes
 from strategy.base import FLOWER, HOPELESS, EvaluateFn
 from strategy.flower_checks import wrapped

@@ -1,4 +1,4 @@
-"""The server's tensors beside a flat model (`compression/flower/native.py`), mixed of reports."""
+"""The server's tensors beside a flat model, mixed of reports."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.flower.native import NONE, Arrays, Initial, differing, distance
-from compression.flower.screen import Screen, Screening, ScreenState
-from compression.flower.sheltered import mean, median
+from compression.flower.native_tensors import NONE, Arrays, Initial, differing, distance
+from compression.flower.server.statistics_wrapper import mean, median
+from compression.flower.server.update_filter import Screen, Screening, ScreenState
 
 
 @dataclass

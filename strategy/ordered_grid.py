@@ -8,7 +8,7 @@ from logging import getLogger
 
 from flwr.serverapp import Grid
 
-from compression.flower.grids import GridWrapper, timed
+from compression.flower.timed_grid import GridWrapper, timed
 
 log = getLogger("edgewire")
 LOOK_AGAIN = 5.0  # seconds from one look for new nodes to the next

@@ -13,23 +13,23 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
 from compression import PayloadError, Update, decode_update
+from compression.base import Indices, Vector, is_finite
+from compression.decoder import quiet
 from compression.flower import flat_record
-from compression.flower.dialogue import Dialogue, DialogueState, Parcel
-from compression.flower.form import Model, form_of_updates
-from compression.flower.native import Arrays, native_bytes, with_natives
-from compression.flower.notes import EXAMPLES, LOSS, Orders, ToNode, number
-from compression.flower.replica import MODEL, Replica
-from compression.flower.screen import (
+from compression.flower.headers import EXAMPLES, LOSS, Orders, ToNode, number
+from compression.flower.native_tensors import Arrays, native_bytes, with_natives
+from compression.flower.node_replica import MODEL, Replica
+from compression.flower.server.model_sync import Differences, DifferencesState, Steps
+from compression.flower.server.session import Dialogue, DialogueState, Parcel
+from compression.flower.server.update_filter import (
     Screen,
     ScreenState,
     StatisticsScreen,
     StatisticsState,
     length,
 )
+from compression.flower.tensor_split import Model, form_of_updates
 from compression.flower.traffic import flower_bytes
-from compression.flower.ways import Differences, DifferencesState, Steps
-from compression.payload import quiet
-from compression.stages import Indices, Vector, is_finite
 from strategy.aggregation import MeanState, MixState, SparseMean, StatisticsMix
 from strategy.base import HOPELESS, STEP_MESSAGE, ServerState
 from strategy.collector import Late, LateState

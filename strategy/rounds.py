@@ -14,12 +14,14 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from compression import PayloadError, decode_update
+from compression.base import DIVERGED, Indices, Vector, is_finite
 from compression.flower import flat_record
-from compression.flower.dialogue import Dialogue, DialogueState
-from compression.flower.native import NONE, Arrays, native_bytes, with_natives
-from compression.flower.notes import DRIFT, EXAMPLES, LOSS, Orders, ToNode, number
-from compression.flower.replica import Replica
-from compression.flower.screen import (
+from compression.flower.headers import DRIFT, EXAMPLES, LOSS, Orders, ToNode, number
+from compression.flower.native_tensors import NONE, Arrays, native_bytes, with_natives
+from compression.flower.node_replica import Replica
+from compression.flower.server.model_sync import Steps
+from compression.flower.server.session import Dialogue, DialogueState
+from compression.flower.server.update_filter import (
     Screen,
     ScreenState,
     StatisticsScreen,
@@ -27,8 +29,6 @@ from compression.flower.screen import (
     length,
 )
 from compression.flower.traffic import flower_bytes
-from compression.flower.ways import Steps
-from compression.stages import DIVERGED, Indices, Vector, is_finite
 from strategy.aggregation import SparseMean, StatisticsMix
 from strategy.base import HOPELESS, STEP_MESSAGE, ServerState
 from strategy.collector import Exchange, ExchangeState

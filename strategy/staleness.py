@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.stages import Indices, Vector
+from compression.base import Indices, Vector
 
 Counts = NDArray[np.uint32]
 SHARE = 32  # a copy costs about what going through n / 32 entries does

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 
 from compression import Codec
 from compression.flower import to_arrays
-from compression.flower.notes import EXAMPLES, STEPS
+from compression.flower.headers import EXAMPLES, STEPS
 from conf import Config
 from strategy.base import FLOWER, EvaluateFn, ParameterServer
 from strategy.flower_checks import expect_trained

@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 
 from client.app import app as honest
 from client.training import Trainer
-from compression.flower.course import Course
-from compression.flower.notes import EXAMPLES, LOSS, NOTE, STEPS
+from compression.flower.headers import EXAMPLES, LOSS, NOTE, STEPS
+from compression.flower.server.failure_policy import Course
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local

@@ -16,10 +16,10 @@ from client.app import app as honest
 from client.node import node_of
 from client.training import trainer_for
 from compression import decode_update, describe, make_codec
+from compression.batchnorm import own_name
 from compression.flower import payload_of, payload_record
-from compression.flower.arrays import STYPE, payload_records
-from compression.flower.notes import NOTE
-from compression.statistics import own_name
+from compression.flower.headers import NOTE
+from compression.flower.records import STYPE, payload_records
 from conf import load_config
 
 BAD = 0  # its partition

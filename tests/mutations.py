@@ -12,9 +12,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from xxhash import xxh3_64_intdigest
 
 from compression import Layout, Update, decode_update, describe, make_codec
-from compression.flower.arrays import STYPE
-from compression.flower.notes import NOTE, ToServer
-from compression.own import Own
+from compression.flower.headers import NOTE, ToServer
+from compression.flower.records import STYPE
+from compression.native_tensors import Own
 from tests.compression.surgery import Surgery
 
 NUMBERS = (0, 1, -1, 2, 3, 10**6, 2**31, 2**40, 2**62, 2**63 - 1, 10**300, 0.0, -0.5, 1e30,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compression.statistics import COUNT, own_name
+from compression.batchnorm import COUNT, own_name
 from conf.load import run_config
 from launch.ray import run_on_ray
 from simulation.job import Job

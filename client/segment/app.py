@@ -19,9 +19,9 @@ from client.segment.state import Kept
 from client.segment.step import Turn
 from compression import PayloadError
 from compression.flower import filled
-from compression.flower.arrays import payload_records
-from compression.flower.notes import NOTE, SECONDS, STEPS, ToServer, Work, written
-from compression.flower.tensors import NO_SEGMENT, unpack_copy
+from compression.flower.batch_tensors import NO_SEGMENT, unpack_copy
+from compression.flower.headers import NOTE, SECONDS, STEPS, ToServer, Work, written
+from compression.flower.records import payload_records
 from conf import Config
 from conf.build import data_of
 from conf.codecs import codec_of, gradients_of

@@ -17,8 +17,8 @@ from torch.autograd import backward
 from torch.nn.functional import mse_loss
 
 from compression import PayloadError
-from compression.flower.tensors import GRADIENT, MODULE, SAMPLES, STATE, CopyForm, types_of
-from compression.stages import DIVERGED
+from compression.base import DIVERGED
+from compression.flower.batch_tensors import GRADIENT, MODULE, SAMPLES, STATE, CopyForm, types_of
 from conf import Config
 from conf.build import model_of, optimizer_of
 from task.datasets import Data

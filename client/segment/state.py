@@ -9,9 +9,9 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from client.segment.stage import Stage, Vector
-from compression.flower.state import Arrays, keep, kept
-from compression.flower.tensors import SAMPLES
-from compression.stages import Memory
+from compression.base import Memory
+from compression.flower.batch_tensors import SAMPLES
+from compression.flower.node.state import Arrays, keep, kept
 
 PLACE, SEGMENT, BESIDE, SENT = "place", "segment", "beside", "sent"  # records in the state
 MEMORY = "memory-"  # records of what a codec keeps

@@ -14,8 +14,7 @@ from client.node import Node
 from client.segment.stage import Stage
 from client.segment.state import Kept
 from compression import PayloadError
-from compression.flower.notes import ERROR, EXAMPLES, LOSS, REFUSED, Work
-from compression.flower.tensors import (
+from compression.flower.batch_tensors import (
     ACTIVATIONS,
     GRADIENTS,
     GRADIENTS_OF,
@@ -25,7 +24,8 @@ from compression.flower.tensors import (
     unpack,
     unpack_labels,
 )
-from compression.flower.uplink import codec_seed
+from compression.flower.headers import ERROR, EXAMPLES, LOSS, REFUSED, Work
+from compression.flower.node.mod import codec_seed
 
 if TYPE_CHECKING:
     from client.segment.app import Segments

@@ -8,8 +8,8 @@ import numpy as np
 from pcodec import ChunkConfig, DeltaSpec, ModeSpec, PagingSpec
 from pcodec.wrapped import FileCompressor, FileDecompressor
 
+from ..base import Array, Coder, Kind, PayloadError, Spec
 from ..registry import register
-from ..stages import Array, Coder, Kind, PayloadError, Spec
 from .zstd import Zstd, planes, zstd
 
 # Tags, the first byte of a coded stream; Rice codes with b low bits have 32 + b.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..base import Array, Buffer, Coder, PayloadError, Spec
 from ..registry import register
-from ..stages import Array, Buffer, Coder, PayloadError, Spec
 
 
 @register("coder")

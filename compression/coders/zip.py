@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..base import Array, Buffer, Coder, PayloadError, Spec
 from ..registry import register
-from ..stages import Array, Buffer, Coder, PayloadError, Spec
 
 
 @register("coder")

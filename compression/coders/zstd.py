@@ -6,8 +6,8 @@ from typing import ClassVar, cast
 
 import numpy as np
 
+from ..base import Array, Buffer, Coder, Kind, PayloadError, Spec
 from ..registry import register
-from ..stages import Array, Buffer, Coder, Kind, PayloadError, Spec
 
 if sys.version_info >= (3, 14):
     from compression import zstd as zstd  # the standard library's, whatever this folder is called

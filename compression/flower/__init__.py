@@ -5,7 +5,8 @@ nodes: neither the strategy nor the ClientApp sees a payload. See docs/architect
 of one update through these files.
 """
 
-from .arrays import (
+from .node.mod import Uplink
+from .records import (
     FlatArray,
     filled,
     flat_record,
@@ -16,10 +17,9 @@ from .arrays import (
     to_vector,
     update_record,
 )
-from .link import Link
-from .sheltered import Sheltered
+from .server.compressed_grid import Link
+from .server.statistics_wrapper import Sheltered
 from .traffic import Traffic, reason_of
-from .uplink import Uplink
 
 __all__ = [
     "FlatArray",

@@ -13,13 +13,13 @@ from typing import cast
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
+from ..base import PayloadError
+from ..batchnorm import exact_tensors, separate
 from ..codec import Codec
+from ..decoder import decode
 from ..layout import Layout
-from ..own import Own
-from ..payload import decode
-from ..stages import PayloadError
-from ..statistics import exact_tensors, separate
-from .arrays import Vector, records
+from ..native_tensors import Own
+from .records import Vector, records
 
 KEY_CLIPPING_NORM = "clipping_norm"  # Flower's own; the module that has it differs by its version
 

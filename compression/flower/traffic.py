@@ -10,13 +10,13 @@ from typing import cast
 
 from flwr.app import ArrayRecord, Message
 
+from ..base import Quantizer
+from ..batchnorm import below_zero
+from ..decoder import describe
 from ..layout import Layout
-from ..payload import describe
 from ..registry import get
-from ..stages import Quantizer
-from ..statistics import below_zero
-from .arrays import Vector
-from .sizes import Size, other_than_payloads
+from .message_size import Size, other_than_payloads
+from .records import Vector
 
 log = getLogger("edgewire")
 _RAISED = re.compile(r"<class '(?:[^'\s]*\.)?([^'\s.]+)'>:<'(.*)'>", re.DOTALL)

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..registry import register
-from ..stages import (
+from ..base import (
     Array,
     Bounds,
     Kind,
@@ -21,6 +20,7 @@ from ..stages import (
     Vector,
     expect_params,
 )
+from ..registry import register
 from .rounding import widen
 from .scaling import BLOCK
 

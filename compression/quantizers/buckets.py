@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..stages import Parts, PayloadError, Vector
+from ..base import Parts, PayloadError, Vector
 from .scaling import BLOCK
 
 # Values a bucket. No payload makes a decoder work on more scales, or on larger parts at once.

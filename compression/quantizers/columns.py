@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..stages import Parts
+from ..base import Parts
 from .scaling import BLOCK
 
 NARROW = 64  # values: 8 bytes of one bit each, as much as two float32

@@ -7,9 +7,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..options import expect_one_of
-from ..registry import register
-from ..stages import (
+from ..base import (
     Array,
     Bounds,
     Kind,
@@ -21,6 +19,8 @@ from ..stages import (
     Vector,
     expect_params,
 )
+from ..registry import register
+from ..validation import expect_one_of
 from .rotation import (
     CHUNK,
     as_signs,

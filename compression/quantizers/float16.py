@@ -6,8 +6,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from ..registry import register
-from ..stages import (
+from ..base import (
     Array,
     Bounds,
     Kind,
@@ -20,6 +19,7 @@ from ..stages import (
     Vector,
     expect_params,
 )
+from ..registry import register
 from .scaling import (
     blocks,
     check_scales,

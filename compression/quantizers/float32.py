@@ -6,8 +6,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from ..registry import register
-from ..stages import (
+from ..base import (
     Array,
     Bounds,
     Kind,
@@ -21,6 +20,7 @@ from ..stages import (
     expect_params,
     is_finite,
 )
+from ..registry import register
 
 _F4 = np.dtype("<f4")
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..stages import Parts, Rng, Vector
+from ..base import Parts, Rng, Vector
 
 _BLOCK = 1 << 14  # entries of a product made at a time
 _MOST = float(np.finfo(np.float32).max)

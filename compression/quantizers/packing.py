@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..stages import PayloadError
+from ..base import PayloadError
 
 Bytes = NDArray[np.uint8]
 Levels = NDArray[np.int8]

@@ -6,10 +6,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from ..layout import Layout
-from ..options import expect_between
-from ..registry import register
-from ..stages import (
+from ..base import (
     Array,
     Bounds,
     Kind,
@@ -23,6 +20,9 @@ from ..stages import (
     expect_params,
     is_finite,
 )
+from ..layout import Layout
+from ..registry import register
+from ..validation import expect_between
 from .lowrank import as_matrix, iterate, multiply, plan, revive
 from .scaling import check_scales
 

@@ -7,9 +7,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..options import expect_between, expect_one_of
-from ..registry import register
-from ..stages import (
+from ..base import (
     Array,
     Bounds,
     Kind,
@@ -22,6 +20,8 @@ from ..stages import (
     Vector,
     expect_params,
 )
+from ..registry import register
+from ..validation import expect_between, expect_one_of
 from . import buckets
 from .rounding import round_by_chance
 from .scaling import check_scales

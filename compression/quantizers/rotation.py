@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..stages import Segments, Vector
+from ..base import Segments, Vector
 
 CHUNK = 1 << 13  # values rotated together
 _LEAST = 8  # so that the bits of a chunk are whole bytes

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ..stages import Vector
+from ..base import Vector
 
 
 def round_by_chance(

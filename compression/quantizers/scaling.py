@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..stages import PayloadError, Segments, Vector
+from ..base import PayloadError, Segments, Vector
 
 BLOCK = 1 << 16  # entries worked on at a time; a workspace of 256 kB fits a core's own cache
 

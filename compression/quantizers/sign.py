@@ -7,9 +7,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..options import expect_one_of
-from ..registry import register
-from ..stages import (
+from ..base import (
     Array,
     Bounds,
     Kind,
@@ -22,6 +20,8 @@ from ..stages import (
     Vector,
     expect_params,
 )
+from ..registry import register
+from ..validation import expect_one_of
 from . import columns
 from .packing import check_padding
 from .scaling import BLOCK

@@ -7,9 +7,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..options import expect_at_least
-from ..registry import register
-from ..stages import (
+from ..base import (
     Array,
     Bounds,
     Kind,
@@ -22,6 +20,8 @@ from ..stages import (
     Vector,
     expect_params,
 )
+from ..registry import register
+from ..validation import expect_at_least
 from .packing import TRITS, pack_trits, unpack_trits
 from .rounding import round_by_chance
 from .scaling import (

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..base import Selection, Sparsifier, Step, Vector, fallen, remembered
+from ..buffers import workspace
 from ..layout import Layout
-from ..options import expect_at_least, expect_between, expect_one_of, expect_share
+from ..per_tensor import SCOPES, count
 from ..registry import register
-from ..scope import SCOPES, count
-from ..selection import largest, uniform
-from ..stages import Selection, Sparsifier, Step, Vector, fallen, remembered
-from ..workspace import workspace
+from ..topk import largest, uniform
+from ..validation import expect_at_least, expect_between, expect_one_of, expect_share
 
 OPERATORS = ("union", "map", "gradient", "proportional", "largest")
 

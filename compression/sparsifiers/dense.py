@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..base import Selection, Sparsifier, Step, Vector
 from ..registry import register
-from ..stages import Selection, Sparsifier, Step, Vector
 
 
 @register("sparsifier")

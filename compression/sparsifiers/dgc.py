@@ -6,11 +6,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base import Accumulating, Indices, Selection, Step, Vector, remembered
 from ..layout import Layout
-from ..options import expect_at_least, expect_below_one, expect_between, expect_one_of
+from ..per_tensor import counts, largest_of_each
 from ..registry import register
-from ..scope import counts, largest_of_each
-from ..stages import Accumulating, Indices, Selection, Step, Vector, remembered
+from ..validation import expect_at_least, expect_below_one, expect_between, expect_one_of
 
 LAYERS = ("all", "conv")
 WARMUP = (0.75, 0.9375, 0.984375, 0.996)  # sparsities of the warm-up's four parts
@@ -30,7 +30,7 @@ class DGC(Accumulating):
     rises over so many steps, from 75 % in four parts (section 3.3). Biases and norms (tensors of at
     most one dimension) go whole, and with ``layers="conv"`` everything but convolutions (Edgify).
     Of each tensor exactly the share is sent, at least 1: the threshold comes from a sample and is
-    then made exact (`compression.selection.largest`), as by their hierarchical selection.
+    then made exact (`compression.topk.largest`), as by their hierarchical selection.
     """
 
     name: ClassVar[str] = "dgc"

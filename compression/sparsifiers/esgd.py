@@ -6,12 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..layout import Layout
-from ..options import expect_below_one, expect_between, expect_one_of
-from ..registry import register
-from ..scope import count
-from ..selection import above, largest, uniform, weighted
-from ..stages import (
+from ..base import (
     Indices,
     Selection,
     Sparsifier,
@@ -20,7 +15,12 @@ from ..stages import (
     fallen,
     remembered,
 )
-from ..workspace import workspace
+from ..buffers import workspace
+from ..layout import Layout
+from ..per_tensor import count
+from ..registry import register
+from ..topk import above, largest, uniform, weighted
+from ..validation import expect_below_one, expect_between, expect_one_of
 
 RESIDUALS = ("momentum", "ema")
 

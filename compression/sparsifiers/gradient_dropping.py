@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..options import expect_below_one, expect_one_of
+from ..base import Accumulating, Indices, Step, Vector
+from ..per_tensor import SCOPES, count, largest_in
 from ..registry import register
-from ..scope import SCOPES, count, largest_in
-from ..selection import above, largest
-from ..stages import Accumulating, Indices, Step, Vector
+from ..topk import above, largest
+from ..validation import expect_below_one, expect_one_of
 
 THRESHOLDS = ("exact", "sampled")
 SAMPLE = 0.001  # the paper's share; at least LEAST entries

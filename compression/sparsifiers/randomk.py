@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..base import Accumulating, Indices, Selection, Step, Vector
 from ..layout import Layout
-from ..options import expect_one_of, expect_share
+from ..per_tensor import SCOPES, random_in
 from ..registry import register
-from ..scope import SCOPES, random_in
-from ..stages import Accumulating, Indices, Selection, Step, Vector
+from ..validation import expect_one_of, expect_share
 
 
 @register("sparsifier")

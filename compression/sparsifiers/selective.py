@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..options import expect_at_least, expect_one_of, expect_share
+from ..base import Indices, Selection, Sparsifier, Step, Vector
+from ..per_tensor import SCOPES, count, largest_in, random_in
 from ..registry import register
-from ..scope import SCOPES, count, largest_in, random_in
-from ..selection import above, uniform
-from ..stages import Indices, Selection, Sparsifier, Step, Vector
+from ..topk import above, uniform
+from ..validation import expect_at_least, expect_one_of, expect_share
 
 PICKS = ("largest", "random")
 

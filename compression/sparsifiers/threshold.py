@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..options import expect_at_least, expect_one_of
+from ..base import Accumulating, Indices, Step, Vector
 from ..registry import register
-from ..selection import above
-from ..stages import Accumulating, Indices, Step, Vector
+from ..topk import above
+from ..validation import expect_at_least, expect_one_of
 
 SENT = ("tau", "value")
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..options import expect_one_of, expect_share
+from ..base import Accumulating, Indices, Step, Vector
+from ..per_tensor import SCOPES, largest_in
 from ..registry import register
-from ..scope import SCOPES, largest_in
-from ..stages import Accumulating, Indices, Step, Vector
+from ..validation import expect_one_of, expect_share
 
 
 @register("sparsifier")

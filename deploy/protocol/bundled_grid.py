@@ -34,8 +34,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from compression.flower.grids import PolledGrid
-from compression.flower.patience import FOREVER, gathered
+from compression.flower.timed_grid import PolledGrid
+from compression.flower.timeouts import FOREVER, gathered
 from deploy.protocol.bundle import OF_MANY, frames, parts_of
 from deploy.protocol.choose_grid import STOPPED, RunEnded
 

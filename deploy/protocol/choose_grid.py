@@ -11,7 +11,7 @@ from logging import getLogger
 import httpx
 from flwr.serverapp import Grid
 
-from compression.flower.grids import TimedGrid
+from compression.flower.timed_grid import TimedGrid
 
 STOPPED = (401, 403)  # of a run that is over: its token is not known any more, or is of no use
 log = getLogger("edgewire")

@@ -22,7 +22,7 @@ from flwr.supercore.run import Run
 
 from ..clock import NEVER
 from ..grid import SERVER, LocalGrid
-from ..sizes import size_of
+from ..message_size import size_of
 
 GATHERING = 0.02  # seconds in which other threads may send something before the clock goes on
 

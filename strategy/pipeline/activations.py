@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from compression.flower.tensors import GRADIENTS
+from compression.flower.batch_tensors import GRADIENTS
 from strategy.pipeline.schedule import Task
 
 Place = tuple[int, int, int]  # segment, mini-batch, micro-batch

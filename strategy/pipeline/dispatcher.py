@@ -10,11 +10,17 @@ from flwr.common.constant import ErrorCode
 
 from compression import Layout, PayloadError, describe
 from compression.flower import filled, to_vector
-from compression.flower.arrays import payload_records
-from compression.flower.notes import ERROR, EXAMPLES, LOSS, NOTE, REFUSED, SECONDS, Work, number
-from compression.flower.patience import Slowest
-from compression.flower.sizes import measured
-from compression.flower.tensors import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT, unpack
+from compression.flower.batch_tensors import (
+    ACTIVATIONS,
+    GRADIENTS,
+    GRADIENTS_OF,
+    NO_SEGMENT,
+    unpack,
+)
+from compression.flower.headers import ERROR, EXAMPLES, LOSS, NOTE, REFUSED, SECONDS, Work, number
+from compression.flower.message_size import measured
+from compression.flower.records import payload_records
+from compression.flower.timeouts import Slowest
 from strategy.base import HOPELESS
 from strategy.ordered_grid import OrderedGrid
 from strategy.pipeline.activations import ActivationStore

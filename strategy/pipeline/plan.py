@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from compression import Codec, PayloadError
-from compression.flower.notes import brief
-from compression.flower.tensors import (
+from compression.flower.batch_tensors import (
     GRADIENTS,
     CopyForm,
     expect_tensors,
     types_of,
     unpack_labels,
 )
+from compression.flower.headers import brief
 from conf import Config
 from conf.build import model_of
 from conf.codecs import codec_of, gradients_of

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression import Layout
-from compression.flower.tensors import STATE, pack_copy, unpack_copy
-from compression.stages import Vector
-from compression.statistics import Extent
+from compression.base import Vector
+from compression.batchnorm import Extent
+from compression.flower.batch_tensors import STATE, pack_copy, unpack_copy
 from strategy.pipeline.schedule import Task
 from task.layers import Part
 

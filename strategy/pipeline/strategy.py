@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Result
 
 from compression import Codec
 from compression.flower import flat_record, to_vector
-from compression.flower.native import with_natives
+from compression.flower.native_tensors import with_natives
 from conf import Config, ConfigError
 from conf.schema import FOREVER
 from strategy.base import FLOWER, EvaluateFn, ParameterServer, expect_positive

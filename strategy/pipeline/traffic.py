@@ -15,10 +15,10 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from compression import PayloadError, describe
 from compression.flower import Traffic
-from compression.flower.arrays import records
-from compression.flower.notes import NOTE, ToServer, read
-from compression.flower.sizes import Size, measured
-from compression.flower.tensors import GRADIENTS
+from compression.flower.batch_tensors import GRADIENTS
+from compression.flower.headers import NOTE, ToServer, read
+from compression.flower.message_size import Size, measured
+from compression.flower.records import records
 from compression.flower.traffic import reason_of
 
 Plain = Mapping[str, list[tuple[tuple[int, ...], str]]]  # name -> shapes and types of its tensors

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compression.flower import flat_record, to_vector
-from compression.flower.native import natives_of, with_natives
+from compression.flower.native_tensors import natives_of, with_natives
 from conf import Config, ConfigError
 from strategy.lr_schedule import ScheduleState
 from strategy.run import checkpoint_file

@@ -11,7 +11,7 @@ from logging import getLogger
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from compression.flower.grids import GridWrapper, TimedGrid
+from compression.flower.timed_grid import GridWrapper, TimedGrid
 from conf import ConfigError
 from deploy.protocol.lineage import Checkpoint, Lives, keeps, told
 from strategy.flower_checks import LEAST

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from compression.stages import DIVERGED
+from compression.base import DIVERGED
 from conf import ConfigError
 from strategy.run.tagged import Told
 

@@ -22,7 +22,7 @@ from flwr.app import (
 from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
 
-from compression.flower.arrays import FlatArray, filled
+from compression.flower.records import FlatArray, filled
 
 Arrays = Mapping[str, NDArray[Any]]
 Place = Callable[[bytes | NDArray[Any]], int]  # puts bytes or an array aside; returns its number

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from client.node import Node
 from client.training import Trainer
-from compression.flower.notes import Orders
+from compression.flower.headers import Orders
 from conf import run_config
 from conf.load import to_config
 from simulation.job import Job

@@ -8,7 +8,7 @@ from PIL import Image
 
 from client.app import Undisclosed, app
 from compression import PayloadError
-from compression.flower.notes import NOTE
+from compression.flower.headers import NOTE
 from conf import ConfigError, run_config
 from simulation.job import Job
 from simulation.local import run_local

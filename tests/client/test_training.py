@@ -8,7 +8,7 @@ from torch import nn
 from client.batches import Recent
 from client.node import Node, node_of
 from client.training import Trainer, trainer_for
-from compression.flower.notes import Orders
+from compression.flower.headers import Orders
 from conf import ConfigError
 from conf.build import model_of
 from task.datasets import load_data

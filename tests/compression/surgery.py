@@ -5,13 +5,13 @@ Lengths, padding and what the coders wrap are right: what is wrong gets as far a
 
 import numpy as np
 
-from compression.envelope import NAMED, parse, tables, unpack, with_own
-from compression.header import varint
-from compression.own import Own, own_spec
-from compression.payload import exact_spec, index_spec, parts_of
+from compression.base import PayloadError
+from compression.batchnorm import separate
+from compression.decoder import exact_spec, index_spec, parts_of
+from compression.native_tensors import Own, own_spec
 from compression.registry import by_id
-from compression.stages import PayloadError
-from compression.statistics import separate
+from compression.wire import NAMED, parse, tables, unpack, with_own
+from compression.wire_header import varint
 
 NUMBERS = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 1 << 14, 1 << 16, 1 << 31, 1 << 62)
 

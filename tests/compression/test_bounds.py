@@ -8,9 +8,9 @@ import pytest
 
 from compression import Layout, PayloadError, decode, decode_update, make_codec
 from compression import names as methods
+from compression.base import Kind, Spec
 from compression.coders.zstd import Zstd, zstd
-from compression.own import Own
-from compression.stages import Kind, Spec
+from compression.native_tensors import Own
 
 SHAPES = {
     "0.weight": (32, 16, 3, 3),

@@ -21,9 +21,9 @@ from compression import (
     make_codec,
 )
 from compression import names as methods
-from compression.payload import parts_of
-from compression.stages import Rng, Step
-from compression.statistics import exact_tensors, separate
+from compression.base import Rng, Step
+from compression.batchnorm import exact_tensors, separate
+from compression.decoder import parts_of
 from tests.compression.quantizers.values import SPECIAL
 
 # Sparsifiers meet quantizers, and both sorts of selection meet every pair that a decoder can see.

@@ -10,9 +10,9 @@ import math
 import numpy as np
 import pytest
 
-from compression import selection, workspace
-from compression.clocks import first_to_ring
-from compression.selection import above, largest, uniform, weighted
+from compression import buffers, topk
+from compression.topk import above, largest, uniform, weighted
+from compression.weighted_sampling import first_to_ring
 from tests.compression.vectors import N, expect, heavy
 
 Z = 4.9  # two-sided, one in a million
@@ -68,7 +68,7 @@ def set_probability(weights, members):
 def test_weighted_law_of_small_sets(monkeypatch, weights, horizon):
     draw, k, times = np.random.default_rng(3), 3, 1000
     scaled = horizon * k / sum(weights)  # too early for most: several rounds
-    monkeypatch.setattr(selection, "horizon", lambda weights, k: scaled)
+    monkeypatch.setattr(topk, "horizon", lambda weights, k: scaled)
     given_weights = np.array(weights, dtype=np.float32)
     counts = dict.fromkeys(itertools.combinations(range(len(weights)), k), 0)
     for _ in range(times):
@@ -162,7 +162,7 @@ def drawn(seed):
 def test_a_seed_decides_and_nothing_else():
     state = np.random.get_state()[1].copy()  # noqa: NPY002
     first = drawn(1)
-    for buffer in workspace.buffers().values():
+    for buffer in buffers.buffers().values():
         buffer.fill(0xA7)
     for one, other, third in zip(first, drawn(1), drawn(2), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -183,11 +183,11 @@ def test_results_are_not_scratch_and_arguments_are_left_alone(n):
         lambda: weighted(weights, n // 3, draw),
     ):
         found = select()
-        for buffer in workspace.buffers().values():
+        for buffer in buffers.buffers().values():
             assert not np.shares_memory(found, buffer)
 
 
 def test_weighted_choices_of_none():
     draw = np.random.default_rng(0)
     for n in (0, 1, 10, 300_000):
-        assert len(selection.weighted(np.ones(n, dtype=np.float32), 0, draw)) == 0
+        assert len(topk.weighted(np.ones(n, dtype=np.float32), 0, draw)) == 0

@@ -16,7 +16,7 @@ import pytest
 from compression import PayloadError, decode_update, make_codec
 from compression import names as methods
 from compression.layout import Layout
-from compression.own import Own
+from compression.native_tensors import Own
 from tests.compression.surgery import Surgery
 
 # A decoder sees quantizer, coder and the sort of selection, not what made the selection.

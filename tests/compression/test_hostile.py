@@ -11,7 +11,7 @@ import pytest
 from compression import PayloadError, decode, describe, make_codec
 from compression import names as methods
 from compression.coders.zstd import zstd
-from compression.header import varint
+from compression.wire_header import varint
 
 SIZE = 1000
 MEGABYTE = 1 << 20

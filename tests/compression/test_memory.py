@@ -5,9 +5,9 @@ import pytest
 
 from compression import Layout, PayloadError, decode_update, make_codec
 from compression import names as methods
+from compression.base import Rng, Step
+from compression.batchnorm import exact_tensors, separate
 from compression.registry import get
-from compression.stages import Rng, Step
-from compression.statistics import exact_tensors, separate
 
 KEEPING = [name for name in methods("sparsifier") if get("sparsifier", name)().kept is not None]
 # Options with which everything is sent at once.

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compression import Layout, PayloadError, decode, decode_update, make_codec
-from compression.header import DTYPES
-from compression.own import Own
-from compression.payload import declared, expect
+from compression.decoder import declared, expect
+from compression.native_tensors import Own
+from compression.wire_header import DTYPES
 
 KINDS = [name for name in DTYPES if name != "bfloat16"]
 CODECS = [make_codec(), make_codec(quantizer="int8"), make_codec("topk", density=0.3)]

@@ -4,9 +4,9 @@ from typing import ClassVar
 import pytest
 
 from compression import make_codec, names, option_fields
+from compression.base import Coder, PayloadError
 from compression.coders.zstd import Zstd
 from compression.registry import STAGES, by_id, get, register
-from compression.stages import Coder, PayloadError
 
 METHODS = [(stage, name) for stage in STAGES for name in names(stage)]
 # Ids stand in payloads that exist: they never change.

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from compression import Layout, PayloadError, decode_update, make_codec
 from compression import names as methods
-from compression.stages import Parts
-from compression.statistics import exact_tensors, separate
+from compression.base import Parts
+from compression.batchnorm import exact_tensors, separate
 
 SHAPES = {
     "0.running_mean": (6,),

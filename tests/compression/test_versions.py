@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from compression import decode, decode_update, describe, make_codec
-from compression.payload import parts_of
+from compression.decoder import parts_of
 
 STORE = runpy.run_path(str(Path(__file__).parent / "make_payloads.py"))
 PRODUCTS = ("powersgd", "drive")

@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.flower.arrays import payload_record
+from compression.flower.records import payload_record
 from deploy.compact_bundle import FORM, SMALL, parts_of, thin
 from deploy.protocol.bundle import frames
 from tests.deploy.served import question

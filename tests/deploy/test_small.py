@@ -29,8 +29,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from client.app import app
 from compression import Layout, decode_update, make_codec
 from compression.flower import payload_of
-from compression.flower.arrays import payload_record
-from compression.flower.notes import ToNode, written
+from compression.flower.records import payload_record
+from compression.flower.headers import ToNode, written
 from conf import load_config
 from conf.build import data_of, model_of
 from task.flat_model import FlatModel

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compression.flower import notes
+from compression.flower import headers
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("client", "strategy", "compression", "task", "simulation")
@@ -33,8 +33,8 @@ def test_no_class_has_anothers_name():
 
 def keys():
     """Return the keys of orders and metrics, and the note's name."""
-    names = {value for name, value in vars(notes).items() if name in METRICS}
-    return names | {"proximal-mu", "server-round", notes.NOTE}
+    names = {value for name, value in vars(headers).items() if name in METRICS}
+    return names | {"proximal-mu", "server-round", headers.NOTE}
 
 
 METRICS = ("LOSS", "EXAMPLES", "STEPS", "SECONDS", "DRIFT", "ERROR", "REFUSED")
@@ -45,14 +45,14 @@ def test_keys_of_messages_are_spelled_in_one_place():
     declared = keys() - PLAIN
     assert {"num-examples", "num-steps", "prediction-error", "edgewire"} <= declared
     for path, tree in modules("client", "strategy", "compression"):
-        if path.name == "notes.py":
+        if path.name == "headers.py":
             continue
         spelled = {
             node.value
             for node in ast.walk(tree)
             if isinstance(node, ast.Constant) and node.value in declared
         }
-        assert not spelled - {notes.NOTE}, path  # also the loggers' name
+        assert not spelled - {headers.NOTE}, path  # also the loggers' name
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from simulation.clock import Ideal, VirtualClock
-from simulation.sizes import size_of
+from simulation.message_size import size_of
 from tests.simulation.grids import NODES, app, growth, messages, seen, sources
 
 

@@ -10,9 +10,9 @@ from client import training as real
 from client.node import node_of
 from compression import Layout, make_codec
 from compression.flower import to_vector, update_record
-from compression.flower.notes import Orders
-from compression.flower.replica import REPLICA
-from compression.flower.state import NodeState, kept
+from compression.flower.headers import Orders
+from compression.flower.node.state import NodeState, kept
+from compression.flower.node_replica import REPLICA
 from conf.build import server_optimizer_of
 from conf.schema import CompressionConfig, Config
 from simulation.clock import VirtualClock

@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from compression.flower.grids import TimedGrid
+from compression.flower.timed_grid import TimedGrid
 
 ATTRIBUTES = ("virtual_seconds", "now", "next_change", "comparison")
 

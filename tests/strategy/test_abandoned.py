@@ -11,9 +11,9 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from compression.flower import to_vector
-from compression.flower.grids import GridWrapper
-from compression.flower.replica import MODEL, REPLICA
-from compression.flower.state import kept
+from compression.flower.node.state import kept
+from compression.flower.node_replica import MODEL, REPLICA
+from compression.flower.timed_grid import GridWrapper
 from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock

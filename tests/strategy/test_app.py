@@ -12,7 +12,7 @@ import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 from safetensors.torch import load_file
 
-from compression.flower.grids import GridWrapper
+from compression.flower.timed_grid import GridWrapper
 from conf import ConfigError
 from conf.load import compose_config, run_config
 from deploy.protocol.choose_grid import RunEnded

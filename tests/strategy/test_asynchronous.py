@@ -18,7 +18,7 @@ from conf.load import compose_config, to_config
 from simulation.clock import Ideal
 from simulation.job import Job
 from simulation.local import run_local
-from simulation.sizes import size_of
+from simulation.message_size import size_of
 from strategy.asynchronous import Asynchronous
 from strategy.staleness import Global, PerParameter, Polynomial
 from task.steps import prepare

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.constants import DEFAULT_TTL
 from flwr.clientapp import ClientApp
 
-from compression.flower import grids as polling
+from compression.flower import timed_grid as polling
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
 from simulation.node_host import HostSpec

@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 
 from compression import PayloadError
 from compression.flower import layout_of, payload_record
-from compression.flower.replica import MODEL, REPLICA
-from compression.flower.state import checksum
+from compression.flower.node.state import checksum
+from compression.flower.node_replica import MODEL, REPLICA
 from report.jobs import GAVE_UP
 from strategy.base import HOPELESS
 from tests.strategy.federation import (

@@ -9,10 +9,10 @@ from xxhash import xxh3_64_intdigest
 
 import client.app
 from compression import Layout, PayloadError, make_codec
-from compression.flower.arrays import STYPE
-from compression.flower.tensors import pack_labels
-from compression.header import varint
-from compression.own import Own
+from compression.flower.batch_tensors import pack_labels
+from compression.flower.records import STYPE
+from compression.native_tensors import Own
+from compression.wire_header import varint
 from tests.strategy.cut import QUICK, SPLIT, run
 from tests.strategy.pipeline.test_dispatcher import missing, spoiling
 

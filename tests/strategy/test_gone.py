@@ -32,7 +32,7 @@ def sizes(state, name="state"):
 
 @pytest.fixture(autouse=True)
 def few_to_spare(monkeypatch):
-    monkeypatch.setattr("compression.flower.dialogue.SPARE", 5)
+    monkeypatch.setattr("compression.flower.server.session.SPARE", 5)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compression import decode_update
-from compression.flower.receipts import Receipts
+from compression.flower.acks import Receipts
 from simulation.clock import Ideal
 from tests.strategy.federation import (
     AVERAGE,

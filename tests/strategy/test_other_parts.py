@@ -8,7 +8,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from compression import decode_update, describe, make_codec
-from compression.own import Own
+from compression.native_tensors import Own
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local

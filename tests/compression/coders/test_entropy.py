@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compression.base import Kind
 from compression.coders.zstd import zstd
-from compression.stages import Kind
 from tests.compression.coders.streams import (
     CODER,
     DTYPES,

@@ -9,8 +9,8 @@ import pytest
 from pcodec import ChunkConfig, DeltaSpec, ModeSpec
 from pcodec.wrapped import FileCompressor
 
+from compression.base import Kind, PayloadError, Spec
 from compression.coders.zstd import zstd
-from compression.stages import Kind, PayloadError, Spec
 from tests.compression.coders.streams import (
     BITMAP,
     CODER,

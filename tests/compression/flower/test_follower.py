@@ -10,10 +10,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from compression import PayloadError, decode, make_codec
 from compression.flower import Uplink, payload_of
-from compression.flower.notes import HEALS, NOTE, Orders, ToNode, ToServer, read, written
-from compression.flower.replica import MODEL, REPLICA, VERSION, Replica
-from compression.flower.state import MEMORY, checksum, kept
-from compression.flower.ways import Steps
+from compression.flower.headers import HEALS, NOTE, Orders, ToNode, ToServer, read, written
+from compression.flower.node.state import MEMORY, checksum, kept
+from compression.flower.node_replica import MODEL, REPLICA, VERSION, Replica
+from compression.flower.server.model_sync import Steps
 from tests.strategy.federation import (
     ADAM,
     LAYOUT,

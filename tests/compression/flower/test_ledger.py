@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.flower.dialogue import Ledger, Parcel
+from compression.flower.server.session import Ledger, Parcel
 
 
 class Every:

@@ -11,12 +11,12 @@ from flwr.serverapp.strategy import FedAvg
 
 from compression import decode_update, make_codec
 from compression.flower import Link, Uplink, layout_of, payload_of, to_arrays, to_vector
-from compression.flower.dialogue import Ledger
-from compression.flower.form import Form, Model
-from compression.flower.receipts import Receipts
-from compression.flower.replica import MODEL, REPLICA
-from compression.flower.state import NodeState, keep, kept
-from compression.flower.ways import Differences
+from compression.flower.acks import Receipts
+from compression.flower.node.state import NodeState, keep, kept
+from compression.flower.node_replica import MODEL, REPLICA
+from compression.flower.server.model_sync import Differences
+from compression.flower.server.session import Ledger
+from compression.flower.tensor_split import Form, Model
 from simulation.grid import LocalGrid
 from simulation.node_host import HostSpec
 from simulation.pool import make_pool
@@ -261,6 +261,6 @@ def test_versions_nobody_has_are_dropped_and_the_oldest_beyond_the_budget(monkey
     assert [ledger.base_of(node) is not None for node in range(4)] == [False, True, True, True]
     assert not way.knows(parcels[0].note["version"])
     way.parcel(ledger.base_of(1))  # used: no longer oldest
-    monkeypatch.setattr("compression.flower.ways.BUDGET", 2 * 4 * layout.size)
+    monkeypatch.setattr("compression.flower.server.model_sync.BUDGET", 2 * 4 * layout.size)
     way.tidy(ledger.held)
     assert [ledger.base_of(node) is not None for node in range(4)] == [False, True, False, True]

@@ -13,10 +13,10 @@ from numpy.lib import format as numpy_format
 
 from compression import Layout, make_codec
 from compression.flower import Link, Uplink, payload_record
-from compression.flower.arrays import NUMPY
-from compression.flower.notes import NOTE
-from compression.header import DTYPES, varint
-from compression.own import Own
+from compression.flower.headers import NOTE
+from compression.flower.records import NUMPY
+from compression.native_tensors import Own
+from compression.wire_header import DTYPES, varint
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import SHAPES, initial
 

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import RecordDict
 
 from compression import decode_update, make_codec
-from compression.flower.state import NodeState
+from compression.flower.node.state import NodeState
 from compression.layout import Layout
 from tests.compression.flower.test_losses import CODECS
 

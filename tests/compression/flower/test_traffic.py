@@ -7,7 +7,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from compression.flower import Link, Uplink
-from compression.flower.sizes import size_of
+from compression.flower.message_size import size_of
 from tests.compression.flower.plain_grid import PlainGrid
 
 ENTRIES, ROUNDS, NODES = 3000, 3, 3

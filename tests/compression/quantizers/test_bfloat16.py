@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from compression.base import PayloadError, Rng
 from compression.quantizers.bfloat16 import BFloat16
 from compression.quantizers.scaling import BLOCK
-from compression.stages import PayloadError, Rng
 from tests.compression.quantizers.values import whole
 
 # Codec.encode and decode see to this for all methods.

@@ -5,9 +5,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from compression.base import Kind, Parts, PayloadError, Rng
 from compression.quantizers.drive import Drive
 from compression.quantizers.rotation import CHUNK, batches, random_bits, runs, transform
-from compression.stages import Kind, Parts, PayloadError, Rng
 
 # Codec.encode and decode see to this for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from compression.base import Kind, Parts, Rng
 from compression.layout import Layout
 from compression.quantizers.powersgd import PowerSgd
-from compression.stages import Kind, Parts, Rng
 from tests.compression.quantizers.values import MOST, parts_of, selected
 
 # Codec.encode and decode see to this for all methods.

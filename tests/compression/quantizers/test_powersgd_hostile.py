@@ -5,8 +5,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from compression.base import PayloadError, Rng
 from compression.quantizers.powersgd import PowerSgd
-from compression.stages import PayloadError, Rng
 from tests.compression.quantizers.values import MOST, normal, parts_of, selected
 
 # Codec.encode and decode see to this for all methods.

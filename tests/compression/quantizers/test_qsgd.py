@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from compression.base import PayloadError, Rng
 from compression.quantizers.qsgd import Qsgd
-from compression.stages import PayloadError, Rng
 from tests.compression.quantizers.values import LEAST, MOST, parts_of, whole
 
 # Codec.encode and decode see to this for all methods.

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from compression.base import Parts, PayloadError, Rng
 from compression.quantizers.float16 import Float16
 from compression.quantizers.int8 import Int8
 from compression.quantizers.scaling import BLOCK, blocks, magnitudes
-from compression.stages import Parts, PayloadError, Rng
 
 RNG = Rng(0, 1)
 # Codec.encode and decode see to this for all methods.

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from compression.base import Parts, PayloadError, Rng
 from compression.quantizers.scaling import BLOCK
 from compression.quantizers.sign import Sign
-from compression.stages import Parts, PayloadError, Rng
 from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
 
 # Codec.encode and decode see to this for all methods.

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from compression.base import PayloadError, Rng
 from compression.quantizers.bfloat16 import BFloat16
 from compression.quantizers.int4 import Int4
 from compression.quantizers.qsgd import Qsgd
 from compression.quantizers.scaling import BLOCK
 from compression.quantizers.sign import Sign
 from compression.quantizers.ternary import Ternary
-from compression.stages import PayloadError, Rng
 from tests.compression.quantizers.values import SPECIAL, normal, parts_of, whole
 
 # Codec.encode and decode see to this for all methods.

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from compression import names
+from compression.base import Parts, Rng
 from compression.quantizers.qsgd import Qsgd
 from compression.quantizers.ternary import Ternary
 from compression.registry import get
-from compression.stages import Parts, Rng
 
 # Codec.encode and decode see to this for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

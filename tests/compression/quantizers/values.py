@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compression.stages import Parts
+from compression.base import Parts
 
 MOST = float(np.finfo(np.float32).max)
 LEAST = float(np.finfo(np.float32).smallest_subnormal)

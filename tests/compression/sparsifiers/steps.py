@@ -3,8 +3,8 @@
 import numpy as np
 
 from compression import Layout
+from compression.base import Rng, Step
 from compression.registry import get
-from compression.stages import Rng, Step
 
 LAYOUT = Layout(("conv", "bias", "fc"), ((4, 3, 5, 5), (4,), (20, 30)), ("float32",) * 3)
 N = LAYOUT.size

@@ -5,7 +5,7 @@ import pytest
 
 from compression import make_codec
 from compression import names as methods
-from compression.scope import count
+from compression.per_tensor import count
 from tests.compression.sparsifiers.steps import make, run, update
 
 

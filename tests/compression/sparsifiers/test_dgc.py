@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compression.scope import count
+from compression.per_tensor import count
 from compression.sparsifiers.dgc import WARMUP
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compression.scope import count
-from compression.stages import Rng, Step
+from compression.base import Rng, Step
+from compression.per_tensor import count
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, update
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from compression import Layout
-from compression.stages import Rng, Step
+from compression.base import Rng, Step
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
 
 

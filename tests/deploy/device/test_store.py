@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from compression.flower.arrays import FlatArray
-from compression.flower.state import keep, kept
+from compression.flower.node.state import keep, kept
+from compression.flower.records import FlatArray
 from deploy.device.store import Shelf, open_shelf
 from deploy.protocol.lineage import Checkpoint, Lives
 

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.flower.state import keep, kept
+from compression.flower.node.state import keep, kept
 from deploy.device.store import open_shelf
 from deploy.protocol.lineage import Checkpoint, Lives, heard, keeping, keeps, told
 

@@ -10,8 +10,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 import client.app
 from compression import PayloadError, decode_update, make_codec
-from compression.flower.arrays import STYPE
-from compression.flower.tensors import pack, pack_copy, pack_labels
+from compression.flower.batch_tensors import pack, pack_copy, pack_labels
+from compression.flower.records import STYPE
 from tests.strategy.cut import PIPED, QUICK, SPLIT, run, same
 
 PLAIN = make_codec(coder="raw")  # the preset's own, compression=none

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from compression.stages import PayloadError
+from compression.base import PayloadError
 from conf import ConfigError
 from conf.load import run_config
 from simulation.job import Job

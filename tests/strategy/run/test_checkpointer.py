@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from safetensors.numpy import save
 
 from compression.flower import to_vector
-from compression.flower.replica import Replica
+from compression.flower.node_replica import Replica
 from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock

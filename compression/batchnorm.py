@@ -1,0 +1,274 @@
+"""BatchNorm's running statistics: no gradients, and a variance must not become negative.
+
+So no sparsifier and no quantizer sees them; they travel beside the trained entries, exactly, and as
+values: a difference that is old, or scaled by an optimiser, can lead below zero. The same way goes
+what a codec's ``exact`` patterns name.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import PayloadError
+from .layout import Layout
+from .native_tensors import Own
+from .scatter import Indices, Vector, count_up, find, put_at
+
+# What torch's BatchNorm layers call their buffers.
+MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"
+BUFFERS = (MEAN, VARIANCE, COUNT)
+EPSILON = 1e-5  # what they add to a variance
+Extent = tuple[int, int]  # from, to
+
+
+class Separation(NamedTuple):
+    """A vector cut in two: some tensors (the exact ones), and the rest (the trained ones)."""
+
+    exact: tuple[int, ...]  # which tensors, in order
+    layout: Layout  # of the trained tensors alone, end to end
+    trained_runs: tuple[Extent, ...]  # of entries, in the whole vector
+    exact_runs: tuple[Extent, ...]
+    exact_size: int
+    borders: tuple[int, ...]  # how many trained entries come before each exact run
+
+    def gather(self, vector: Vector) -> Vector:
+        """Return the trained entries: a view if they come first, as in a flat model."""
+        return _gather(vector, self.trained_runs)
+
+    def gather_exact(self, vector: Vector) -> Vector:
+        """Return the exact entries."""
+        return _gather(vector, self.exact_runs)
+
+    def merge(self, trained: Vector, exact: Vector, borders: Sequence[int] | None = None) -> Vector:
+        """Return the whole vector; of selected entries alone, with their ``borders``."""
+        whole = np.empty(len(trained) + len(exact), dtype=trained.dtype)
+        last = done = 0
+        for (start, stop), border in zip(self.exact_runs, borders or self.borders, strict=True):
+            whole[last + done : border + done] = trained[last:border]
+            size = stop - start
+            whole[border + done : border + done + size] = exact[done : done + size]
+            last, done = border, done + size
+        whole[last + done :] = trained[last:]
+        return whole
+
+    def borders_of(self, indices: Indices) -> list[int]:
+        """Return how many of (k,) selected trained entries come before each exact run."""
+        return find(indices, self.borders)
+
+    def widen(self, indices: Indices, values: Vector, exact: Vector) -> tuple[Indices, Vector]:
+        """Return (k,) selected trained entries, with the exact ones, as entries of the whole."""
+        borders = self.borders_of(indices)
+        return self.widen_indices(indices, borders), self.merge(values, exact, borders)
+
+    def widen_indices(self, indices: Indices, borders: Sequence[int]) -> Indices:
+        """Return `widen`'s indices alone."""
+        whole = np.empty(len(indices) + self.exact_size, dtype=np.uint32)
+        last = done = 0
+        for (start, stop), border in zip(self.exact_runs, borders, strict=True):
+            np.add(indices[last:border], done, out=whole[last + done : border + done])
+            count_up(whole[border + done : border + done + stop - start], start)
+            last, done = border, done + stop - start
+        np.add(indices[last:], done, out=whole[last + done :])
+        return whole
+
+    def narrow(self, indices: Indices, values: Vector) -> tuple[Indices, Vector, Vector]:
+        """Undo `widen`: selected trained indices and values, and the exact entries (absent: 0)."""
+        exact, done = np.zeros(self.exact_size, dtype=np.float32), 0
+        for start, stop, low, high in self._met(indices):
+            here = exact[done : done + stop - start]
+            put_at(here, indices[low:high] - np.uint32(start), values[low:high])
+            done += stop - start
+        pieces = [values[piece] for piece, _ in self._trained_pieces(indices)]
+        return self.narrow_indices(indices), np.concatenate(pieces), exact
+
+    def narrow_indices(self, indices: Indices) -> Indices:
+        """Return `narrow`'s indices alone."""
+        trained, done = np.empty(len(indices), dtype=np.uint32), 0
+        for piece, shift in self._trained_pieces(indices):
+            stop = done + piece.stop - piece.start
+            np.subtract(indices[piece], shift, out=trained[done:stop])
+            done = stop
+        return trained[:done]
+
+    def _trained_pieces(self, indices: Indices) -> Iterator[tuple[slice, int]]:
+        """Yield where trained entries are among selected ones; how many exact ones come before."""
+        last = done = 0
+        for start, stop, low, high in self._met(indices):
+            yield slice(last, low), done
+            last, done = high, done + stop - start
+        yield slice(last, len(indices)), done
+
+    def _met(self, indices: Indices) -> list[tuple[int, int, int, int]]:
+        """Return each exact run, and from where to where its entries are among selected ones."""
+        starts, stops = ([run[end] for run in self.exact_runs] for end in (0, 1))
+        return list(zip(starts, stops, find(indices, starts), find(indices, stops), strict=True))
+
+
+class Scale:
+    """Measures how far statistics are from others, by what that does to the layers' outputs.
+
+    BatchNorm's output is (x - mean) / sqrt(variance + epsilon). So a mean is as far off as it
+    shifts the outputs, in their standard deviations, and a variance by the logarithm of its ratio;
+    a tensor by the root of the mean square over its channels, and all by the farthest tensor.
+    `layout`: of the statistics alone, float32 (s,). Counters count for nothing.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        bounds, place = layout.offsets.tolist(), {n: t for t, n in enumerate(layout.names)}
+        means, variances, nothing = [], [], np.empty(0, np.intp)
+        for name, t in place.items():
+            entries = np.arange(bounds[t], bounds[t + 1])
+            if own_name(name) not in (MEAN, VARIANCE) or not len(entries):
+                continue
+            if own_name(name) == VARIANCE:
+                variances.append(entries)
+                continue
+            beside = place.get(name.removesuffix(MEAN) + VARIANCE)
+            if beside is None or layout.shapes[beside] != layout.shapes[t]:
+                means.append((entries, np.full(len(entries), layout.size)))
+            else:
+                means.append((entries, entries - bounds[t] + bounds[beside]))
+        self._means = np.concatenate([nothing, *(entries for entries, _ in means)])
+        self._of = np.concatenate([nothing, *(entries for _, entries in means)])
+        self._variances = np.concatenate([nothing, *variances])
+        sizes = [len(e) for e, _ in means] + [len(e) for e in variances]
+        self._starts = np.array([0, *accumulate(sizes)][:-1], dtype=np.intp)
+        self._sizes = np.array(sizes)
+
+    def distance(self, one: Vector, other: Vector, around: Vector) -> float:
+        """Return how far two are from each other, in standard deviations `around` a third."""
+        if not len(self._sizes):
+            return 0.0
+        wide = np.append(around.astype(np.float64), 1.0)  # of a mean without its variance
+        shift = one[self._means].astype(np.float64) - other[self._means]
+        shift /= np.sqrt(np.maximum(wide[self._of], 0) + EPSILON)
+        ratio = self._spread(one) / self._spread(other)
+        moved = np.concatenate([shift, np.log(ratio)])
+        total = np.add.reduceat(moved * moved, self._starts)
+        return float(np.sqrt((total / self._sizes).max()))
+
+    def between(self, start: Vector, end: Vector, share: float) -> Vector:
+        """Return statistics at a share of the distance from `start` to `end`."""
+        found = (start + share * (end.astype(np.float64) - start)).astype(np.float32)
+        low, high = self._spread(start), self._spread(end)
+        found[self._variances] = np.maximum(low * (high / low) ** share - EPSILON, 0)
+        return found
+
+    def _spread(self, statistics: Vector) -> NDArray[np.float64]:
+        """Return the variances as BatchNorm takes them."""
+        spread: NDArray[np.float64] = statistics[self._variances].astype(np.float64) + EPSILON
+        return spread
+
+
+scale_of = lru_cache(maxsize=16)(Scale)
+
+
+def is_statistic(name: str) -> bool:
+    """Return whether a tensor is one of BatchNorm's running statistics, by its name."""
+    return own_name(name) in BUFFERS
+
+
+def own_name(name: str) -> str:
+    """Return a tensor's name within its module."""
+    return name.rpartition(".")[2]
+
+
+@lru_cache(maxsize=64)
+def exact_tensors(layout: Layout, patterns: tuple[str, ...] = ()) -> tuple[int, ...]:
+    """Return which tensors of a layout are running statistics, or match a pattern, by their names.
+
+    A pattern is a name with `*`, `?` and `[...]` as in a shell (`fnmatch`).
+    """
+    return tuple(t for t, n in enumerate(layout.names) if is_statistic(n) or matches(n, patterns))
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a name matches one of the patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@lru_cache(maxsize=64)
+def expect_matches(layout: Layout, patterns: tuple[str, ...]) -> None:
+    """Raise ValueError for a pattern that matches none of a layout's tensors."""
+    for pattern in patterns:
+        if not any(matches(name, (pattern,)) for name in layout.names):
+            names = ", ".join(layout.names)
+            raise ValueError(f"exact={pattern!r} matches no tensor; there are {names}")
+
+
+def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, ...] = ()) -> Vector:
+    """Return a new (n,) vector: ``model`` less ``start``, but exact tensors as they are."""
+    difference: Vector = model - start
+    for first, last in runs(layout, exact_tensors(layout, patterns)):
+        difference[first:last] = model[first:last]
+    return difference
+
+
+@lru_cache(maxsize=64)
+def variances(layout: Layout) -> tuple[Extent, ...]:
+    """Return where running variances lie in the vector."""
+    return runs(layout, [t for t, name in enumerate(layout.names) if own_name(name) == VARIANCE])
+
+
+def expect_counts(own: Iterable[Own]) -> None:
+    """Raise `PayloadError` if BatchNorm has counted mini-batches below 0: nodes divide by that."""
+    if any(own_name(each.name) == COUNT and (each.array < 0).any() for each in own):
+        raise PayloadError("its update holds a count of mini-batches below 0")
+
+
+def below_zero(layout: Layout, vector: Vector) -> bool:
+    """Return whether one of BatchNorm's running variances is below zero."""
+    return any((vector[start:stop] < 0).any() for start, stop in variances(layout))
+
+
+@lru_cache(maxsize=64)
+def trained_entries(layout: Layout) -> int:
+    """Return how many entries come before the statistics, which must be a layout's last tensors.
+
+    Raises ValueError if others follow them.
+    """
+    statistics = exact_tensors(layout)
+    first = len(layout) - len(statistics)
+    if statistics != tuple(range(first, len(layout))):
+        raise ValueError("BatchNorm's running statistics must come after all parameters")
+    return int(layout.offsets[first])
+
+
+@lru_cache(maxsize=64)
+def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
+    """Cut a layout at the tensors ``exact``, increasing numbers below len(layout)."""
+    chosen = set(exact)
+    trained = [t for t in range(len(layout)) if t not in chosen]
+    exact_runs = runs(layout, exact)
+    before = list(accumulate((stop - start for start, stop in exact_runs), initial=0))
+    return Separation(
+        exact,
+        layout.without(exact),
+        runs(layout, trained),
+        exact_runs,
+        before[-1],
+        tuple(start - done for (start, _), done in zip(exact_runs, before, strict=False)),
+    )
+
+
+def runs(layout: Layout, tensors: Sequence[int]) -> tuple[Extent, ...]:
+    """Return where these tensors, in increasing order, lie in the vector: neighbours as one run."""
+    bounds = layout.offsets.tolist()
+    found: list[Extent] = []
+    for tensor in tensors:
+        start = bounds[tensor]
+        if found and found[-1][1] == start:
+            start = found.pop()[0]
+        found.append((start, bounds[tensor + 1]))
+    return tuple(found)
+
+
+def _gather(vector: Vector, pieces: tuple[Extent, ...]) -> Vector:
+    if len(pieces) == 1:
+        return vector[slice(*pieces[0])]
+    return np.concatenate([vector[:0], *(vector[start:stop] for start, stop in pieces)])

@@ -1,0 +1,132 @@
+"""Numbers of nodes' updates: which are applied, which not yet, and which never will be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..base import Indices, PayloadError
+from ..codec import Codec
+from ..decoder import Update, decode_update
+from ..layout import Layout
+
+
+class Pending(NamedTuple):
+    """An update that was decoded, and is not known to be applied."""
+
+    sequence: int
+    indices: Indices | None  # of a method that may repeat them
+
+
+@dataclass
+class ReceiptsState:
+    """By node: the number of its last applied reply, that reply's indices, what is pending.
+
+    `forgot`: nodes that are gone were forgotten, and may come back.
+    """
+
+    applied: dict[int, int] = field(default_factory=dict)
+    indices: dict[int, Indices] = field(default_factory=dict)
+    pending: dict[int, Pending] = field(default_factory=dict)
+    forgot: bool = False
+
+
+OTHER_METHOD = "its payload is not of the method that this run's nodes have"
+INDEX_BUDGET = 1 << 30  # bytes of indices that are kept, of all nodes
+
+
+class Receipts:
+    """The server's end of the sequence numbers that nodes with a memory put into their replies.
+
+    The next message to a node says which of its replies was applied last; a node puts back what
+    was not. Remembered for each such node: that number, and the indices of its last applied update
+    if its method may repeat them. A node that was forgotten may come back: of what is unknown its
+    first message says nothing, and it puts nothing back.
+    """
+
+    def __init__(self, state: ReceiptsState | None = None, uplink: Codec | None = None) -> None:
+        self._state = ReceiptsState() if state is None else state
+        self._bytes = sum(each.nbytes for each in self._state.indices.values())
+        self._uplink = uplink  # of the nodes; None: who knows
+
+    def last_applied(self, node: int) -> int:
+        """Return the number of a node's last reply that is in the model; 0: none is."""
+        return self._state.applied.get(node, 0)
+
+    def unknown(self, node: int) -> bool:
+        """Return whether nobody can say what of a node was applied; once asked, it is known."""
+        if not self._state.forgot or node in self._state.applied:
+            return False
+        self._state.applied[node] = 0
+        return True
+
+    @property
+    def pending(self) -> list[int]:
+        """The nodes whose update was decoded, and is not known to be applied."""
+        return list(self._state.pending)
+
+    def decode(
+        self,
+        node: int,
+        payload: bytes,
+        sequence: int,
+        layout: Layout,
+        own: tuple[int, ...] = (),
+    ) -> Update:
+        """Decode a node's update; whether it is applied is for `applied` to say.
+
+        `layout`, `own`: of the whole model, as `decode_update`. Raises PayloadError for one that
+        was applied before, is of another method, repeats unknown indices, or is broken.
+        """
+        uplink = self._uplink
+        if uplink is not None and not uplink.made(payload):
+            raise PayloadError(OTHER_METHOD)
+        if sequence and sequence <= self._state.applied.get(node, 0):
+            raise PayloadError(f"its update {sequence} was applied already")
+        self._state.pending.pop(node, None)
+        before = self._state.indices.get(node)
+        exact = None if uplink is None else uplink.exact_tensors(layout.without(own))
+        update = decode_update(payload, layout, own=own, exact=exact, before=before)
+        if sequence:
+            repeats = (update if uplink is None else uplink).sparsifier.repeats
+            self._state.pending[node] = Pending(sequence, update.selected if repeats else None)
+        return update
+
+    def settle(self, node: int, *, applied: bool) -> None:
+        """Note what has become of the update decoded from a node."""
+        pending = self._state.pending.pop(node, None)
+        if pending is not None and applied:
+            self._state.applied[node], indices = pending
+            if indices is not None:
+                self._keep(node, indices)
+
+    def _keep(self, node: int, indices: Indices) -> None:
+        """Keep a node's indices; those of nodes not heard for longest go beyond the budget."""
+        kept = self._state.indices
+        if (old := kept.pop(node, None)) is not None:
+            self._bytes -= old.nbytes
+        kept[node] = indices
+        self._bytes += indices.nbytes
+        while self._bytes > INDEX_BUDGET and len(kept) > 1:
+            self._bytes -= kept.pop(next(iter(kept))).nbytes
+
+    def drop(self, node: int) -> None:
+        """Note that the update decoded from a node is of no use."""
+        self._state.pending.pop(node, None)
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Forget nodes that are gone."""
+        state = self._state
+        for node in nodes:
+            state.applied.pop(node, None)
+            state.pending.pop(node, None)
+            if (indices := state.indices.pop(node, None)) is not None:
+                self._bytes -= indices.nbytes
+            state.forgot = True
+
+    def applied(self, nodes: Iterable[int]) -> None:
+        """Note that the updates decoded from these nodes, and no others, are in the model now."""
+        for node in nodes:
+            self.settle(node, applied=True)
+        self._state.pending.clear()

@@ -1,0 +1,213 @@
+"""What of a model is no part of its flat vector: tensors in their own type, at both ends.
+
+Counters, masks, frozen weights. Most of them never change, so a payload holds those alone that are
+not what they were when the run began; a checksum says that both ends mean the same beginning. A
+node that begins with other values (its processor computes other last bits) is sent the server's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+from numpy.typing import NDArray
+from xxhash import xxh3_64
+
+from ..base import Buffer, PayloadError
+from ..batchnorm import expect_counts
+from ..decoder import decode_update
+from ..layout import Layout
+from ..make import make_codec
+from ..native_tensors import Own
+from .headers import ToNode
+from .node.state import keep, kept
+from .records import STYPE, FlatArray, filled, records
+
+Arrays = dict[str, NDArray[Any]]
+# payloads beside the model's: of what has changed; of all as they were at first
+NATIVE, INITIAL = "native", "initial"
+KEPT = "edgewire-initial"  # the record in a node's state with the server's, if they are not its own
+PREFIX = "native:"  # begins the names of such tensors in a record beside a flat vector
+OTHER_INITIAL = "this node's model begins with other constants"  # begins an error: it is sent them
+EXACT = make_codec()
+NOTHING = Layout((), (), ())
+EMPTY = np.empty(0, np.float32)
+
+
+class Initial:
+    """Native tensors by name as a run begins with them; they are not changed any more."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.arrays: Arrays = {name: np.array(array) for name, array in arrays.items()}
+        self.layout = Layout(
+            tuple(self.arrays),
+            tuple(array.shape for array in self.arrays.values()),
+            tuple(array.dtype.name for array in self.arrays.values()),
+        )
+
+    @cached_property
+    def checksum(self) -> bytes:
+        """8 bytes that name the tensors, and their values to the last bit."""
+        found = xxh3_64(repr((self.layout.names, self.layout.shapes, self.layout.dtypes)).encode())
+        for array in self.arrays.values():
+            found.update(_bytes_of(array).data)
+        return found.digest()
+
+    @cached_property
+    def _most(self) -> int:
+        """As many entries as a payload may declare."""
+        return sum(math.prod(d for d in shape if d) for shape in self.layout.shapes)
+
+    @cached_property
+    def whole(self) -> bytes:
+        """The payload of all of them."""
+        return self._packed(self.arrays)
+
+    def payload(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
+        """Return the payload of those that are others now; empty if none is."""
+        return self._packed(differing(arrays, self.arrays))
+
+    def _packed(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
+        if not arrays:
+            return b""
+        places = {name: place for place, name in enumerate(self.layout.names)}
+        own = [Own(places[name], name, array) for name, array in arrays.items()]
+        return EXACT.encode(EMPTY, NOTHING, own=own)
+
+    def all(self, payload: Buffer | None) -> Arrays:
+        """Return all tensors by name, with a payload's in place of those at first; as `read`."""
+        return {**self.arrays, **self.read(payload)}
+
+    def read(self, payload: Buffer | None) -> Arrays:
+        """Return what a payload holds, by name.
+
+        Raises `PayloadError` for what is no such payload, of these tensors in their shapes, types,
+        and for a count of mini-batches below 0.
+        """
+        if not payload:
+            return {}
+        names, layout = self.layout.names, self.layout
+        update = decode_update(payload, max_size=self._most, max_tensors=len(layout))
+        if update.layout.size or len(update.layout):
+            raise PayloadError("native tensors come in another part of the payload")
+        expect_counts(update.own)
+        found: Arrays = {}
+        for place, name, array in update.own:
+            told = name, array.shape, array.dtype.name
+            if place >= len(layout) or told != (
+                names[place],
+                layout.shapes[place],
+                layout.dtypes[place],
+            ):
+                raise PayloadError(f"the model has no native tensor {name[:80]} {told[1:]}")
+            found[name] = array
+        return found
+
+
+def native_bytes(initial: Initial | None) -> int:
+    """Return the bytes of native tensors as Flower sends them."""
+    arrays = {} if initial is None else initial.arrays
+    return sum(len(Array(array).data) for array in arrays.values())
+
+
+def differing(arrays: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Return those arrays that are not, to the last bit, what they are in `base`, in its order."""
+    return {name: arrays[name] for name in base if not _same(arrays[name], base[name])}
+
+
+def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    if one is other:
+        return True
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return np.array_equal(_bytes_of(one), _bytes_of(other))
+
+
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def distance(now: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]]) -> float:
+    """Return how far native tensors are from what they were: the Euclidean length of the change.
+
+    Raises `PayloadError` for infinity where there was none.
+    """
+    total = 0.0
+    for name in now:
+        new, old = now[name], start[name]
+        if _same(new, old):
+            continue
+        if new.dtype.kind == "f" and (np.isfinite(old) & ~np.isfinite(new)).any():
+            raise PayloadError(f"its update holds infinity in {name}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            before = np.where(np.isfinite(old), old, 0)  # a maximum begins at -infinity
+            moved = np.where(new == old, 0.0, new.astype(np.float64) - before)
+            total = math.hypot(total, float(np.linalg.norm(moved)))
+    return total
+
+
+def with_natives(record: ArrayRecord, natives: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return a record of a flat vector with native tensors beside it."""
+    if not natives:
+        return record
+    named = {f"{PREFIX}{name}": FlatArray(array) for name, array in natives.items()}
+    return filled(ArrayRecord, {**record, **named})
+
+
+def natives_of(record: ArrayRecord) -> Arrays:
+    """Return the native tensors beside a flat vector, by name."""
+    if len(record) < 2:
+        return {}
+    return {
+        name.removeprefix(PREFIX): array.vector if isinstance(array, FlatArray) else array.numpy()
+        for name, array in record.items()
+        if name.startswith(PREFIX)
+    }
+
+
+def with_payload(record: ArrayRecord, name: str, payload: bytes) -> ArrayRecord:
+    """Return a record of payloads with another one."""
+    return filled(ArrayRecord, {**record, name: Array("uint8", (len(payload),), STYPE, payload)})
+
+
+def sent_natives(arrays: ArrayRecord) -> bytes | None:
+    """Return the payload of native tensors in a message's record, if there is one."""
+    return arrays[NATIVE].data if NATIVE in arrays else None
+
+
+def native_payload(content: RecordDict) -> bytes | None:
+    """Return the payload of native tensors in a reply, if there is one."""
+    for _, record in records(content, ArrayRecord):
+        array = record.get(NATIVE)
+        if array is not None and array.stype == STYPE and len(record) > 1:
+            return bytes(array.data)
+    return None
+
+
+def received(arrays: ArrayRecord, note: ToNode, own: Initial, state: RecordDict) -> Initial:
+    """Return the beginning that a message builds on; `own`: as this node's model begins.
+
+    Raises `PayloadError` if the server's model begins otherwise, and its beginning is not known.
+    """
+    if not own.arrays and note.initial is None:
+        return own
+    if not own.arrays or note.initial is None:
+        raise PayloadError("this node's model has other tensors than the server's")
+    return own if own.checksum == note.initial else _servers(arrays, note, own, state)
+
+
+def _servers(arrays: ArrayRecord, note: ToNode, own: Initial, state: RecordDict) -> Initial:
+    """Return the server's beginning: it comes, or this node has kept it."""
+    there = own.read(arrays[INITIAL].data) if INITIAL in arrays else kept(state, KEPT)
+    found = Initial({name: there[name] for name in own.arrays if name in there})
+    if found.checksum != note.initial:
+        raise PayloadError(f"{OTHER_INITIAL} than the server's; it is sent these next time")
+    keep(state, KEPT, found.arrays)
+    return found
+
+
+NONE = Initial({})  # of a model that has none

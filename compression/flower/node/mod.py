@@ -1,0 +1,325 @@
+"""The node's end of the link: a mod for the ClientApp."""
+
+from __future__ import annotations
+
+import time
+from logging import getLogger
+from typing import Any, NamedTuple
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+
+from ...base import PayloadError
+from ...batchnorm import changes, matches
+from ...codec import Codec
+from ...layout import Layout
+from ..headers import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, trains, written
+from ..method import chosen
+from ..native_tensors import (
+    NATIVE,
+    NONE,
+    Initial,
+    natives_of,
+    received,
+    sent_natives,
+    with_natives,
+    with_payload,
+)
+from ..node_replica import MASKED, REPLICA, Follower, Optimizer
+from ..privacy import clip_of, expect_clip_kept, is_clipped, within_clip
+from ..records import (
+    filled,
+    flat_record,
+    layout_of,
+    payload_of,
+    payload_record,
+    records,
+    to_vector,
+    update_of,
+    with_content,
+)
+from ..tensor_split import Form, Model, converted, form_of_models, form_of_updates, is_float, moved
+from ..tied_weights import Ties, names_of, narrowed_model, still_tied, without
+from ..uncompressed import holds_floats, old_record
+from .state import MEMORY, NUMBERS, NodeState
+
+log = getLogger("edgewire")
+RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # of the link's, in a node's state
+
+
+class Change(NamedTuple):
+    """What there is to encode: an update, or the model itself if `whole`."""
+
+    values: Model
+    form: Form
+    whole: bool = False
+    named: bool = False
+
+
+class Uplink:
+    """Decodes the model that comes, and answers with what the app has changed in it, compressed.
+
+    `method`: a codec, or the name of a sparsifier, quantizer or coder, `options` with it:
+    `Uplink("topk", density=0.01, quantizer="int8")`. A method that loses nothing sends the model
+    itself, to the last bit. Messages that carry no payload pass through untouched; the first that
+    carries arrays is warned of. What the codec keeps unsent lives in `Context.state`; a reply
+    that the server did not apply, as its next message tells, is put back into it. The app sees none
+    of that in its state. Methods that steer by the loss read `loss` from the reply's metrics. What
+    is answered to other messages than those to train travels as it is.
+
+    With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, no copies);
+    without, as named arrays in their own shapes and types. `initial`: the tensors beside that
+    vector as the app's model begins with them, which it gets and returns by `native.py`. An app
+    that computes an update itself (a gradient, what the server is to subtract) returns it as
+    `update_record`. `optimizer`: of a server whose steps nodes follow; `masked`: CE-SGD's line 7
+    taken literally. With a `layout` `seconds` among the reply's metrics will be those of the mod,
+    too.
+
+    Raises `TypeError` and `ValueError` as `method.chosen`; in a message `PayloadError` for a
+    payload that does not decode or is relative to a version that this node does not have, for an
+    update that holds NaN or infinity, for a reply with several models, and for a method that does
+    not keep the norm to which a mod of differential privacy has clipped. Flower turns these into
+    error replies.
+    """
+
+    def __init__(
+        self,
+        method: Codec | str,
+        *,
+        layout: Layout | None = None,
+        initial: Initial = NONE,
+        seed: int = 0,
+        optimizer: Optimizer | None = None,
+        masked: bool = False,
+        **options: Any,
+    ) -> None:
+        self.codec = chosen(method, **options)
+        if type(seed) is not int or seed < 0:
+            raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
+        self._layout, self._seed, self._masked = layout, seed, masked
+        self._initial = initial
+        self._follower = Follower(layout, optimizer)
+        self._warned = False
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Decode, call the app, encode what it changed."""
+        began = time.perf_counter()
+        asked = message.content
+        note = read(asked, ToNode)
+        name = _key_of_parcel(asked, note)
+        if name is None:
+            self._warn(message)
+            return call_next(message, context)
+        arrays = asked[name]
+        assert isinstance(arrays, ArrayRecord)
+        base = received(arrays, note, self._initial, context.state)
+        followed = self._follower.model(arrays, note, context.state)
+        form, start = followed.form, followed.model
+        drift = 0.0
+        if self._masked:
+            vector, drift = self._follower.masked(start.vector, arrays, note, context.state)
+            start = Model(vector)
+        clip = clip_of(asked)
+        shown = followed.arrays() if self._layout is None else flat_record(start.vector)
+        if base.arrays:
+            shown = with_natives(shown, base.all(sent_natives(arrays)))
+        content = {k: shown if k == name else v for k, v in asked.items() if k != NOTE}
+        reply = _unseen(with_content(message, filled(RecordDict, content)), context, call_next)
+        if reply.has_error():
+            return reply
+        said, says = reply.content, ToServer(note.number, version=note.version)
+        key = _key_of_model(said, name) if trains(message) else None
+        if key is not None:
+            record = said[key]
+            assert isinstance(record, ArrayRecord)
+            change = self._change(record, note, form, start)
+            payload, says = self._encoded(change, followed.ties, note, clip, said, context)
+            natives = natives_of(record) if base.arrays else {}
+            said[key] = payload_record(payload)
+            if beside := base.payload({**base.arrays, **natives}):
+                said[key] = with_payload(payload_record(payload), NATIVE, beside)
+        if NOTE in said:
+            raise PayloadError(f"a reply's record {NOTE!r} is the link's: give yours another name")
+        if written_note := written(says):
+            said[NOTE] = written_note
+        self._measure(said, time.perf_counter() - began, drift)
+        return reply
+
+    def _change(self, record: ArrayRecord, note: ToNode, form: Form, start: Model) -> Change:
+        """Return what is to be sent of a record that the app has returned."""
+        if (update := update_of(record)) is not None:
+            return Change(Model(update), form)
+        if self._layout is not None:
+            model, own, named = Model(to_vector(record, self._layout)), form, False
+        else:
+            exact = tuple(note.exact or ())
+            theirs = _in_types_of(layout_of(record), form.whole, exact)
+            other = _tensors(theirs, self.codec.exact) != _tensors(form.whole, self.codec.exact)
+            own, named = (form_of_updates(theirs, exact), True) if other else (form, False)
+            if self.codec.exact:  # a difference would be rounded, as would float64 in a vector
+                whole = form_of_models(own)
+                return Change(whole.model(record), whole, True, named)
+            model = own.model(record)
+        if self.codec.exact:
+            whole = form_of_models(own)
+            return Change(converted(model, own, whole), whole, True, named)
+        if named:
+            start = moved(start, form, own)
+        delta = changes(model.vector, start.vector, own.layout, self.codec.exact_names)
+        return Change(Model(delta, model.own), own, False, named)
+
+    def _encoded(
+        self,
+        change: Change,
+        ties: Ties,
+        note: ToNode,
+        clip: float | None,
+        content: RecordDict,
+        context: Context,
+    ) -> tuple[bytes, ToServer]:
+        """Return the payload, and what is said of it; `ties`: copies that the message left out."""
+        values, form, whole, named = change
+        layout = form.layout
+        node = int(context.node_config.get("partition-id", context.node_id))
+        seed = codec_seed(self._seed, node, note.number or 0)
+        clipped = False
+        if clip is not None and not whole and is_clipped(self.codec, values.vector, layout, clip):
+            expect_clip_kept(self.codec, values.own, layout)
+            clipped = True
+            values = Model(within_clip(self.codec, values.vector, layout, clip, seed), values.own)
+        state = NodeState(context.state) if self.codec.memory_bytes(layout) else None
+        ties = () if named else ties  # who names its tensors sends all of them
+        left = () if clipped else self._left_out(ties, form, values, state)
+        says = ToServer(
+            note.number,
+            None,
+            note.version,
+            int(whole) or None,
+            int(named) or None,
+            [copy for copy, _ in ties if copy not in dict(left)] or None,
+        )
+        small, (vector, own) = without(form, left), narrowed_model(values, form, left)
+        if state is None:
+            return self.codec.encode(vector, small.layout, seed=seed, names=named, own=own), says
+        payload = state.encoded(
+            self.codec,
+            vector,
+            layout,
+            applied=None if note.undecided else note.applied or 0,
+            seed=seed,
+            loss=_loss(content),
+            workers=note.workers or 0,
+            named=named,
+            own=own,
+            tied=names_of(left, form),
+        )
+        return payload, says._replace(sequence=state.sequence)
+
+    def _left_out(self, ties: Ties, form: Form, values: Model, state: NodeState | None) -> Ties:
+        """Return the copies that a reply leaves out: those whose update is that of their source.
+
+        Neither is one that the method treats by its name, or of which the memory holds more.
+        """
+        names, exact = form.whole.names, self.codec.exact_names
+        return tuple(
+            (copy, source)
+            for copy, source in still_tied(ties, form, values)
+            if not matches(names[copy], exact)
+            and not matches(names[source], exact)
+            and (
+                state is None
+                or copy in form.beside
+                or state.may_tie(form.layout, names[copy], names[source])
+            )
+        )
+
+    def _measure(self, content: RecordDict, seconds: float, drift: float) -> None:
+        for _, metrics in records(content, MetricRecord):
+            if SECONDS in metrics and self._layout is not None:
+                metrics[SECONDS] = seconds
+            if self._masked:
+                metrics[DRIFT] = drift
+
+    def _warn(self, message: Message) -> None:
+        """Say once that nothing is compressed: the server has no other end, or can have none.
+
+        What holds no floats goes untouched over a link, too, whose server says so.
+        """
+        if self._warned:
+            return
+        if name := old_record(message.content):
+            self._warned = True
+            log.warning(
+                "Uplink: the server is of Flower's old API (it sends %r), of which nothing can be "
+                "compressed: move it to the message API, flwr.serverapp, or take this mod away",
+                name,
+            )
+        elif any(holds_floats(each) for _, each in records(message.content, ArrayRecord)):
+            self._warned = True
+            log.warning(
+                "Uplink: the server's messages carry no payload, so nothing is compressed: start "
+                "its strategy with Link(grid), and put this mod before all others"
+            )
+
+
+def _unseen(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Call the app; what the link keeps in the node's state is out of its sight, and its reach."""
+    state = context.state.__dict__["_data"]
+    ours = {key: state.pop(key) for key in RECORDS if key in state}
+    try:
+        return call_next(message, context)
+    finally:
+        context.state.__dict__["_data"].update(ours)  # the app may have set another
+
+
+def _key_of_parcel(content: RecordDict, note: ToNode) -> str | None:
+    """Return the name of the record that brings the model; of no steps, it holds no payload."""
+    if (found := payload_of(content)) is not None:
+        return found[0]
+    kept = records(content, ArrayRecord) if note.rates is not None else []
+    return kept[0][0] if kept else None
+
+
+def codec_seed(seed: int, node: int, number: int) -> int:
+    """Mix run seed, node (its partition) and update number into one, for codecs that draw."""
+    return (seed << 96) | (node << 32) | number
+
+
+def _key_of_model(content: RecordDict, name: str) -> str | None:
+    """Return the name of the record that holds the model: the one it came under, or the only one.
+
+    Raises `PayloadError` if there are several others.
+    """
+    keys = [key for key, _ in records(content, ArrayRecord)]
+    if len(keys) > 1 and name not in keys:
+        raise PayloadError(
+            f"the reply holds {len(keys)} ArrayRecords, none of them {name!r}, the model"
+        )
+    return name if name in keys else next(iter(keys), None)
+
+
+def _tensors(layout: Layout, types: bool) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shapes by name, and types if they count."""
+    dtypes = layout.dtypes if types else ("",) * len(layout)
+    return dict(zip(layout.names, zip(layout.shapes, dtypes, strict=True), strict=True))
+
+
+def _in_types_of(theirs: Layout, ours: Layout, exact: tuple[str, ...]) -> Layout:
+    """Return the layout of an app's tensors as they are to be answered: those that came as such.
+
+    Floats stay of the width that the app has made them, and integers of which a mean had made
+    floats, which `exact` names; other tensors become again what they came as.
+    """
+    was = dict(zip(ours.names, ours.dtypes, strict=True))
+    dtypes = tuple(
+        dtype
+        if name not in was or (is_float(was[name]) and (is_float(dtype) or matches(name, exact)))
+        else was[name]
+        for name, dtype in zip(theirs.names, theirs.dtypes, strict=True)
+    )
+    return Layout(theirs.names, theirs.shapes, dtypes)
+
+
+def _loss(content: RecordDict) -> float | None:
+    loss = next((m[LOSS] for _, m in records(content, MetricRecord) if LOSS in m), None)
+    return float(loss) if isinstance(loss, int | float) else None

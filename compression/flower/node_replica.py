@@ -1,0 +1,325 @@
+"""A copy of the model that follows the server's, and how a node brings its own up to date."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from ..base import Indices, PayloadError, Vector
+from ..batchnorm import trained_entries
+from ..decoder import MAX_SIZE, Update, declared, decode_update
+from ..layout import Layout
+from ..scatter import find
+from .headers import HEALS, ToNode
+from .node.state import Arrays, NodeState, checksum, keep, kept
+from .records import layout_of, to_vector
+from .tensor_split import Form, Model, converted, expect_room, form_as_declared, form_of_updates
+from .tied_weights import Ties, form_as_told, narrowed, widened, widened_own
+
+MODEL, VERSION = "model", "version"
+
+
+class Optimizer(Protocol):
+    """A rule for the server's step, which nodes that follow take as well."""
+
+    names: tuple[str, ...]  # of the arrays it remembers, each float32 (n,)
+
+    def state(self, size: int) -> dict[str, Vector]:
+        """Return the arrays as they are before the first step."""
+
+    def step(
+        self,
+        x: Vector,
+        state: dict[str, Vector],
+        at: Indices | slice,
+        gradient: Vector,
+        lr: float,
+        number: int,
+    ) -> None:
+        """Change (n,) `x` and `state` in place; `gradient` (k,) holds the entries `at`."""
+
+
+class Replica:
+    """A flat model, the optimiser's memory, and how many steps made it what it is (its version).
+
+    All of it lies in `arrays`: "model" float32 (n,), "version" int64 (1,), and the optimiser's own.
+    Whoever shares the arrays shares the replica. The first `trained` entries are parameters, the
+    rest BatchNorm's running statistics, for which an update holds values and no gradient.
+    """
+
+    def __init__(self, optimizer: Optimizer, trained: int, arrays: dict[str, NDArray[Any]]) -> None:
+        self.arrays = arrays
+        self.model: Vector = arrays[MODEL]
+        self._optimizer, self.trained = optimizer, trained
+        self._version = arrays[VERSION]
+        self._parameters = self.model[:trained]
+
+    @classmethod
+    def start(cls, optimizer: Optimizer, trained: int, model: Vector) -> Replica:
+        """Return a replica of version 0 whose model is `model` itself."""
+        arrays: dict[str, NDArray[Any]] = {MODEL: model, VERSION: np.zeros(1, np.int64)}
+        return cls(optimizer, trained, {**arrays, **optimizer.state(trained)})
+
+    @classmethod
+    def of(
+        cls, optimizer: Optimizer, arrays: ArrayRecord, kept: dict[str, NDArray[Any]]
+    ) -> tuple[Replica, Layout]:
+        """Return the replica that shares the arrays `kept`, and the layout of the named arrays.
+
+        Where nothing is kept yet it is version 0, a copy of these, and is then kept. Raises
+        `ValueError` if running statistics do not come after all parameters, or if what is kept is
+        of another model.
+        """
+        layout = layout_of(arrays)
+        trained = trained_entries(layout)
+        if kept and (
+            set(kept) != {MODEL, VERSION, *optimizer.names} or kept[MODEL].size != layout.size
+        ):
+            raise ValueError(
+                f"the state is of another model or optimizer: {kept[MODEL].size} entries, not "
+                f"{layout.size}"
+            )
+        if not kept:
+            kept |= cls.start(optimizer, trained, to_vector(arrays).copy()).arrays
+        return cls(optimizer, trained, kept), layout
+
+    @property
+    def version(self) -> int:
+        """How many updates were applied."""
+        return int(self._version[0])
+
+    def apply(self, indices: Indices | None, values: Vector, lr: float) -> None:
+        """Take the server's step with an averaged update: `values` (k,) at strictly increasing
+        `indices`, or (n,) for None.
+        """
+        at: Indices | slice = slice(None)
+        rest: Indices | slice = slice(self.trained, None)
+        cut = self.trained
+        if indices is not None:
+            cut = find(indices, [self.trained])[0]
+            at, rest = indices[:cut], indices[cut:]
+        self._version += 1
+        number = self.version
+        self._optimizer.step(self._parameters, self.arrays, at, values[:cut], lr, number)
+        if cut < len(values):
+            self.model[rest] = values[cut:]
+
+
+REPLICA = "edgewire-replica"  # the record in a node's state that holds its copy of the model
+MASKED = "edgewire-masked"  # what that would be with the steps taken only where the node sent
+LACKS = f"the model is sent relative to a version that this node does not have; it {HEALS}"
+OTHER = f"this node's model is not the server's version of it; it {HEALS}"
+
+
+class Decoder:
+    """Decodes what the server sends; nodes of a process that get the very same bytes share it.
+
+    `layout`: of nodes that know it; else a payload says itself what its tensors are.
+    """
+
+    def __init__(self, layout: Layout | None) -> None:
+        self._layout = layout
+        self._last: tuple[bytes, Form, Update] | None = None
+
+    def __call__(self, payload: bytes) -> Update:
+        """Return what a payload holds; errors as `decode_update`."""
+        return self.whole(payload)[1]
+
+    def whole(self, payload: bytes, most: int = MAX_SIZE) -> tuple[Form, Update]:
+        """Return also how it travels; a vector of at most `most` entries is decoded."""
+        if self._last is None or self._last[0] is not payload:
+            if self._layout is None:
+                form = form_as_declared(*declared(payload))
+                expect_room(form, most)
+            else:
+                form = form_as_declared(self._layout, ())
+            update = decode_update(payload, form.whole, own=form.beside)
+            self._last = payload, form, update
+        return self._last[1:]
+
+
+class Followed(NamedTuple):
+    """The server's model, to be read only, and the form in which its changes travel.
+
+    `came`: how it came, if whole: what is no float32 is in its own type there, to the last bit.
+    `ties`: copies, which it left out.
+    """
+
+    form: Form
+    model: Model
+    came: tuple[Form, Model] | None = None
+    ties: Ties = ()
+
+    def arrays(self) -> ArrayRecord:
+        """Return the model as named arrays in their own types."""
+        form, model = self.came or (self.form, self.model)
+        return form.arrays(model)
+
+
+class Follower:
+    """Gives every node of a process the model that the server means.
+
+    Nodes whose replicas are equal share the arrays: whoever gets to a version first makes it for
+    all. `optimizer`: of the server's steps, for nodes that follow by them; these know the `layout`.
+    """
+
+    def __init__(self, layout: Layout | None = None, optimizer: Optimizer | None = None) -> None:
+        self._layout, self._optimizer = layout, optimizer
+        self._decode = Decoder(layout)
+        self._made: tuple[bytes, Vector] | None = None  # a version's checksum and model
+        self._snapshot: tuple[bytes, Replica] | None = None
+
+    def model(self, arrays: ArrayRecord, note: ToNode, state: RecordDict) -> Followed:
+        """Return the server's model.
+
+        Raises `PayloadError` if the node cannot follow: it lacks the version, or has another model.
+        """
+        if note.rates is not None or MODEL in arrays:
+            if self._layout is None:
+                raise PayloadError(
+                    "the server's steps come, and this node knows no layout for them"
+                )
+            model = Model(self._by_steps(arrays, note, state))
+            return Followed(form_of_updates(self._layout), model)
+        here = kept(state, REPLICA).get(MODEL) if note.base is not None else None
+        if note.base is not None and here is None:
+            raise PayloadError(LACKS)
+        most = MAX_SIZE if here is None else here.size  # changes are of what is here
+        sent, update = self._decode.whole(next(iter(arrays.values())).data, most)
+        if self._layout is not None and note.tied:
+            raise PayloadError("the message tells of copies, and this node's model has none")
+        sent, ties = form_as_told(sent, note, most)
+        form = form_of_updates(sent.whole, tuple(note.exact or ()))
+        own = widened_own(update.own, sent, ties)
+        if note.base is None:
+            came = Model(widened(update.dense(), sent, ties), own)
+            model = converted(came, sent, form)
+            if note.version is not None:
+                model = Model(self._kept_version(model.vector, note, state), model.own)
+            return Followed(form, model, (sent, came), ties)
+        if sent.beside != form.beside:
+            raise PayloadError("the model's changes come in another form than is expected")
+        vector = self._changed(update, form, ties, note, state)
+        return Followed(form, Model(vector, own), ties=ties)
+
+    # by differences
+
+    def _changed(
+        self, update: Update, form: Form, ties: Ties, note: ToNode, state: RecordDict
+    ) -> Vector:
+        here = kept(state, REPLICA)
+        if (
+            MODEL not in here
+            or int(here[VERSION][0]) != note.base
+            or len(here[MODEL]) != form.layout.size
+        ):
+            raise PayloadError(LACKS)
+        if self._made is not None and self._made[0] == note.checksum:
+            return self._kept_version(self._made[1], note, state)
+        changed = update.model_from(narrowed(here[MODEL], form, ties))
+        return self._kept_version(widened(changed, form, ties), note, state)
+
+    def _kept_version(self, vector: Vector, note: ToNode, state: RecordDict) -> Vector:
+        """Keep a version, one array for all nodes of this process that have it."""
+        if self._made is None or self._made[0] != note.checksum:
+            if note.checksum is None or checksum(vector) != note.checksum:
+                state.pop(REPLICA, None)
+                raise PayloadError(OTHER)
+            self._made = note.checksum, vector
+        keep(state, REPLICA, {MODEL: self._made[1], VERSION: np.array([note.version])})
+        return self._made[1]
+
+    # by steps
+
+    def _by_steps(self, arrays: ArrayRecord, note: ToNode, state: RecordDict) -> Vector:
+        if note.version is None:
+            return self._decode(arrays[MODEL].data).dense()
+        if note.base is None:
+            replica = self._start(arrays, note)
+            keep(state, REPLICA, replica.arrays)
+        else:
+            replica = self._replica(state)
+            self._catch_up(replica, arrays, note)
+        if note.checksum is not None and checksum(replica.model) != note.checksum:
+            del state[REPLICA]
+            raise PayloadError(OTHER)
+        return replica.model
+
+    def _start(self, arrays: ArrayRecord, note: ToNode) -> Replica:
+        """Return the replica that a snapshot holds: one for all nodes that get the same one."""
+        payload = arrays[MODEL].data
+        if self._snapshot is None or self._snapshot[0] is not payload:
+            model = decode_update(payload, self._layout)
+            trained = trained_entries(model.layout)
+            made: Arrays = {VERSION: np.array([note.version], dtype=np.int64)}
+            made[MODEL] = model.dense().copy()
+            for name in self._rule.names:
+                layout = Layout((name,), ((trained,),), ("float32",))
+                made[name] = decode_update(arrays[name].data, layout).dense().copy()
+            self._snapshot = payload, Replica(self._rule, trained, made)
+        replica = self._snapshot[1]
+        if replica.version != note.version:  # others have gone on: this node has its own
+            self._snapshot = None
+            return self._start(arrays, note)
+        return replica
+
+    @property
+    def _rule(self) -> Optimizer:
+        if self._optimizer is None:
+            raise PayloadError("the server's steps come, and this node knows no optimizer for them")
+        return self._optimizer
+
+    def _replica(self, state: RecordDict, record: str = REPLICA) -> Replica:
+        """Return a replica in a node's state."""
+        arrays = kept(state, record)
+        if not arrays:
+            raise PayloadError(LACKS)
+        assert self._layout is not None
+        there = state[record]
+        if any(there[n].__dict__.get("vector") is not a for n, a in arrays.items()):
+            keep(state, record, arrays)  # it came from another process, as a copy
+        return Replica(self._rule, trained_entries(self._layout), arrays)
+
+    def _catch_up(
+        self,
+        replica: Replica,
+        arrays: ArrayRecord,
+        note: ToNode,
+        mask: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Apply the updates that the replica lacks; it may have some of them already.
+
+        `mask`, (trained entries,): apply to these parameters alone.
+        """
+        base, rates = note.base or 0, note.rates or []
+        if not base <= replica.version <= base + len(rates):
+            raise PayloadError(LACKS)
+        for version in range(replica.version + 1, base + len(rates) + 1):
+            update = self._decode(arrays[str(version)].data)
+            indices, values = update.indices, update.values
+            if mask is not None:
+                indices = np.arange(len(values), dtype=np.uint32) if indices is None else indices
+                every = np.ones(replica.model.size, dtype=np.bool_)
+                every[: len(mask)] = mask
+                indices, values = indices[every[indices]], values[every[indices]]
+            replica.apply(indices, values, rates[version - base - 1])
+
+    def masked(
+        self, followed: Vector, arrays: ArrayRecord, note: ToNode, state: RecordDict
+    ) -> tuple[Vector, float]:
+        """Return the model as line 7 of CE-SGD's Algorithm 2 has it, and its distance from x.
+
+        The server's mean is multiplied by this node's own selection vector V, that of its last
+        update, before the step. So the copies of the model drift apart.
+        """
+        if note.base is None:
+            own = {name: array.copy() for name, array in kept(state, REPLICA).items()}
+            replica = Replica(self._rule, self._replica(state).trained, own)
+        else:
+            replica = self._replica(state, MASKED)
+            self._catch_up(replica, arrays, note, NodeState(state).memory["sent"])
+        keep(state, MASKED, replica.arrays)
+        return replica.model, float(np.linalg.norm(replica.model - followed))

@@ -1,0 +1,403 @@
+"""The server's end of the link: Flower's Grid, with everything that goes over it compressed."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from flwr.app import ArrayRecord, Error, Message
+from flwr.serverapp import Grid
+
+from ...base import PayloadError
+from ...codec import Codec
+from ...layout import Layout
+from ..acks import OTHER_METHOD
+from ..headers import EXAMPLES, NOTE, ToNode, ToServer, server_round, trains
+from ..message_size import measured, size_of
+from ..method import chosen
+from ..native_tensors import NONE, Initial, distance, native_payload, with_natives
+from ..records import expect_readable, flat_record, payload_of, records, with_content
+from ..tensor_split import Form, Model
+from ..tied_weights import left_tied, widened_model, without
+from ..timed_grid import GridWrapper
+from ..timeouts import FOREVER, Slowest, gathered
+from ..traffic import Traffic, warn_of_no_names
+from ..uncompressed import NO_DOWNLINK, UNKNOWN, Untouched
+from .failure_policy import Course, CourseState
+from .inbox import (
+    Asked,
+    Underway,
+    answered,
+    came,
+    expect_weight,
+    expected,
+    odd_ones,
+    rebuilt,
+    used,
+)
+from .inferred_acks import Handed, HandedState
+from .model_sync import Differences, DifferencesState
+from .sent_model import Found, Models, ModelsState
+from .session import Dialogue, DialogueState, Encoded, Key
+from .update_filter import (
+    Lengths,
+    Screen,
+    Screening,
+    Screens,
+    ScreenState,
+    StatisticsScreen,
+    StatisticsState,
+    lengths,
+    screened,
+)
+
+UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
+
+
+@dataclass
+class LinkState:
+    """All that a link has come to, while nothing is under way. `round`: of training; `warned`: of
+    tensors without names.
+    """
+
+    round: int = 0
+    dialogue: DialogueState = field(default_factory=DialogueState)
+    differences: DifferencesState = field(default_factory=DifferencesState)
+    handed: HandedState = field(default_factory=HandedState)
+    course: CourseState = field(default_factory=CourseState)
+    screen: ScreenState = field(default_factory=ScreenState)
+    beside: ScreenState = field(default_factory=ScreenState)
+    statistics: StatisticsState = field(default_factory=StatisticsState)
+    models: ModelsState = field(default_factory=ModelsState)
+    warned: bool = False
+
+
+class Link(GridWrapper):
+    """Wraps a Grid, so that models and updates travel over it as payloads, and are counted.
+
+    A strategy is started with it in place of the Grid, and neither knows of payloads: what the
+    strategy sends are named arrays, and what it gets are models in their own types. The nodes'
+    ClientApp has an `Uplink` among its mods. With a `downlink` (a codec, or a method's name) the
+    server sends what has changed since the version that a node has; without, the model whole each
+    time, in its own types. `exact`: patterns of names of tensors that travel in their own type.
+    `seed`: of a downlink that draws.
+
+    A reply that is an error, does not decode, is for another model or has no usable weight comes to
+    the strategy as an error, is counted in `traffic.failures` and named in the log. So is one that
+    is not like most, unless the strategy takes replies that differ (`uneven`). After
+    `patience` calls of `send_and_receive` in a row to train, in which there were replies and not
+    one could be used, the call raises `PayloadError`; after `few`, where fewer than three nodes
+    have replied.
+
+    An update that was handed over counts as applied or not by the models that are sent next, see
+    `Handed`: nodes whose method keeps a memory put theirs back if it was not.
+
+    `uplink`: of the nodes, if all have the same; else any method is accepted. `screening`: of
+    updates that are far longer than is usual, and of weights (`Screening()` if
+    None). `metrics`: the names of those that a reply holds, finite numbers, by the type of message:
+    a reply is made anew of these and its model, whatever else is in it.
+
+    `layout`: for nodes that know it, and a model of float32 alone, which then goes as one flat
+    vector on both sides; `initial`: tensors beside that vector, as the run begins with them
+    (`native.py`); `plain_bytes`: of that model as Flower sends it. `state`: with which a
+    link of the same options goes on.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        downlink: Codec | str | None = None,
+        exact: Sequence[str] = (),
+        seed: int = 0,
+        patience: int = 1,
+        few: int | None = None,
+        weighted_by_key: str = EXAMPLES,
+        uneven: bool = False,
+        uplink: Codec | None = None,
+        screening: Screening | None = None,
+        metrics: Mapping[str, Sequence[str]] | None = None,
+        layout: Layout | None = None,
+        plain_bytes: int = 0,
+        initial: Initial = NONE,
+        traffic: Traffic | None = None,
+        state: LinkState | None = None,
+    ) -> None:
+        if not isinstance(grid, Grid):
+            raise TypeError(f"Link wraps a Grid of Flower's (flwr.serverapp.Grid), not {grid!r}")
+        if not isinstance(exact, list | tuple) or not all(isinstance(e, str) for e in exact):
+            raise TypeError(f"exact must be a list of patterns of names, not {exact!r}")
+        if type(seed) is not int or seed < 0:
+            raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
+        super().__init__(grid)
+        self.traffic = Traffic() if traffic is None else traffic
+        self.state = state = LinkState() if state is None else state
+        codec = None if downlink is None else chosen(downlink)
+        self._whole = codec is None  # models go down whole
+        self._differences = Differences(codec, seed, state.differences)
+        self._dialogue = Dialogue(
+            self._differences, self.traffic, layout, plain_bytes, state.dialogue, uplink, initial
+        )
+        self._initial = initial
+        self._uplink = uplink
+        self._course = Course(self.traffic, patience, few, state.course)
+        apart = () if codec is None else codec.exact_names
+        self._models = Models(layout, exact, plain_bytes, state.models, apart)
+        self._layout = layout
+        self._weighted_by_key, self._uneven = weighted_by_key, uneven
+        self._underway = Underway()
+        self._untouched = Untouched(self.traffic) if layout is None else None
+        self._handed = Handed(self._dialogue.receipts, state.handed)
+        self._metrics = dict(metrics or {})
+        self._screens = Screens(
+            Screen(screening, state.screen),
+            Screen(screening, state.beside, floor=1.0),
+            StatisticsScreen(screening, state.statistics),
+        )
+        self._lengths: dict[str, Lengths] = {}  # of updates, by the id of the message's
+        self._slowest = defaultdict[str, Slowest](Slowest)  # by the type of messages
+
+    # Flower's Grid
+
+    def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> list[str]:
+        """Send messages; return their ids."""
+        self._dialogue.receipts.applied(self._dialogue.receipts.pending)
+        outgoing, sent = self._outgoing(list(messages))
+        self.state.round += any(each is not None and each.train for each in sent)
+        ids = list(super().push_messages(outgoing, ttl))
+        self._underway.add(outgoing, sent)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Fetch replies."""
+        return self._pulled(super().pull_messages(message_ids))
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """Wait for the next replies; see `TimedGrid`."""
+        return self._pulled(super().pull_before(message_ids, deadline))
+
+    def _pulled(self, found: Iterable[Message]) -> list[Message]:
+        """Return what has come with models in it, counted."""
+        found = list(found)
+        asked = [self._underway.asked(reply) for reply in found]
+        replies = self._screened([self._incoming(reply) for reply in found], asked)
+        self.traffic.client_updates += used(replies, asked)
+        if replies and self._untouched:
+            self._untouched.answered()
+        return replies
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages and wait for the replies; those that cannot be used become errors."""
+        messages = list(messages)
+        outgoing, sent = self._outgoing(messages)
+        train = any(each is not None and each.train for each in sent)
+        if train:
+            self.state.round += 1
+            self._course.begin_round(asked=len(sent))
+        if self.virtual_seconds is None and timeout is not None and timeout >= FOREVER:
+            kind = outgoing[0].metadata.message_type if outgoing else ""
+            found = gathered(self._grid, outgoing, timeout, self._slowest[kind])
+        else:
+            found = list(super().send_and_receive(outgoing, timeout=timeout))
+        ids = self._underway.add(outgoing, sent)
+        asked = [self._underway.asked(reply) for reply in found]
+        replies = [self._incoming(reply) for reply in found]
+        if not self._uneven:
+            replies = self._alike(replies, asked)
+        replies = self._screened(replies, asked)
+        for missing in filter(None, map(self._underway.take, ids)):
+            self._course.leave_out(missing.number, missing.node, "no reply")
+        if replies and self._untouched:
+            self._untouched.answered()
+        if train:
+            self._course.end_round(self.state.round, used(replies, asked), came(replies))
+        return replies
+
+    def end(self) -> None:
+        """Raise `PayloadError` if nodes were asked to train, and not one update was ever used."""
+        self._course.end()
+
+    # down
+
+    def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Asked | None]]:
+        """Return messages with payloads in place of models; nodes share one encoded copy."""
+        cache: dict[Key, Encoded] = {}
+        models: dict[int, Found | None] = {}
+        if gone := self._dialogue.gone(self._grid.get_node_ids):
+            for each in (self._underway, self._handed, self._screens):
+                each.forget(gone)
+        self._differences.tidy(self._dialogue.ledger.held)
+        made, sent = list[Message](), list[Asked | None]()
+        for message in messages:
+            if id(message.content) not in models:
+                found = self._models.of(message.content, first=not self.state.round)
+                models[id(message.content)] = found
+        if self._untouched:
+            self._untouched.called({message.metadata.message_type for message in messages})
+        self._handed.give(messages, {key: each.model for key, each in models.items() if each})
+        busy = set[int]()
+        for message in messages:
+            if (model := models[id(message.content)]) is None:
+                self.traffic.downlink_other_bytes += size_of(message.content)
+                self._look_at(message, None)
+                made.append(message)
+                sent.append(None)
+                continue
+            node, train = message.metadata.dst_node_id, trains(message)
+            decided = node not in busy and not self._underway.owes(node)
+            one, remembered = self._encoded(message, model, len(messages), cache, decided)
+            busy |= {node} if train else set()
+            made.append(one)
+            sent.append(remembered)
+        return made, sent
+
+    def _encoded(
+        self,
+        message: Message,
+        model: Found,
+        workers: int,
+        cache: dict[Key, Encoded],
+        decided: bool,
+    ) -> tuple[Message, Asked]:
+        form, values, plain, natives, ties = model
+        content, node, train = message.content, message.metadata.dst_node_id, trains(message)
+        self._differences.offer(values, form, named=self._layout is None, ties=ties)
+        number = server_round(content) or self.state.round + 1
+        exact = list(form.patterns) or None
+        note = ToNode(number, workers=workers if train else None, exact=exact)
+        name = records(content, ArrayRecord)[0][0]
+        dialogue = self._dialogue
+        unheard = dialogue.ledger.base_of(node) is None and dialogue.ledger.silent(node)
+        encoded, parcel, size = dialogue.encoded(
+            node, content, name, note, cache, plain, decided=decided, natives=natives
+        )
+        self._look_at(message, name)
+        unknown = unheard and self._differences.unheard is None
+        if self._untouched and (unknown or self._whole):
+            why = NO_DOWNLINK if self._whole else UNKNOWN
+            self._untouched.whole(message.metadata.message_type, name, size[0], why)
+        if not self.state.warned:
+            self._look_at_names(form, next(iter(parcel.arrays.values())).data)
+        kind, received = message.metadata.message_type, cast(Model, parcel.received)
+        sent = Asked(node, number, kind, name, train, form, received, plain, natives, ties)
+        return with_content(message, encoded), sent
+
+    # up
+
+    def _incoming(self, reply: Message) -> Message:
+        """Return a reply with a model in it; an error in place of one that cannot be used."""
+        sent = self._underway.take(reply.metadata.reply_to_message_id)
+        if sent is None and reply.has_error():
+            return reply  # there was no model in its message
+        if sent is None and payload_of(reply.content) is None:
+            self.traffic.uplink_other_bytes += size_of(reply.content)
+            self._look_at_reply(reply, None)
+            return self._readable(reply)
+        if sent is None:
+            self.traffic.came(measured(reply.content, NOTE), 0)
+            node = reply.metadata.src_node_id
+            reason = "its message was answered before, or never sent"
+            return self._refused(reply, node, self.state.round, reason)
+        try:
+            note = self._dialogue.opened(reply, sent.node, sent.number, sent.plain_bytes)
+            reply.content.pop(NOTE, None)
+            self._look_at_reply(reply, sent)
+            expect_readable(reply.content)
+            if not sent.kind.startswith("query"):
+                expect_weight(reply.content, self._weighted_by_key)
+            if sent.train and records(reply.content, ArrayRecord):
+                self._unpack(reply, note, sent)
+            if (names := self._metrics.get(sent.kind)) is not None:
+                reply.content = rebuilt(reply.content, sent, names)
+        except PayloadError as error:
+            return self._left_out(reply, sent.node, sent.number, str(error))
+        return reply
+
+    def _readable(self, reply: Message) -> Message:
+        """Return a reply that travels as it is; an error in place of one that nobody can read."""
+        try:
+            if not reply.has_error():
+                expect_readable(reply.content)
+        except PayloadError as error:
+            return self._refused(reply, reply.metadata.src_node_id, self.state.round, str(error))
+        return reply
+
+    def _left_out(self, reply: Message, node: int, number: int, reason: str) -> Message:
+        self._dialogue.receipts.drop(node)
+        return self._refused(reply, node, number, reason)
+
+    def _refused(self, reply: Message, node: int, number: int, reason: str) -> Message:
+        self._course.leave_out(number, node, reason)
+        return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
+
+    def _unpack(self, reply: Message, note: ToServer, sent: Asked) -> None:
+        """Put a model in place of the payload. Raises `PayloadError` if that cannot be."""
+        found = payload_of(reply.content)
+        if found is None:
+            raise PayloadError("the reply holds no payload; does the ClientApp use Uplink?")
+        name, payload = found
+        whole, named = bool(note.whole), bool(note.named)
+        if self._uplink is not None and (whole != self._uplink.exact or named):
+            raise PayloadError(OTHER_METHOD)
+        counts = self.state.models.counts
+        form = expected(payload, sent.form, whole=whole, named=named, counts=counts)
+        ties = left_tied(() if named else sent.ties, note.untied)
+        small = without(form, ties)
+        sequence = note.sequence or 0
+        update = self._dialogue.decode(sent.node, payload, sequence, small.whole, small.beside)
+        model = answered(update, small, sent.form, sent.start, whole=whole)
+        model = widened_model(model, form, ties)
+        change = lengths(form, model, sent.form, sent.start)
+        if self._layout is None:
+            answer = form.arrays(model)
+        else:
+            natives = self._initial.all(native_payload(reply.content)) if sent.natives else {}
+            answer = with_natives(flat_record(model.vector), natives)
+            if change is not None and natives:
+                change = change._replace(beside=distance(natives, sent.natives))
+        if change is not None:
+            self._lengths[reply.metadata.reply_to_message_id] = change
+        reply.content[name] = answer
+        if not self.state.warned:
+            self._look_at_names(form, payload, update.exact)
+
+    def _look_at(self, message: Message, model: str | None) -> None:
+        """Note what of a message travels as it is."""
+        if self._untouched and self._untouched.open:
+            self._untouched.sent(message.metadata.message_type, message.content, model)
+
+    def _look_at_reply(self, reply: Message, sent: Asked | None) -> None:
+        """Note what of a reply travels as it is."""
+        if self._untouched and self._untouched.open:
+            kind, found = reply.metadata.message_type, payload_of(reply.content)
+            self._untouched.came(kind, reply.content, found and found[0], sent is not None)
+
+    def _look_at_names(self, form: Form, payload: bytes, exact: tuple[int, ...] = ()) -> None:
+        """Warn once, of what goes up or down."""
+        self.state.warned = warn_of_no_names(form.whole.names, [*form.patterns, *exact], payload)
+
+    def _screened(self, replies: list[Message], asked: Sequence[Asked | None]) -> list[Message]:
+        """Make errors of replies whose update is refused; make smaller what is too large."""
+        found, self._lengths = self._lengths, {}
+        bad = screened(replies, asked, found, self._screens, self._weighted_by_key)
+        return self._without(replies, asked, bad)
+
+    def _alike(self, replies: list[Message], asked: list[Asked | None]) -> list[Message]:
+        """Make errors of replies that are not like most: a strategy would give up the round."""
+        return self._without(replies, asked, odd_ones(replies, asked, self._weighted_by_key))
+
+    def _without(
+        self, replies: list[Message], asked: Sequence[Asked | None], bad: Mapping[int, str]
+    ) -> list[Message]:
+        """Return replies, errors in place of bad ones: by `id`, and why."""
+        return [
+            self._left_out(reply, sent.node, self.state.round, bad[id(reply)])
+            if sent is not None and id(reply) in bad
+            else reply
+            for reply, sent in zip(replies, asked, strict=True)
+        ]

@@ -1,0 +1,307 @@
+"""Replies to a `Link`: to which message each is, and whether it is of use."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from numpy.typing import NDArray
+
+from ...base import PayloadError, is_finite
+from ...batchnorm import below_zero, expect_counts
+from ...decoder import Update, declared
+from ...layout import Layout
+from ...native_tensors import Own
+from ..headers import ACCURACY, LOSS, MOST, brief, number
+from ..records import filled, layout_of, records
+from ..tensor_split import (
+    Form,
+    Model,
+    form_as_declared,
+    form_of_models,
+    form_of_updates,
+    is_float,
+    moved,
+)
+from ..tied_weights import Ties
+
+
+class Asked(NamedTuple):
+    """What the server remembers of a message under way."""
+
+    node: int
+    number: int
+    kind: str  # the message's type
+    name: str  # of the record with the model
+    train: bool
+    form: Form
+    start: Model  # what the node's update starts from
+    plain_bytes: int
+    natives: Mapping[str, NDArray[Any]] = {}  # of those beside a flat vector
+    ties: Ties = ()  # copies that the message left out
+
+
+class Underway:
+    """Messages that were sent with a model in them, until they are answered."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, Asked] = {}  # by the message's id
+        self._owing: dict[int, list[str]] = {}  # by node: messages to train, in order
+
+    def add(self, messages: Iterable[Message], sent: Iterable[Asked | None]) -> list[str]:
+        """Remember messages that were sent, by the ids they have got; return these.
+
+        A grid leaves out a message to a node that is gone, and may return no id for it.
+        """
+        ids = [message.metadata.message_id for message in messages]
+        added = {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
+        self._sent |= added
+        for message_id, each in added.items():
+            if each.train:
+                self._owing.setdefault(each.node, []).append(message_id)
+        return ids
+
+    def owes(self, node: int) -> bool:
+        """Return whether a node owes a reply to a message to train.
+
+        It replies in order: what it owes from before its last reply is lost.
+        """
+        return node in self._owing
+
+    def forget(self, nodes: set[int]) -> None:
+        """Forget nodes that are gone, and what they were sent."""
+        self._sent = {key: sent for key, sent in self._sent.items() if sent.node not in nodes}
+        for node in nodes:
+            self._owing.pop(node, None)
+
+    def asked(self, reply: Message) -> Asked | None:
+        """Return what is known of the message that a reply answers."""
+        return self._sent.get(reply.metadata.reply_to_message_id)
+
+    def take(self, message_id: str) -> Asked | None:
+        """Return what is known of a message, and forget it."""
+        found = self._sent.pop(message_id, None)
+        if found is not None and message_id in (owed := self._owing.get(found.node, [])):
+            del owed[: owed.index(message_id) + 1]
+            if not owed:
+                del self._owing[found.node]
+        return found
+
+
+MOST_SIZE = 4  # times the bytes and tensors of the model sent: what a reply of others may hold
+LEAST_BYTES, LEAST_TENSORS = 1 << 18, 256  # that such a reply may hold, however small the model
+
+
+def expected(
+    payload: bytes, sent: Form, *, whole: bool, named: bool, counts: Collection[str] = ()
+) -> Form:
+    """Return the form in which a reply's payload must come, by its header where it names tensors.
+
+    `sent`: of the model that the node was sent; `counts`: names of tensors that were no floats at
+    first. Of a reply that names its tensors that tells which there are; those that were sent must
+    come in their type, or as floats of another width, and all in the part of the payload that the
+    link gives their type. Raises `PayloadError` for others, and for more than a reply may hold:
+    nothing is decoded before.
+    """
+    if not named:
+        return form_of_models(sent) if whole else sent
+    size = sum(map(_bytes_of, sent.whole.shapes, sent.whole.dtypes))
+    most = max(MOST_SIZE * size, LEAST_BYTES)
+    tensors = max(MOST_SIZE * len(sent.whole), LEAST_TENSORS)
+    layout, own = declared(payload, max_size=most, max_tensors=tensors)
+    if sum(map(_bytes_of, layout.shapes, layout.dtypes)) > most:
+        raise PayloadError(f"its tensors have more than the {most} bytes that are allowed here")
+    before = dict(zip(sent.whole.names, sent.whole.dtypes, strict=True))
+    for name, dtype in zip(layout.names, layout.dtypes, strict=True):
+        was = before.get(name, dtype)
+        if dtype != was and not (is_float(was) and (is_float(dtype) or name in counts)):
+            raise PayloadError(f"{brief(name)} comes as {dtype}, {was} was sent")
+    there, form = form_as_declared(layout, own), form_of_updates(layout, sent.patterns)
+    form = form_of_models(form) if whole else form
+    if own != form.beside:
+        odd = layout.names[min({*own} ^ {*form.beside})]
+        raise PayloadError(f"{brief(odd)} travels in another part of the payload than is asked")
+    return there
+
+
+def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
+    """Return a tensor's bytes, at least four an entry: as many as in the vector."""
+    return math.prod(shape) * (8 if dtype.endswith("64") else 4)
+
+
+def answered(update: Update, form: Form, sent: Form, start: Model, *, whole: bool) -> Model:
+    """Return the model that a node's payload leads to.
+
+    `form`: of the payload, as `expected`; `sent`, `start`: of the model that the node was sent.
+    `whole`: the payload holds the model, not what has changed in it. Raises `PayloadError` for
+    values that no strategy can use.
+    """
+    if not whole and form is not sent:
+        start = moved(start, sent, form)
+    with np.errstate(over="ignore"):
+        vector = update.dense() if whole else update.model_from(start.vector)
+    if not is_finite(vector):
+        raise PayloadError("the update leads to values beyond float32")
+    _expect_as_finite(update.own, start.own)
+    if below_zero(form.layout, vector):
+        raise PayloadError("its update holds a running variance below 0")
+    expect_counts(update.own)
+    return Model(vector, update.own)
+
+
+def _expect_as_finite(own: Sequence[Own], start: Sequence[Own]) -> None:
+    """Raise `PayloadError` for infinity in a tensor of its own type, unless it was sent there."""
+    before = {each.name: each.array for each in start}
+    for each in own:
+        if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
+            continue
+        was = before.get(each.name)
+        if (
+            was is None
+            or was.shape != each.array.shape
+            or (np.isfinite(was) & ~np.isfinite(each.array)).any()
+        ):
+            raise PayloadError(f"its update holds infinity in {each.name}")
+
+
+def rebuilt(content: RecordDict, sent: Asked, names: Sequence[str]) -> RecordDict:
+    """Return what was asked for of a reply, under the names that it was asked by.
+
+    `names`: of the metrics; finite numbers all. Raises `PayloadError` for what lacks one, or holds
+    more than one model.
+    """
+    metrics = dict[str, Any]()
+    for _, each in records(content, MetricRecord):
+        metrics |= each
+    measured = {name: number(metrics, name) for name in names}
+    if measured.get(LOSS, 0.0) < 0:
+        raise PayloadError(f"its {LOSS} must be at least 0, not {measured[LOSS]!r}")
+    if not 0 <= measured.get(ACCURACY, 0.0) <= 1:
+        raise PayloadError(f"its {ACCURACY} must be from 0 to 1, not {measured[ACCURACY]!r}")
+    made: dict[str, Any] = {}
+    if sent.train:
+        models = [each for _, each in records(content, ArrayRecord)]
+        if len(models) != 1:
+            raise PayloadError(f"a reply to train must hold one ArrayRecord, not {len(models)}")
+        made[sent.name] = models[0]
+    made["metrics"] = filled(MetricRecord, {name: metrics[name] for name in names})
+    return filled(RecordDict, made)
+
+
+def weight_of(content: RecordDict, key: str) -> float:
+    """Return a node's weight.
+
+    Raises `PayloadError` for what would make the wrapped strategy give up the whole round.
+    """
+    metrics = records(content, MetricRecord)
+    if len(metrics) != 1:
+        raise PayloadError("a reply must hold one MetricRecord")
+    return _usable_weight(metrics[0][1].get(key), key)
+
+
+def _usable_weight(weight: object, key: str) -> float:
+    if not isinstance(weight, int | float) or not 0 < weight < 2 * MOST:
+        raise PayloadError(f"{key} must be a number above 0, below 2^63, not {brief(weight)}")
+    return float(weight)
+
+
+def expect_weight(content: RecordDict, key: str) -> None:
+    """Raise `PayloadError` for a weight, if there is one, that a strategy cannot divide by."""
+    for _, metrics in records(content, MetricRecord):
+        if key in metrics:
+            _usable_weight(metrics[key], key)
+
+
+def odd_ones(
+    replies: Sequence[Message], asked: Sequence[Asked | None], weight: str
+) -> dict[int, str]:
+    """Return which replies are not like what was asked, or like most others, by `id`, and why.
+
+    Only those to messages of one type with the same tensors are compared. `weight`: the metric that
+    weighs them; of two kinds of replies as many as each other, it is in the usual one.
+    """
+    groups: dict[tuple[str, Layout], tuple[Asked, list[Message]]] = {}
+    for reply, sent in zip(replies, asked, strict=True):
+        if sent is not None and not reply.has_error():
+            groups.setdefault((sent.kind, sent.form.whole), (sent, []))[1].append(reply)
+    found = dict[int, str]()
+    for sent, group in groups.values():
+        found |= unlike(group, sent, weight)
+    return found
+
+
+NOT_REACHED = (  # errors that a grid makes in a node's place
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
+
+
+def came(replies: Sequence[Message]) -> int:
+    """Return how many replies nodes have sent: the others are a grid's."""
+    return sum(not r.has_error() or r.error.code not in NOT_REACHED for r in replies)
+
+
+def used(replies: Sequence[Message], asked: Sequence[Asked | None]) -> int:
+    """Return how many replies hold an update that can be used."""
+    pairs = zip(replies, asked, strict=True)
+    return sum(sent is not None and sent.train and not r.has_error() for r, sent in pairs)
+
+
+def unlike(replies: Sequence[Message], sent: Asked, weight: str) -> dict[int, str]:
+    """Return which replies to messages alike are not like the others, by `id`, and why.
+
+    What is usual is what was asked, if anybody has replied so; else what most have replied. To
+    train that is the tensors that were sent; replies without arrays are left out if any has some.
+    """
+    found, left = dict[int, str](), list(replies)
+    with_arrays = [reply for reply in replies if records(reply.content, ArrayRecord)]
+    if sent.train and with_arrays:
+        found = _others(left, with_arrays, "a reply must hold one ArrayRecord")
+        asked = sent.form.whole.names, sent.form.whole.shapes
+        as_asked = [reply for reply in with_arrays if _tensors(reply.content) == asked]
+        left = as_asked or with_arrays
+        found |= _others(with_arrays, left, "its tensors are not those that it was sent")
+    kinds = [_kinds(reply.content) for reply in left]
+    counted = Counter(kinds)
+
+    def rank(kind: frozenset[tuple[object, ...]]) -> tuple[int, int, int]:
+        named = any(name == sent.name for name, *_ in kind)
+        weighs = any((type_, key) == (MetricRecord, weight) for _, type_, key, _ in kind)
+        return counted[kind], named + weighs, -len({name for name, *_ in kind})
+
+    usual = max(counted, key=rank, default=None)
+    alike = [reply for reply, kind in zip(left, kinds, strict=True) if kind == usual]
+    reason = "its records or metrics have other names or lengths than the other nodes'"
+    return found | _others(left, alike, reason)
+
+
+def _others(replies: Sequence[Message], good: Sequence[Message], why: str) -> dict[int, str]:
+    kept = set(map(id, good))
+    return {id(reply): why for reply in replies if id(reply) not in kept}
+
+
+def _tensors(content: RecordDict) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Return the names and shapes of the first ArrayRecord's arrays."""
+    layout = layout_of(records(content, ArrayRecord)[0][1])
+    return layout.names, layout.shapes
+
+
+def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
+    """Return what a strategy wants to be the same in all replies: names, types, shapes, lengths."""
+    found = set[tuple[object, ...]]()
+    for name, record in content.items():
+        type_ = type(record)
+        for key, value in record.items():
+            length: object = len(value) if isinstance(value, list) else -1
+            if isinstance(record, ArrayRecord):
+                length = tuple(cast(Array, value).shape)
+            found.add((name, type_, key, length if type_ is not ConfigRecord else -1))
+        if not record:
+            found.add((name, type_, "", -1))
+    return frozenset(found)

@@ -1,0 +1,88 @@
+"""Which updates handed to a strategy are in its model: told by the models that it sends next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from flwr.app import Message
+from xxhash import xxh3_64_digest
+
+from ..acks import Receipts
+from ..headers import server_round, trains
+from ..node.state import checksum
+from ..tensor_split import Model
+
+
+class Given(NamedTuple):
+    """What a node was given to train: 8 bytes that name the model, and the strategy's round."""
+
+    model: bytes
+    round: int | None  # None: it says none
+
+
+@dataclass
+class HandedState:
+    """What each node was given last, and the models of the call before."""
+
+    given: dict[int, Given] = field(default_factory=dict)
+    last: set[bytes] = field(default_factory=set)
+
+
+def name_of(model: Model) -> bytes:
+    """Return bytes that name a model's values: those of its own types, too."""
+    own = (xxh3_64_digest(each.array.tobytes()) for each in model.own)
+    return checksum(model.vector) + b"".join(own)
+
+
+class Handed:
+    """Settles what has become of nodes' updates, of strategies that do not say so themselves.
+
+    A node's update counts as applied when the node is next sent another model, and as not applied
+    when it is sent the same one again; or when anybody is, in a later round of the strategy's: then
+    its round has come to nothing. (In the same round the strategy asks in batches.)
+    """
+
+    def __init__(self, receipts: Receipts, state: HandedState | None = None) -> None:
+        self._receipts = receipts
+        self._state = HandedState() if state is None else state
+
+    def give(self, messages: Iterable[Message], models: Mapping[int, Model]) -> None:
+        """Settle what these messages to train tell; note what their nodes are given.
+
+        `models`: by the contents' ids.
+        """
+        asked = [m for m in messages if id(m.content) in models and trains(m)]
+        names = {key: name_of(models[key]) for key in {id(m.content) for m in asked}}
+        given = {
+            m.metadata.dst_node_id: Given(names[id(m.content)], server_round(m.content))
+            for m in asked
+        }
+        if not given:
+            return
+        for node in self._receipts.pending:
+            if node in given and node in self._state.given:
+                new, old = given[node], self._state.given[node]
+                again = new.round is None or new.round != old.round
+                self._receipts.settle(node, applied=new.model != old.model or not again)
+        newest = {each.model for each in given.values()}
+        if newest & self._state.last:
+            self._give_up(given)
+        self._state.given |= given
+        self._state.last = newest
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Forget nodes that are gone."""
+        for node in nodes:
+            self._state.given.pop(node, None)
+
+    def _give_up(self, given: Mapping[int, Given]) -> None:
+        """Settle updates of rounds that have come to nothing."""
+        latest = dict[bytes, int]()
+        for each in given.values():
+            latest[each.model] = max(each.round or 0, latest.get(each.model, 0))
+        for node in self._receipts.pending:
+            before = self._state.given.get(node)
+            if before and before.round is not None and before.round < latest.get(before.model, 0):
+                self._receipts.settle(node, applied=False)

@@ -1,0 +1,263 @@
+"""Two ways to bring nodes to the newest version: by differences, or by the steps they lack."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...batchnorm import changes
+from ...codec import Codec
+from ...decoder import decode_update
+from ...layout import Layout
+from ...make import make_codec
+from ...sparsifiers.dense import Dense
+from ..node.state import checksum, fingerprint
+from ..node_replica import MODEL, VERSION, Replica
+from ..records import Vector, payload_record, payload_records
+from ..tensor_split import Form, Model, converted, form_of_models
+from ..tied_weights import Ties, narrowed, narrowed_model, told, widened, widened_model, without
+from .session import UNHEARD, Parcel
+
+BUDGET = 512 << 20  # bytes of versions that the server keeps; beyond, nodes get the model whole
+RAW = make_codec(quantizer="float32", coder="raw")
+
+
+@dataclass
+class DifferencesState:
+    """Versions by number, those used last at the end; their checksums, and those of their tensors'
+    names and shapes; how many there were, and how many models were encoded.
+    """
+
+    versions: dict[int, Vector] = field(default_factory=dict)
+    checksums: dict[int, bytes] = field(default_factory=dict)
+    tensors: dict[int, bytes] = field(default_factory=dict)
+    count: int = 0
+    encoded: int = 0
+
+
+class Offered(NamedTuple):
+    """A model that is to be sent: see `Differences.offer`."""
+
+    model: Model
+    form: Form
+    named: bool
+    ties: Ties
+
+
+class Differences:
+    """Encodes a model for each node: what has changed since its version, or whole.
+
+    The error of each encoding stays in the difference between a node's version and the model, and
+    so in the next difference: the server's own error feedback, without a memory beside the
+    versions. What is no change (BatchNorm's statistics, tensors of their own type) travels as it
+    is each time. Versions are numbered from 1, equal ones have the same number, and they are kept
+    while a node has them, those used last up to `BUDGET` bytes. Without a `codec`, or with one that
+    loses nothing, the model goes whole each time, and no node keeps it.
+    """
+
+    skips = False
+
+    def __init__(
+        self, codec: Codec | None = None, seed: int = 0, state: DifferencesState | None = None
+    ) -> None:
+        exact = codec is not None and codec.exact
+        self._whole = codec if codec is not None and exact else RAW
+        self._codec = None if exact else codec
+        self.unheard = of_models(self._codec)
+        self._seed = seed
+        self._state = DifferencesState() if state is None else state
+        self._bytes = sum(vector.nbytes for vector in self._state.versions.values())
+        tensors = self._state.tensors
+        self._numbers = {(name, tensors[v]): v for v, name in self._state.checksums.items()}
+        self._offered: Offered | None = None
+
+    def offer(self, model: Model, form: Form, *, named: bool, ties: Ties = ()) -> None:
+        """Take a model for the parcels to come.
+
+        `model`: in the form in which it travels whole (`form_of_models`), `form`: in which its
+        changes do; `named`: for nodes that know no layout; `ties`: copies, which are left out.
+        """
+        self._offered = Offered(model, form, named, ties)
+
+    def knows(self, version: int) -> bool:
+        """Return whether a version is still there, and of the model on offer."""
+        if self._offered is None:
+            return False
+        return self._state.tensors.get(version) == fingerprint(self._offered.form.layout)
+
+    def parcel(self, base: int | None) -> Parcel:
+        """Return the model on offer for nodes of version `base`."""
+        assert self._offered is not None
+        offered, codec = self._offered, self._codec
+        self._state.encoded += 1
+        if base == UNHEARD and self.unheard is not None:
+            return self._parcel_unheard(self.unheard, offered)
+        if base is None or base == UNHEARD or codec is None:
+            return self._parcel_whole(offered)
+        model, form, named, ties = offered
+        model = converted(model, form_of_models(form), form)
+        versions, small = self._state.versions, without(form, ties)
+        start = versions[base]
+        change = changes(model.vector, start, form.layout, codec.exact_names)
+        values, own = narrowed_model(Model(change, model.own), form, ties)
+        payload = codec.encode(values, small.layout, seed=self._drawn, names=named, own=own)
+        update = decode_update(payload, small.whole, own=small.beside)
+        vector = widened(update.model_from(narrowed(start, form, ties)), form, ties)
+        versions[base] = versions.pop(base)  # used last
+        return self._parcel(payload, Model(vector, model.own), offered, {"base": base})
+
+    @property
+    def _drawn(self) -> int:
+        """What a codec draws from: the models that were encoded so far, and the seed."""
+        return (self._seed << 64) | self._state.encoded
+
+    def _parcel_whole(self, offered: Offered) -> Parcel:
+        model, form, named, ties = offered
+        whole = form_of_models(form)
+        small, (values, own) = without(whole, ties), narrowed_model(model, whole, ties)
+        payload = self._whole.encode(values, small.layout, names=named, own=own)
+        update = decode_update(payload, small.whole, own=small.beside)
+        received = widened_model(Model(update.dense(), own), whole, ties)
+        return self._parcel(payload, converted(received, whole, form), offered, {})
+
+    def _parcel_unheard(self, codec: Codec, offered: Offered) -> Parcel:
+        """Return the model whole, its values quantized: there is nothing to send changes to."""
+        model, form, named, ties = offered
+        small = without(form, ties)
+        values, own = narrowed_model(converted(model, form_of_models(form), form), form, ties)
+        payload = codec.encode(values, small.layout, seed=self._drawn, names=named, own=own)
+        update = decode_update(payload, small.whole, own=small.beside)
+        received = widened_model(Model(update.dense(), own), form, ties)
+        return self._parcel(payload, received, offered, {})
+
+    def _parcel(
+        self, payload: bytes, received: Model, offered: Offered, note: Mapping[str, int]
+    ) -> Parcel:
+        form, says = offered.form, {**note, **told(offered.form, offered.ties)}
+        if self._codec is None:
+            return Parcel(payload_record(payload), says, len(payload), received)
+        name = checksum(received.vector)
+        version = self._remember(name, received.vector, fingerprint(form.layout))
+        says |= {"version": version, "checksum": name}
+        return Parcel(payload_record(payload), says, len(payload), received)
+
+    def tidy(self, held: Iterable[int]) -> None:
+        """Drop versions that no node has, and the oldest beyond the budget: before encoding."""
+        for version in self._state.versions.keys() - set(held):
+            self._drop(version)
+        while self._bytes > BUDGET:
+            self._drop(next(iter(self._state.versions)))
+
+    def crowded(self, nodes: int) -> bool:
+        """Return whether it is time to tidy, for so many nodes that are sent messages one by one.
+
+        Half of the versions there are would go, or the budget is exceeded.
+        """
+        return len(self._state.versions) > 2 * nodes or self._bytes > BUDGET
+
+    def _drop(self, version: int) -> None:
+        self._bytes -= self._state.versions.pop(version).nbytes
+        del self._numbers[self._state.checksums.pop(version), self._state.tensors.pop(version)]
+
+    def _remember(self, name: bytes, vector: Vector, tensors: bytes) -> int:
+        state = self._state
+        version = self._numbers.get((name, tensors))
+        if version is None:
+            version = state.count = state.count + 1
+            state.checksums[version], state.tensors[version] = name, tensors
+            self._numbers[name, tensors] = version
+            self._bytes += vector.nbytes
+        state.versions.pop(version, None)
+        state.versions[version] = vector  # at the end
+        return version
+
+
+def of_models(codec: Codec | None) -> Codec | None:
+    """Return a method for models whole, with what a codec writes values with; None: with none.
+
+    A quantizer that keeps their length is close enough for values that are no changes.
+    """
+    if codec is None or codec.quantizer.exact or not codec.quantizer.keeps_norm:
+        return None
+    return Codec(Dense(), codec.quantizer, codec.coder, exact_names=codec.exact_names)
+
+
+WORTH_IT = 1.1  # a dense update with its header is no reason for a snapshot yet
+
+
+class Steps:
+    """The updates applied last, with their rates, kept for nodes that missed some of them.
+
+    A node gets those that it lacks, with the rates they were applied at. It gets a snapshot, the
+    model and the optimiser's memory, if it has no replica yet, answered with an error, or lacks so
+    many that a snapshot is smaller. A node whose reply was lost may be ahead of what is known of
+    it: it leaves out what it has. `follow` False: every message carries the model, nodes keep none.
+    """
+
+    skips = True
+
+    def __init__(
+        self,
+        replica: Replica,
+        layout: Layout,
+        *,
+        follow: bool,
+        recent: deque[tuple[bytes, float]] | None = None,
+    ) -> None:
+        self._replica, self._layout, self._follow = replica, layout, follow
+        self.recent = deque[tuple[bytes, float]]() if recent is None else recent
+        self._recent_bytes = sum(len(payload) for payload, _ in self.recent)
+        self._cache: dict[int | None, Parcel] = {}
+        floats = [a for name, a in replica.arrays.items() if name != VERSION]
+        self._snapshot_bytes = sum(a.nbytes for a in floats)
+
+    def add(self, payload: bytes, rate: float) -> None:
+        """Note the update that made the newest version (after the replica took the step)."""
+        self._cache.clear()
+        if not self._follow:
+            return
+        self.recent.append((payload, rate))
+        self._recent_bytes += len(payload)
+        while self._recent_bytes > self._snapshot_bytes and len(self.recent) > 1:
+            self._recent_bytes -= len(self.recent.popleft()[0])
+
+    def knows(self, version: int) -> bool:
+        """Return whether all steps since a version are still there."""
+        return self._replica.version - version <= len(self.recent)
+
+    def parcel(self, base: int | None) -> Parcel:
+        """Return what nodes of version `base` get; the same object for all of them."""
+        if base not in self._cache:
+            self._cache[base] = self._snapshot() if base is None else self._updates(base)
+        return self._cache[base]
+
+    def checksum(self) -> bytes:
+        """Return 8 bytes that every node's model must have."""
+        return checksum(self._replica.model)
+
+    def _updates(self, base: int) -> Parcel:
+        missing = self._replica.version - base
+        found = list(self.recent)[len(self.recent) - missing :]
+        if sum(len(payload) for payload, _ in found) > WORTH_IT * self._snapshot_bytes:
+            return self.parcel(None)
+        payloads = {str(base + i): payload for i, (payload, _) in enumerate(found, 1)}
+        rates = [rate for _, rate in found]
+        return self._parcel(payloads, {"base": base, "rates": rates})
+
+    def _snapshot(self) -> Parcel:
+        payloads: dict[str, bytes] = {}
+        for name, array in self._replica.arrays.items():
+            if name == VERSION or (not self._follow and payloads):
+                continue
+            layout = self._layout
+            if name != MODEL:
+                layout = Layout((name,), (array.shape,), ("float32",))
+            payloads[name] = RAW.encode(array, layout)
+        return self._parcel(payloads, {})
+
+    def _parcel(self, payloads: dict[str, bytes], note: dict[str, object]) -> Parcel:
+        if self._follow:
+            note["version"] = self._replica.version
+        return Parcel(payload_records(payloads), note, sum(map(len, payloads.values())))

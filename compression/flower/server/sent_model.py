@@ -1,0 +1,162 @@
+"""The model in what a strategy sends: which record it is, and how its changes travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from glob import escape
+from logging import getLogger
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from ...base import PayloadError
+from ...batchnorm import expect_matches, matches
+from ...layout import Layout
+from ..headers import NOTE
+from ..native_tensors import natives_of
+from ..node.state import fingerprint
+from ..records import layout_of, payload_of, records, to_vector
+from ..tensor_split import FLOATS, Form, Model, converted, form_of_models, form_of_updates, is_float
+from ..tied_weights import Ties, still_tied, ties_in
+from ..traffic import flower_bytes, warn_of_variances
+from ..uncompressed import holds_floats, old_record
+
+log = getLogger("edgewire")
+
+
+@dataclass
+class ModelsState:
+    """`counts`: names of tensors that are no floats, or held infinities at first; `led_below`:
+    whether variances have led below 0; `tied`: by the names and shapes of a model's tensors, those
+    that have been copies of others ever since; `seen`: those of all models so far.
+    """
+
+    counts: set[str] = field(default_factory=set)
+    led_below: bool = False
+    tied: dict[bytes, Ties] = field(default_factory=dict)
+    seen: set[bytes] = field(default_factory=set)
+
+
+class Found(NamedTuple):
+    """A model, how its changes travel, its bytes as Flower sends it, tensors beside its vector, and
+    which tensors are copies of others.
+    """
+
+    form: Form
+    model: Model
+    plain_bytes: int
+    natives: Mapping[str, NDArray[Any]] = {}  # beside a flat vector
+    ties: Ties = ()
+
+
+def expect_no_old_api(content: RecordDict) -> None:
+    """Raise `ValueError` for a message of Flower's old API: its arrays are none of a model."""
+    if name := old_record(content):
+        raise ValueError(
+            f"Link: the server is of Flower's old API (it sends {name!r}), of which nothing can"
+            " be compressed: move it to the message API, flwr.serverapp, or take Link away"
+        )
+
+
+class Models:
+    """Finds the model in a message's content: its first ArrayRecord.
+
+    `exact`: patterns of names of tensors that travel in their own type. `layout`: of a model that
+    is float32 alone, for nodes that know it; `plain_bytes`: of that one. `apart`: patterns of names
+    of tensors that are no copies of others.
+    """
+
+    def __init__(
+        self,
+        layout: Layout | None,
+        exact: Sequence[str],
+        plain_bytes: int,
+        state: ModelsState,
+        apart: tuple[str, ...] = (),
+    ) -> None:
+        self._layout, self._exact, self._plain_bytes = layout, tuple(exact), plain_bytes
+        self._state, self._apart = state, apart
+
+    def of(self, content: RecordDict, *, first: bool) -> Found | None:
+        """Return the model in a content, None if there is none; `first`: none was sent before.
+
+        Raises `ValueError` for a record that has the link's name, or an `exact` without a tensor,
+        and `PayloadError` for a first model with NaN in it.
+        """
+        expect_no_old_api(content)
+        there = records(content, ArrayRecord)
+        if not there or payload_of(content) is not None:
+            return None
+        if self._layout is None and there[0][1] and not holds_floats(there[0][1]):
+            return None  # trees, say: it travels as it is
+        if NOTE in content:
+            raise ValueError(f"a message's record {NOTE!r} is the link's: give yours another name")
+        found = self._in(there[0][1], first)
+        if not self._state.led_below:
+            vector = converted(found.model, form_of_models(found.form), found.form).vector
+            self._state.led_below = warn_of_variances(found.form.layout, vector)
+        return found
+
+    def _in(self, arrays: ArrayRecord, first: bool) -> Found:
+        if self._layout is not None:
+            form, model = form_of_updates(self._layout, self._exact), Model(to_vector(arrays))
+            return Found(form, model, self._plain_bytes, natives_of(arrays))
+        layout = layout_of(arrays)
+        form = form_of_updates(layout, self._patterns(arrays, layout, first))
+        model = form_of_models(form).model(arrays)
+        return Found(form, model, flower_bytes(arrays), ties=self._ties(form, model))
+
+    def _ties(self, form: Form, model: Model) -> Ties:
+        """Return which tensors are copies: of a model's first ones, those that have been all along.
+
+        What was untied once stays so: it would be equal by chance.
+        """
+        key = fingerprint(form.whole)
+        if (ties := self._state.tied.get(key)) is None:
+            ties = ties_in(form, model, self._apart)
+        self._state.tied[key] = ties = still_tied(ties, form_of_models(form), model)
+        return ties
+
+    def _patterns(self, arrays: ArrayRecord, layout: Layout, first: bool) -> tuple[str, ...]:
+        """Return the patterns of names of tensors that travel in their own type.
+
+        Among them is what was no float at first: a strategy's mean makes float64 of integers. So is
+        what was infinite in the first model of these tensors, a mask of attention, say: later on
+        that would be a divergence.
+        """
+        if first:
+            expect_matches(layout, self._exact)
+        if (key := fingerprint(layout)) not in self._state.seen:
+            self._state.seen.add(key)
+            self._note_infinite(arrays, layout)
+        floats = dict(zip(layout.names, map(is_float, layout.dtypes), strict=True))
+        self._state.counts |= {name for name, float_ in floats.items() if not float_}
+        made = sorted(escape(name) for name in self._state.counts if floats.get(name))
+        return (*self._exact, *made)
+
+    def _note_infinite(self, arrays: ArrayRecord, layout: Layout) -> None:
+        """Let tensors of floats travel in their own type if they hold infinity; say so.
+
+        Raises `PayloadError` for NaN, of which no payload is made.
+        """
+        found = set[str]()
+        for name, dtype in zip(layout.names, layout.dtypes, strict=True):
+            if dtype in FLOATS and not np.isfinite(values := arrays[name].numpy()).all():
+                if np.isnan(values).any():
+                    raise PayloadError(
+                        f"the first model holds NaN in {name!r}, which no payload carries: keep "
+                        "that tensor at the nodes, or let infinity stand for it"
+                    )
+                found.add(name)
+        unasked = sorted(n for n in found - self._state.counts if not matches(n, self._exact))
+        if unasked:
+            more = f" and {len(unasked) - 3} more" if len(unasked) > 3 else ""
+            log.warning(
+                "the first model holds infinity in %s%s: it goes exactly, uncompressed",
+                ", ".join(map(repr, unasked[:3])),
+                more,
+            )
+        self._state.counts |= found

@@ -1,0 +1,276 @@
+"""Keeps what no optimiser may step out of a strategy's sight: statistics, integers.
+
+A strategy's optimiser would lead them anywhere: a variance below zero makes the model NaN. Here
+each entry stays between the smallest and the largest that nodes reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedMedian,
+    FedTrimmedAvg,
+    Krum,
+    MultiKrum,
+    Strategy,
+)
+from numpy.typing import NDArray
+
+from ...base import PayloadError
+from ...batchnorm import exact_tensors, expect_matches, separate
+from ...layout import Layout
+from ..headers import EXAMPLES
+from ..native_tensors import differing, natives_of, with_natives
+from ..records import FlatArray, flat_record, layout_of, records, to_vector, with_content
+from ..tensor_split import form_of_updates
+from .inbox import weight_of
+
+
+def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:
+    """Return the weighted mean in the arrays' own type, within what they hold.
+
+    Integers are rounded; where all agree it is their value to the last bit.
+    """
+    low, high = np.minimum.reduce(values), np.maximum.reduce(values)
+    kind = values[0].dtype
+    wide: Any = np.float64 if kind.kind in "fb" else np.longdouble
+    total = np.zeros(values[0].shape, dtype=wide)
+    shares = np.asarray(weights) / np.max(weights)  # a sum of weights may be beyond float64
+    for value, share in zip(values, shares / np.sum(shares), strict=True):
+        if share:  # infinity times 0 is no number
+            total += value.astype(wide) * wide(share)
+    if kind.kind == "b":
+        return np.asarray(total >= 0.5)
+    if kind.kind in "iu":
+        total = np.rint(total)
+    low_wide, high_wide = low.astype(wide), high.astype(wide)
+    total = np.where(total == total, total, low_wide)  # infinities of both signs
+    inside = np.clip(total, low_wide, high_wide).astype(kind)
+    mixed: NDArray[Any] = np.where(low == high, low, np.clip(inside, low, high))
+    return mixed
+
+
+def median(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Return the median of each entry, the lower one of two: always a value that was sent."""
+    stacked = np.stack(values)
+    middle = (len(stacked) - 1) // 2
+    return np.asarray(np.partition(stacked, middle, axis=0)[middle])  # of 0-d it is a scalar
+
+
+ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
+PRIVATE = (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+)
+
+
+UNCOVERED = (
+    "differential privacy covers what the strategy sees, and not BatchNorm's running statistics, "
+    "integers or exact tensors: take a model without (GroupNorm, LayerNorm)"
+)
+STATISTICS = ""  # names them in the rest of a flat model; no tensor has that name
+
+
+class Cut(NamedTuple):
+    """A model's record in two: what a strategy sees, and the rest."""
+
+    seen: ArrayRecord
+    rest: dict[str, Array]
+
+
+class Sheltered(Strategy):
+    """Wraps a strategy, which then sees trained tensors alone.
+
+    BatchNorm's running statistics, tensors that are no floats, and those whose names match a
+    pattern in `exact` are mixed of what the nodes report: their mean, by the nodes' weights. A
+    robust strategy (Krum, median, trimmed mean, ...) takes nothing but values that nodes sent, and
+    does so to be safe from some of them: it sees float32 statistics itself, and the rest is mixed
+    by the median. `layout`: of a model that comes as one flat vector.
+
+    The wrapped strategy's own `start`, if it has one, is not called. Raises `TypeError` for what is
+    no strategy of the message API; `configure_train` raises `ValueError` for a model with such
+    tensors under a wrapper of differential privacy, whose noise would not cover them.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        exact: Sequence[str] = (),
+        weighted_by_key: str = EXAMPLES,
+        layout: Layout | None = None,
+    ) -> None:
+        _expect_strategy(strategy)
+        self.strategy = strategy
+        self.exact, self.weighted_by_key = tuple(exact), weighted_by_key
+        self._layout = layout
+        wrapped = _wrapped_by(strategy)
+        self._robust = isinstance(wrapped[-1], ROBUST)
+        self._private = any(isinstance(each, PRIVATE) for each in wrapped)
+        self._sent: dict[str, NDArray[Any]] = {}  # native tensors, under a wrapper of privacy
+
+    def summary(self) -> None:
+        """Log the wrapped strategy's summary."""
+        self.strategy.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Configure with the wrapped strategy; add the rest to what it sends."""
+        cut = self._cut(arrays)
+        if self._private and self._values(layout_of(arrays) if self._layout is None else None):
+            raise ValueError(UNCOVERED)
+        self._sent = _natives(cut.rest) if self._private else {}
+        return self._whole(
+            self.strategy.configure_train(server_round, cut.seen, config, grid), arrays, cut.rest
+        )
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As `configure_train`, for evaluation at the nodes."""
+        cut = self._cut(arrays)
+        return self._whole(
+            self.strategy.configure_evaluate(server_round, cut.seen, config, grid), arrays, cut.rest
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Aggregate what the wrapped strategy sees; mix the rest."""
+        shown, reports, weights, order = list[Message](), list[dict[str, Array]](), [], None
+        for reply in replies:
+            if not reply.has_error() and len(found := records(reply.content, ArrayRecord)) == 1:
+                name, arrays = found[0]
+                try:
+                    weights.append(weight_of(reply.content, self.weighted_by_key))
+                except PayloadError as error:  # a mean of these would be none
+                    shown.append(with_content(reply, None, Error(ErrorCode.UNKNOWN, str(error))))
+                    continue
+                cut, order = self._cut(arrays), arrays
+                reports.append(cut.rest)
+                content = {k: cut.seen if k == name else v for k, v in reply.content.items()}
+                reply = with_content(reply, RecordDict(content))
+            shown.append(reply)
+        aggregated, metrics = self.strategy.aggregate_train(server_round, shown)
+        if aggregated is None or order is None:
+            return aggregated, metrics
+        if self._private and any(differing(_natives(r), self._sent) for r in reports):
+            raise ValueError(UNCOVERED)
+        mixed = {name: self._mixed([r[name] for r in reports], weights) for name in reports[0]}
+        return self._joined(order, aggregated, mixed), metrics
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Aggregate with the wrapped strategy."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def _values(self, layout: Layout | None) -> list[str]:
+        """Return the names of tensors that are values, of a record of named arrays, or flat."""
+        layout = layout or self._layout
+        assert layout is not None
+        expect_matches(layout, self.exact)
+        form = form_of_updates(layout, self.exact)
+        found = {form.whole.names[place] for place in form.beside}
+        if not self._robust or self._private:
+            found |= {form.layout.names[t] for t in exact_tensors(form.layout)}
+        return [name for name in layout.names if name in found]
+
+    def _cut(self, arrays: ArrayRecord) -> Cut:
+        if self._layout is None:
+            rest = set(self._values(layout_of(arrays)))
+            seen = ArrayRecord({n: a for n, a in arrays.items() if n not in rest})
+            return Cut(seen, {n: a for n, a in arrays.items() if n in rest})
+        vector, exact = to_vector(arrays), exact_tensors(self._layout)
+        beside: dict[str, Array] = {n: FlatArray(a) for n, a in natives_of(arrays).items()}
+        if self._robust or not exact:
+            return Cut(flat_record(vector), beside)
+        parts = separate(self._layout, exact)
+        beside[STATISTICS] = FlatArray(parts.gather_exact(vector))
+        return Cut(flat_record(parts.gather(vector)), beside)
+
+    def _joined(self, order: ArrayRecord, seen: ArrayRecord, rest: dict[str, Array]) -> ArrayRecord:
+        """Return a whole model's record, its tensors in the order and types of another."""
+        if self._layout is None:
+            return ArrayRecord(
+                {n: rest[n] if n in rest else _typed(seen[n], order[n]) for n in order}
+            )
+        natives = _natives(rest)
+        if STATISTICS not in rest:
+            return with_natives(flat_record(to_vector(seen)), natives) if natives else seen
+        parts = separate(self._layout, exact_tensors(self._layout))
+        statistics = rest[STATISTICS].numpy()
+        return with_natives(flat_record(parts.merge(to_vector(seen), statistics)), natives)
+
+    def _whole(
+        self, messages: Iterable[Message], order: ArrayRecord, rest: dict[str, Array]
+    ) -> list[Message]:
+        """Return messages with the rest in them; those that share a content share it still."""
+        messages, whole = list(messages), dict[int, RecordDict]()
+        contents = [message.content for message in messages]  # kept alive: ids stay unique
+        for message, content in zip(messages, contents, strict=True):
+            if rest and id(content) not in whole:
+                name, seen = records(content, ArrayRecord)[0]
+                joined = self._joined(order, seen, rest)
+                whole[id(content)] = RecordDict(
+                    {k: joined if k == name else v for k, v in content.items()}
+                )
+            message.content = whole.get(id(content), content)
+        return messages
+
+    def _mixed(self, arrays: list[Array], weights: list[float]) -> Array:
+        values = [_values_of(array) for array in arrays]
+        if all(value is values[0] for value in values):  # a constant
+            return arrays[0]
+        mixed = median(values) if self._robust else mean(values, weights)
+        return FlatArray(mixed) if isinstance(arrays[0], FlatArray) else Array(mixed)
+
+
+def _natives(rest: dict[str, Array]) -> dict[str, NDArray[Any]]:
+    """Return the native tensors in the rest of a flat model."""
+    return {name: _values_of(a) for name, a in rest.items() if name != STATISTICS}
+
+
+def _typed(array: Array, like: Array) -> Array:
+    """Return an array in another's type: FedAdam makes float64 of float32, say."""
+    return array if array.dtype == like.dtype else Array(array.numpy().astype(like.dtype))
+
+
+def _values_of(array: Array) -> NDArray[Any]:
+    return cast(NDArray[Any], array.vector if isinstance(array, FlatArray) else array.numpy())
+
+
+def _wrapped_by(strategy: Strategy) -> list[Strategy]:
+    """Return a strategy and those that it wraps, the innermost last."""
+    found = [strategy]
+    while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
+        found.append(inner)
+    return found
+
+
+def _expect_strategy(strategy: object) -> None:
+    """Raise `TypeError` unless this is a strategy of Flower's message API."""
+    if isinstance(strategy, type):
+        name = strategy.__name__
+        raise TypeError(f"Sheltered wraps a strategy, not its class: Sheltered({name}())")
+    if not isinstance(strategy, Strategy):
+        old = type(strategy).__module__.startswith(("flwr.server.", "flwr.compat."))
+        why = "; it is of Flower's old API" if old else ""
+        raise TypeError(
+            "Sheltered wraps a strategy of Flower's message API (flwr.serverapp.strategy), "
+            f"not {strategy!r}{why}"
+        )

@@ -1,0 +1,212 @@
+"""Which of a model's tensors are entries of one float32 vector, and which travel beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from ..base import PayloadError
+from ..batchnorm import COUNT, is_statistic, matches, own_name, separate
+from ..layout import Layout
+from ..native_tensors import Own
+from .records import Vector
+
+FLOATS = ("float16", "float32", "float64")  # that a vector holds: bfloat16 is unknown to numpy
+
+
+class Model(NamedTuple):
+    """A model's values: float32 (n,), and the tensors of their own type."""
+
+    vector: Vector
+    own: tuple[Own, ...] = ()
+
+
+class Form:
+    """How a model's tensors travel: those at the positions `beside` in their own type.
+
+    `whole`: all tensors; `layout`: those in the vector, in the same order; `patterns`: of names of
+    those beside it that could be in it.
+    """
+
+    def __init__(
+        self, whole: Layout, beside: Iterable[int] = (), patterns: tuple[str, ...] = ()
+    ) -> None:
+        self.whole, self.beside, self.patterns = whole, tuple(sorted(beside)), patterns
+        self.layout = whole.without(self.beside)
+
+    def model(self, arrays: ArrayRecord) -> Model:
+        """Return the values of named arrays.
+
+        Raises `PayloadError` for other names, sizes, or values that their type cannot hold.
+        """
+        whole, beside = self.whole, set(self.beside)
+        if set(whole.names) != set(arrays):
+            raise PayloadError(f"arrays do not match the model: got {sorted(arrays)}")
+        parts: list[Vector] = []
+        own: list[Own] = []
+        for place, (name, shape, dtype) in enumerate(
+            zip(whole.names, whole.shapes, whole.dtypes, strict=True)
+        ):
+            values = arrays[name].numpy()
+            if values.shape != tuple(shape):
+                raise PayloadError(f"{name} has shape {values.shape}, the model's is {shape}")
+            if place in beside:
+                own.append(Own(place, name, _of_type(values, dtype, name)))
+            else:
+                parts.append(np.asarray(values, dtype=np.float32).reshape(-1))
+        vector = np.concatenate(parts) if parts else np.empty(0, np.float32)
+        return Model(vector, tuple(own))
+
+    def arrays(self, model: Model) -> ArrayRecord:
+        """Return one named Array a tensor, each in its own type and shape, in the model's order."""
+        own = {each.position: each.array for each in model.own}
+        record, offsets, done = ArrayRecord(), self.layout.offsets, 0
+        for place, (name, shape, dtype) in enumerate(
+            zip(self.whole.names, self.whole.shapes, self.whole.dtypes, strict=True)
+        ):
+            if place in own:
+                record[name] = Array(own[place])
+                continue
+            values = model.vector[offsets[done] : offsets[done + 1]].reshape(shape)
+            record[name] = Array(np.asarray(values, dtype=dtype))
+            done += 1
+        return record
+
+
+def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
+    """Return values in a tensor's type; `PayloadError` if that changes them.
+
+    Floats may be rounded: who trains in float32 answers a model of halves with float32.
+    """
+    if values.dtype == dtype:
+        return values
+    cast = values.astype(dtype)
+    floats = values.dtype.kind == cast.dtype.kind == "f"
+    if not floats and not (cast == values).all():
+        raise PayloadError(f"{name} comes as {values.dtype}, its {dtype} cannot hold the values")
+    return cast
+
+
+@lru_cache(maxsize=16)
+def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> Form:
+    """Return how changes of a model travel.
+
+    Beside the vector: what is no float, statistics other than float32, and what `exact` matches.
+    """
+    beside = [
+        t
+        for t, (name, dtype) in enumerate(zip(whole.names, whole.dtypes, strict=True))
+        if not is_float(dtype)
+        or (is_statistic(name) and dtype != "float32")
+        or matches(name, exact)
+    ]
+    return Form(whole, beside, exact)
+
+
+def is_float(dtype: str) -> bool:
+    """Return whether a type is one of floats."""
+    return dtype.startswith(("float", "bfloat"))
+
+
+@lru_cache(maxsize=16)
+def form_of_models(form: Form) -> Form:
+    """Return how a model travels whole: all that is not float32 in its own type, too."""
+    others = [t for t, dtype in enumerate(form.whole.dtypes) if dtype != "float32"]
+    return _form(form.whole, tuple(sorted({*others, *form.beside})))
+
+
+def converted(model: Model, form: Form, to: Form) -> Model:
+    """Return the same model in another form; itself where both are the same."""
+    return model if form.beside == to.beside else to.model(form.arrays(model))
+
+
+def form_as_declared(whole: Layout, own: tuple[int, ...]) -> Form:
+    """Return the form of a payload that says itself what its tensors are, as `declared` reads it.
+
+    Raises `PayloadError` for a tensor of the vector that no Array can be made of: one that is no
+    float, or of a type that numpy does not know.
+    """
+    form = _form(whole, own)
+    for name, dtype in zip(form.layout.names, form.layout.dtypes, strict=True):
+        if dtype not in FLOATS:
+            raise PayloadError(f"{name!r:.80} comes as {dtype} in a vector of floats")
+    return form
+
+
+def expect_room(form: Form, most: int) -> None:
+    """Raise `PayloadError` for a form whose vector has more than so many entries."""
+    if form.layout.size > most:
+        raise PayloadError(f"the model has more than the {most} entries allowed here")
+
+
+@lru_cache(maxsize=16)
+def _form(whole: Layout, beside: tuple[int, ...]) -> Form:
+    return Form(whole, beside)
+
+
+def moved(model: Model, form: Form, to: Form) -> Model:
+    """Return the vector of a model in a form of other tensors: by name and shape, 0 where new."""
+    ours = {
+        (name, shape): place
+        for place, (name, shape) in enumerate(
+            zip(form.layout.names, form.layout.shapes, strict=True)
+        )
+    }
+    vector = np.zeros(to.layout.size, dtype=np.float32)
+    bounds, there = form.layout.offsets, to.layout.offsets
+    for place, tensor in enumerate(zip(to.layout.names, to.layout.shapes, strict=True)):
+        if (mine := ours.get(tensor)) is not None:
+            vector[there[place] : there[place + 1]] = model.vector[bounds[mine] : bounds[mine + 1]]
+    return Model(vector)
+
+
+@lru_cache(maxsize=16)
+def statistics_of(form: Form) -> tuple[Layout, tuple[int, ...]]:
+    """Return the layout of a form's statistics, end to end, and which of its vector's are some.
+
+    Those in the vector come first; then those that travel in another type of floats.
+    """
+    inside = tuple(t for t, name in enumerate(form.layout.names) if is_statistic(name))
+    layout, whole = form.layout, form.whole
+    beside = [t for t in form.beside if _is_moving(whole.names[t], whole.dtypes[t])]
+    names = [layout.names[t] for t in inside] + [whole.names[t] for t in beside]
+    shapes = [layout.shapes[t] for t in inside] + [whole.shapes[t] for t in beside]
+    found = Layout(tuple(names), tuple(shapes), ("float32",) * len(names))
+    return found, inside
+
+
+def _is_moving(name: str, dtype: str) -> bool:
+    return is_statistic(name) and own_name(name) != COUNT and is_float(dtype)
+
+
+def is_moving(own: Own) -> bool:
+    """Return whether a tensor of its own type is a running mean or variance."""
+    return _is_moving(own.name, own.array.dtype.name)
+
+
+def gathered_statistics(form: Form, model: Model) -> Vector:
+    """Return a model's statistics, float32 (s,)."""
+    _, inside = statistics_of(form)
+    within = separate(form.layout, inside).gather_exact(model.vector)
+    others = [each.array.astype(np.float32).reshape(-1) for each in model.own if is_moving(each)]
+    return np.concatenate([within, *others]) if others else within
+
+
+def with_statistics(form: Form, model: Model, statistics: Vector) -> Model:
+    """Return a model with other statistics, (s,), in place of its own."""
+    _, inside = statistics_of(form)
+    cut = separate(form.layout, inside)
+    vector = cut.merge(cut.gather(model.vector), statistics[: cut.exact_size])
+    done, own = cut.exact_size, list[Own]()
+    for each in model.own:
+        if is_moving(each):
+            new = statistics[done : done + each.array.size].reshape(each.array.shape)
+            done += each.array.size
+            each = each._replace(array=np.asarray(new, dtype=each.array.dtype))
+        own.append(each)
+    return Model(vector, tuple(own))

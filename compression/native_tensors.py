@@ -1,0 +1,186 @@
+"""Tensors that travel in their own type beside the float32 vector: integers, and what is asked for.
+
+They are values, never changes, and exact to the last bit. In a payload: a table before that of
+shapes, and the last stream, their bytes end to end.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import DIVERGED, Array, Kind, PayloadError, Spec
+from .layout import Layout
+from .wire_header import (
+    DTYPES,
+    MAX_DIMENSIONS,
+    MAX_TENSORS,
+    Reader,
+    named,
+    read_name,
+    read_shape,
+    skip,
+    varint,
+)
+
+_U1 = np.dtype("u1")
+
+
+class Own(NamedTuple):
+    """A tensor in its own type, and where it stands among all tensors of the model, from 0."""
+
+    position: int
+    name: str
+    array: NDArray[Any]
+
+
+class Declared(NamedTuple):
+    """Such a tensor as a payload's table declares it."""
+
+    position: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def own_table(own: Sequence[Own]) -> bytes:
+    """Return the table; ValueError for a dtype, shape or name that the format does not know."""
+    return _table([Declared(p, n, array.dtype.name, array.shape) for p, n, array in own])
+
+
+def _table(declared: Sequence[Declared]) -> bytes:
+    if len(declared) > MAX_TENSORS:
+        raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {len(declared)}")
+    parts, last = [varint(len(declared))], -1
+    for position, name, dtype, shape in declared:
+        if dtype not in DTYPES:
+            raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
+        if len(shape) > MAX_DIMENSIONS:
+            raise ValueError(f"tensor {name} has more than {MAX_DIMENSIONS} dimensions")
+        parts += [varint(position - last - 1), bytes((DTYPES.index(dtype),))]
+        parts += [varint(len(shape)), *map(varint, shape), named(name)]
+        last = position
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=64)
+def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declared, ...]]:
+    """Return the table of these tensors of a model, and what it declares."""
+    tensors = list(zip(model.names, model.dtypes, map(tuple, model.shapes), strict=True))
+    declared = tuple(Declared(position, *tensors[position]) for position in own)
+    return _table(declared), declared
+
+
+def expect_own(
+    reader: Reader, flagged: bool, model: Layout, own: tuple[int, ...]
+) -> tuple[Declared, ...]:
+    """Read past the table, which must be that of the tensors `own` of the model, by position.
+
+    ``flagged``: whether there is a table. Raises PayloadError for any other.
+    """
+    if not own and not flagged:
+        return ()
+    table, declared = _expected(model, own)
+    if not flagged or not skip(reader, table):
+        what = _difference(reader, model, declared) if flagged else _lacks(declared[0])
+        raise PayloadError(f"payload is for another model: {what}")
+    return declared
+
+
+def _lacks(tensor: Declared) -> str:
+    return f"{tensor.name} must travel in its own type, {tensor.dtype}"
+
+
+def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> str:
+    """Return the first difference of a table to the expected one; no more of it is read."""
+    count, position = reader.varint(), -1
+    for place in range(max(count, len(expected))):
+        wanted = expected[place] if place < len(expected) else None
+        if place == count and wanted is not None:
+            return _lacks(wanted)
+        position += reader.varint() + 1
+        found = _declared(reader, position, 1 << 62)
+        if position >= len(model):
+            return f"it holds a tensor number {position}"
+        if wanted is not None and wanted.position < position:
+            return _lacks(wanted)
+        if wanted is None or wanted.position > position:
+            return f"{model.names[position]} must travel in the vector, not in its own type"
+        if found.name != wanted.name:
+            return f"tensor number {position} is {wanted.name} here, it has another name"
+        if found != wanted:
+            return (
+                f"{found.name} is {found.dtype} {found.shape}, "
+                f"{wanted.dtype} {wanted.shape} is expected"
+            )
+    return "its table of tensors in their own type differs"
+
+
+def read_own(reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS) -> tuple[Declared, ...]:
+    """Read the table: of tensors of at most 8 ``max_size`` bytes in all."""
+    count = reader.varint()
+    if not 0 < count <= max_tensors:
+        raise PayloadError(f"payload declares {count} tensors of their own type")
+    found: list[Declared] = []
+    position, nbytes = -1, 0
+    for _ in range(count):
+        position += reader.varint() + 1
+        found.append(_declared(reader, position, max_size))
+        nbytes += found[-1].nbytes
+        if nbytes > 8 * max_size:
+            raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
+    return tuple(found)
+
+
+def _declared(reader: Reader, position: int, max_size: int) -> Declared:
+    code = reader.byte()
+    if code >= len(DTYPES) or DTYPES[code] == "bfloat16":  # numpy has no such type
+        raise PayloadError(f"payload holds the unknown dtype {code}")
+    shape = read_shape(reader, max_size)
+    return Declared(position, read_name(reader), DTYPES[code], shape)
+
+
+def own_spec(declared: Sequence[Declared]) -> Spec:
+    """Describe the stream of their bytes."""
+    return Spec(Kind.BYTES, _U1, sum(each.nbytes for each in declared))
+
+
+def own_bytes(own: Sequence[Own]) -> Array:
+    """Return the stream, (bytes,) uint8. Raises PayloadError for NaN; infinity may be meant."""
+    parts = []
+    for _, name, array in own:
+        if array.dtype.kind == "f" and _has_nan(array):
+            raise PayloadError(f"update holds NaN in {name}: {DIVERGED}")
+        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        parts.append(np.ascontiguousarray(little).reshape(-1).view(_U1))
+    return cast(Array, np.concatenate([np.empty(0, _U1), *parts]))
+
+
+def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[Own, ...]:
+    """Return the tensors in a stream. Raises PayloadError for bytes that are no such values."""
+    found, start = [], 0
+    for position, name, dtype, shape in declared:
+        kind = np.dtype(dtype).newbyteorder("<")
+        stop = start + math.prod(shape) * kind.itemsize
+        raw = stream[start:stop].copy()  # aligned, and not the payload's any more
+        if kind.kind == "b" and raw.size and raw.max() > 1:
+            raise PayloadError(f"payload holds a bool that is neither 0 nor 1 in {name}")
+        array = raw.view(kind).astype(np.dtype(dtype), copy=False).reshape(shape)
+        if kind.kind == "f" and _has_nan(array):
+            raise PayloadError(f"payload holds NaN in {name}")
+        found.append(Own(position, name, array))
+        start = stop
+    return tuple(found)
+
+
+def _has_nan(array: NDArray[Any]) -> bool:
+    """Whether an array of floats holds NaN, which is then its minimum; no array is made of it."""
+    return bool(array.size and np.isnan(array.min()))

@@ -1,0 +1,116 @@
+"""Which coordinates compete with each other: those of the whole model, or of each tensor.
+
+A model has many tensors, most of them with few entries: these are gone through together.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import Indices, Segments, Vector
+from .layout import Layout
+from .sampling import TINY
+from .topk import MOST, Bits, bits_of, check, largest, uniform
+
+SCOPES = ("tensor", "global")
+
+
+def count(share: float, size: int) -> int:
+    """Return how many of ``size`` entries a share is: rounded down, but 1 if there are any."""
+    # 0.29 * 100 is 28.999999999999996 in floating point; 29 is meant.
+    return min(size, max(1, int(share * size + 1e-6))) if share > 0 else 0
+
+
+@lru_cache(maxsize=64)
+def counts(share: float, layout: Layout) -> NDArray[np.int64]:
+    """Return `count` for each tensor, (T,), read-only: all that ask get the same array."""
+    sizes = np.diff(layout.offsets).tolist()
+    found = np.array([count(share, size) for size in sizes], dtype=np.int64)
+    found.flags.writeable = False
+    return found
+
+
+def largest_in(values: Vector, layout: Layout, share: float, scope: str) -> Indices:
+    """Return the share of largest magnitude of (n,) values: of all, or of each tensor."""
+    if scope == "global":
+        return largest(values, count(share, len(values)))
+    return largest_of_each(values, layout.offsets, counts(share, layout))
+
+
+def random_in(layout: Layout, share: float, scope: str, generator: np.random.Generator) -> Indices:
+    """Return a share drawn without replacement, all equally likely: of all, or of each tensor."""
+    if scope == "global":
+        return uniform(layout.size, count(share, layout.size), generator)
+    sizes = np.diff(layout.offsets).tolist()
+    drawn = [
+        uniform(size, chosen, generator) + np.uint32(start)
+        for size, chosen, start in zip(
+            sizes, counts(share, layout).tolist(), layout.offsets.tolist(), strict=False
+        )
+    ]
+    return np.concatenate([np.empty(0, dtype=np.uint32), *drawn])
+
+
+def largest_of_each(values: Vector, segments: Segments, counts: NDArray[np.int64]) -> Indices:
+    """Return (sum of counts,) uint32: the ``counts[t]`` largest of each tensor, as ``largest``.
+
+    ``values`` (n,) float32 is cut at ``segments`` (T+1,) int64, ``counts`` is (T,) int64. Indices
+    are those in the whole vector. Raises ValueError as ``largest`` does.
+    """
+    bits, parts = bits_of(values, 0), [np.zeros(0, dtype=np.uint32)]
+    small, rest = _plan(segments.tobytes(), counts.tobytes())
+    together = None if small is None else _largest_of_small(bits, small)
+    if small is not None and together is None:
+        rest = [*rest, *small.tensors]
+    for start, stop, count in rest:
+        parts.append(largest(values[start:stop], count) + np.uint32(start))
+    found = np.concatenate(parts if together is None else [*parts, together])
+    if len(parts) > 1 and small is not None:
+        found.sort()
+    return found
+
+
+class _Small(NamedTuple):
+    """Tensors that are gone through together: one at a time, calls would take longer than work."""
+
+    tensors: list[tuple[int, int, int]]  # start, stop, how many are to be found
+    positions: Indices  # (m,) of their entries
+    owners: NDArray[np.int64]  # (m,) number of the tensor in the high half, above any magnitude
+    numbers: NDArray[np.intp]  # (m,) number of the tensor
+    ranks: NDArray[np.intp]  # of each tensor's least entry to be found, among all sorted
+    total: int
+
+
+@lru_cache(maxsize=64)
+def _plan(segments: bytes, counts: bytes) -> tuple[_Small | None, list[tuple[int, int, int]]]:
+    """Return the tensors of few entries and the others, those of which none is wanted left out."""
+    bounds = np.frombuffer(segments, dtype=np.int64).tolist()
+    wanted = np.frombuffer(counts, dtype=np.int64).tolist()
+    cuts = list(zip(bounds[:-1], bounds[1:], wanted, strict=True))
+    for start, stop, count in cuts:
+        check(stop - start, count)
+    cuts = [cut for cut in cuts if cut[2]]
+    tensors = [cut for cut in cuts if cut[1] - cut[0] <= TINY]
+    if len(tensors) < 2:
+        return None, cuts
+    sizes = np.array([stop - start for start, stop, _ in tensors])
+    numbers = np.arange(len(tensors)).repeat(sizes)
+    small = _Small(
+        tensors,
+        np.concatenate([np.arange(start, stop, dtype=np.uint32) for start, stop, _ in tensors]),
+        numbers << 32,
+        numbers,
+        np.cumsum(sizes) - [count for _, _, count in tensors],
+        sum(count for _, _, count in tensors),
+    )
+    return small, [cut for cut in cuts if cut[1] - cut[0] > TINY]
+
+
+def _largest_of_small(bits: Bits, small: _Small) -> Indices | None:
+    """Return the largest of each small tensor; None where ties make them more than are wanted."""
+    keys = (bits.take(small.positions) & MOST) | small.owners
+    least = np.sort(keys)[small.ranks]
+    mask = keys >= least[small.numbers]
+    return small.positions[mask] if np.count_nonzero(mask) == small.total else None

@@ -1,0 +1,212 @@
+"""The payload as a whole: prefix, tables, directory, bodies, checksum. See docs/payload.md."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import NamedTuple, cast
+
+import numpy as np
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from .base import (
+    Array,
+    Buffer,
+    Coder,
+    Indices,
+    PayloadError,
+    Quantizer,
+    Sparsifier,
+    Spec,
+)
+from .layout import Layout
+from .native_tensors import Declared, Own, expect_own, own_table, read_own
+from .registry import by_id
+from .wire_header import (
+    MAX_TENSORS,
+    Reader,
+    name_table,
+    read_layout,
+    shape_table,
+    skip_layout,
+    varint,
+)
+
+MAGIC = b"EWP"
+VERSION = 1
+# Flags: the table of names, of exact tensors, of tensors of their own type is there.
+NAMED, EXACT, OWN = 1, 2, 4
+ALL, INDICES, REPEATED = 0, 1, 2  # selections
+_PREFIX = 8  # bytes before the tables
+_IDS = slice(4, 7)  # of the stages, among these
+_CHECKSUM = 8
+_MOST_NUMBERS = 16  # streams, and parameters of a quantizer
+
+
+class Body(NamedTuple):
+    """One stream as it lies in the payload."""
+
+    view: memoryview
+    coded: bool
+
+
+class Parsed(NamedTuple):
+    """A payload whose checksum and lengths are right; its streams are not decoded yet."""
+
+    sparsifier: type[Sparsifier]
+    quantizer: type[Quantizer]
+    coder: type[Coder]
+    layout: Layout  # of the float32 vector
+    own: tuple[Declared, ...]  # tensors that are not in it
+    exact: tuple[int, ...]  # tensors of it that travel beside the others, exactly
+    selected: int | None  # number of indices; None: every coordinate is there
+    repeated: int | None  # digest of the last payload's indices, which these are too
+    params: tuple[int, ...]
+    bodies: list[Body]
+
+
+@lru_cache(maxsize=64)
+def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> bytes:
+    """Return everything that stands before the selection and is the same for every update."""
+    flags = bytes((NAMED * named | EXACT * bool(exact),))
+    parts = [MAGIC, bytes((VERSION,)), ids, flags, shape_table(layout)]
+    if named:
+        parts.append(name_table(layout))
+    if exact:
+        gaps = (tensor - last - 1 for last, tensor in pairwise((-1, *exact)))
+        parts += [varint(len(exact)), *map(varint, gaps)]
+    return b"".join(parts)
+
+
+def ids_of(payload: Buffer) -> bytes:
+    """Return what names the stages of a payload; of anything else some bytes."""
+    return bytes(memoryview(payload)[_IDS])
+
+
+def with_own(head: bytes, own: Sequence[Own]) -> bytes:
+    """Return what `tables` gives, with the table of tensors of their own type in it."""
+    if not own:
+        return head
+    flags = bytes((head[_PREFIX - 1] | OWN,))
+    return head[: _PREFIX - 1] + flags + own_table(own) + head[_PREFIX:]
+
+
+def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
+    """Join header, padding, bodies and checksum: the only copy of the values that is made."""
+    parts = [head + bytes(-len(head) % 8), *bodies]
+    checksum = xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    return b"".join([*parts, checksum.intdigest().to_bytes(_CHECKSUM, "little")])
+
+
+def parse(
+    payload: Buffer,
+    layout: Layout | None,
+    max_size: int,
+    max_tensors: int = MAX_TENSORS,
+    *,
+    own: tuple[int, ...] = (),
+    exact: tuple[int, ...] | None = None,
+    of_vector: bool = False,
+) -> Parsed:
+    """Check the checksum, then everything but the streams' contents.
+
+    ``layout``: of the whole model; the tensors ``own``, by position, travel in their own type, all
+    others in the vector, and of these ``exact``, by position in it, exactly (None: any).
+    ``of_vector``: it is the vector's, without tensors of their own type, whatever these are.
+    """
+    view = memoryview(payload).cast("B")
+    if len(view) < _PREFIX + _CHECKSUM or view[:3] != MAGIC:
+        raise PayloadError("these bytes are no payload")
+    if view[3] != VERSION:
+        raise PayloadError(f"payload has version {view[3]}; this program reads {VERSION}")
+    view, checksum = view[:-_CHECKSUM], view[-_CHECKSUM:]
+    if xxh3_64_intdigest(view) != int.from_bytes(checksum, "little"):
+        raise PayloadError("payload is damaged: its checksum does not match")
+    sparsifier, quantizer, coder, flags = view[4:_PREFIX]
+    if flags & ~(NAMED | EXACT | OWN):
+        raise PayloadError(f"payload has unknown flags {flags:#x}")
+    reader = Reader(view, _PREFIX)
+    if layout is None or of_vector:
+        there = read_own(reader, max_size, max_tensors) if flags & OWN else ()
+    else:
+        there = expect_own(reader, bool(flags & OWN), layout, own)
+        layout = layout.without(own)
+    if layout is None:
+        layout = read_layout(reader, bool(flags & NAMED), max_size, max_tensors)
+    else:
+        skip_layout(reader, bool(flags & NAMED), layout)
+    exactly = _read_exact(reader, len(layout)) if flags & EXACT else ()
+    if exact is not None and exactly != exact:
+        raise PayloadError("payload holds other exact tensors than this method sends")
+    return Parsed(
+        cast(type[Sparsifier], by_id("sparsifier", sparsifier)),
+        cast(type[Quantizer], by_id("quantizer", quantizer)),
+        cast(type[Coder], by_id("coder", coder)),
+        layout,
+        there,
+        exactly,
+        *_read_selection(reader, layout),
+        _read_numbers(reader),
+        _read_bodies(reader),
+    )
+
+
+def _read_exact(reader: Reader, tensors: int) -> tuple[int, ...]:
+    count = reader.varint()
+    if not 0 < count <= tensors:
+        raise PayloadError(f"payload declares {count} exact tensors of {tensors}")
+    found = accumulate([reader.varint() + 1 for _ in range(count)], initial=-1)
+    exact = tuple(found)[1:]
+    if exact[-1] >= tensors:
+        raise PayloadError("payload declares exact tensors beyond its last")
+    return exact
+
+
+def digest(indices: Indices) -> int:
+    """Return 32 bits by which two ends know that they mean the same indices."""
+    return xxh3_64_intdigest(np.ascontiguousarray(indices, dtype="<u4").data) & 0xFFFFFFFF
+
+
+def _read_selection(reader: Reader, layout: Layout) -> tuple[int | None, int | None]:
+    selection = reader.byte()
+    if selection == ALL:
+        return None, None
+    if selection not in (INDICES, REPEATED):
+        raise PayloadError(f"payload has the unknown selection {selection}")
+    count = reader.varint()
+    if count > layout.size:
+        raise PayloadError(f"payload declares {count} indices into {layout.size} entries")
+    repeated = int.from_bytes(reader.take(4), "little") if selection == REPEATED else None
+    return count, repeated
+
+
+def _read_numbers(reader: Reader) -> tuple[int, ...]:
+    count = reader.varint()
+    if count > _MOST_NUMBERS:
+        raise PayloadError(f"payload declares {count} streams or parameters")
+    return tuple([reader.varint() for _ in range(count)])
+
+
+def _read_bodies(reader: Reader) -> list[Body]:
+    sizes = _read_numbers(reader)
+    if any(reader.take(-reader.position % 8)):
+        raise PayloadError("payload has padding that is not zero")
+    bodies = [Body(reader.take(size >> 1), bool(size & 1)) for size in sizes]
+    if reader.position != len(reader.view):
+        raise PayloadError("payload goes on after its last stream")
+    return bodies
+
+
+def unpack(coder: type[Coder], body: Body, spec: Spec) -> Array:
+    """Return a stream, as a view of the payload where it is not coded."""
+    if not body.coded:
+        if len(body.view) != spec.nbytes:
+            raise PayloadError(
+                f"payload holds a stream of {len(body.view)} bytes instead of {spec.nbytes}"
+            )
+        stream = cast(Array, np.frombuffer(body.view, dtype=spec.dtype))
+        return stream if stream.flags.aligned else stream.copy()
+    if len(body.view) >= spec.nbytes:
+        raise PayloadError("payload holds a coded stream that is no smaller than uncoded")
+    return coder.decode(body.view, spec)

@@ -1,0 +1,198 @@
+"""The front of a payload: varints, the tables of shapes and names. See docs/payload.md."""
+
+import math
+from functools import lru_cache
+
+from .base import PayloadError
+from .layout import Layout
+
+MAX_TENSORS = 1 << 14
+MAX_DIMENSIONS = 32
+MAX_NAME = 1 << 10  # bytes of a tensor's name
+
+# In the table of names a dtype is one byte; the order is part of the format, append only.
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64", "bool"),
+)
+
+
+def varint(number: int) -> bytes:
+    """Unsigned LEB128, in as few bytes as possible."""
+    if number < 128:
+        return bytes((number,))
+    out = bytearray()
+    while number >= 128:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+class Reader:
+    """A cursor over bytes that are not trusted; every step past the end is a PayloadError."""
+
+    def __init__(self, view: memoryview, position: int = 0) -> None:
+        self.view = view
+        self.position = position
+
+    def take(self, count: int) -> memoryview:
+        """Return the next ``count`` bytes."""
+        start = self.position
+        if count > len(self.view) - start:
+            raise PayloadError("payload ends within its header")
+        self.position = start + count
+        return self.view[start : self.position]
+
+    def byte(self) -> int:
+        """Return the next byte."""
+        return self.take(1)[0]
+
+    def varint(self) -> int:
+        """Return the next varint, below 2**63 and minimal."""
+        number = shift = 0
+        while True:
+            byte = self.byte()
+            number |= (byte & 127) << shift
+            if byte < 128:
+                break
+            shift += 7
+            if shift > 56:
+                raise PayloadError("payload holds a number of more than 63 bits")
+        if byte == 0 and shift:
+            raise PayloadError("payload holds a number with needless bytes")
+        return number
+
+
+@lru_cache(maxsize=64)
+def shape_table(layout: Layout) -> bytes:
+    """Return the shapes as they stand in a payload; ValueError beyond the format's limits."""
+    if len(layout) > MAX_TENSORS:
+        raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {len(layout)}")
+    parts = [varint(len(layout))]
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if len(shape) > MAX_DIMENSIONS:
+            raise ValueError(f"tensor {name} has more than {MAX_DIMENSIONS} dimensions")
+        parts += [varint(len(shape)), *map(varint, shape)]
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=64)
+def name_table(layout: Layout) -> bytes:
+    """Return dtypes and names as they stand in a payload, length first.
+
+    Raises ValueError for equal or too long names and a dtype that the format does not know.
+    """
+    if len(set(layout.names)) < len(layout):
+        raise ValueError("two tensors have the same name")
+    parts: list[bytes] = []
+    for name, dtype in zip(layout.names, layout.dtypes, strict=True):
+        if dtype not in DTYPES:
+            raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
+        parts += [bytes((DTYPES.index(dtype),)), named(name)]
+    table = b"".join(parts)
+    return varint(len(table)) + table
+
+
+def named(name: str) -> bytes:
+    """Return a tensor's name as it stands in a payload, length first; ValueError if too long."""
+    text = name.encode()
+    if len(text) > MAX_NAME:
+        raise ValueError(f"tensor {name[:40]}... has a name of more than {MAX_NAME} bytes")
+    return varint(len(text)) + text
+
+
+def read_name(reader: Reader) -> str:
+    """Read what `named` returns."""
+    length = reader.varint()
+    if length > MAX_NAME:
+        raise PayloadError(f"payload holds a tensor name of more than {MAX_NAME} bytes")
+    try:
+        return str(reader.take(length), "utf-8")
+    except UnicodeDecodeError:
+        raise PayloadError("payload holds a tensor name that is not UTF-8") from None
+
+
+def read_layout(
+    reader: Reader, has_names: bool, max_size: int, max_tensors: int = MAX_TENSORS
+) -> Layout:
+    """Read both tables into a layout of so many entries and tensors at most."""
+    shapes = _read_shapes(reader, max_size, max_tensors)
+    if not has_names:
+        names = tuple(str(tensor) for tensor in range(len(shapes)))
+        return Layout(names, shapes, ("float32",) * len(shapes))
+    table = Reader(reader.take(reader.varint()))
+    found: dict[str, str] = {}
+    for _ in shapes:
+        code = table.byte()
+        if code >= len(DTYPES):
+            raise PayloadError(f"payload holds the unknown dtype {code}")
+        found[read_name(table)] = DTYPES[code]
+    if table.position != len(table.view) or len(found) != len(shapes):
+        raise PayloadError("payload holds another number of names than of tensors")
+    return Layout(tuple(found), shapes, tuple(found.values()))
+
+
+def skip_layout(reader: Reader, has_names: bool, layout: Layout) -> None:
+    """Read past both tables; PayloadError unless shapes, and names if there, are the layout's."""
+    if not skip(reader, shape_table(layout)):
+        raise PayloadError(f"payload is for another model: {_difference(reader, layout)}")
+    if has_names and not skip(reader, _names_of(layout)):
+        raise PayloadError("payload is for another model: it has other names or dtypes")
+
+
+def _names_of(layout: Layout) -> bytes:
+    """Return `name_table`; PayloadError for a layout that can have none, and so nobody's."""
+    try:
+        return name_table(layout)
+    except ValueError as error:
+        raise PayloadError(f"payload names its tensors: {error}") from None
+
+
+def skip(reader: Reader, table: bytes) -> bool:
+    """Return whether this table comes next, and read past it."""
+    start = reader.position
+    if reader.view[start : start + len(table)] != table:
+        return False
+    reader.position += len(table)
+    return True
+
+
+def _read_shapes(
+    reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS
+) -> tuple[tuple[int, ...], ...]:
+    tensors = reader.varint()
+    if tensors > max_tensors:
+        raise PayloadError(f"payload declares {tensors} tensors; at most {max_tensors} are allowed")
+    shapes: list[tuple[int, ...]] = []
+    size = 0
+    for _ in range(tensors):
+        shapes.append(read_shape(reader, max_size))
+        size += math.prod(shapes[-1])
+        if size > max_size:
+            raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
+    return tuple(shapes)
+
+
+def read_shape(reader: Reader, max_size: int) -> tuple[int, ...]:
+    """Read one tensor's dimensions: their number, then each."""
+    dimensions = reader.varint()
+    if dimensions > MAX_DIMENSIONS:
+        raise PayloadError(f"payload declares a tensor of {dimensions} dimensions")
+    shape = tuple([reader.varint() for _ in range(dimensions)])
+    # An empty tensor's other dimensions count too: numpy refuses huge ones.
+    if math.prod(d for d in shape if d) > max_size:
+        raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
+    return shape
+
+
+def _difference(reader: Reader, layout: Layout) -> str:
+    """Return the first difference of a table to the layout's; no more of it is read."""
+    tensors = reader.varint()
+    if tensors != len(layout):
+        return f"it holds {tensors} tensors, {len(layout)} are expected"
+    for name, ours in zip(layout.names, layout.shapes, strict=True):
+        theirs = read_shape(reader, 1 << 62)
+        if theirs != tuple(ours):
+            return f"{name} has shape {theirs}, {tuple(ours)} is expected"
+    return "its table of shapes differs"

@@ -1,0 +1,252 @@
+"""The link: transparent when nothing is lost, safe when something is wrong."""
+
+import logging
+from functools import cache
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import (
+    Bulyan,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    MultiKrum,
+    QFedAvg,
+)
+
+from compression import Layout, make_codec
+from compression.flower import Traffic, Uplink, payload_of, payload_record
+from compression.flower.headers import NOTE
+from compression.flower.server.update_filter import Screening
+from tests.compression.flower.federation import (
+    INT8,
+    NODES,
+    PLAIN,
+    ROUNDS,
+    SHAPES,
+    initial,
+    linked,
+    node_app,
+    run,
+)
+
+STRATEGIES = {
+    "FedAvg": lambda: FedAvg(fraction_evaluate=0),
+    "FedAvgM": lambda: FedAvgM(fraction_evaluate=0, server_momentum=0.9),
+    "FedAdam": lambda: FedAdam(fraction_evaluate=0),
+    "FedYogi": lambda: FedYogi(fraction_evaluate=0),
+    "FedAdagrad": lambda: FedAdagrad(fraction_evaluate=0),
+    "FedProx": lambda: FedProx(fraction_evaluate=0, proximal_mu=0.1),
+    "QFedAvg": lambda: QFedAvg(0.1, train_loss_key="loss", fraction_evaluate=0),
+    "FedMedian": lambda: FedMedian(fraction_evaluate=0),
+    "FedTrimmedAvg": lambda: FedTrimmedAvg(fraction_evaluate=0),
+    "Krum": lambda: Krum(fraction_evaluate=0, num_malicious_nodes=1),
+    "MultiKrum": lambda: MultiKrum(
+        fraction_evaluate=0, num_malicious_nodes=1, num_nodes_to_select=3
+    ),
+    "Bulyan": lambda: Bulyan(fraction_evaluate=0, num_malicious_nodes=0),
+}
+
+
+@cache
+def uncompressed(name):
+    """Return the model that Flower's own strategy makes."""
+    return run(STRATEGIES[name](), node_app())
+
+
+@pytest.mark.parametrize("codec", [PLAIN, make_codec()], ids=["raw", "entropy"])
+@pytest.mark.parametrize("downlink", [None, make_codec()], ids=["full", "lossless"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_lossless_codec_changes_no_bit_for_any_strategy(name, codec, downlink):
+    got, traffic = linked(STRATEGIES[name](), node_app(Uplink(codec)), downlink=downlink)
+    assert traffic.failures == 0
+    assert list(got) == list(SHAPES)
+    for key, value in uncompressed(name).items():
+        assert got[key].dtype == value.dtype
+        np.testing.assert_array_equal(got[key], value)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_int8_payloads_are_close_and_four_times_smaller(name):
+    plain = uncompressed(name)
+    got, traffic = linked(STRATEGIES[name](), node_app(Uplink("int8")))
+    moved = np.linalg.norm(plain["fc.weight"] - initial()["fc.weight"].numpy())
+    assert np.linalg.norm(got["fc.weight"] - plain["fc.weight"]) < 0.05 * moved
+    assert traffic.client_updates == NODES * ROUNDS
+    assert traffic.uplink_bytes * 2 < traffic.uplink_bytes_float32
+    assert traffic.sparsity == 0
+
+
+def test_what_nodes_leave_out_is_counted():
+    size = sum(np.prod(shape, dtype=int) for shape in SHAPES.values())
+    _, traffic = linked(FedAvg(fraction_evaluate=0), node_app(Uplink("topk", density=0.25)))
+    assert traffic.uplink_entries_whole == size * NODES * ROUNDS
+    assert traffic.uplink_entries == pytest.approx(size / 4 * NODES * ROUNDS, rel=0.1)
+    assert traffic.sparsity == pytest.approx(0.75, abs=0.03)
+    assert Traffic().sparsity is None  # of nothing
+
+
+def test_all_nodes_weigh_the_same_if_that_is_wanted():
+    app = node_app(Uplink(PLAIN), with_metric("num-examples", 10**9))  # of one of the nodes
+    equal = Screening(equal=True)
+    got, traffic = linked(FedAvg(fraction_evaluate=0), app, screening=equal)
+    honest, _ = linked(FedAvg(fraction_evaluate=0), node_app(Uplink(PLAIN)), screening=equal)
+    assert traffic.failures == 0
+    for key, value in honest.items():
+        np.testing.assert_array_equal(got[key], value)
+    assert np.abs(honest["fc.weight"] - uncompressed("FedAvg")["fc.weight"]).max() > 1e-3
+
+
+def test_evaluate_fn_and_result_get_named_arrays():
+    seen = []
+    linked(
+        FedAvg(fraction_evaluate=0),
+        node_app(Uplink(PLAIN)),
+        evaluate_fn=lambda r, arrays: seen.append((r, list(arrays), arrays["fc.weight"].shape)),
+    )
+    assert seen == [(r, list(SHAPES), SHAPES["fc.weight"]) for r in range(ROUNDS + 1)]
+
+
+def reply_with(change):
+    def spoil(reply):
+        name, payload = payload_of(reply.content)
+        reply.content[name] = payload_record(change(payload))
+        return reply
+
+    return spoil
+
+
+def with_metric(name, value):
+    def spoil(reply):
+        reply.content["metrics"][name] = value
+        return reply
+
+    return spoil
+
+
+def with_note(**entries):
+    def spoil(reply):
+        reply.content[NOTE] = ConfigRecord({**reply.content[NOTE], **entries})
+        return reply
+
+    return spoil
+
+
+def with_other_note(reply):
+    reply.content[NOTE] = MetricRecord({"sequence": 1})
+    return reply
+
+
+def without_payload(reply):
+    reply.content["arrays"] = ArrayRecord({"x": Array(np.ones(3, np.float32))})
+    return reply
+
+
+def with_second_record(reply):
+    reply.content["more"] = ArrayRecord({"x": Array(np.ones(3, np.float32))})
+    return reply
+
+
+def raising(reply):
+    raise OSError("the sensor is gone\nand more lines")
+
+
+def with_tiny_tensors(reply):
+    tiny = Layout(tuple(map(str, range(300))), ((),) * 300, ("float32",) * 300)
+    payload = INT8.encode(np.ones(300, np.float32), tiny, names=True)
+    return with_note(named=1)(reply_with(lambda p: payload)(reply))
+
+
+OTHER = Layout(("w",), ((3, 3),), ("float32",))
+SPOILED = {
+    "corrupt": (reply_with(lambda p: p[:-9] + bytes([p[-9] ^ 1]) + p[-8:]), "checksum"),
+    "truncated": (reply_with(lambda p: p[: len(p) // 2]), ""),
+    "empty": (reply_with(lambda p: b""), ""),
+    "another model": (
+        reply_with(lambda p: INT8.encode(np.ones(9, np.float32), OTHER)),
+        "another model",
+    ),
+    "hundreds of tensors": (with_tiny_tensors, "300 tensors; at most 256"),
+    "no payload": (without_payload, "no payload"),
+    "two records": (with_second_record, "records or metrics"),
+    "no weight": (with_metric("num-examples", 0), "num-examples"),
+    "weight is NaN": (with_metric("num-examples", float("nan")), "num-examples"),
+    "other metrics": (with_metric("extra", 1.0), "metrics"),
+    "a list for a number": (with_metric("loss", [1.0, 2.0]), "metrics"),
+    "raises": (raising, "and more lines"),
+    "a note of words": (with_note(sequence="x"), "'x' as sequence"),
+    "a note of halves": (with_note(sequence=1.5), "1.5 as sequence"),
+    "a note of lists": (with_note(sequence=[1]), "as sequence"),
+    "a note below 1": (with_note(sequence=-1), "-1 as sequence"),
+    "a note of a short name": (with_note(version=b"abc"), "as version"),
+    "another message's": (with_note(number=ROUNDS + 1), "replies to message"),
+    "no ConfigRecord": (with_other_note, "must be a ConfigRecord"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
+    spoil, reason = SPOILED[case]
+    app = node_app(Uplink(PLAIN), spoil)
+    with caplog.at_level(logging.WARNING, "edgewire"):
+        got, traffic = linked(FedAvg(fraction_evaluate=0), app)
+    assert traffic.failures == ROUNDS
+    assert traffic.client_updates == ROUNDS * (NODES - 1)
+    lines = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
+    assert len(lines) == ROUNDS
+    assert all("node 3 left out" in line and reason in line for line in lines)
+    assert all(np.isfinite(value).all() for value in got.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("loss", [1.0, 2.0]), ("extra", 1.0), ("num-examples", -4), ("num-examples", 0)],
+)
+def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
+    def spoil(reply):
+        return reply if "arrays" in reply.content else with_metric(name, value)(reply)
+
+    seen = []
+
+    class Seeing(FedAvg):
+        def aggregate_evaluate(self, server_round, replies):
+            seen.append(super().aggregate_evaluate(server_round, replies))
+            return seen[-1]
+
+    _, traffic = linked(Seeing(fraction_evaluate=1), node_app(Uplink(PLAIN), spoil))
+    assert traffic.failures == ROUNDS
+    assert traffic.client_updates == ROUNDS * NODES
+    assert seen[-1]["loss"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)
+
+
+def test_the_mean_is_over_the_nodes_that_remain():
+    """Node 3 of 6 fails: what remains is what Flower's FedAvg gives when node 3 fails there."""
+    app = node_app(Uplink(PLAIN), reply_with(lambda p: b"?"))
+    spoiled, _ = linked(FedAvg(fraction_evaluate=0), app)
+    plain = run(FedAvg(fraction_evaluate=0), node_app(spoil=raising))
+    np.testing.assert_array_equal(spoiled["fc.weight"], plain["fc.weight"])
+
+
+def test_bytes_are_the_payloads_lengths():
+    lengths = {"up": 0, "down": 0}
+
+    def weigh(message, context, call_next):
+        lengths["down"] += len(payload_of(message.content)[1])
+        reply = call_next(message, context)
+        lengths["up"] += len(payload_of(reply.content)[1])
+        return reply
+
+    inner = node_app(Uplink("int8"))
+    app = lambda message, context: weigh(message, context, inner)  # noqa: E731
+    _, traffic = linked(FedAvg(fraction_evaluate=0), app)
+    assert traffic.uplink_bytes == lengths["up"] > 0
+    assert traffic.downlink_bytes == lengths["down"] > 0
+    flower = sum(len(Array(a.numpy().astype(np.float32)).data) for a in initial().values())
+    assert traffic.uplink_bytes_float32 == flower * NODES * ROUNDS

@@ -1,0 +1,145 @@
+"""What nodes have sent is in the model, or in their memories, once: however a strategy asks."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from compression.flower import Link, Uplink
+from compression.flower.node.state import MEMORY, kept
+from simulation.grid import LocalGrid
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
+
+ENTRIES, NODES = 10, 2
+
+
+class Kept:
+    """A mod before the link's: what each node holds back."""
+
+    def __init__(self):
+        self.by_node = {}
+
+    def __call__(self, message, context, call_next):
+        reply = call_next(message, context)
+        held = kept(context.state, MEMORY)
+        held.pop("last-payload", None)
+        self.by_node[context.node_id] = sum(float(values.sum()) for values in held.values())
+        return reply
+
+
+@pytest.fixture
+def federation():
+    """Return a link to nodes that add 1 to every entry and send one of ten, and what they keep."""
+    kept_back = Kept()
+    app = ClientApp(mods=[kept_back, Uplink("topk", density=1 / ENTRIES)])
+
+    @app.train()
+    def train(message, context):
+        moved = Array(message.content["arrays"]["w"].numpy() + np.float32(1))
+        metrics = MetricRecord({"num-examples": 1, "loss": 1.0})
+        content = RecordDict({"arrays": ArrayRecord({"w": moved}), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    grid = LocalGrid(make_pool(HostSpec(app, NODES, 1, {}), 1), NODES)
+    return Link(grid), kept_back.by_node
+
+
+def asking(model, nodes, **config):
+    record = ArrayRecord({"w": Array(model)})
+    content = RecordDict({"arrays": record, "config": ConfigRecord(config)})
+    return [Message(content, node, "train", group_id="1") for node in nodes]
+
+
+def moves(model, replies):
+    return [reply.content["arrays"]["w"].numpy() - model for reply in replies]
+
+
+def all_at_once(link, model, number):
+    return moves(model, link.send_and_receive(asking(model, link.get_node_ids())))
+
+
+def one_by_one(link, model, number):
+    """The same model for the next batch of nodes: nothing was given up."""
+    return [
+        move
+        for node in link.get_node_ids()
+        for move in moves(model, link.send_and_receive(asking(model, [node])))
+    ]
+
+
+def one_by_one_in_rounds(link, model, number):
+    return [
+        move
+        for node in link.get_node_ids()
+        for move in moves(
+            model, link.send_and_receive(asking(model, [node], **{"server-round": number}))
+        )
+    ]
+
+
+def twice_in_a_round(link, model, number):
+    asked = asking(model, link.get_node_ids(), **{"server-round": number})
+    return [
+        *moves(model, link.send_and_receive(asked)),
+        *moves(model, link.send_and_receive(asked)),
+    ]
+
+
+def two_under_way(link, model, number):
+    asked = asking(model, link.get_node_ids())
+    ids = [*link.push_messages(asked), *link.push_messages(asking(model, link.get_node_ids()))]
+    found = []
+    while len(found) < len(ids):
+        found += link.pull_messages(ids)
+    return moves(model, found)
+
+
+def two_in_a_call(link, model, number):
+    nodes = link.get_node_ids()
+    return moves(model, link.send_and_receive(asking(model, nodes) + asking(model, nodes)))
+
+
+WAYS = [
+    all_at_once, one_by_one, one_by_one_in_rounds, twice_in_a_round, two_under_way, two_in_a_call,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_nothing_is_lost_and_nothing_counts_twice(federation, way):
+    link, kept_back = federation
+    model, given, applied = np.zeros(ENTRIES, np.float32), 0, 0.0
+    for number in range(1, 6):
+        found = way(link, model, number)
+        given += ENTRIES * len(found)
+        applied += sum(float(move.sum()) for move in found)
+        model = model + sum(found) / len(found)
+    assert applied > 0
+    assert applied + sum(kept_back.values()) == given
+
+
+def test_a_round_that_came_to_nothing_is_put_back_by_all(federation):
+    """The same model goes to others in the next round: the first node's update is in no model."""
+    link, kept_back = federation
+    model = np.zeros(ENTRIES, np.float32)
+    first, second = link.get_node_ids()
+    link.send_and_receive(asking(model, [first], **{"server-round": 1}))  # and is given up
+    (move,) = moves(model, link.send_and_receive(asking(model, [second], **{"server-round": 2})))
+    newer = model + move
+    (last,) = moves(newer, link.send_and_receive(asking(newer, [first], **{"server-round": 3})))
+    assert kept_back[first] == 2 * ENTRIES - float(last.sum())
+
+
+def test_whose_reply_was_lost_is_told_so_when_it_has_replied_again(federation):
+    """Two messages are under way; the first is never replied to, so nothing is owed any more."""
+    link, _ = federation
+    model = np.zeros(ENTRIES, np.float32)
+    node = link.get_node_ids()[0]
+    lost, later = (list(link.push_messages(asking(model, [node]))) for _ in range(2))
+    assert lost != later
+    while not link.pull_messages(later):
+        pass
+    (third,) = link.push_messages(asking(model + 1, [node]))
+    while not link.pull_messages([third]):
+        pass
+    assert link.traffic.failures == 0

@@ -1,0 +1,288 @@
+"""The server's end of the dialogue: what it says to whom, what a reply must hold, every byte."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from compression import Layout, PayloadError, make_codec
+from compression.flower import Traffic, payload_record, reason_of
+from compression.flower.headers import NOTE, ToNode, ToServer, read, written
+from compression.flower.records import STYPE, payload_records
+from compression.flower.server.session import Dialogue, Parcel
+
+LAYOUT = Layout(("weight", "bias"), ((8, 5), (5,)), ("float32",) * 2)
+PLAIN_BYTES = 1000  # of the model, as Flower sends it
+CODEC = make_codec(coder="raw")
+NUMBER = 2  # of the messages
+METRICS = {"num-examples": 3, "loss": 0.5}
+
+
+class Newest:
+    """A way to the newest version: so many bytes, and one more for each version that is lacking."""
+
+    skips = True
+
+    def __init__(self, version=5):
+        self.version, self.made = version, []
+
+    def knows(self, version):
+        return version > 0
+
+    def parcel(self, base):
+        self.made.append(base)
+        size = 100 if base is None else self.version - base
+        note = {"version": self.version, **({} if base is None else {"base": base})}
+        return Parcel(payload_records({"payload": bytes(size)}), note, size)
+
+
+@pytest.fixture(autouse=True)
+def server():
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+
+
+def dialogue(version=5):
+    return Dialogue(Newest(version), Traffic(), LAYOUT, PLAIN_BYTES)
+
+
+def asked(talk, *nodes, **note):
+    note = ToNode(NUMBER, workers=3, **note)
+    return [message for message, _ in talk.messages(nodes, "train.step", {"lr": 0.1}, note)]
+
+
+def update():
+    return np.linspace(-1, 1, LAYOUT.size, dtype=np.float32)
+
+
+def answer(message, sequence=None, version=None, metrics=METRICS, number=NUMBER):
+    content = {"arrays": payload_record(CODEC.encode(update(), LAYOUT))}
+    content["metrics"] = MetricRecord(metrics)
+    note = written(ToServer(number, sequence, version))
+    return Message(RecordDict({**content, **({NOTE: note} if note else {})}), reply_to=message)
+
+
+# what nodes are told
+
+
+def test_a_message_holds_orders_a_note_and_the_model():
+    talk = dialogue()
+    (message,) = asked(talk, 7, checksum=b"12345678")
+    assert message.metadata.dst_node_id == 7
+    assert message.metadata.message_type == "train.step"
+    assert set(message.content) == {"arrays", "config", NOTE}
+    assert dict(message.content["config"]) == {"lr": 0.1}
+    assert all(array.stype == STYPE for array in message.content["arrays"].values())
+    expected = ToNode(number=2, workers=3, version=5, checksum=b"12345678")
+    assert read(message.content, ToNode) == expected
+
+
+def test_nodes_alike_share_one_content_and_the_others_a_parcel_where_they_can():
+    talk = dialogue()
+    for node, version in ((1, 3), (2, 3), (3, 4), (4, 3)):
+        talk.ledger.send(node, Parcel(ArrayRecord(), {"version": version}, 0))
+        talk.ledger.confirm(node, version)
+    talk.receipts.decode(4, CODEC.encode(update(), LAYOUT), 9, LAYOUT)
+    talk.receipts.applied([4])
+    contents = [message.content for message in asked(talk, 1, 2, 3, 4, 5, 6)]
+    assert contents[0] is contents[1]
+    assert contents[4] is contents[5]
+    assert len({id(content) for content in contents}) == 4
+    assert contents[3]["arrays"] is contents[0]["arrays"]  # the note alone is its own
+    notes = [read(content, ToNode) for content in contents]
+    assert [note.applied for note in notes] == [None, None, None, 9, None, None]
+    assert [note.base for note in notes] == [3, 3, 4, 3, None, None]
+    assert talk.ledger.way.made == [3, 4, None]
+
+
+def test_every_message_is_counted():
+    talk = dialogue()
+    asked(talk, 1, 2)
+    assert talk.traffic.downlink_bytes == 2 * 100
+    assert talk.traffic.downlink_bytes_float32 == 2 * PLAIN_BYTES
+    talk.ledger.confirm(1, 5)
+    talk.ledger.way.version = 8
+    asked(talk, 1, 2)
+    assert talk.traffic.downlink_bytes == 2 * 100 + 3 + 100
+    assert talk.traffic.downlink_bytes_float32 == 4 * PLAIN_BYTES
+
+
+# what they answer
+
+
+def test_an_answer_is_its_update_and_what_the_node_measured():
+    talk = dialogue()
+    (message,) = asked(talk, 7)
+    received = talk.read(answer(message, version=5), 7, NUMBER, ["loss"])
+    np.testing.assert_array_equal(received.update.dense(), update())
+    assert dict(received.metrics) == METRICS
+    assert talk.traffic.uplink_bytes == len(CODEC.encode(update(), LAYOUT))
+    assert talk.traffic.uplink_bytes_float32 == PLAIN_BYTES
+    assert talk.traffic.client_updates == 0  # for who applies it to say
+    assert talk.ledger.base_of(7) == 5
+
+
+@pytest.mark.parametrize("says", [None, 4])
+def test_a_node_that_does_not_have_what_it_was_sent_gets_the_model_whole(says):
+    talk = dialogue()
+    (message,) = asked(talk, 7)
+    talk.read(answer(message, version=says), 7, NUMBER)
+    assert talk.ledger.base_of(7) is None
+
+
+def test_an_error_says_why_and_nobody_knows_what_the_node_has():
+    talk = dialogue()
+    for _ in range(2):
+        (message,) = asked(talk, 7)
+        talk.read(answer(message, version=5), 7, NUMBER)
+    assert talk.ledger.base_of(7) == 5
+    (message,) = asked(talk, 7)
+    before = talk.traffic.as_dict()
+    with pytest.raises(PayloadError, match=r"^RuntimeError: no power$"):
+        talk.read(
+            Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message), 7, NUMBER
+        )
+    assert talk.ledger.base_of(7) is None
+    assert talk.traffic.as_dict() == before  # nothing has come
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "<class 'client.app.Undisclosed'>:<'TaskError; its log'>",
+            "Undisclosed: TaskError; its log",
+        ),
+        ("<class 'ZeroDivisionError'>:<''>", "ZeroDivisionError"),
+        ("<class 'm.f.<locals>.Odd'>:<'first\n'x'>:<last'>", "Odd: 'x'>:<last"),
+        ("<class ''>:<'x'>", "<class ''>:<'x'>"),
+        ("<class 'x", "<class 'x"),
+        ("", "no reason given"),
+        (None, "no reason given"),
+    ],
+)
+def test_a_reason_is_told_plainly(given, said):
+    (message,) = asked(dialogue(), 7)
+    assert reason_of(Message(Error(1, given), reply_to=message)) == said
+
+
+def without(name):
+    return lambda content: content.pop(name)
+
+
+def measured(**changes):
+    def change(content):
+        names = {name.replace("_", "-"): value for name, value in changes.items()}
+        found = {**content["metrics"], **names}
+        content["metrics"] = MetricRecord({k: v for k, v in found.items() if v is not None})
+
+    return change
+
+
+def payload(change):
+    def spoil(content):
+        content["arrays"] = payload_record(change(content["arrays"]["payload"].data))
+
+    return spoil
+
+
+def named(content):
+    content["arrays"] = ArrayRecord({"weight": Array(np.ones((8, 5), np.float32))})
+
+
+def noted(**values):
+    return lambda content: content.update({NOTE: ConfigRecord(values)})
+
+
+OTHER = Layout(("weight",), ((3,),), ("float32",))
+CAME = {  # a payload was there: it is counted
+    "no samples": (measured(num_examples=0), "number of samples"),
+    "fewer than none": (measured(num_examples=-3), "number of samples"),
+    "samples that nobody counted": (measured(num_examples=None), "num-examples"),
+    "more than anybody counts": (measured(num_examples=1e39), "number of samples"),
+    "endless samples": (measured(num_examples=math.inf), "finite number"),
+    "no loss": (measured(loss=None), "'loss' must be a finite number, not None"),
+    "a loss that is none": (measured(loss=math.nan), "finite number"),
+    "losses": (measured(loss=[1.0]), "finite number"),
+    "a flipped bit": (payload(lambda d: d[:30] + bytes([d[30] ^ 1]) + d[31:]), "damaged"),
+    "half": (payload(lambda d: d[: len(d) // 2]), "damaged"),
+    "empty": (payload(lambda d: b""), "no payload"),
+    "another model": (
+        payload(lambda d: CODEC.encode(np.ones(3, np.float32), OTHER)),
+        "another model",
+    ),
+    "the model itself": (noted(number=NUMBER, whole=1), "an update is asked for"),
+    "another message's": (noted(number=1), "replies to message 1: 2 was to be answered"),
+    "nobody's": (noted(), "replies to message None"),
+    "no metrics": (without("metrics"), "and a MetricRecord"),
+    "a note of another program": (noted(colour="red"), "holds 'red' as colour"),
+    "a version that is no number": (noted(version="five"), "holds 'five' as version"),
+    "a number below none": (noted(sequence=-1), "holds -1 as sequence"),
+    "a number beyond all": (noted(sequence=2**62), "as sequence"),
+    "a note that is none": (
+        lambda content: content.update({NOTE: MetricRecord({"version": 5})}),
+        "must be a ConfigRecord",
+    ),
+}
+NEVER_CAME = {
+    "no arrays": (without("arrays"), "must hold a payload"),
+    "plain arrays": (named, "must hold a payload"),
+}
+
+
+@pytest.mark.parametrize("name", [*CAME, *NEVER_CAME])
+def test_an_answer_that_cannot_be_used_is_refused_in_one_line(name):
+    talk = dialogue()
+    (message,) = asked(talk, 7)
+    reply = answer(message, sequence=1, version=5)
+    spoil, words = {**CAME, **NEVER_CAME}[name]
+    spoil(reply.content)
+    size = sum(len(a.data) for a in reply.content.get("arrays", ArrayRecord()).values())
+    with pytest.raises(PayloadError, match=words) as refused:
+        talk.read(reply, 7, NUMBER, ["loss"])
+    assert "\n" not in str(refused.value)
+    assert talk.traffic.uplink_bytes == (size if name in CAME else 0)
+    assert talk.traffic.uplink_bytes_float32 == (PLAIN_BYTES if name in CAME else 0)
+    assert talk.receipts.pending == []
+    talk.receipts.applied(talk.receipts.pending)
+    assert talk.receipts.last_applied(7) == 0
+
+
+def test_an_answer_that_was_applied_is_not_read_again():
+    talk = dialogue()
+    (message,) = asked(talk, 7)
+    talk.read(answer(message, sequence=1), 7, NUMBER)
+    assert talk.receipts.pending == [7]
+    talk.read(answer(message, sequence=1), 7, NUMBER)  # nobody has applied it
+    talk.receipts.applied([7])
+    with pytest.raises(PayloadError, match="update 1 was applied already"):
+        talk.read(answer(message, sequence=1), 7, NUMBER)
+    talk.read(answer(message, sequence=2), 7, NUMBER)
+    (message,) = asked(talk, 7)
+    assert read(message.content, ToNode).applied == 1
+
+
+@pytest.mark.parametrize("samples", [1, 0.5, 2**62, 2.0**62])
+def test_any_number_of_samples_that_can_be_counted_will_do(samples):
+    talk = dialogue()
+    (message,) = asked(talk, 7)
+    metrics = {"num-examples": samples}
+    assert talk.read(answer(message, metrics=metrics), 7, NUMBER).metrics["num-examples"] == samples
+
+
+def test_a_node_that_was_forgotten_puts_nothing_back_when_it_comes_again(monkeypatch):
+    monkeypatch.setattr("compression.flower.server.session.SPARE", 1)
+    talk = dialogue()
+    talk.read(answer(asked(talk, 7)[0], sequence=1), 7, NUMBER)
+    talk.receipts.applied([7])
+    asked(talk, 8)
+    assert talk.gone(lambda: [8]) == set()  # they may be two and one to spare
+    asked(talk, 9, 10)
+    assert talk.gone(lambda: [8]) == {7, 9, 10}
+    first, eleventh = (read(m.content, ToNode) for m in asked(talk, 7, 11))
+    assert (first.applied, first.undecided) == (None, 1)
+    assert (eleventh.applied, eleventh.undecided) == (None, 1)  # it may be another old one
+    (again,) = asked(talk, 7)
+    note = read(again.content, ToNode)
+    assert (note.applied, note.undecided) == (None, None)  # 0: what it sent meanwhile is put back

@@ -1,0 +1,91 @@
+"""No strategy steps BatchNorm's statistics: they stay between what nodes reported."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compression import make_codec
+from compression.flower import Link, Sheltered, Uplink
+from compression.flower.server.statistics_wrapper import mean, median
+from simulation.grid import LocalGrid
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
+from tests.compression.flower.server.test_compressed_grid import STRATEGIES
+
+NODES, ROUNDS, SIZE = 6, 4, 5
+INT8 = make_codec(quantizer="int8")
+
+
+def initial():
+    values = {
+        "weight": np.ones((SIZE, 3), np.float32),
+        "bn.running_mean": np.zeros(SIZE, np.float32),
+        "bn.running_var": np.ones(SIZE, np.float32),
+    }
+    return ArrayRecord({name: Array(value) for name, value in values.items()})
+
+
+def run(strategy, seed, scale):
+    """Return the variances after each round, and the lowest and highest that were reported."""
+    app, reported, found = ClientApp(), [np.ones(SIZE, np.float32)], []
+
+    @app.train(mods=[Uplink(INT8)])
+    def train(message, context):
+        node, server_round = context.node_config["partition-id"], message.content["config"]
+        draw = np.random.default_rng([seed, node, server_round["server-round"]])
+        arrays = dict(message.content["arrays"])
+        variance = (scale ** draw.normal(size=SIZE)).astype(np.float32)
+        reported.append(variance)
+        arrays["bn.running_var"] = Array(variance)
+        arrays["weight"] = Array(draw.normal(size=(SIZE, 3)).astype(np.float32))
+        metrics = MetricRecord({"num-examples": int(draw.integers(1, 100)), "loss": 1.0})
+        content = {"arrays": ArrayRecord(arrays), "metrics": metrics}
+        return Message(RecordDict(content), reply_to=message)
+
+    grid = LocalGrid(make_pool(HostSpec(app, NODES, 1, {}), 1), NODES)
+    Sheltered(strategy).start(
+        Link(grid), initial(), num_rounds=ROUNDS,
+        evaluate_fn=lambda r, arrays: found.append(arrays["bn.running_var"].numpy()),
+    )  # fmt: skip
+    return found, np.min(reported, axis=0), np.max(reported, axis=0)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_variance_leaves_the_range_of_what_was_reported(name):
+    for seed, scale in ((0, 1.5), (1, 100.0)):
+        found, low, high = run(STRATEGIES[name](), seed, scale)
+        for variance in found:
+            assert (variance >= low).all()
+            assert (variance <= high).all()
+
+
+finite = st.floats(-(2.0**100), 2.0**100, width=32)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), nodes=st.integers(1, 7))
+def test_a_mean_is_within_what_was_reported(data, nodes):
+    values = [
+        np.array(data.draw(st.lists(finite, min_size=3, max_size=3)), np.float32)
+        for _ in range(nodes)
+    ]
+    positive = st.floats(1e-3, 1e6)
+    weights = data.draw(st.lists(positive, min_size=nodes, max_size=nodes))
+    mixed = mean(values, weights)
+    assert mixed.dtype == np.float32
+    assert (mixed >= np.min(values, axis=0)).all()
+    assert (mixed <= np.max(values, axis=0)).all()
+    expected = np.average(np.array(values, np.float64), axis=0, weights=weights)
+    np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e24)
+    chosen = median(values)
+    assert all(any(chosen[i] == value[i] for value in values) for i in range(3))
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint64", "int8"])
+def test_integers_on_which_all_agree_are_kept(kind):
+    info = np.iinfo(kind)
+    value = np.array([info.min, info.max, info.max - 1, 1], dtype=kind)
+    np.testing.assert_array_equal(mean([value] * 3, [0.1, 0.7, 3.0]), value)

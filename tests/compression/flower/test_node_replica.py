@@ -1,0 +1,116 @@
+"""A copy of the model: its version counts steps, and statistics are set."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compression.flower.node_replica import MODEL, VERSION, Replica
+from task.optimizers import SGD, Adam, Momentum
+
+SIZE, TRAINED = 30, 22
+RULES = [SGD(), Momentum(0.5), Momentum(0.5, lazy=True), Adam(), Adam(lazy=True)]
+every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
+
+
+def start(rule, trained=TRAINED):
+    model = np.linspace(-1, 1, SIZE, dtype=np.float32)
+    return Replica.start(rule, trained, model)
+
+
+def update(seed, share):
+    """Return a random index set and values for it."""
+    draw = np.random.default_rng(seed)
+    indices = np.flatnonzero(draw.random(SIZE) < share).astype(np.uint32)
+    return indices, draw.normal(size=len(indices)).astype(np.float32)
+
+
+def dense(indices, values):
+    vector = np.zeros(SIZE, dtype=np.float32)
+    vector[indices] = values
+    return vector
+
+
+@every_rule
+def test_a_replica_starts_as_the_model_itself_with_an_empty_memory(rule):
+    model = np.ones(SIZE, dtype=np.float32)
+    replica = Replica.start(rule, TRAINED, model)
+    assert replica.model is model
+    assert replica.arrays[MODEL] is model
+    assert replica.version == 0
+    assert set(replica.arrays) == {MODEL, VERSION, *rule.names}
+    for name in rule.names:
+        assert replica.arrays[name].shape == (TRAINED,)
+        assert not replica.arrays[name].any()
+
+
+@every_rule
+def test_the_version_counts_updates_even_empty_ones(rule):
+    replica = start(rule)
+    empty = np.empty(0, np.uint32), np.empty(0, np.float32)
+    for number, (indices, values) in enumerate([update(1, 0.5), empty, update(2, 1.0)], 1):
+        replica.apply(indices, values, 0.1)
+        assert replica.version == number
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32), share=st.floats(0, 1), rule=st.sampled_from(RULES))
+def test_parameters_take_the_optimisers_step_and_statistics_the_values(seed, share, rule):
+    replica = start(rule)
+    x, state = replica.model[:TRAINED].copy(), rule.state(TRAINED)
+    rest = replica.model[TRAINED:].copy()
+    for number, lr in enumerate((0.5, 0.01, 3.0), 1):
+        indices, values = update([seed, number], share)
+        replica.apply(indices, values, lr)
+        trained = indices < TRAINED
+        rule.step(x, state, indices[trained], values[trained], lr, number)
+        rest[indices[~trained] - TRAINED] = values[~trained]  # whatever the lr
+    np.testing.assert_array_equal(replica.model, np.concatenate([x, rest]))
+    for name in rule.names:
+        np.testing.assert_array_equal(replica.arrays[name], state[name])
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32), rule=st.sampled_from(RULES[:2] + RULES[3:4]))
+def test_a_whole_update_and_its_entries_are_the_same(seed, rule):
+    whole, sparse = start(rule), start(rule)
+    for number in range(4):
+        indices, values = update([seed, number], 0.4)
+        cut = np.searchsorted(indices, TRAINED)  # statistics are there in every update
+        rest = np.arange(TRAINED, SIZE, dtype=np.uint32)
+        indices = np.concatenate([indices[:cut], rest])
+        values = np.concatenate([values[:cut], np.full(len(rest), number, np.float32)])
+        whole.apply(None, dense(indices, values), 0.1)
+        sparse.apply(indices, values, 0.1)
+    for name in whole.arrays:
+        np.testing.assert_array_equal(whole.arrays[name], sparse.arrays[name])
+
+
+@pytest.mark.parametrize("trained", [0, SIZE])
+@pytest.mark.parametrize("share", [0.5, None])
+def test_models_of_parameters_or_of_statistics_alone(trained, share):
+    replica = start(SGD(), trained)
+    before = replica.model.copy()
+    indices, values = update(3, 1.0 if share is None else share)
+    replica.apply(None if share is None else indices, values, 0.25)
+    if trained:
+        before -= dense(indices, values) * np.float32(0.25)
+    else:
+        before[indices] = values
+    np.testing.assert_array_equal(replica.model, before)
+
+
+@every_rule
+def test_whoever_shares_the_arrays_shares_the_replica(rule):
+    one, alone = start(rule), start(rule)
+    other = Replica(rule, TRAINED, one.arrays)
+    own = Replica(rule, TRAINED, {name: array.copy() for name, array in one.arrays.items()})
+    for number, replica in enumerate((one, other, one), 1):
+        replica.apply(*update(number, 0.5), 0.1)
+        alone.apply(*update(number, 0.5), 0.1)
+    assert one.version == other.version == alone.version == 3
+    assert own.version == 0
+    assert other.model is one.model
+    for name, array in alone.arrays.items():
+        np.testing.assert_array_equal(other.arrays[name], array)
+    np.testing.assert_array_equal(own.model, start(rule).model)

@@ -1,0 +1,469 @@
+"""Tied weights, two names of one tensor: sent once each way, and one tensor still at the server."""
+
+from collections import Counter, defaultdict
+from functools import cache
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
+
+from compression import PayloadError, make_codec
+from compression.flower import Link, Uplink, payload_record
+from compression.flower.headers import NOTE, ToNode
+from compression.flower.node_replica import Follower
+from compression.flower.server.sent_model import Models, ModelsState
+from compression.flower.server.update_filter import Screening
+from compression.flower.tensor_split import Form
+from compression.flower.tied_weights import form_as_told
+from compression.layout import Layout
+from compression.native_tensors import Own
+from simulation.grid import LocalGrid
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
+from strategy.run.serialization import from_bytes, to_bytes
+from tests.compression.flower.apps import ask, grid_of, moving
+from tests.compression.flower.plain_grid import PlainGrid
+from tests.mutations import Mutator
+
+ROUNDS = 4
+TOPK = {"sparsifier": "topk", "density": 0.1}
+METHODS = {
+    "dense": {},
+    "topk": TOPK,
+    "topk-int8": {**TOPK, "quantizer": "int8", "feedback": True},
+    "dgc": {"sparsifier": "dgc", "sparsity": 0.9},
+    "esgd": {"sparsifier": "esgd", "drop": 0.8},
+    "cesgd": {"sparsifier": "cesgd"},
+    "randomk": {"sparsifier": "randomk", "density": 0.2},
+    "int8": {"quantizer": "int8"},
+    "qsgd": {"quantizer": "qsgd"},
+    "powersgd": {"quantizer": "powersgd", "rank": 2},
+}
+DOWN = {"whole": None, "int8": "int8", "topk": make_codec("topk", density=0.3, feedback=True)}
+PAIR = ("head.weight=emb.weight",)
+ALL = (*PAIR, "last.weight=emb.weight", "again=scale", "steps.too=steps")
+
+
+def model(*copies):
+    """Return a model's tensors, and copies of them: `name=source`."""
+    draw = np.random.default_rng(0)
+    values = {
+        "emb.weight": draw.normal(size=(12, 8)).astype(np.float32),
+        "scale": np.float32(1.5),
+        "steps": np.int64([5, 6]),
+        "fc.weight": draw.normal(size=(8, 8)).astype(np.float32),
+    }
+    for name, source in pairs(copies):
+        values[name] = values[source]
+    return values
+
+
+def pairs(copies):
+    return [each.partition("=")[::2] for each in copies]
+
+
+def record(values):
+    return ArrayRecord({name: Array(np.asarray(value)) for name, value in values.items()})
+
+
+def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
+    """Return an app whose module ties `copies`; its updates are drawn, in eighths.
+
+    `apart`: nodes whose copies go their own ways `since` that round; `rounds`: that it learns.
+    """
+
+    def train(node, values, state):
+        number = count(state)
+        of = {} if node in apart and number >= since else dict(pairs(copies))
+        places = {name: place for place, name in enumerate(values)}
+        moved = {}
+        for name, value in values.items():
+            draw = np.random.default_rng([node, places[of.get(name, name)], number])
+            step = draw.integers(-8, 9, value.shape) * (number <= rounds)
+            step = step / np.float32(8) if value.dtype.kind == "f" else step
+            moved[name] = np.asarray(value + step, value.dtype)
+        return {"arrays": moved}
+
+    return train
+
+
+def count(state):
+    """Count a node's messages, in its own state."""
+    kept = state.get("count", ArrayRecord())
+    number = int(kept["n"].numpy()[0]) + 1 if "n" in kept else 1
+    state["count"] = ArrayRecord({"n": Array(np.array([number]))})
+    return number
+
+
+def mod_of(method):
+    """Return an `Uplink` for an app whose loss falls with every third message, fifth, and so on."""
+    uplink = Uplink(make_codec(**method))
+
+    def mod(message, context, call_next):
+        def trained(message, context):
+            reply = call_next(message, context)
+            odd = int(context.state["count"]["n"].numpy()[0]) % 2
+            reply.content["metrics"]["loss"] = 0.5 if odd else 1.0
+            return reply
+
+        return uplink(message, context, trained)
+
+    return mod
+
+
+def federated(
+    values, train, method, downlink=None, rounds=ROUNDS, strategy=FedAvg, grid_of=grid_of, nodes=2
+):
+    """Return the model that a strategy makes over a link, and the link."""
+    grid = grid_of(moving(train, None if method is None else mod_of(method)), nodes)
+    screen = Screening(refuse=None)
+    options = {"downlink": downlink, "patience": rounds, "screening": screen}
+    link = grid if method is None else Link(grid, **options)
+    result = strategy(fraction_evaluate=0).start(link, record(values), rounds)
+    return {name: array.numpy() for name, array in result.arrays.items()}, link
+
+
+WAYS = [(each, "whole") for each in METHODS]
+WAYS += [(each, down) for each in ("dense", "topk", "int8") for down in ("int8", "topk")]
+
+
+@pytest.mark.parametrize(("method", "downlink"), WAYS)
+def test_a_model_with_copies_learns_and_costs_what_it_does_without(method, downlink):
+    found, link = federated(model(*ALL), learns(ALL), METHODS[method], DOWN[downlink])
+    alone, other = federated(model(), learns(), METHODS[method], DOWN[downlink])
+    for name, source in [*pairs(ALL), *((name, name) for name in alone)]:
+        np.testing.assert_array_equal(found[name], alone[source])
+        assert found[name].dtype == alone[source].dtype
+    assert list(found) == list(model(*ALL))
+    assert link.traffic.failures == 0
+    assert link.traffic.uplink_bytes == other.traffic.uplink_bytes
+    assert link.traffic.downlink_bytes == other.traffic.downlink_bytes
+    assert link.traffic.uplink_note_bytes == other.traffic.uplink_note_bytes
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedAdam, FedMedian])
+@pytest.mark.parametrize("method", [{}, {**TOPK, "density": 1.0}], ids=["dense", "all"])
+def test_what_loses_nothing_changes_no_bit(method, strategy):
+    plain, _ = federated(model(*ALL), learns(ALL), None, strategy=strategy)
+    found, link = federated(model(*ALL), learns(ALL), method, strategy=strategy)
+    for name, value in plain.items():
+        if strategy is FedAdam and method:  # its float64 goes as float32 changes
+            np.testing.assert_allclose(found[name], value, rtol=1e-5)
+        else:
+            np.testing.assert_array_equal(found[name], value)
+    assert link.traffic.failures == 0
+
+
+@pytest.mark.parametrize("since", ["first", "second"])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_app_that_answers_in_other_types_may_tie_its_weights(method, since):
+    """Its replies name their tensors, and leave nothing out; the next message ties or does not."""
+    halves = learns(ALL)
+
+    def train(node, values, state):
+        made = halves(node, values, state)["arrays"]
+        if since == "second" and int(state["count"]["n"].numpy()[0]) == 1:
+            return {"arrays": made}
+        wide = {n: np.asarray(v, np.float64) for n, v in made.items() if v.dtype.kind == "f"}
+        return {"arrays": {**made, **wide}}
+
+    plain, _ = federated(model(*ALL), train, None)
+    found, link = federated(model(*ALL), train, METHODS[method])
+    assert link.traffic.failures == 0
+    assert link.traffic.client_updates == 2 * ROUNDS
+    if method == "dense":
+        for name, value in plain.items():
+            np.testing.assert_array_equal(found[name], value)
+
+
+class Losing(LocalGrid):
+    """Loses all replies of some rounds."""
+
+    def __init__(self, app, nodes, lost):
+        super().__init__(make_pool(HostSpec(app, nodes, 1, {}), 1), nodes)
+        self.lost, self.round = lost, 0
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        self.round += bool(replies)
+        return [] if self.round in self.lost else replies
+
+
+LEARN, SINCE, FLUSH = 4, 3, 14  # rounds: that it learns; until kept values are sent
+KEEPING = {
+    "topk": {**TOPK, "density": 0.2},
+    "topk-int8": {**TOPK, "density": 0.2, "quantizer": "int8", "feedback": True},
+    "dgc": {"sparsifier": "dgc", "sparsity": 0.8, "momentum": 0.0},
+    "esgd": {"sparsifier": "esgd", "drop": 0.7, "beta": 1.0, "cap": 0.3},
+    "cesgd": {"sparsifier": "cesgd", "feedback": True},
+    "powersgd": {"quantizer": "powersgd", "rank": 1},
+}
+
+
+@cache
+def summed(apart):
+    """Return what all updates add up to."""
+    train = learns(ALL, apart, SINCE, LEARN)
+    return federated(model(*ALL), train, None, rounds=LEARN)[0]
+
+
+@pytest.mark.parametrize("lost", [(), (2,), (3,)], ids=str)
+@pytest.mark.parametrize("method", KEEPING)
+def test_what_comes_apart_late_loses_nothing_of_what_nodes_have_kept(method, lost):
+    apart = (0, 1) if len(method) % 2 else (0,)
+    found, link = federated(
+        model(*ALL),
+        learns(ALL, apart, SINCE, LEARN),
+        KEEPING[method],
+        rounds=LEARN + FLUSH,
+        grid_of=lambda app, nodes: Losing(app, nodes, lost),
+    )
+    assert link.traffic.failures == 2 * len(lost)
+    for name, value in summed(apart).items():
+        if value.dtype == np.float32:
+            np.testing.assert_allclose(found[name], value, atol=2e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("method", ["dense", "topk", "int8", "esgd"])
+def test_what_is_equal_by_chance_is_not_taken_for_tied(method, monkeypatch):
+    zeros = {name: np.zeros(6, np.float32) for name in ("a.bias", "b.bias", "c.bias")}
+    values = {**model(), **zeros, "odd": np.zeros(2, np.int64), "even": np.zeros(2, np.int64)}
+    found, link = federated(values, learns(), METHODS[method])
+    monkeypatch.setattr("compression.flower.server.sent_model.ties_in", lambda *given: ())
+    plain, other = federated(values, learns(), METHODS[method])
+    for name, value in plain.items():
+        np.testing.assert_array_equal(found[name], value)
+    assert link.traffic.uplink_bytes == other.traffic.uplink_bytes
+    assert link.traffic.failures == 0
+
+
+def test_a_pair_that_came_apart_at_the_server_is_never_tied_again():
+    state = ModelsState()
+
+    def ties(one, other):
+        nonlocal state
+        state = from_bytes(ModelsState, to_bytes(state))  # as a checkpoint has it
+        values = {"a": np.float32([1, one]), "b": np.float32([1, other])}
+        content = RecordDict({"m": record(values)})
+        return Models(None, [], 0, state).of(content, first=True).ties
+
+    assert ties(2, 2) == ((1, 0),)
+    assert ties(3, 3) == ((1, 0),)
+    assert ties(3, 4) == ()
+    assert ties(3, 3) == ()
+    assert ties(0.0, -0.0) == ()
+
+
+def test_which_tensors_are_tied():
+    same = np.float32([1, 2])
+    values = {
+        "a": same,
+        "a.running_mean": same,
+        "a.wide": same.astype(np.float64),
+        "a.long": np.float32([[1, 2]]),
+        "empty": np.zeros((0, 2), np.float32),
+        "void": np.zeros((0, 2), np.float32),
+        "b.running_mean": same,
+        "own.a": same,
+        "own.b": same,
+        "mine": same,
+        "zero": np.float32([0, 1]),
+        "less": np.float32([-0.0, 1]),
+        "b": same,
+        "one": np.float32(0),
+        "other": np.float32(0),
+    }
+    models = Models(None, ["own.*"], 0, ModelsState(), ("mine",))
+    found = models.of(RecordDict({"m": record(values)}), first=True)
+    names = found.form.whole.names
+    assert [(names[copy], names[source]) for copy, source in found.ties] == [
+        ("b.running_mean", "a.running_mean"),
+        ("own.b", "own.a"),
+        ("b", "a"),
+        ("other", "one"),
+    ]
+
+
+class Spied:
+    """A ClientApp that keeps the notes of its messages and replies, or spoils replies."""
+
+    def __init__(self, app, spoil=None):
+        self.app, self.spoil, self.asked, self.answered = app, spoil, [], defaultdict(list)
+
+    def __call__(self, message, context):
+        node = context.node_config["partition-id"]
+        self.asked.append(message.content[NOTE])
+        reply = self.app(message, context)
+        if self.spoil and not reply.has_error():
+            reply = self.spoil(reply, node)
+        self.answered[node].append(reply.content.get(NOTE))
+        return reply
+
+
+def spied(values, train, method, spoil=None, **options):
+    """Return as `federated`, and the app."""
+    apps = []
+
+    def make(app, nodes):
+        apps.append(Spied(app, spoil))
+        return grid_of(apps[0], nodes)
+
+    return *federated(values, train, method, grid_of=make, **options), apps[0]
+
+
+def test_each_reply_says_for_itself_what_is_tied():
+    values, train = model(*PAIR), learns(PAIR, apart=(1,), since=2)
+    _, link, app = spied(values, train, METHODS["topk"], rounds=3)
+    tied = [note.get("tied") for note in app.asked]
+    assert tied == [[4, 0], [4, 0], [4, 0], [4, 0], None, None]
+    assert app.asked[0]["copies"] == ["head.weight"]
+    assert [note.get("untied") for note in app.answered[0]] == [None, None, None]
+    assert [note.get("untied") for note in app.answered[1]] == [None, [4], None]
+    assert link.traffic.failures == 0
+
+
+def test_a_method_that_knows_a_copy_by_its_name_gets_it():
+    method = {**TOPK, "exact": ["head*", "emb*"]}
+    found, link, app = spied(model(*PAIR), learns(PAIR), method)
+    assert [notes[0]["untied"] for notes in app.answered.values()] == [[4], [4]]
+    assert link.traffic.failures == 0
+    plain, _ = federated(model(*PAIR), learns(PAIR), None)
+    np.testing.assert_allclose(found["head.weight"], plain["head.weight"], rtol=1e-6)
+    down = make_codec("topk", density=0.2, exact=["head*"])
+    _, link, app = spied(model(*PAIR), learns(PAIR), TOPK, downlink=down)
+    assert not any("tied" in note for note in app.asked)
+    assert link.traffic.failures == 0
+
+
+def test_where_nodes_clip_a_copy_is_sent_as_what_was_clipped():
+    values = {name: value for name, value in model(*PAIR).items() if value.dtype == np.float32}
+    app = Spied(moving(learns(PAIR), Uplink("int8")))
+    link = Link(grid_of(app, 2))
+    for norm, untied in ((1e3, [3]), (1e-3, None)):  # the second: nobody has clipped to that
+        replies = link.send_and_receive(ask(link, record(values), clipping_norm=norm))
+        assert not any(reply.has_error() for reply in replies)
+        assert app.answered[1][-1].get("untied") == untied
+
+
+class Forgetting(PlainGrid):
+    """A node's state is lost after its second message."""
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        if len(self.replies) == 4:
+            self.contexts[1].state = RecordDict()
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize("method", ["topk", "esgd", "powersgd"])
+def test_a_node_that_has_lost_its_state_begins_anew(method):
+    found, link = federated(model(*ALL), learns(ALL), METHODS[method], grid_of=Forgetting)
+    assert link.traffic.failures == 0
+    for name, source in pairs(ALL):
+        np.testing.assert_array_equal(found[name], found[source])
+
+
+LIES = ([0], [1], [99], [-1], [4, 4], [5, 4], ["x"], [0.5], 4, [2**61], [4], [4, 5, 6, 7], "4")
+
+
+def test_a_reply_that_lies_of_copies_is_its_nodes_failure():
+    lies = iter(LIES)
+
+    def lie(reply, node):
+        if node == 1:
+            reply.content[NOTE] = ConfigRecord({**reply.content[NOTE], "untied": next(lies)})
+        return reply
+
+    found, link, _ = spied(model(*ALL), learns(ALL), METHODS["topk"], lie, rounds=len(LIES))
+    assert link.traffic.failures == len(LIES)
+    for name, source in pairs(ALL):
+        np.testing.assert_array_equal(found[name], found[source])
+
+
+def test_a_reply_that_hides_what_it_unties_is_its_nodes_failure():
+    def hide(reply, node):
+        note = {key: value for key, value in reply.content[NOTE].items() if key != "untied"}
+        reply.content[NOTE] = ConfigRecord(note)
+        return reply
+
+    train = learns(PAIR, apart=(1,), since=2)
+    _, link, _ = spied(model(*PAIR), train, METHODS["topk"], hide, rounds=3)
+    assert link.traffic.failures == 2
+
+
+def test_mutated_replies_cost_their_node_alone(caplog):
+    mutate, number = Mutator(5), Counter()
+
+    def spoil(reply, node):
+        number[node] += 1
+        if node == 1 and number[node] % 2:
+            return mutate(reply)[0]
+        mutate.hear(reply)
+        return reply
+
+    values, train = model(*ALL), learns(ALL)
+    _, link, _ = spied(values, train, METHODS["topk"], spoil, rounds=60, nodes=3)
+    left_out = {found.args[1] for found in caplog.records if "left out" in found.msg}
+    assert left_out == {2}
+    assert link.traffic.failures > 15
+
+
+LAYOUT = Layout(("a", "b"), ((3,), (2,)), ("float32",) * 2)
+PAYLOAD = make_codec().encode(
+    np.arange(5, dtype=np.float32), LAYOUT, names=True, own=[Own(1, "n", np.int64([7, 8]))]
+)
+
+
+def received(**note):
+    """Return what a node makes of a message of three tensors, a, n and b."""
+    return Follower().model(payload_record(PAYLOAD), ToNode(1, **note), RecordDict()).arrays()
+
+
+def test_copies_are_put_where_they_were():
+    arrays = received(copies=["x", "y", "z"], tied=[0, 4, 3, 2, 5, 1])
+    assert list(arrays) == ["x", "a", "n", "y", "b", "z"]
+    assert [a.numpy().tolist() for a in arrays.values()] == [
+        [3, 4], [0, 1, 2], [7, 8], [7, 8], [3, 4], [0, 1, 2]
+    ]  # fmt: skip
+    assert arrays["y"].dtype == "int64"
+
+
+@pytest.mark.parametrize(
+    ("copies", "tied"),
+    [
+        (["x"], [3, 3]),
+        (["x"], [3, 4]),
+        (["x"], [4, 0]),
+        (["x"], [3]),
+        (["x"], []),
+        ([], [3, 0]),
+        (["x"], None),
+        (None, [3, 0]),
+        (["x", "y"], [3, 4, 4, 3]),
+        (["x", "y"], [3, 0, 4, 3]),
+        (["x", "y"], [3, 0, 3, 0]),
+        (["x", "y"], [4, 0, 3, 0]),
+        (["x", "x"], [3, 0, 4, 0]),
+        (["a"], [3, 0]),
+        (["n"], [3, 0]),
+        (["x"], [2**61, 0]),
+        (["x"], [3, 2**61]),
+        ([f"x{i}" for i in range(1 << 14)], [p for i in range(1 << 14) for p in (i + 3, 0)]),
+    ],
+    ids=str,
+)
+def test_a_node_believes_no_message_that_tells_of_copies_it_does_not_hold(copies, tied):
+    with pytest.raises(PayloadError, match=r"^[^\n]{20,120}$"):
+        received(copies=copies, tied=tied)
+
+
+def test_copies_make_no_model_larger_than_is_allowed():
+    form = Form(Layout(("a", "n"), ((5,), (4,)), ("float32", "int64")), (1,))
+    note = ToNode(1, copies=["x", "y"], tied=[2, 0, 3, 0])
+    assert len(form_as_told(form, note, 15)[0].whole) == 4
+    with pytest.raises(PayloadError, match="more than the 14 entries allowed"):
+        form_as_told(form, note, 14)
+    form = Form(Layout(("n",), ((1 << 28,),), ("int64",)), (0,))
+    with pytest.raises(PayloadError, match="larger than is allowed"):
+        form_as_told(form, ToNode(1, copies=["x"], tied=[1, 0]), 1 << 28)

@@ -1,0 +1,111 @@
+"""What a grid can do, on a virtual clock by itself and in real time by polling."""
+
+import inspect
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from compression.flower import timed_grid
+from compression.flower.timed_grid import GridWrapper, PolledGrid, TimedGrid, timed
+from simulation.any_app.grid import GuestGrid
+from simulation.clock import VirtualClock
+from simulation.grid import LocalGrid
+from simulation.node_host import HostSpec
+from simulation.pool import make_pool
+from tests.compression.flower.fleet import Fleet, Remote
+
+DECLARED = {name: member for name, member in vars(TimedGrid).items() if not name.startswith("_")}
+
+
+@pytest.fixture
+def local():
+    return LocalGrid(make_pool(HostSpec("client.app:app", 3, 1, {}), 1), 3, VirtualClock())
+
+
+@pytest.mark.parametrize("kind", [LocalGrid, GuestGrid, GridWrapper, PolledGrid])
+@pytest.mark.parametrize("name", DECLARED)
+def test_a_timed_grid_has_what_is_declared(kind, name):
+    """Properties are properties, and methods take the same arguments, or more with defaults."""
+    declared, found = DECLARED[name], inspect.getattr_static(kind, name)
+    assert isinstance(found, property) == isinstance(declared, property)
+    if isinstance(declared, property):
+        return
+    wanted, there = (inspect.signature(f).parameters for f in (declared, found))
+    for parameter, other in zip(wanted.values(), there.values(), strict=False):
+        assert parameter.replace(annotation=0) == other.replace(annotation=0)
+    assert all(p.default is not p.empty for p in list(there.values())[len(wanted) :])
+
+
+def test_a_local_grid_is_left_as_it_is_and_others_are_polled(local):
+    fleet, wrapper = Fleet([[3]]), GridWrapper(local)
+    assert timed(local) is local
+    assert timed(wrapper) is wrapper
+    assert isinstance(timed(fleet), PolledGrid)
+    assert timed(polled := timed(fleet)) is polled
+
+
+@pytest.mark.parametrize("name", [n for n, m in DECLARED.items() if isinstance(m, property)])
+def test_a_wrapper_says_what_the_grid_in_it_says(local, name):
+    local.follow(1000)
+    if name == "run":
+        assert GridWrapper(local).run.run_id == local.run.run_id
+    else:
+        assert getattr(GridWrapper(local), name) == getattr(local, name)
+
+
+def test_a_local_grids_order_is_that_of_partitions(local):
+    assert list(GridWrapper(local).get_node_ids()) == [1, 2, 3]
+    assert [node.node_id for node in local.get_nodes()] == [1, 2, 3]
+    stamps = [node.registered_at for node in local.get_nodes()]
+    assert sorted(set(stamps)) == stamps  # who polls it would order them the same way
+
+
+def test_other_nodes_are_ordered_by_registration():
+    grid = GridWrapper(Fleet([[3, 7, 9], [3, 5, 7, 9]]))
+    assert list(grid.get_node_ids()) == [9, 3, 7]
+    assert list(grid.get_node_ids()) == [9, 3, 7, 5]
+    assert grid.virtual_seconds is None
+
+
+@pytest.fixture
+def naps(monkeypatch):
+    """The pauses slept, on a clock that goes by them alone."""
+    slept = []
+    monkeypatch.setattr(timed_grid.time, "sleep", slept.append)
+    monkeypatch.setattr(timed_grid.time, "monotonic", lambda: 100 + sum(slept))
+    return slept
+
+
+def test_polling_ends_with_the_first_replies(naps):
+    remote = Remote(ready=8)
+    assert timed(remote).pull_before(iter(["a", "b"]), float("inf")) == ["reply"]
+    assert remote.polls == [["a", "b"]] * 8
+    assert naps == [0.01, 0.02, 0.04, 0.08, 0.16, 0.25, 0.25]
+
+
+def test_polling_ends_at_the_deadline(naps):
+    remote = Remote(ready=float("inf"))
+    grid = timed(remote)
+    assert grid.pull_before(["a"], 100.5) == []
+    assert grid.now == pytest.approx(100.5)
+    assert max(naps) <= 0.25
+    polls = len(remote.polls)
+    assert grid.pull_before(["a"], 99.0) == []  # past: what is there is still asked for
+    assert len(remote.polls) == polls + 1
+    assert grid.pull_before([], float("inf")) == []
+
+
+def test_polling_takes_real_time_and_no_more_than_it_may():
+    grid = timed(Remote(ready=float("inf")))
+    start = grid.now
+    assert grid.pull_before(["a"], start + 0.05) == []
+    assert 0.05 <= time.monotonic() - start < 5  # far below what a missed deadline would take
+
+
+def test_in_real_time_messages_live_no_longer_than_they_are_waited_for():
+    sent = []
+    grid = timed(SimpleNamespace(push_messages=sent.extend))
+    for ttl in (50.0, float("inf")):
+        grid.push_messages([SimpleNamespace(metadata=SimpleNamespace(ttl=t)) for t in (60, 9)], ttl)
+    assert [message.metadata.ttl for message in sent] == [50.0, 9, 60, 9]

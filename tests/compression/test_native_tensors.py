@@ -1,0 +1,130 @@
+"""Tensors of their own type: every value of every type comes back, and hostile tables do not."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from compression import Layout, PayloadError, decode_update, make_codec
+from compression.native_tensors import Own
+from compression.wire_header import DTYPES
+
+KINDS = [name for name in DTYPES if name != "bfloat16"]
+LAYOUT = Layout(("w", "b"), ((40, 5), (5,)), ("float32",) * 2)
+VECTOR = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)
+INT8 = make_codec(quantizer="int8")
+
+
+def tensors(kind):
+    numbers = arrays.from_dtype(np.dtype(kind), allow_nan=False, allow_infinity=False)
+    return arrays.arrays(kind, arrays.array_shapes(min_dims=0, min_side=0), elements=numbers)
+
+
+def model_of(own):
+    """Return the layout of w, the own tensors, b."""
+    names = ("w", *(each.name for each in own), "b")
+    shapes = (LAYOUT.shapes[0], *(each.array.shape for each in own), LAYOUT.shapes[1])
+    return Layout(names, shapes, ("float32", *(each.array.dtype.name for each in own), "float32"))
+
+
+def encoded(own, codec=INT8):
+    return codec.encode(VECTOR, LAYOUT, names=True, own=own)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_every_value_of_every_type_comes_back(data):
+    kinds = data.draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
+    own = [Own(1 + i, f"t{i}", data.draw(tensors(kind))) for i, kind in enumerate(kinds)]
+    payload = encoded(own)
+    for model in (None, model_of(own)):
+        at = tuple(each.position for each in own) if model else ()
+        update = decode_update(payload, model, own=at)
+        assert update.layout.names == ("w", "b")
+        for sent, got in zip(own, update.own, strict=True):
+            assert (got.position, got.name) == (sent.position, sent.name)
+            assert got.array.dtype == sent.array.dtype
+            assert got.array.shape == sent.array.shape
+            assert got.array.tobytes() == sent.array.tobytes()
+        np.testing.assert_allclose(update.values, VECTOR, atol=0.05)
+
+
+@pytest.mark.parametrize("sparsifier", ["topk", "esgd", "cesgd", "dgc"])
+def test_beside_a_selection_with_a_memory(sparsifier):
+    codec, memory = make_codec(sparsifier), {}
+    own = [Own(1, "steps", np.array([2**62 + 1, -5]))]
+    for _ in range(2):
+        payload = codec.encode(VECTOR, LAYOUT, memory=memory, own=own)
+        update = decode_update(payload, model_of(own), own=(1,))
+        np.testing.assert_array_equal(update.own[0].array, own[0].array)
+        if codec.keeps:
+            codec.put_back(payload, LAYOUT, memory)  # the layout that it was encoded with
+
+
+def test_a_vector_of_nothing_beside_integers():
+    empty = Layout((), (), ())
+    own = [Own(0, "steps", np.arange(5))]
+    payload = INT8.encode(np.empty(0, np.float32), empty, names=True, own=own)
+    np.testing.assert_array_equal(decode_update(payload).own[0].array, np.arange(5))
+
+
+def test_nan_is_refused_before_the_memory_hears_of_it():
+    memory = {}
+    own = [Own(1, "half", np.array([np.nan], np.float16))]
+    with pytest.raises(PayloadError, match="update holds NaN in half"):
+        make_codec("topk").encode(VECTOR, LAYOUT, memory=memory, own=own)
+    assert not memory
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        (Layout(("w", "t", "b"), ((40, 5), (3,), (5,)), ("float32", "int32", "float32")), "int32"),
+        (Layout(("w", "t", "b"), ((40, 5), (2,), (5,)), ("float32", "int64", "float32")), "(2,)"),
+        (Layout(("w",), ((40, 5),), ("float32",)), "tensor number 1"),
+        (LAYOUT, "another model"),
+    ],
+)
+def test_another_models_are_refused(model, match):
+    with pytest.raises(PayloadError, match="another model"):
+        decode_update(encoded([Own(1, "t", np.arange(3))]), model)
+
+
+def test_declared_sizes_are_bounded_before_anything_is_allocated():
+    payload = encoded([Own(1, "zeros", np.zeros(1 << 21))])
+    assert len(payload) < 10_000
+    with pytest.raises(PayloadError, match="more than"):
+        decode_update(payload, max_size=1000)
+
+
+def test_any_flipped_bit_and_any_cut_is_noticed():
+    payload = encoded([Own(1, "t", np.arange(3)), Own(2, "on", np.array([True, False]))])
+    for position in range(len(payload)):
+        broken = bytearray(payload)
+        broken[position] ^= 1
+        with pytest.raises(PayloadError):
+            decode_update(bytes(broken))
+        with pytest.raises(PayloadError):
+            decode_update(payload[:position])
+
+
+def test_hostile_tables_with_a_right_checksum(reseal):
+    """Whatever a byte of the table is changed to: refused, or another valid table."""
+    payload = encoded([Own(1, "t", np.arange(3)), Own(2, "on", np.array([True, False]))])
+    for position in range(7, 40):
+        for value in (0, 1, 2, 3, 4, 127, 128, 255):
+            broken = bytearray(payload)
+            broken[position] = value
+            try:
+                update = decode_update(reseal(bytes(broken[:-8])), max_size=10_000)
+            except PayloadError:
+                continue
+            assert sum(each.array.nbytes for each in update.own) < 80_000
+
+
+def test_a_bool_is_0_or_1(reseal):
+    payload = encoded([Own(1, "on", np.array([True, False]))])
+    at = payload.rindex(b"\x01\x00", 0, len(payload) - 8)
+    with pytest.raises(PayloadError, match="neither 0 nor 1"):
+        decode_update(reseal(payload[:at] + b"\x02" + payload[at + 1 : -8]))

@@ -1,0 +1,69 @@
+"""What a message's content counts: all of its records, as Flower serialises them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+import compression.flower
+from simulation import message_size
+from simulation.message_size import measured, other_than_payloads, record_bytes, size_of
+
+INTEGERS = st.integers(-(1 << 63), (1 << 64) - 1)
+NUMBERS = INTEGERS | st.floats()
+ONES = [st.booleans(), INTEGERS, st.floats(), st.text(max_size=200), st.binary(max_size=300)]
+LISTS = [st.lists(one, max_size=100) for one in ONES]
+LISTS[1] = st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=100)
+NAMES = st.text(max_size=9)
+
+
+@given(st.dictionaries(NAMES, st.one_of(*ONES, *LISTS), max_size=6))
+def test_a_configuration_is_as_long_as_flower_makes_it(values):
+    record = ConfigRecord(values)
+    assert record_bytes(record) == record_bytes(record) == len(record.deflate())
+
+
+@given(st.dictionaries(NAMES, NUMBERS | LISTS[1] | LISTS[2], max_size=6))
+def test_metrics_are_as_long_as_flower_makes_them(values):
+    record = MetricRecord(values)
+    assert record_bytes(record) == record_bytes(record) == len(record.deflate())
+
+
+def test_the_link_measures_as_the_engine_does():
+    """Neither may import the other, so it is one text in both."""
+    theirs = Path(compression.flower.__file__).with_name("message_size.py")
+    assert Path(message_size.__file__).read_text() == theirs.read_text()
+
+
+def test_what_flower_cannot_send_ends_nothing():
+    """It may well travel within one process."""
+    assert record_bytes(MetricRecord({"a": 1 << 70})) == 0
+    assert record_bytes(ConfigRecord({"a": "\udc80"})) == 0
+
+
+@pytest.mark.parametrize("one", [127, 128, -128, -129, (1 << 63) - 1, -(1 << 63), 0, True, "é"])
+def test_values_of_other_lengths_are_told_apart(one):
+    for other in (0, 1, 63, 64, -64, -65, 1 << 40, False, 0.5, "", "ab", b"ab", [1], [0.5]):
+        for value in (other, one, [one], [one, one]):
+            record = ConfigRecord({"a": value})
+            assert record_bytes(record) == len(record.deflate()), value
+
+
+def test_a_content_is_all_of_its_records():
+    plain, model = Array(np.zeros(100, np.float32)), bytes(1000)
+    config, metrics = ConfigRecord({"model": model, "lr": 0.1}), MetricRecord({"loss": [0.5, 1.0]})
+    records = {"arrays": ArrayRecord({"a": plain, "b": plain}), "c": config, "m": metrics}
+    content = RecordDict(records)
+    others = len(config.deflate()) + len(metrics.deflate())
+    assert others > 1000
+    assert size_of(content) == 2 * len(plain.data) + others
+    content["payload"] = ArrayRecord({"p": Array("uint8", (7,), "its own", bytes(7))})
+    content["note"] = ConfigRecord({"number": 1})
+    note = len(content["note"].deflate())
+    whole = 2 * len(plain.data) + others + 7 + note
+    assert measured(content, "note") == (7, note, whole)
+    assert other_than_payloads(measured(content, "note")) == whole - note - 7
+    assert size_of(RecordDict()) == 0
