@@ -30,7 +30,7 @@ from simulation.job import Job
 from simulation.local import run_local
 from strategy.app import Run
 from strategy.ordered_grid import OrderedGrid
-from strategy.run.run_log import Records
+from strategy.run.run_log import RunLog
 from tests.strategy.renewed import Renewed
 
 NODES, UPDATES, PUSHES = 10_000, 200, 20  # of a round
@@ -70,7 +70,7 @@ def trained(words: list[str], unit: int = 1, renewed: float = 0) -> dict[str, An
 
     def server_app(grid: Grid, context: Context) -> None:
         inner = Renewed(grid, renewed) if renewed else grid
-        records = Records(str(context.run_config["output"]))
+        records = RunLog(str(context.run_config["output"]))
         run = Watched(load_config(context.run_config, config.nodes), OrderedGrid(inner), records)
         run.found, run.unit = found, unit
         run.start()

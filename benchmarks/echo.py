@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MessageType, RecordDi
 from flwr.clientapp import ClientApp
 
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 
 app = ClientApp()
@@ -29,7 +29,7 @@ def echo_local(
 ) -> float:
     """Round trips a second with `size` bytes each way, over at least `seconds`."""
     data = np.random.default_rng(0).integers(0, 255, size, np.uint8).tobytes()
-    pool = make_pool(HostSpec(app, nodes, 1, {}), workers)
+    pool = make_pool(NodeHostSpec(app, nodes, 1, {}), workers)
     grid, rounds = LocalGrid(pool, nodes), 0
     try:
         start = time.perf_counter()

@@ -40,7 +40,7 @@ from simulation.job import Job
 from simulation.local import run_local
 from strategy.app import Run
 from strategy.ordered_grid import OrderedGrid
-from strategy.run.run_log import Records
+from strategy.run.run_log import RunLog
 
 FOREVER = 1_000_000
 
@@ -89,7 +89,7 @@ def serve(workers: int, settings: list[str]) -> None:
     optimizer_of(config, list(model_of(config, data_of(config)).parameters()))  # before the fork
 
     def server_app(grid: Grid, context: Context) -> None:
-        records = Records(str(context.run_config["output"]))
+        records = RunLog(str(context.run_config["output"]))
         run = Paced(load_config(context.run_config, config.nodes), OrderedGrid(grid), records)
         pipe = Pipe(lambda: float(run.records.last["train_loss"] or 0))
         run.turns = Turns(pipe.receive, pipe.report)

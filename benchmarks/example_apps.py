@@ -106,7 +106,7 @@ SUMMARY = {
 METRIC = re.compile(
     r"\b(\w*(?:acc|auc|loss)\w*)['\"]?[:=]+ *['\"]?(\d[\d.]*(?:e[-+]\d+)?)", re.IGNORECASE
 )
-SAID = re.compile(r"(?:not compressed|Uplink|^error|^stopped): .+", re.MULTILINE)
+SAID = re.compile(r"(?:not compressed|CompressionMod|^error|^stopped): .+", re.MULTILINE)
 
 
 def run(app: Path, *, nodes: int, words: str, before: str) -> dict[str, Any]:

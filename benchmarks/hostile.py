@@ -3,7 +3,7 @@
 `python -m benchmarks.hostile` makes payloads of a LeNet-5, a ResNet18 and a ResNet50 with every
 quantizer and coder: honest ones (dense, the quantizer's own options) and hostile ones (nearly every
 entry selected, with half of the tensors exact, with names; the options that cost the most), and
-treats each as `Link` does: it is decoded and makes a new model of an old one. JSON.
+treats each as `CompressedGrid` does: it is decoded and makes a new model of an old one. JSON.
 
 Per model and coder the costliest honest payload is set beside the costliest hostile one; the same
 of int8 alone is there to be read. Seconds are the least of several turns of CPU time, `traced_mb`

@@ -32,7 +32,9 @@ LIBRARY = "squeeze"  # any name will do
 
 
 class Lines(NamedTuple):
-    """What is given to `Link` beside the grid, and what to `Uplink`, as they are written."""
+    """What is given to `CompressedGrid` beside the grid, and what to `CompressionMod`, as they are
+    written.
+    """
 
     link: str
     uplink: str
@@ -84,8 +86,8 @@ def with_link(text: str, source: str, options: str, *, tell: bool = False) -> st
     rows, indent = text.splitlines(), " " * first.col_offset
     if tell:
         rows.insert(body[-1].end_lineno or len(rows), indent + TELL)
-    rows.insert(first.lineno - 1, f"{indent}{grid} = link = Link({grid}{options})")
-    return _with_import(rows, f"{source} Link")
+    rows.insert(first.lineno - 1, f"{indent}{grid} = link = CompressedGrid({grid}{options})")
+    return _with_import(rows, f"{source} CompressedGrid")
 
 
 def with_uplink(text: str, source: str, options: str) -> str:
@@ -99,7 +101,7 @@ def with_uplink(text: str, source: str, options: str) -> str:
     ]
     if len(calls) != 1:
         raise ValueError(f"the module of the ClientApp makes {len(calls)} of them, not one")
-    call, mod = calls[0], f"Uplink({options})"
+    call, mod = calls[0], f"CompressionMod({options})"
     mods = [each.value for each in call.keywords if each.arg == "mods"]
     rows = text.splitlines()
     if mods:  # behind the bracket
@@ -110,9 +112,9 @@ def with_uplink(text: str, source: str, options: str) -> str:
         row, mod = row - 1, f"mods=[{mod}]" + (", " if arguments else "")
         if call.args:  # a positional argument must stay the first
             row, column = (call.args[-1].end_lineno or 1) - 1, call.args[-1].end_col_offset or 0
-            mod = f", mods=[Uplink({options})]"
+            mod = f", mods=[CompressionMod({options})]"
     rows[row] = rows[row][:column] + mod + rows[row][column:]
-    return _with_import(rows, f"{source} Uplink")
+    return _with_import(rows, f"{source} CompressionMod")
 
 
 def _with_import(rows: list[str], line: str) -> str:

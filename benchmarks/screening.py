@@ -22,7 +22,7 @@ from benchmarks.engine import FOREVER, overrides
 from benchmarks.peers import Work
 from benchmarks.timing import ROOT
 from compression.flower.server import compressed_grid
-from compression.flower.server.update_filter import Screen
+from compression.flower.server.update_filter import UpdateFilter
 from conf.load import compose_config, run_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
@@ -41,12 +41,12 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         (compressed_grid, "screened"),
         (rounds, "length"),
         (pushes, "length"),
-        (Screen, "share"),
-        (Screen, "look"),
-        (Screen, "weigh"),
+        (UpdateFilter, "share"),
+        (UpdateFilter, "look"),
+        (UpdateFilter, "weigh"),
     ],
     "shapes": [
-        (compressed_grid, "odd_ones"),
+        (compressed_grid, "inconsistent"),
         (compressed_grid, "rebuilt"),
         (compressed_grid, "expect_weight"),
     ],

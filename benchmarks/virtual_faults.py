@@ -32,7 +32,7 @@ from simulation.job import Job
 from simulation.local import run_local
 from strategy.app import Run
 from strategy.ordered_grid import OrderedGrid
-from strategy.run.run_log import Records
+from strategy.run.run_log import RunLog
 
 NODES = 50
 AWAY = ["network.loss=0.2", "network.crash=0.1", "network.rejoin_seconds=5"]
@@ -107,7 +107,7 @@ def tried(words: list[str], rounds: int) -> dict[str, Any]:
 
     def server_app(grid: Grid, context: Context) -> None:
         inner = Counting(grid)
-        records = Records(str(context.run_config["output"]))
+        records = RunLog(str(context.run_config["output"]))
         run = Run(load_config(context.run_config, NODES), OrderedGrid(inner), records)
         run.start()
         run.finish()

@@ -13,7 +13,7 @@ from client.segment.app import segments_for
 from client.training import Metrics, Trainer, Vector, trainer_for
 from compression import PayloadError
 from compression.flower import filled, flat_record, to_vector, update_record
-from compression.flower.headers import SECONDS, Orders
+from compression.flower.headers import SECONDS, TrainConfig
 from compression.flower.native_tensors import Arrays, natives_of, with_natives
 from conf import Config, ConfigError, load_config
 from conf.submitted_runs import is_own
@@ -44,11 +44,11 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
 app = ClientApp(mods=[discreet])
 
 
-def _read(message: Message) -> tuple[Vector, Orders, Arrays]:
+def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
     """Return a message's model, float32 (n,), what to do with it, and what is beside it."""
     config = cast(ConfigRecord, message.content["config"])
     arrays = cast(ArrayRecord, message.content["arrays"])
-    return to_vector(arrays), Orders.of(config), natives_of(arrays)
+    return to_vector(arrays), TrainConfig.of(config), natives_of(arrays)
 
 
 def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
@@ -71,7 +71,7 @@ def _trainer(context: Context) -> tuple[Trainer, Node]:
 
 
 def uplink(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Apply the configured `Uplink`."""
+    """Apply the configured `CompressionMod`."""
     trainer, _ = _trainer(context)
     return trainer.uplink(message, context, call_next)
 

@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from client.batches import Samples
 from client.node import Node
 from compression.batchnorm import trained_entries
-from compression.flower import Uplink
-from compression.flower.headers import EXAMPLES, LOSS, STEPS, Orders
+from compression.flower import CompressionMod
+from compression.flower.headers import EXAMPLES, LOSS, STEPS, TrainConfig
 from compression.flower.native_tensors import NONE, Arrays, Initial
 from compression.flower.records import NO_ARRAYS
 from compression.layout import Layout
@@ -26,7 +26,7 @@ from conf.build import data_of, device_of, model_of, optimizer_of, server_optimi
 from conf.codecs import codec_of
 from task.flat_model import FlatModel
 from task.process import settle
-from task.rng import OwnStream, stream_seed
+from task.rng import IsolatedRng, stream_seed
 from task.steps import batches, evaluate
 
 Vector = NDArray[np.float32]
@@ -59,7 +59,7 @@ class Trainer:
         self.uplink = uplink_of(config, self.layout, Initial(self.flat.natives()))
 
     def update(
-        self, node: Node, model: Vector, orders: Orders, natives: Arrays = NO_ARRAYS
+        self, node: Node, model: Vector, orders: TrainConfig, natives: Arrays = NO_ARRAYS
     ) -> tuple[Vector, Metrics]:
         """Return what a server's optimiser is to subtract from `model`, float32 (n,), and metrics.
 
@@ -75,7 +75,7 @@ class Trainer:
         return update, metrics
 
     def train(
-        self, node: Node, start: Vector, orders: Orders, natives: Arrays = NO_ARRAYS
+        self, node: Node, start: Vector, orders: TrainConfig, natives: Arrays = NO_ARRAYS
     ) -> tuple[Vector, Metrics]:
         """Train from the model `start`, float32 (n,); return the new model and metrics.
 
@@ -141,16 +141,16 @@ class Trainer:
         """Return `Evaluation`'s figures and the number of samples of the node's evaluation."""
         images, labels = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state, natives)
-        with OwnStream(self.device, stream_seed(self.config.seed, node.index)):
+        with IsolatedRng(self.device, stream_seed(self.config.seed, node.index)):
             measured = evaluate(self.flat.module, images, labels)
         return {**measured._asdict(), EXAMPLES: len(labels)}
 
-    def _layers_draws(self, node: Node, number: int) -> OwnStream:
+    def _layers_draws(self, node: Node, number: int) -> IsolatedRng:
         """Return the context in which the model draws (dropout, say) from the node's own stream.
 
         Always: no look at a model shows all that draws (`F.dropout`, `nn.LSTM(dropout=)`).
         """
-        return OwnStream(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
+        return IsolatedRng(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
 
     def batches(
         self, images: Tensor, labels: Tensor, generator: torch.Generator
@@ -164,9 +164,9 @@ class Trainer:
         return islice(chain.from_iterable(every), limit)
 
 
-def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> Uplink:
+def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> CompressionMod:
     """Return the configured mod, for nodes that know the model's layout, and what is beside it."""
-    return Uplink(
+    return CompressionMod(
         codec_of(config),
         layout=layout,
         initial=initial,

@@ -27,7 +27,7 @@ from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.check import build, check_target, check_targets
 from conf.load import typed
-from conf.submitted_runs import Machine, confine_data
+from conf.submitted_runs import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
 from report.progress import RunProgress
 from report.segments import show
@@ -184,7 +184,7 @@ def as_the_server_reads(config: Config) -> Config:
     """
     if is_submitted(config):
         config = replace(config, dataset=replace(config.dataset))
-        confine_data(config, Machine.of({}))
+        confine_data(config, NodeGrants.of({}))
     return config
 
 

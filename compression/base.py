@@ -68,7 +68,7 @@ class Selection(NamedTuple):
     same: bool = False  # the very indices of this memory's last step
 
 
-class Parts(NamedTuple):
+class TensorSlices(NamedTuple):
     """How values belong to tensors: ``values[segments[t]:segments[t + 1]]`` are tensor t's.
 
     ``shapes``: the tensors' own where every entry is there, None where only some are.
@@ -90,7 +90,7 @@ class Rng:
         return np.random.default_rng(self._seed)
 
 
-class Step(NamedTuple):
+class SparsifyContext(NamedTuple):
     """What a sparsifier knows of one step besides the update.
 
     ``memory``: raw arrays by name, empty at the first step; a method adds its own and changes
@@ -129,7 +129,7 @@ class Sparsifier(Method, ABC):
         return None
 
     @abstractmethod
-    def select(self, update: Vector, step: Step) -> Selection:
+    def select(self, update: Vector, step: SparsifyContext) -> Selection:
         """Choose what to send of ``update`` (n,) float32, which is finite and must not be changed.
 
         BatchNorm's running statistics are not among it.
@@ -149,7 +149,7 @@ class Sparsifier(Method, ABC):
         add_at(memory[self.kept], indices, values)
 
 
-class Accumulating(Sparsifier):
+class ResidualSparsifier(Sparsifier):
     """A sparsifier that keeps what it does not send: *sent + kept == given*.
 
     A step adds to what is kept (``accumulate``), chooses among the sum and takes that out of it.
@@ -164,14 +164,14 @@ class Accumulating(Sparsifier):
         """Four bytes a parameter: the residual."""
         return 4 * layout.size
 
-    def accumulate(self, update: Vector, step: Step) -> Vector:
+    def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
         """Add the update to what is kept; return that memory itself: what there is to send."""
-        residual = remembered(step.memory, "residual", len(update), np.float32)
+        residual = get_or_zeros(step.memory, "residual", len(update), np.float32)
         residual += update
         return residual
 
     @abstractmethod
-    def choose(self, given: Vector, step: Step) -> Indices:
+    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
         """Return which of the (n,) accumulated values to send."""
 
     def take(self, given: Vector, indices: Indices) -> Vector:
@@ -180,7 +180,7 @@ class Accumulating(Sparsifier):
         given[indices] = 0
         return values
 
-    def select(self, update: Vector, step: Step) -> Selection:
+    def select(self, update: Vector, step: SparsifyContext) -> Selection:
         """Accumulate, choose, take."""
         given = self.accumulate(update, step)
         indices = self.choose(given, step)
@@ -200,7 +200,9 @@ class Quantizer(Method, ABC):
         return ()
 
     @abstractmethod
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """Turn (k,) finite float32 values into the streams that ``specs`` describes.
 
         ``memory``: as in `Step`. Streams may be views of ``values``.
@@ -208,7 +210,7 @@ class Quantizer(Method, ABC):
 
     @classmethod
     @abstractmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """Describe the streams, floats before levels (alignment).
 
         Raises PayloadError if ``params`` are not what ``params()`` could have returned.
@@ -216,14 +218,16 @@ class Quantizer(Method, ABC):
 
     @classmethod
     @abstractmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Turn streams (of the described dtypes and sizes) back into (k,) finite float32 values.
 
         Raises PayloadError for streams that no encoder makes. May return a view of a stream.
         """
 
     @abstractmethod
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """Return (k,) float64: the largest |decoded - value| possible for these values."""
 
 
@@ -243,7 +247,7 @@ class Coder(Method, ABC):
         """
 
 
-def remembered(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDArray[Any]:
+def get_or_zeros(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDArray[Any]:
     """Return a memory's array, all zero at first.
 
     Raises ValueError if it is another model's.
@@ -259,13 +263,13 @@ def remembered(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDArra
     return found
 
 
-def fallen(step: Step) -> bool:
+def fallen(step: SparsifyContext) -> bool:
     """Return whether the loss is below the last step's, and remember it (float64, 1 entry).
 
     At the first step, and where either is not known, it has not fallen.
     """
     first = "loss" not in step.memory
-    last = remembered(step.memory, "loss", 1, np.float64)
+    last = get_or_zeros(step.memory, "loss", 1, np.float64)
     known = step.loss is not None and np.isfinite(step.loss)
     better = bool(known and not first and step.loss < last[0])
     last[0] = step.loss if known else -np.inf

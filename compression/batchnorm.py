@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .base import PayloadError
 from .layout import Layout
-from .native_tensors import Own
+from .native_tensors import NativeTensor
 from .scatter import Indices, Vector, count_up, find, put_at
 
 # What torch's BatchNorm layers call their buffers.
@@ -215,7 +215,7 @@ def variances(layout: Layout) -> tuple[Extent, ...]:
     return runs(layout, [t for t, name in enumerate(layout.names) if own_name(name) == VARIANCE])
 
 
-def expect_counts(own: Iterable[Own]) -> None:
+def expect_counts(own: Iterable[NativeTensor]) -> None:
     """Raise `PayloadError` if BatchNorm has counted mini-batches below 0: nodes divide by that."""
     if any(own_name(each.name) == COUNT and (each.array < 0).any() for each in own):
         raise PayloadError("its update holds a count of mini-batches below 0")

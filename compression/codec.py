@@ -15,21 +15,21 @@ from .base import (
     Indices,
     Kind,
     Memory,
-    Parts,
     PayloadError,
     Quantizer,
     Rng,
     Sparsifier,
+    SparsifyContext,
     Spec,
-    Step,
+    TensorSlices,
     Vector,
+    get_or_zeros,
     is_finite,
-    remembered,
 )
 from .batchnorm import Separation, exact_tensors, expect_matches, separate
 from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
 from .layout import Layout
-from .native_tensors import Own, own_bytes
+from .native_tensors import NativeTensor, own_bytes
 from .scatter import add_at, subtract_at
 from .wire import ALL, INDICES, REPEATED, digest, ids_of, seal, tables, with_own
 from .wire_header import varint
@@ -91,7 +91,7 @@ class Codec:
         loss: float | None = None,
         workers: int = 0,
         as_before: bool = False,
-        own: Sequence[Own] = (),
+        own: Sequence[NativeTensor] = (),
     ) -> bytes:
         """Encode (layout.size,) contiguous float32, and tensors of their own type beside it.
 
@@ -114,7 +114,7 @@ class Codec:
         cut = layout if inner is None else inner.layout
         trained = update if inner is None else inner.gather(update)
         given = self._given(trained, memory)
-        step = Step(cut, memory, Rng(seed, 0), loss, workers)
+        step = SparsifyContext(cut, memory, Rng(seed, 0), loss, workers)
         indices, values, same = self.sparsifier.select(given, step)
         if values is not update and not is_finite(values):
             memory.clear()
@@ -178,7 +178,7 @@ class Codec:
         else:
             inner = self._separation(layout)
             size = layout.size if inner is None else inner.layout.size
-            add_at(remembered(memory, _ERROR, size, np.float32), indices, values)
+            add_at(get_or_zeros(memory, _ERROR, size, np.float32), indices, values)
 
     def exact_tensors(self, layout: Layout) -> tuple[int, ...]:
         """Return which tensors of a layout a payload of this codec holds exactly."""
@@ -197,7 +197,7 @@ class Codec:
         """Return the update with what the generic feedback has kept of earlier ones."""
         if not self.feedback or self.sparsifier.kept is not None:
             return update
-        given: Vector = remembered(memory, _ERROR, len(update), np.float32)
+        given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
         given += update
         return given
 
@@ -227,7 +227,7 @@ class Codec:
         head: bytes,
         listed: list[tuple[Any, Spec]],
         streams: Sequence[Array],
-        parts: Parts,
+        parts: TensorSlices,
         own: Array | None = None,
     ) -> bytes:
         params = self.quantizer.params()

@@ -10,16 +10,16 @@ from .base import (
     Buffer,
     Indices,
     Kind,
-    Parts,
     PayloadError,
     Sparsifier,
     Spec,
+    TensorSlices,
     Vector,
     is_finite,
 )
 from .batchnorm import exact_tensors, runs, separate
 from .layout import Layout
-from .native_tensors import Own, own_spec, own_tensors
+from .native_tensors import NativeTensor, own_spec, own_tensors
 from .scatter import add_at, find, increase, put_at
 from .wire import VERSION, Parsed, digest, parse, unpack
 from .wire_header import MAX_TENSORS
@@ -38,7 +38,9 @@ class Update(NamedTuple):
     values: Vector  # (k,) float32, all finite; may be a read-only view of the payload
     sparsifier: type[Sparsifier]
     exact: tuple[int, ...] = ()  # tensors of the layout that no sparsifier or quantizer has touched
-    own: tuple[Own, ...] = ()  # tensors of the model that are not in the layout: values, exact
+    own: tuple[
+        NativeTensor, ...
+    ] = ()  # tensors of the model that are not in the layout: values, exact
 
     @property
     def selected(self) -> Indices | None:
@@ -225,7 +227,7 @@ def describe(payload: Buffer) -> Description:
     )
 
 
-def _own(parsed: Parsed) -> tuple[Own, ...]:
+def _own(parsed: Parsed) -> tuple[NativeTensor, ...]:
     """Return the tensors in their own type: their bytes are the last stream."""
     if not parsed.own:
         return ()
@@ -283,12 +285,12 @@ def index_spec(count: int, size: int) -> Spec:
     return Spec(Kind.INDICES, _U4, count, size)
 
 
-def parts_of(indices: Indices | None, layout: Layout) -> Parts:
+def parts_of(indices: Indices | None, layout: Layout) -> TensorSlices:
     """Return how the values at ``indices`` belong to the layout's tensors."""
     if indices is None:
-        return Parts(layout.offsets, layout.shapes)
+        return TensorSlices(layout.offsets, layout.shapes)
     bounds = layout.offsets.astype(np.uint32)
-    return Parts(np.searchsorted(indices, bounds).astype(np.int64, copy=False))
+    return TensorSlices(np.searchsorted(indices, bounds).astype(np.int64, copy=False))
 
 
 def _check_indices(stream: Array, size: int) -> Indices:

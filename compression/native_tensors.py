@@ -29,7 +29,7 @@ from .wire_header import (
 _U1 = np.dtype("u1")
 
 
-class Own(NamedTuple):
+class NativeTensor(NamedTuple):
     """A tensor in its own type, and where it stands among all tensors of the model, from 0."""
 
     position: int
@@ -51,7 +51,7 @@ class Declared(NamedTuple):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def own_table(own: Sequence[Own]) -> bytes:
+def own_table(own: Sequence[NativeTensor]) -> bytes:
     """Return the table; ValueError for a dtype, shape or name that the format does not know."""
     return _table([Declared(p, n, array.dtype.name, array.shape) for p, n, array in own])
 
@@ -153,7 +153,7 @@ def own_spec(declared: Sequence[Declared]) -> Spec:
     return Spec(Kind.BYTES, _U1, sum(each.nbytes for each in declared))
 
 
-def own_bytes(own: Sequence[Own]) -> Array:
+def own_bytes(own: Sequence[NativeTensor]) -> Array:
     """Return the stream, (bytes,) uint8. Raises PayloadError for NaN; infinity may be meant."""
     parts = []
     for _, name, array in own:
@@ -164,7 +164,7 @@ def own_bytes(own: Sequence[Own]) -> Array:
     return cast(Array, np.concatenate([np.empty(0, _U1), *parts]))
 
 
-def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[Own, ...]:
+def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[NativeTensor, ...]:
     """Return the tensors in a stream. Raises PayloadError for bytes that are no such values."""
     found, start = [], 0
     for position, name, dtype, shape in declared:
@@ -176,7 +176,7 @@ def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[Own, ...]:
         array = raw.view(kind).astype(np.dtype(dtype), copy=False).reshape(shape)
         if kind.kind == "f" and _has_nan(array):
             raise PayloadError(f"payload holds NaN in {name}")
-        found.append(Own(position, name, array))
+        found.append(NativeTensor(position, name, array))
         start = stop
     return tuple(found)
 

@@ -19,7 +19,7 @@ from .base import (
     Spec,
 )
 from .layout import Layout
-from .native_tensors import Declared, Own, expect_own, own_table, read_own
+from .native_tensors import Declared, NativeTensor, expect_own, own_table, read_own
 from .registry import by_id
 from .wire_header import (
     MAX_TENSORS,
@@ -82,7 +82,7 @@ def ids_of(payload: Buffer) -> bytes:
     return bytes(memoryview(payload)[_IDS])
 
 
-def with_own(head: bytes, own: Sequence[Own]) -> bytes:
+def with_own(head: bytes, own: Sequence[NativeTensor]) -> bytes:
     """Return what `tables` gives, with the table of tensors of their own type in it."""
     if not own:
         return head

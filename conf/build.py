@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from conf.check import build
 from conf.schema import Config, ConfigError
-from conf.submitted_runs import Machine
+from conf.submitted_runs import NodeGrants
 from task.datasets import Data, load_data, load_folder
 from task.datasets.data import holdout
 from task.datasets.folder import DEFAULT_SIZE, MEAN, STD, has_photos, without_photos
@@ -39,7 +39,7 @@ def server_data_of(config: Config) -> Data:
     and there are none here.
     """
     d = config.dataset
-    said = d.root not in (None, Machine.of({}).data)  # `confine_data` has put that one in
+    said = d.root not in (None, NodeGrants.of({}).data)  # `confine_data` has put that one in
     if d.name != "imagefolder" or said or has_photos(d.root, d.classes or ()):
         return data_of(config)
     if not d.classes:

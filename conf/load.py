@@ -18,11 +18,11 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.check import check_targets, check_values, expect_declared
 from conf.schema import Config, ConfigError, NetworkConfig
 from conf.submitted_overrides import submitted_words
-from conf.submitted_runs import Machine, confine, expect_plain, is_own, remember
+from conf.submitted_runs import NodeGrants, confine, expect_plain, is_own, remember
 from conf.targets import HERE as HERE
 
 
-def to_config(composed: DictConfig, machine: Machine | None = None) -> Config:
+def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
     """Return the typed, checked configuration. Raises `ConfigError`, one line.
 
     `machine`: what a configuration that was submitted may reach, in which nobody asks a resolver
@@ -33,7 +33,7 @@ def to_config(composed: DictConfig, machine: Machine | None = None) -> Config:
     return config
 
 
-def typed(composed: DictConfig, machine: Machine | None = None) -> Config:
+def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
     """Return the configuration as `to_config` does, without what takes seconds to import.
 
     Still to be checked are the options of what the groups name as `_target_`.
@@ -83,14 +83,14 @@ def load_config(
     this for every message. Raises `ConfigError`, one line, whatever the values are.
     """
     config = str(values.get("config", ""))
-    machine = None if is_own(values) else Machine.of(node_config or {})
+    machine = None if is_own(values) else NodeGrants.of(node_config or {})
     if config:
         return _loaded(config, machine)
-    return _composed(str(values.get("overrides", "")), nodes, machine or Machine())
+    return _composed(str(values.get("overrides", "")), nodes, machine or NodeGrants())
 
 
 @functools.lru_cache(maxsize=4)
-def _loaded(config: str, machine: Machine | None) -> Config:
+def _loaded(config: str, machine: NodeGrants | None) -> Config:
     with _readable("config"):
         plain = json.loads(config)
         if machine is not None:
@@ -106,7 +106,7 @@ def _declared() -> DictConfig:
 
 
 @functools.lru_cache(maxsize=4)
-def _composed(overrides: str, nodes: int, machine: Machine) -> Config:
+def _composed(overrides: str, nodes: int, machine: NodeGrants) -> Config:
     with _readable("overrides"):
         words = submitted_words(shlex.split(overrides))
         return to_config(compose_config([*words, f"nodes={nodes}"]), machine)

@@ -31,7 +31,7 @@ PUBLIC_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*")
 
 
 @dataclass(frozen=True)
-class Machine:
+class NodeGrants:
     """What this machine grants to a run that was submitted.
 
     `allow`: packages, or classes in them, that it may name; `data`: the folder below which it may
@@ -43,7 +43,7 @@ class Machine:
     output: str | None = None
 
     @classmethod
-    def of(cls, node_config: Mapping[str, Any]) -> Machine:
+    def of(cls, node_config: Mapping[str, Any]) -> NodeGrants:
         """Return what this process's environment grants, and a node's own `--node-config`."""
         words = f"{node_config.get('allow', '')} {os.environ.get(ALLOW, '')}"
         data = str(node_config.get("data", "")) or os.environ.get(DATA)
@@ -107,7 +107,7 @@ def _texts(node: Any) -> Iterator[str]:
             yield from _texts(value)
 
 
-def confine(config: Config, machine: Machine) -> None:
+def confine(config: Config, machine: NodeGrants) -> None:
     """Hold a submitted configuration to what this machine grants, before anything is imported.
 
     Its data folder becomes one below the machine's. Raises `ConfigError` for what leads out of it,
@@ -124,7 +124,7 @@ def confine(config: Config, machine: Machine) -> None:
     confine_data(config, machine)
 
 
-def confine_data(config: Config, machine: Machine) -> None:
+def confine_data(config: Config, machine: NodeGrants) -> None:
     """Make the data folder of a submitted configuration one below the machine's.
 
     Who submits a run does so too, so that it looks where the server will. Raises `ConfigError`.
@@ -155,7 +155,7 @@ def output_of(values: Mapping[str, Any]) -> str:
     output = str(values.get("output", ""))
     if not output or is_own(values):
         return output
-    folder = Machine.of({}).output
+    folder = NodeGrants.of({}).output
     if not folder:
         raise ConfigError(
             f"output={shown(output)}: this machine keeps no results of runs that are submitted; "

@@ -33,7 +33,7 @@ try:
     from .device.apps import OtherApp
     from .device.client import FleetClient
     from .device.membership import Member
-    from .device.node_folder import FolderError, Journal
+    from .device.node_folder import FolderError, NodeFolder
     from .device.node_loop import Device
 except ImportError as error:  # another release of Flower, or none: said when it is called
     MISSING = error
@@ -53,7 +53,7 @@ def main(words: list[str] | None = None, client: type[FleetClient] | None = None
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        journal = Journal(given.state.expanduser())
+        journal = NodeFolder(given.state.expanduser())
         file = given.auth_supernode_private_key
         key = journal.key() if file is None else key_of(file.expanduser())
         config = node_config_of(given.node_config)

@@ -19,7 +19,7 @@ _SEAL = struct.Struct("<qQHB")
 LONGEST = _SEAL.size + 255  # bytes of a seal
 
 
-class Seal(NamedTuple):
+class SignedHeader(NamedTuple):
     """Who asks, since when, and for how many seconds the reply may take."""
 
     node_id: int
@@ -49,7 +49,7 @@ def sealed(node_id: int, wait: int, sign: Callable[[bytes], bytes]) -> bytes:
     return head + signature
 
 
-def opened(data: bytes) -> tuple[Seal, bytes]:
+def opened(data: bytes) -> tuple[SignedHeader, bytes]:
     """Return who asks, and what comes after that. Raises `ValueError` for what is none."""
     try:
         ticks, node_id, wait, size = _SEAL.unpack_from(data)
@@ -57,4 +57,4 @@ def opened(data: bytes) -> tuple[Seal, bytes]:
     except (struct.error, OverflowError) as error:
         raise ValueError(f"nobody has signed it: {error}") from error
     end = _SEAL.size + size
-    return Seal(node_id, wait, stamp, data[_SEAL.size : end]), data[end:]
+    return SignedHeader(node_id, wait, stamp, data[_SEAL.size : end]), data[end:]

@@ -109,7 +109,7 @@ def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
             output.flush()
 
 
-class Said:
+class LogRelay:
     """The app's own warnings in a ServerApp's log, for the screen of who follows it.
 
     They are lines of the logger `edgewire` in `logging.BASIC_FORMAT`.

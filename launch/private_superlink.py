@@ -22,7 +22,7 @@ from simulation.errors import EngineError
 from simulation.node_host import log
 from simulation.processes import ProcessTree, undisturbed
 from simulation.proxies import expect_usable_proxies, keep_loopback_direct
-from simulation.temp_dirs import Scratch, sweep
+from simulation.temp_dirs import TempDirs, sweep
 
 _START_SECONDS = 90.0  # it takes 3 s on a laptop; small boards import slowly
 _GRACE_SECONDS = 3.0
@@ -48,7 +48,7 @@ def private_superlink(
     keep_loopback_direct()
     expect_usable_proxies()
     sweep(parent)
-    scratch = Scratch(parent)
+    scratch = TempDirs(parent)
     home, tree = scratch.path, ProcessTree()
     try:
         port = _free_port()

@@ -37,7 +37,7 @@ from simulation.job import PLACE, Job
 from simulation.node_host import log
 from simulation.processes import orderly_exit, undisturbed
 
-from .control import DIED, Said, bundle, cause_of, deflated, follow
+from .control import DIED, LogRelay, bundle, cause_of, deflated, follow
 from .run_files import GROWING, Near, Served, Source, fetch_all, follow_history
 from .superlink_client import Superlink, one_line_errors
 
@@ -211,7 +211,7 @@ def _followed(
 ) -> RunStatus:
     """Return a run's last status once it is over; it is stopped if this process is to end."""
     output.write_bytes(b"")
-    said = Said(output)
+    said = LogRelay(output)
 
     def look() -> None:
         said.repeat()

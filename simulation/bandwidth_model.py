@@ -58,7 +58,7 @@ class Traced(NamedTuple):
 
 
 @dataclass
-class LineState:
+class BandwidthModelState:
     """What was noted so far. `known`: nothing was decided otherwise than over this line; `calls`:
     since replies were taken last; `last`: when a node's last reply was there, `now`: all that were
     taken; `idle`: nothing was under way after them, `heard`: the nodes whose replies these were.
@@ -75,7 +75,7 @@ class LineState:
     clocks: list[ClockState] = field(default_factory=list)
 
 
-class Line:
+class BandwidthModel:
     """Follows a run on a clock for the real bytes and one for Flower's.
 
     `plain_bytes`: of the model as Flower sends it, in place of any message's payloads.
@@ -92,9 +92,9 @@ class Line:
         self._clocks = VirtualClock(self._network, seed), VirtualClock(plain, seed)
         self._plain = plain_bytes
         known = not (network.loss or network.crash or network.join_seconds)
-        self.state = LineState(known, clocks=[clock.state for clock in self._clocks])
+        self.state = BandwidthModelState(known, clocks=[clock.state for clock in self._clocks])
 
-    def load(self, state: LineState) -> None:
+    def load(self, state: BandwidthModelState) -> None:
         """Go on with what another line has come to."""
         self.state = state
         for clock, kept in zip(self._clocks, state.clocks, strict=True):

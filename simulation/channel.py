@@ -24,7 +24,7 @@ from flwr.app import Array
 
 from .errors import EngineError
 from .node_host import log
-from .temp_dirs import Scratch, sweep
+from .temp_dirs import TempDirs, sweep
 
 LARGE = 1 << 15  # bytes from which on a buffer goes through memory
 MEMORY = "/dev/shm"
@@ -205,12 +205,12 @@ class Folders:
     """
 
     def __init__(self) -> None:
-        self._scratch: list[Scratch] = []
+        self._scratch: list[TempDirs] = []
         self._told = False
         for parent in dict.fromkeys(filter(None, (_memory(), _disk()))):
             sweep(parent)
             with suppress(OSError):
-                self._scratch.append(Scratch(parent))
+                self._scratch.append(TempDirs(parent))
         if not self._scratch:
             raise EngineError(
                 "no folder for what nodes and server send each other can be made in "

@@ -15,7 +15,7 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from .bandwidth_model import Line
+from .bandwidth_model import BandwidthModel
 from .clock import NEVER, VirtualClock, steps_of
 from .message_size import Size, measured
 from .pool import Pool
@@ -43,7 +43,7 @@ class LocalGrid(Grid):
         self._clock = clock or VirtualClock()
         self._state = GridState(clock=self._clock.state)
         self._open: Replies | None = None
-        self._line: Line | None = None
+        self._line: BandwidthModel | None = None
         self._note = ""  # the name of the record that goes with payloads
         self.stall = StallGuard()
         self.replied_bytes = 0  # of all that nodes have sent, also what nobody fetches or is lost
@@ -72,7 +72,7 @@ class LocalGrid(Grid):
 
         `note`: the name of a record that would not be sent with them.
         """
-        self._line = Line(self._clock.network, self._clock.seed, plain_bytes)
+        self._line = BandwidthModel(self._clock.network, self._clock.seed, plain_bytes)
         self._note = note
 
     @property

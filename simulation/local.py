@@ -14,7 +14,7 @@ from .errors import UsageError
 from .grid import SERVER, LocalGrid
 from .job import Job
 from .limits import Limits
-from .node_host import HostSpec, load_object
+from .node_host import NodeHostSpec, load_object
 from .pool import make_pool
 from .processes import orderly_exit
 
@@ -31,7 +31,7 @@ def run_local(
     limits = Limits(memory_mb, pin)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     count = min(workers or cores or 1, job.nodes)
-    spec = HostSpec(job.client_app, job.nodes, run_id=1, run_config=job.run_config)
+    spec = NodeHostSpec(job.client_app, job.nodes, run_id=1, run_config=job.run_config)
     with uncollected(), orderly_exit(), closing(make_pool(spec, count, limits)) as pool:
         grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))
         context = Context(1, SERVER, {}, RecordDict(), dict(job.run_config))

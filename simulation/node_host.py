@@ -27,7 +27,7 @@ def load_object(reference: str) -> Any:
 
 
 @dataclass(frozen=True)
-class HostSpec:
+class NodeHostSpec:
     """What a process needs to be a host; sent to worker processes as it is.
 
     `client_app` is a reference (`client.app:app`) or, within one machine, the app itself.
@@ -39,10 +39,10 @@ class HostSpec:
     run_config: dict[str, Any]
 
 
-class Host:
+class NodeHost:
     """Answers messages for the nodes whose state lives in this process."""
 
-    def __init__(self, spec: HostSpec) -> None:
+    def __init__(self, spec: NodeHostSpec) -> None:
         app = spec.client_app
         self._app = cast(Answering, load_object(app)) if isinstance(app, str) else app
         self._spec = spec

@@ -17,8 +17,8 @@ from flwr.app import Context, Message, RecordDict
 from .channel import Channel, Folders
 from .errors import EngineError
 from .limits import Limits
-from .node_host import Host, HostSpec, log, unavailable
-from .work_queue import Queue
+from .node_host import NodeHost, NodeHostSpec, log, unavailable
+from .work_queue import WorkQueue
 from .worker import WINDOW, end_group, hold_stops, message_of, work
 
 NO_LIMITS = Limits()
@@ -64,8 +64,8 @@ class Pool(Protocol):
 class InProcess:
     """One host in this very process; a message is answered when its reply is asked for."""
 
-    def __init__(self, spec: HostSpec) -> None:
-        self._host = Host(spec)
+    def __init__(self, spec: NodeHostSpec) -> None:
+        self._host = NodeHost(spec)
         self._queue: deque[tuple[Message, bool]] = deque()
 
     def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
@@ -123,7 +123,7 @@ class Processes:
     """Hosts in `count` worker processes of one torch thread each."""
 
     def __init__(
-        self, spec: HostSpec, count: int, method: str | None = None, limits: Limits = NO_LIMITS
+        self, spec: NodeHostSpec, count: int, method: str | None = None, limits: Limits = NO_LIMITS
     ) -> None:
         self._spec, self._limits = spec, limits
         method = method or _start_method()
@@ -134,7 +134,7 @@ class Processes:
         self._ready = DefaultSelector()  # one for the run: `wait` would make one a reply
         for index in range(count):
             self._workers.append(self._start(index))
-        self._queue = Queue(count)
+        self._queue = WorkQueue(count)
         self._anew = set[str]()
         self._replies: deque[Message] = deque()  # for the next `get`
 
@@ -302,7 +302,7 @@ def _start_method() -> str:
     return "fork" if sys.platform == "linux" and not cuda and not threaded else "spawn"
 
 
-def make_pool(spec: HostSpec, workers: int, limits: Limits = NO_LIMITS) -> Pool:
+def make_pool(spec: NodeHostSpec, workers: int, limits: Limits = NO_LIMITS) -> Pool:
     """Return a pool of `workers` hosts: in this process for 1 without limits, else in processes."""
     alone = workers <= 1 and limits == NO_LIMITS
     return InProcess(spec) if alone else Processes(spec, max(workers, 1), limits=limits)

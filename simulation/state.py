@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message, RecordDict
 
-from .bandwidth_model import LineState
+from .bandwidth_model import BandwidthModelState
 from .clock import ClockState, Journey
 
 
@@ -30,5 +30,5 @@ class GridState:
     arrivals: dict[str, tuple[float, Message]] = field(default_factory=dict)
     lives: dict[int, int] = field(default_factory=dict)
     clock: ClockState = field(default_factory=ClockState)
-    line: LineState | None = None
+    line: BandwidthModelState | None = None
     nodes: dict[int, RecordDict] = field(default_factory=dict)

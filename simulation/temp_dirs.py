@@ -18,11 +18,11 @@ from pathlib import Path
 if sys.platform != "win32":
     import fcntl
 
-_NAME = re.compile(r"edgewire-\d+-run-\w{8}")  # as `Scratch` makes them
+_NAME = re.compile(r"edgewire-\d+-run-\w{8}")  # as `TempDirs` makes them
 _TRIES = 5
 
 
-class Scratch:
+class TempDirs:
     """A folder in `parent` that `close` removes, and the next run does if nobody has.
 
     Raises OSError if it cannot be made.

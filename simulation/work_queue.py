@@ -13,7 +13,7 @@ from flwr.app import Message
 Entry = tuple[float, int, Message]  # when it is due, how many came before: no two are equal
 
 
-class Queue:
+class WorkQueue:
     """What is due first is served first, a node's messages in the order in which they came.
 
     A node without state may be served by any worker: whoever is free takes the next message, so

@@ -20,7 +20,7 @@ from flwr.app.metadata import Metadata
 from .channel import Channel
 from .errors import EngineError
 from .limits import Limits
-from .node_host import Host, HostSpec
+from .node_host import NodeHost, NodeHostSpec
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PARENT_LOOK_SECONDS = 0.5  # between looks whether the parent is there; `getppid` costs nothing
@@ -37,7 +37,7 @@ def work(
     others: list[Connection],
     folders: list[Path],
     names: tuple[str, str],
-    spec: HostSpec,
+    spec: NodeHostSpec,
     limits: Limits,
     index: int,
     states: Mapping[int, RecordDict],
@@ -51,7 +51,7 @@ def work(
     if hasattr(os, "register_at_fork"):  # nor may what its app forks hide this one's end
         os.register_at_fork(after_in_child=connection.close)
     limits.apply(index)
-    host, content = Host(spec), RecordDict()
+    host, content = NodeHost(spec), RecordDict()
     host.load(states)
     messages, replies = (Channel(connection, folders, name, WINDOW) for name in names)
     with contextlib.suppress(EOFError, OSError):
@@ -138,7 +138,7 @@ def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> 
         replies.send((None, str(error), False))
 
 
-def _tell(replies: Channel, host: Host) -> None:
+def _tell(replies: Channel, host: NodeHost) -> None:
     """Send what the nodes keep, or say that there is no memory for a copy of it."""
     try:
         _reply(replies, "", host.states, True)

@@ -28,16 +28,16 @@ from strategy.factory import asks_nodes, expect_named, scheme_for
 from strategy.federated import Federated
 from strategy.lr_schedule import Schedule
 from strategy.ordered_grid import OrderedGrid, count_nodes
-from strategy.pipeline.strategy import Segmented
+from strategy.pipeline.strategy import PipelineStrategy
 from strategy.run.checkpoint_file import forget
-from strategy.run.checkpointer import Keeper, LastingGrid
-from strategy.run.graceful_shutdown import Stopping
-from strategy.run.membership import LastingNodes
-from strategy.run.run_log import Records
+from strategy.run.checkpointer import CheckpointedGrid, RunCheckpointer
+from strategy.run.graceful_shutdown import GracefulShutdown
+from strategy.run.membership import MembershipGrid
+from strategy.run.run_log import RunLog
 from task.errors import TaskError
 from task.flat_model import FlatModel, expect_numbers
 from task.process import settle
-from task.rng import OwnStream
+from task.rng import IsolatedRng
 from task.steps import Evaluation, evaluate, prepare
 
 OWN = ("drift", "staleness", "prediction_error")  # what some strategies measure beside the loss
@@ -51,9 +51,9 @@ def main(grid: Grid, context: Context) -> None:
     mark_warnings()
     config = load_config(context.run_config, count_nodes(grid))
     check_target("partition", config.partition)  # in one line, before every node refuses it
-    lasting = grid if isinstance(grid, LastingGrid) else None
+    lasting = grid if isinstance(grid, CheckpointedGrid) else None
     most = config.nodes if context.run_config.get("config") else None  # else nobody has said
-    nodes = None if lasting else LastingNodes(bundled(grid), grid.run.run_id, most)
+    nodes = None if lasting else MembershipGrid(bundled(grid), grid.run.run_id, most)
     grid = OrderedGrid(nodes or grid)
     if grid.virtual_seconds is None:
         expect_real_time(config)
@@ -64,8 +64,8 @@ def main(grid: Grid, context: Context) -> None:
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     if resume and not folder:
         raise ConfigError("resume goes with output=, the folder of the run that is to go on")
-    run, stopping = Run(config, grid, Records(folder, anew=not resume)), Stopping(folder)
-    keeper = Keeper(run, lasting, stopping, nodes)
+    run, stopping = Run(config, grid, RunLog(folder, anew=not resume)), GracefulShutdown(folder)
+    keeper = RunCheckpointer(run, lasting, stopping, nodes)
     run.prepare()
     if resume:
         keeper.load(Path(folder))
@@ -109,7 +109,7 @@ def why(error: BaseException, *, wanted: bool = False) -> str:
 class Run:
     """One run on the server: the strategy, the model it measures, the records it keeps."""
 
-    def __init__(self, config: Config, grid: OrderedGrid, records: Records) -> None:
+    def __init__(self, config: Config, grid: OrderedGrid, records: RunLog) -> None:
         self.config = config
         self.grid = grid
         self.records = records
@@ -123,7 +123,7 @@ class Run:
         names, shapes = self.model.names, self.model.shapes
         layout = Layout(names, shapes, ("float32",) * len(names))
         self.variances = variances(layout)
-        if not isinstance(self.strategy, Segmented):
+        if not isinstance(self.strategy, PipelineStrategy):
             expect_named(config, layout)
         self.stepped = 0  # rounds that the schedule knows of
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not measured
@@ -219,7 +219,7 @@ class Run:
     def _measure(self, arrays: ArrayRecord) -> Evaluation:
         self.newest = None
         self.show(arrays)
-        with OwnStream(self.model.state.device, self.config.seed):  # a model may draw here, too
+        with IsolatedRng(self.model.state.device, self.config.seed):  # a model may draw here, too
             return evaluate(self.model.module, self.test, self.labels, between=self.grid.tend)
 
     def _measured_at_nodes(self) -> dict[str, float]:

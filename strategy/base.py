@@ -22,7 +22,7 @@ from strategy.run.serialization import PLAIN, from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
 STEP_MESSAGE = "train.step"  # the type of their messages
-HOPELESS = 20  # replies in a row of every node, not one of use: the run ends
+MAX_CONSECUTIVE_FAILURES = 20  # replies in a row of every node, not one of use: the run ends
 FREE = (
     "state",
     "initial",

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from compression.flower.timeouts import Patience, Slowest
+from compression.flower.timeouts import AdaptiveTimeout, Slowest
 from strategy.ordered_grid import OrderedGrid
 
 LEAST = 4  # so many are left alone
 
 
 @dataclass
-class LateState:
+class StragglersState:
     """`messages`: their nodes, their numbers; `answered`: node -> the number of its last answered
     message; `most`: of messages, before they are looked for.
     """
@@ -24,7 +24,7 @@ class LateState:
     most: int = LEAST
 
 
-class Late:
+class Stragglers:
     """Keeps these messages until they are answered after all, or will not be any more.
 
     Their replies are of no use, but fetched, so that nobody keeps them: each time a quarter more
@@ -32,9 +32,9 @@ class Late:
     node answers in order: what it owes from before its last reply is lost.
     """
 
-    def __init__(self, grid: OrderedGrid, state: LateState | None = None) -> None:
+    def __init__(self, grid: OrderedGrid, state: StragglersState | None = None) -> None:
         self._grid = grid
-        self._state = LateState() if state is None else state
+        self._state = StragglersState() if state is None else state
 
     def __len__(self) -> int:
         return len(self._state.messages)
@@ -72,7 +72,7 @@ LONGEST = 8  # rounds from one that a node has not answered to the next in which
 
 
 @dataclass
-class ExchangeState:
+class RoundCollectorState:
     """`missed`: node -> rounds in a row without its reply; `again`: node -> the round in which it
     may be asked again.
     """
@@ -80,10 +80,10 @@ class ExchangeState:
     round: int = 0
     missed: Counter[int] = field(default_factory=Counter)
     again: dict[int, int] = field(default_factory=dict)
-    late: LateState = field(default_factory=LateState)
+    late: StragglersState = field(default_factory=StragglersState)
 
 
-class Exchange:
+class RoundCollector:
     """Sends over a grid and collects; a reply that comes too late is taken and thrown away.
 
     Backup workers (Chen et al. 2016, "Revisiting distributed synchronous SGD"): with a quorum the
@@ -91,10 +91,10 @@ class Exchange:
     next message says that it was not applied.
     """
 
-    def __init__(self, grid: OrderedGrid, state: ExchangeState | None = None) -> None:
+    def __init__(self, grid: OrderedGrid, state: RoundCollectorState | None = None) -> None:
         self._grid = grid
-        self._state = ExchangeState() if state is None else state
-        self._late = Late(grid, self._state.late)
+        self._state = RoundCollectorState() if state is None else state
+        self._late = Stragglers(grid, self._state.late)
         self._slowest = Slowest()
         self.time_was_up = False  # in the last round: else those that are missing were too many
 
@@ -112,7 +112,7 @@ class Exchange:
         `timeout`: seconds, virtual ones on a local grid.
         """
         grid = self._grid
-        patience = Patience(grid, timeout, len(messages), self._slowest)
+        patience = AdaptiveTimeout(grid, timeout, len(messages), self._slowest)
         ids = list(grid.push_messages(messages, timeout))  # none is handed out any later
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
         replies, good = dict[int, Message](), 0

@@ -20,7 +20,7 @@ from conf.codecs import codec_of, downlink_of, gradients_of
 from strategy.base import ParameterServer
 from strategy.federated import Federated
 from strategy.flower_checks import expect_limits
-from strategy.pipeline.strategy import Segmented
+from strategy.pipeline.strategy import PipelineStrategy
 from task.datasets import Data
 from task.errors import TaskError
 
@@ -30,7 +30,7 @@ def screening_of(config: Config) -> Screening:
     return Screening(**vars(config.screen))
 
 
-class Scheme(Protocol):
+class CountedStrategy(Protocol):
     """A strategy that counts what crosses the network, whatever it does.
 
     `initial`: the tensors beside the flat model (`compression/flower/native_tensors.py`), which
@@ -64,14 +64,14 @@ class Scheme(Protocol):
         """Run all rounds, as Flower's `Strategy.start`; arrays for `evaluate_fn` are flat."""
 
 
-class Checked(Scheme, Protocol):
+class Checked(CountedStrategy, Protocol):
     """A scheme of ours: it says itself what it does not go with."""
 
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""
 
 
-def scheme_for(config: Config, data: Data) -> Scheme:
+def scheme_for(config: Config, data: Data) -> CountedStrategy:
     """Return the configured scheme for a learning problem: one that cuts the model has cut it.
 
     Raises `ConfigError` as `scheme_of`, `ConfigError` or `TaskError` for a model or cuts that do
@@ -81,7 +81,7 @@ def scheme_for(config: Config, data: Data) -> Scheme:
     if not len(data.train.labels):
         _expect_without_data(scheme, config)
     gradients = gradients_of(config)
-    if not isinstance(scheme, Segmented):
+    if not isinstance(scheme, PipelineStrategy):
         if not gradients.exact:
             raise ConfigError(
                 "gradients= is for activations' gradients, of a model that is cut over nodes: "
@@ -97,14 +97,14 @@ def scheme_for(config: Config, data: Data) -> Scheme:
     return scheme
 
 
-def asks_nodes(scheme: Scheme) -> bool:
+def asks_nodes(scheme: CountedStrategy) -> bool:
     """Return whether the nodes, too, measure the model: some of Flower's strategies let them."""
     return isinstance(scheme, Federated) and scheme.evaluates
 
 
-def _expect_without_data(scheme: Scheme, config: Config) -> None:
+def _expect_without_data(scheme: CountedStrategy, config: Config) -> None:
     """Raise `ConfigError` for what needs samples at a server that has none."""
-    if isinstance(scheme, Segmented):
+    if isinstance(scheme, PipelineStrategy):
         raise ConfigError(
             "no photos at the server, which cuts a model by the data: put photos into its own "
             "folder, and give dataset.root=, or choose a strategy that does not cut"
@@ -116,7 +116,7 @@ def _expect_without_data(scheme: Scheme, config: Config) -> None:
         )
 
 
-def scheme_of(config: Config) -> Scheme:
+def scheme_of(config: Config) -> CountedStrategy:
     """Return the configured scheme. Raises `ConfigError` for what it does not take, or go with.
 
     A strategy of ours is named with `_partial_`: it does its own compression, and gets what it

@@ -14,16 +14,23 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 
 from compression import Codec
-from compression.flower import Link, Sheltered, Traffic, flat_record, layout_of, to_vector
+from compression.flower import (
+    CompressedGrid,
+    StatisticsAveraging,
+    Traffic,
+    flat_record,
+    layout_of,
+    to_vector,
+)
 from compression.flower.headers import EXAMPLES, LOSS, SECONDS, STEPS
 from compression.flower.native_tensors import NONE, Initial, native_bytes, with_natives
-from compression.flower.server.compressed_grid import LinkState
+from compression.flower.server.compressed_grid import CompressedGridState
 from compression.flower.server.update_filter import Screening
 from compression.flower.traffic import flower_bytes
-from strategy.base import FLOWER, HOPELESS, EvaluateFn
+from strategy.base import FLOWER, MAX_CONSECUTIVE_FAILURES, EvaluateFn
 from strategy.flower_checks import wrapped
 from strategy.run.serialization import from_bytes, to_bytes
-from strategy.run.tagged import Told, told
+from strategy.run.tagged import Tagged, told
 from task.steps import Evaluation
 
 DEFAULT = Screening()
@@ -60,12 +67,12 @@ class FederatedState:
 
     traffic: Traffic = field(default_factory=Traffic)
     round: int = 0
-    arrays: Told = field(default_factory=lambda: Told(None))
-    link: LinkState = field(default_factory=LinkState)
-    kept: list[dict[str, Told]] = field(default_factory=list)
+    arrays: Tagged = field(default_factory=lambda: Tagged(None))
+    link: CompressedGridState = field(default_factory=CompressedGridState)
+    kept: list[dict[str, Tagged]] = field(default_factory=list)
 
 
-class Federated(Sheltered):
+class Federated(StatisticsAveraging):
     """Any of Flower's strategies over a link, its draws from (seed, round) alone.
 
     Flower's strategies sample nodes with Python's global generator, which other threads of a
@@ -152,11 +159,11 @@ class Federated(Sheltered):
         if not goes_on:
             self._state = FederatedState()
         state, self._layout = self._state, layout_of(initial_arrays)
-        link = Link(
+        link = CompressedGrid(
             grid,
             downlink=self._downlink,
             seed=self._seed,
-            few=HOPELESS,
+            few=MAX_CONSECUTIVE_FAILURES,
             uplink=self._uplink,
             screening=self._screening,
             metrics=METRICS,
@@ -171,7 +178,7 @@ class Federated(Sheltered):
         result = Result()
         if not goes_on:
             flat = flat_record(to_vector(initial_arrays))
-            state.arrays = Told(with_natives(flat, initial.arrays))
+            state.arrays = Tagged(with_natives(flat, initial.arrays))
             self._measure(evaluate_fn, num_rounds, result)
         train_config = ConfigRecord() if train_config is None else train_config
         configs = train_config, evaluate_config or ConfigRecord()
@@ -185,7 +192,7 @@ class Federated(Sheltered):
 
     def _round(
         self,
-        link: Link,
+        link: CompressedGrid,
         timeout: float,
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord,
@@ -204,7 +211,7 @@ class Federated(Sheltered):
         replies = link.send_and_receive(messages, timeout=timeout)
         if (measured := self.aggregate_evaluate(number, replies)) is not None:
             result.evaluate_metrics_clientapp[number] = measured
-        self._state.round, self._state.arrays = number, Told(arrays)
+        self._state.round, self._state.arrays = number, Tagged(arrays)
 
     def _measure(self, evaluate_fn: EvaluateFn | None, of: int, result: Result) -> None:
         """Hand the model over; keep what it gave."""
@@ -245,12 +252,12 @@ class Federated(Sheltered):
         return self.evaluate_metrics
 
 
-def attributes_of(strategy: Strategy) -> dict[str, Told]:
+def attributes_of(strategy: Strategy) -> dict[str, Tagged]:
     """Return what a strategy keeps; no functions and classes, nor a strategy that it wraps."""
-    return {name: Told(value) for name, value in vars(strategy).items() if not _is_rule(value)}
+    return {name: Tagged(value) for name, value in vars(strategy).items() if not _is_rule(value)}
 
 
-def expect_kept(name: str, kept: Mapping[str, Told]) -> None:
+def expect_kept(name: str, kept: Mapping[str, Tagged]) -> None:
     """Raise `TypeError`, with its name, for an attribute that cannot be put into bytes."""
     for attribute, value in kept.items():
         try:

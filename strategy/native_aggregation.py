@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from compression.flower.native_tensors import NONE, Arrays, Initial, differing, distance
 from compression.flower.server.statistics_wrapper import mean, median
-from compression.flower.server.update_filter import Screen, Screening, ScreenState
+from compression.flower.server.update_filter import Screening, UpdateFilter, UpdateFilterState
 
 
 @dataclass
@@ -24,7 +24,7 @@ class NativeState:
     reports: list[dict[str, NDArray[Any]]] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
-    screen: ScreenState = field(default_factory=ScreenState)
+    screen: UpdateFilterState = field(default_factory=UpdateFilterState)
 
 
 class NativeMix:
@@ -44,7 +44,7 @@ class NativeMix:
     ) -> None:
         self.initial = NONE if initial is None else initial
         self._state, self._robust = state, robust
-        self._screen = Screen(screening, state.screen, floor=1.0)
+        self._screen = UpdateFilter(screening, state.screen, floor=1.0)
 
     @property
     def arrays(self) -> Arrays:

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from strategy.base import HOPELESS
+from strategy.base import MAX_CONSECUTIVE_FAILURES
 
 LONGEST = 64  # times the pushes of all nodes that one rests, and one more
 
 
 @dataclass
-class TurnsState:
+class BackoffSchedulerState:
     """`known`: nodes that are sent messages, `count`: how many; `failed`: by node, replies in a row
     of no use, `hopeless`: whose are too many, `resting`: nodes, until so many pushes.
     """
@@ -24,13 +24,13 @@ class TurnsState:
     resting: list[tuple[int, int]] = field(default_factory=list)
 
 
-class Turns:
+class BackoffScheduler:
     """A node that fails again and again rests, ever longer, and so does one that is too far ahead.
 
     `most`: times the usual number of messages that a node is sent; None: any number.
     """
 
-    def __init__(self, most: float | None, state: TurnsState) -> None:
+    def __init__(self, most: float | None, state: BackoffSchedulerState) -> None:
         self._most, self._state = most, state
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class Turns:
         """Take note that a node's message brought nothing; True: for long nobody's has."""
         state = self._state
         state.failed[node] += 1
-        if state.failed[node] == HOPELESS:
+        if state.failed[node] == MAX_CONSECUTIVE_FAILURES:
             state.hopeless.add(node)
         return state.hopeless >= state.known
 

@@ -16,25 +16,25 @@ from compression import PayloadError, Update, decode_update
 from compression.base import Indices, Vector, is_finite
 from compression.decoder import quiet
 from compression.flower import flat_record
-from compression.flower.headers import EXAMPLES, LOSS, Orders, ToNode, number
+from compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
 from compression.flower.native_tensors import Arrays, native_bytes, with_natives
 from compression.flower.node_replica import MODEL, Replica
-from compression.flower.server.model_sync import Differences, DifferencesState, Steps
-from compression.flower.server.session import Dialogue, DialogueState, Parcel
+from compression.flower.server.model_sync import DeltaSync, DeltaSyncState, StepLogSync
+from compression.flower.server.session import ModelUpdate, ServerSession, ServerSessionState
 from compression.flower.server.update_filter import (
-    Screen,
-    ScreenState,
     StatisticsScreen,
     StatisticsState,
+    UpdateFilter,
+    UpdateFilterState,
     length,
 )
 from compression.flower.tensor_split import Model, form_of_updates
 from compression.flower.traffic import flower_bytes
 from strategy.aggregation import MeanState, MixState, SparseMean, StatisticsMix
-from strategy.base import HOPELESS, STEP_MESSAGE, ServerState
-from strategy.collector import Late, LateState
+from strategy.base import MAX_CONSECUTIVE_FAILURES, STEP_MESSAGE, ServerState
+from strategy.collector import Stragglers, StragglersState
 from strategy.native_aggregation import NativeMix, NativeState, mean_of
-from strategy.node_scheduler import Turns, TurnsState
+from strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
 from strategy.ordered_grid import OrderedGrid
 from strategy.staleness import Counted, Seen
 from task.optimizers import SGD
@@ -64,12 +64,12 @@ class PushesState(ServerState):
 
     done: int = 0
     replica: dict[str, NDArray[Any]] = field(default_factory=dict)
-    dialogue: DialogueState = field(default_factory=DialogueState)
-    differences: DifferencesState = field(default_factory=DifferencesState)
+    dialogue: ServerSessionState = field(default_factory=ServerSessionState)
+    differences: DeltaSyncState = field(default_factory=DeltaSyncState)
     counted: Counted = field(default_factory=Counted)
     flight: dict[str, Sent] = field(default_factory=dict)
-    late: LateState = field(default_factory=LateState)
-    turns: TurnsState = field(default_factory=TurnsState)
+    late: StragglersState = field(default_factory=StragglersState)
+    turns: BackoffSchedulerState = field(default_factory=BackoffSchedulerState)
     losses: list[tuple[float, float]] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
     looked: float = -math.inf
@@ -77,7 +77,7 @@ class PushesState(ServerState):
     mean: MeanState = field(default_factory=MeanState)
     mix: MixState = field(default_factory=MixState)
     natives: NativeState = field(default_factory=NativeState)
-    screen: ScreenState = field(default_factory=ScreenState)
+    screen: UpdateFilterState = field(default_factory=UpdateFilterState)
     statistics: StatisticsState = field(default_factory=StatisticsState)
     now: float = 0.0
 
@@ -102,12 +102,12 @@ class Pushes:
         if state.replica and grid.virtual_seconds is None:  # real moments are of another process
             self._shift(grid.now - state.now)
         self._replica, self.layout = Replica.of(SGD(), initial_arrays, state.replica)
-        self._whole = Steps(self._replica, self.layout, follow=False)
-        self._downlink: Differences | None = None
+        self._whole = StepLogSync(self._replica, self.layout, follow=False)
+        self._downlink: DeltaSync | None = None
         if strategy.downlink is not None:
-            self._downlink = Differences(strategy.downlink, strategy.seed, state.differences)
+            self._downlink = DeltaSync(strategy.downlink, strategy.seed, state.differences)
         self.natives = NativeMix(strategy.initial, state.natives, strategy.screening)
-        self._dialogue = Dialogue(
+        self._dialogue = ServerSession(
             self._downlink or self._whole,
             state.traffic,
             self.layout,
@@ -118,8 +118,11 @@ class Pushes:
         )
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean)
-        self._late, self._turns = Late(grid, state.late), Turns(strategy.most, state.turns)
-        self._screen = Screen(strategy.screening, state.screen)
+        self._late, self._turns = (
+            Stragglers(grid, state.late),
+            BackoffScheduler(strategy.most, state.turns),
+        )
+        self._screen = UpdateFilter(strategy.screening, state.screen)
         self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
@@ -214,7 +217,7 @@ class Pushes:
         """Count a message that brought nothing; the run ends when for long no node's has."""
         self._strategy.fail(node, reason)
         if self._turns.useless(node):
-            count = f"{HOPELESS} updates of every node in a row"
+            count = f"{MAX_CONSECUTIVE_FAILURES} updates of every node in a row"
             raise PayloadError(f"{count} were of no use: {reason}")
 
     def _deadline(self) -> float:
@@ -232,8 +235,8 @@ class Pushes:
         count = self._turns.next(node)
         if self._downlink:
             self._offer(self._downlink)
-        note = ToNode(count, workers=strategy.buffer)
-        orders = Orders(self._lr, count, strategy.proximal_mu)
+        note = DownlinkHeader(count, workers=strategy.buffer)
+        orders = TrainConfig(self._lr, count, strategy.proximal_mu)
         ((message, parcel),) = self._dialogue.messages(
             [node], STEP_MESSAGE, orders.config(), note, self.natives.arrays
         )
@@ -243,14 +246,14 @@ class Pushes:
         statistics = self._statistics.of(self._replica.model).copy()
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 
-    def _offer(self, downlink: Differences) -> None:
+    def _offer(self, downlink: DeltaSync) -> None:
         """Give the newest model to a downlink of differences."""
         if downlink.crowded(len(self._turns)):
             downlink.tidy(self._dialogue.ledger.held)
         model = Model(self._replica.model)
         downlink.offer(model, form_of_updates(self.layout), named=False)
 
-    def _received(self, parcel: Parcel) -> Vector:
+    def _received(self, parcel: ModelUpdate) -> Vector:
         """Return the model that a node has once it has got a parcel."""
         if parcel.received is not None:
             return parcel.received.vector

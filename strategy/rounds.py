@@ -16,22 +16,22 @@ from numpy.typing import NDArray
 from compression import PayloadError, decode_update
 from compression.base import DIVERGED, Indices, Vector, is_finite
 from compression.flower import flat_record
-from compression.flower.headers import DRIFT, EXAMPLES, LOSS, Orders, ToNode, number
+from compression.flower.headers import DRIFT, EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
 from compression.flower.native_tensors import NONE, Arrays, native_bytes, with_natives
 from compression.flower.node_replica import Replica
-from compression.flower.server.model_sync import Steps
-from compression.flower.server.session import Dialogue, DialogueState
+from compression.flower.server.model_sync import StepLogSync
+from compression.flower.server.session import ServerSession, ServerSessionState
 from compression.flower.server.update_filter import (
-    Screen,
-    ScreenState,
     StatisticsScreen,
     StatisticsState,
+    UpdateFilter,
+    UpdateFilterState,
     length,
 )
 from compression.flower.traffic import flower_bytes
 from strategy.aggregation import SparseMean, StatisticsMix
-from strategy.base import HOPELESS, STEP_MESSAGE, ServerState
-from strategy.collector import Exchange, ExchangeState
+from strategy.base import MAX_CONSECUTIVE_FAILURES, STEP_MESSAGE, ServerState
+from strategy.collector import RoundCollector, RoundCollectorState
 from strategy.native_aggregation import NativeMix, NativeState
 from strategy.ordered_grid import OrderedGrid
 from strategy.robust_aggregation import RobustMean
@@ -52,9 +52,9 @@ class AveragingState(ServerState):
     replica: dict[str, NDArray[Any]] = field(default_factory=dict)
     recent: deque[tuple[bytes, float]] = field(default_factory=deque)
     memory: dict[str, NDArray[Any]] = field(default_factory=dict)
-    dialogue: DialogueState = field(default_factory=DialogueState)
-    exchange: ExchangeState = field(default_factory=ExchangeState)
-    screen: ScreenState = field(default_factory=ScreenState)
+    dialogue: ServerSessionState = field(default_factory=ServerSessionState)
+    exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
+    screen: UpdateFilterState = field(default_factory=UpdateFilterState)
     statistics: StatisticsState = field(default_factory=StatisticsState)
     natives: NativeState = field(default_factory=NativeState)
     hopeless: int = 0
@@ -88,8 +88,8 @@ class Rounds:
         self._downlink = strategy.downlink
         self._replica, self.layout = Replica.of(strategy.optimizer, initial_arrays, state.replica)
         follow = self._downlink is not None
-        self._steps = Steps(self._replica, self.layout, follow=follow, recent=state.recent)
-        self._dialogue = Dialogue(
+        self._steps = StepLogSync(self._replica, self.layout, follow=follow, recent=state.recent)
+        self._dialogue = ServerSession(
             self._steps,
             state.traffic,
             self.layout,
@@ -101,14 +101,14 @@ class Rounds:
         self.natives = NativeMix(
             strategy.initial, state.natives, strategy.screening, robust=strategy.mean != "mean"
         )
-        self._exchange = Exchange(grid, state.exchange)
+        self._exchange = RoundCollector(grid, state.exchange)
         kind, trim, absent = strategy.mean, strategy.trim, strategy.absent
         self._statistics = StatisticsMix(self.layout, kind=kind, trim=trim)
         size = self._statistics.trained
         self._mean: SparseMean | RobustMean = SparseMean(size)
         if kind != "mean":
             self._mean = RobustMean(size, kind, trim=trim, absent=absent)
-        self._screen = Screen(strategy.screening, state.screen)
+        self._screen = UpdateFilter(strategy.screening, state.screen)
         self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
         self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
 
@@ -138,8 +138,8 @@ class Rounds:
         """Bring each node to the newest version. Nodes alike share one content."""
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self._steps.checksum() if verify and not number % verify else None
-        note = ToNode(number, workers=min(needed, len(asked)), checksum=checksum)
-        orders = Orders(lr, number).config()
+        note = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
+        orders = TrainConfig(lr, number).config()
         made = self._dialogue.messages(asked, STEP_MESSAGE, orders, note, self.natives.arrays)
         return [message for message, _ in made]
 
@@ -166,7 +166,8 @@ class Rounds:
     ) -> None:
         """Decode the replies, average what can be used in the order of the nodes, take the step.
 
-        Raises `PayloadError` when for `HOPELESS` rounds there were replies, and none was of use.
+        Raises `PayloadError` when for `MAX_CONSECUTIVE_FAILURES` rounds there were replies, and
+        none was of use.
         """
         state, reason = self._state, ""
         used: dict[int, MetricRecord] = {}
@@ -181,8 +182,10 @@ class Rounds:
                 reason = str(error)
                 self._strategy.fail(node, reason, f"round {number}: ")
         state.hopeless = 0 if used or not replies else state.hopeless + 1
-        if state.hopeless == HOPELESS:
-            raise PayloadError(f"no update could be used in {HOPELESS} rounds: {reason}")
+        if state.hopeless == MAX_CONSECUTIVE_FAILURES:
+            raise PayloadError(
+                f"no update could be used in {MAX_CONSECUTIVE_FAILURES} rounds: {reason}"
+            )
         state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
             self._step(rate)

@@ -14,7 +14,7 @@ def stream_seed(*parts: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-class OwnStream:
+class IsolatedRng:
     """Let all that draws from torch's global generators draw from a stream of `seed`.
 
     Those of the CPU and of `device` are meant. They are put back afterwards: what else draws from

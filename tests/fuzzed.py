@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from client.app import app as honest
 from client.training import Trainer
 from compression.flower.headers import EXAMPLES, LOSS, NOTE, STEPS
-from compression.flower.server.failure_policy import Course
+from compression.flower.server.failure_policy import FailurePolicy
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
@@ -180,7 +180,7 @@ def _draw_updates(patch: Any) -> None:
 
 
 def _listen(patch: Any, app: Fuzzed) -> None:
-    leave_out: Callable[..., None] = Course.leave_out
+    leave_out: Callable[..., None] = FailurePolicy.leave_out
     fail: Callable[..., None] = ParameterServer.fail
 
     def left_out(self: Any, server_round: int, node: int, reason: str) -> None:
@@ -191,7 +191,7 @@ def _listen(patch: Any, app: Fuzzed) -> None:
         app.blame(node, reason)
         fail(self, node, reason, when)
 
-    patch.setattr(Course, "leave_out", left_out)
+    patch.setattr(FailurePolicy, "leave_out", left_out)
     patch.setattr(ParameterServer, "fail", failed)
 
 

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from xxhash import xxh3_64_intdigest
 
 from compression import Layout, Update, decode_update, describe, make_codec
-from compression.flower.headers import NOTE, ToServer
+from compression.flower.headers import NOTE, UplinkHeader
 from compression.flower.records import STYPE
 from compression.native_tensors import Own
 from tests.compression.surgery import Surgery
@@ -215,7 +215,7 @@ class Mutator:
 
     def lie_in_note(self, reply: Message) -> str:
         note = reply.content.get(NOTE) or ConfigRecord()
-        key, value = self.some((*ToServer._fields, "hello")), self.some(NUMBERS)
+        key, value = self.some((*UplinkHeader._fields, "hello")), self.some(NUMBERS)
         reply.content[NOTE] = ConfigRecord({**note, key: value})
         return f"{key}={value!r}"[:60]
 

@@ -15,12 +15,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 
 from client.batches import Samples
 from client.segment.stage import Place, Stage
-from client.segment.state import Kept
-from client.segment.step import Turn
+from client.segment.state import SegmentState
+from client.segment.step import SegmentStep
 from compression import PayloadError
 from compression.flower import filled
 from compression.flower.batch_tensors import NO_SEGMENT, unpack_copy
-from compression.flower.headers import NOTE, SECONDS, STEPS, ToServer, Work, written
+from compression.flower.headers import NOTE, SECONDS, STEPS, SegmentTask, UplinkHeader, written
 from compression.flower.records import payload_records
 from conf import Config
 from conf.build import data_of
@@ -50,11 +50,11 @@ class Segments:
         start = time.perf_counter()
         config = cast(ConfigRecord, message.content["config"])
         arrays = cast(ArrayRecord, message.content.get("arrays", ArrayRecord()))
-        kept = Kept(context.state)
+        kept = SegmentState(context.state)
         node = message.metadata.dst_node_id
-        work = Work.of(config)
+        work = SegmentTask.of(config)
         stage = self._stage(work, arrays, kept, node)
-        turn = Turn(self, stage, work, arrays, kept)
+        turn = SegmentStep(self, stage, work, arrays, kept)
         try:
             turn.take()
         finally:  # what went well stays, whatever came after it
@@ -62,11 +62,13 @@ class Segments:
         sent = payload_records(turn.sent)
         metrics = {**turn.metrics, STEPS: float(work.num_steps)}
         metrics[SECONDS] = time.perf_counter() - start
-        note = written(ToServer(work.number))
+        note = written(UplinkHeader(work.number))
         content = {"arrays": sent, "metrics": MetricRecord(metrics), NOTE: note}
         return Message(filled(RecordDict, content), reply_to=message)
 
-    def _stage(self, work: Work, arrays: ArrayRecord, kept: Kept, node: int) -> Stage:
+    def _stage(
+        self, work: SegmentTask, arrays: ArrayRecord, kept: SegmentState, node: int
+    ) -> Stage:
         """Return the segment that a node holds, or is to hold from now on."""
         place, life = Place(work.segment, tuple(work.cuts)), work.life
         stage = self._stages.get(node)

@@ -18,14 +18,21 @@ from torch.nn.functional import mse_loss
 
 from compression import PayloadError
 from compression.base import DIVERGED
-from compression.flower.batch_tensors import GRADIENT, MODULE, SAMPLES, STATE, CopyForm, types_of
+from compression.flower.batch_tensors import (
+    GRADIENT,
+    MODULE,
+    SAMPLES,
+    STATE,
+    SnapshotForm,
+    types_of,
+)
 from conf import Config
 from conf.build import model_of, optimizer_of
 from task.datasets import Data
 from task.flat_model import FlatModel, put_array, to_array
 from task.gradient_predictor import GradientModule
 from task.layers import Segment, empty_segment, parts_of
-from task.rng import OwnStream, stream_seed
+from task.rng import IsolatedRng, stream_seed
 
 Vector = NDArray[np.float32]
 LARGEST = 1e18  # of a gradient: its square is within float32
@@ -129,7 +136,7 @@ class Stage:
     def _make_module(self) -> None:
         options = self._config.strategy
         classes = self._classes if options["conditioned"] else 0
-        with OwnStream(torch.device("cpu"), stream_seed(self._seed, _MODULE, self.place.segment)):
+        with IsolatedRng(torch.device("cpu"), stream_seed(self._seed, _MODULE, self.place.segment)):
             module = GradientModule(self.part.output, classes, int(options["hidden"]))
         self.module = Trained(module, self._config)
 
@@ -151,11 +158,11 @@ class Stage:
         return {name: to_array(t) for name, t in self.segment.beside().items()}
 
     @property
-    def copy_form(self) -> CopyForm:
+    def copy_form(self) -> SnapshotForm:
         """What a copy of this segment may hold."""
         module = 0 if self.module is None else self.module.flat.state.numel()
         size, trained = self.main.flat.state.numel(), self.main.flat.num_parameters
-        return CopyForm(size, trained, module, types_of(self.beside()), self._config.batch_size)
+        return SnapshotForm(size, trained, module, types_of(self.beside()), self._config.batch_size)
 
     def begin(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
         """Begin with a copy that the server has sent: a module that it lacks begins anew."""
@@ -271,7 +278,7 @@ class Stage:
         if not self.place.begins:
             x = x.detach().requires_grad_()
         stream = (self._seed, _LAYER, int(number), int(micro or 0))
-        h = self.segment(x, lambda layer: OwnStream(self._device, stream_seed(*stream, layer)))
+        h = self.segment(x, lambda layer: IsolatedRng(self._device, stream_seed(*stream, layer)))
         flat = self.main.flat
         flat.collect_state()
         # values of 1e30 leave outputs finite, but no variance

@@ -17,7 +17,7 @@ PLACE, SEGMENT, BESIDE, SENT = "place", "segment", "beside", "sent"  # records i
 MEMORY = "memory-"  # records of what a codec keeps
 
 
-class Kept:
+class SegmentState:
     """A node's segment, what it has sent and got no gradients for, and its codecs' memories.
 
     Arrays are shared with the `Context`, not copied; in the process that made them they are the

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from client.node import Node
 from client.segment.stage import Stage
-from client.segment.state import Kept
+from client.segment.state import SegmentState
 from compression import PayloadError
 from compression.flower.batch_tensors import (
     ACTIVATIONS,
@@ -24,18 +24,23 @@ from compression.flower.batch_tensors import (
     unpack,
     unpack_labels,
 )
-from compression.flower.headers import ERROR, EXAMPLES, LOSS, REFUSED, Work
+from compression.flower.headers import ERROR, EXAMPLES, LOSS, REFUSED, SegmentTask
 from compression.flower.node.mod import codec_seed
 
 if TYPE_CHECKING:
     from client.segment.app import Segments
 
 
-class Turn:
+class SegmentStep:
     """One message's work on a segment."""
 
     def __init__(
-        self, host: Segments, stage: Stage, work: Work, arrays: ArrayRecord, kept: Kept
+        self,
+        host: Segments,
+        stage: Stage,
+        work: SegmentTask,
+        arrays: ArrayRecord,
+        kept: SegmentState,
     ) -> None:
         self._host, self._stage, self._work, self._kept = host, stage, work, kept
         self._arrays = {name: array.data for name, array in arrays.items()}

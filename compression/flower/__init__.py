@@ -1,11 +1,11 @@
 """The link between a Flower server and its nodes, both ends: models and updates as payloads.
 
-`strategy.start(grid=Link(grid), ...)` at the server, `ClientApp(mods=[Uplink("int8")])` at the
-nodes: neither the strategy nor the ClientApp sees a payload. See docs/architecture.md for the way
-of one update through these files.
+`strategy.start(grid=CompressedGrid(grid), ...)` at the server,
+`ClientApp(mods=[CompressionMod("int8")])` at the nodes: neither the strategy nor the ClientApp sees
+a payload. See docs/architecture.md for the way of one update through these files.
 """
 
-from .node.mod import Uplink
+from .node.mod import CompressionMod
 from .records import (
     FlatArray,
     filled,
@@ -17,16 +17,16 @@ from .records import (
     to_vector,
     update_record,
 )
-from .server.compressed_grid import Link
-from .server.statistics_wrapper import Sheltered
+from .server.compressed_grid import CompressedGrid
+from .server.statistics_wrapper import StatisticsAveraging
 from .traffic import Traffic, reason_of
 
 __all__ = [
+    "CompressedGrid",
+    "CompressionMod",
     "FlatArray",
-    "Link",
-    "Sheltered",
+    "StatisticsAveraging",
     "Traffic",
-    "Uplink",
     "filled",
     "flat_record",
     "layout_of",

@@ -20,7 +20,7 @@ class Pending(NamedTuple):
 
 
 @dataclass
-class ReceiptsState:
+class AckTrackerState:
     """By node: the number of its last applied reply, that reply's indices, what is pending.
 
     `forgot`: nodes that are gone were forgotten, and may come back.
@@ -36,7 +36,7 @@ OTHER_METHOD = "its payload is not of the method that this run's nodes have"
 INDEX_BUDGET = 1 << 30  # bytes of indices that are kept, of all nodes
 
 
-class Receipts:
+class AckTracker:
     """The server's end of the sequence numbers that nodes with a memory put into their replies.
 
     The next message to a node says which of its replies was applied last; a node puts back what
@@ -45,8 +45,8 @@ class Receipts:
     first message says nothing, and it puts nothing back.
     """
 
-    def __init__(self, state: ReceiptsState | None = None, uplink: Codec | None = None) -> None:
-        self._state = ReceiptsState() if state is None else state
+    def __init__(self, state: AckTrackerState | None = None, uplink: Codec | None = None) -> None:
+        self._state = AckTrackerState() if state is None else state
         self._bytes = sum(each.nbytes for each in self._state.indices.values())
         self._uplink = uplink  # of the nodes; None: who knows
 

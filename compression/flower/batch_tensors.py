@@ -17,7 +17,7 @@ from ..codec import Codec
 from ..decoder import declared, decode_update, expect
 from ..layout import Layout
 from ..make import make_codec
-from ..native_tensors import Own
+from ..native_tensors import NativeTensor
 from .acks import OTHER_METHOD
 from .headers import brief
 
@@ -66,7 +66,9 @@ def unpack(payload: Buffer, count: int, shape: tuple[int, ...], what: str) -> li
 def pack_labels(labels: Numbers, classes: int) -> bytes:
     """Return labels, integers below `classes`, in one byte each where that is enough."""
     small = labels.astype(_type_of_labels(classes))
-    return EXACT.encode(np.empty(0, np.float32), Layout((), (), ()), own=[Own(0, "labels", small)])
+    return EXACT.encode(
+        np.empty(0, np.float32), Layout((), (), ()), own=[NativeTensor(0, "labels", small)]
+    )
 
 
 def expect_tensors(
@@ -98,7 +100,7 @@ def unpack_labels(payload: Buffer, shape: tuple[int, ...], classes: int) -> NDAr
     return labels
 
 
-class CopyForm(NamedTuple):
+class SnapshotForm(NamedTuple):
     """What a copy of a segment may hold.
 
     `size`: entries of its weights and statistics, of which `trained` are parameters; `module`:
@@ -143,7 +145,7 @@ class CopyForm(NamedTuple):
 
 
 def types_of(tensors: Mapping[str, Numbers]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return the shape and dtype of each tensor: `CopyForm.beside`."""
+    """Return the shape and dtype of each tensor: `SnapshotForm.beside`."""
     return {name: (array.shape, array.dtype.name) for name, array in tensors.items()}
 
 
@@ -152,16 +154,18 @@ def pack_copy(vectors: Mapping[str, Vector], beside: Mapping[str, Numbers]) -> b
     layout = Layout(
         tuple(vectors), tuple((len(v),) for v in vectors.values()), ("float32",) * len(vectors)
     )
-    own = [Own(len(layout) + i, name, array) for i, (name, array) in enumerate(beside.items())]
+    own = [
+        NativeTensor(len(layout) + i, name, array) for i, (name, array) in enumerate(beside.items())
+    ]
     flat = np.concatenate(list(vectors.values()))
     return EXACT.encode(flat, layout, names=True, own=own)
 
 
 def unpack_copy(
-    payload: Buffer, form: CopyForm, *, whole: bool
+    payload: Buffer, form: SnapshotForm, *, whole: bool
 ) -> tuple[dict[str, Vector], dict[str, Numbers]]:
-    """Undo `pack_copy`. Raises `PayloadError` for what is no copy, see `CopyForm.expect`: by its
-    header, before anything is decoded.
+    """Undo `pack_copy`. Raises `PayloadError` for what is no copy, see `SnapshotForm.expect`: by
+    its header, before anything is decoded.
     """
     tensors = 2 * 8 + 4 + len(form.beside)  # of two optimizers, each with a few
     layout, own = declared(payload, max_size=form.most, max_tensors=tensors)

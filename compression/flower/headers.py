@@ -25,11 +25,11 @@ ERROR = "prediction-error"  # of a synthetic gradient; read by the server of a c
 REFUSED = "gradients-refused"  # how many a segment could not learn from; read by that server
 
 MOST = 1 << 62  # beyond all numbers that are counted
-N = TypeVar("N", "ToNode", "ToServer")
+N = TypeVar("N", "DownlinkHeader", "UplinkHeader")
 
 
-class ToNode(NamedTuple):
-    """From the server, read by the node's `Uplink`; what is None or empty does not travel.
+class DownlinkHeader(NamedTuple):
+    """From the server, read by the node's `CompressionMod`; what is None or empty does not travel.
 
     `number`: of the update that is asked for, from 1: a round, or how many messages this node was
     sent; a codec's draws come from it. `applied`: the number of the node's last reply that is in
@@ -59,8 +59,8 @@ class ToNode(NamedTuple):
     tied: list[int] | None = None
 
 
-class ToServer(NamedTuple):
-    """From a node, read by the server's `Link`.
+class UplinkHeader(NamedTuple):
+    """From a node, read by the server's `CompressedGrid`.
 
     `number`: of the message that this is the reply to, so that none counts twice. `sequence`: of
     the update, from 1, of a node that must know whether it is applied. `version`: of the model that
@@ -78,7 +78,7 @@ class ToServer(NamedTuple):
     untied: list[int] | None = None
 
 
-class Orders(NamedTuple):
+class TrainConfig(NamedTuple):
     """Read by the node's ClientApp from a message's `config`.
 
     `lr`: the learning rate; `number`: of the update, from 1: the round, or how many messages this
@@ -95,14 +95,14 @@ class Orders(NamedTuple):
         return {"lr": self.lr, "number": self.number, **proximal}
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Orders:
+    def of(cls, config: Mapping[str, Any]) -> TrainConfig:
         """Read what our servers have written, or Flower's strategies (`server-round`)."""
         number = config["number"] if "number" in config else config[ROUND]
         mu = cast(float, config.get("proximal-mu", 0.0))
         return cls(cast(float, config["lr"]), cast(int, number), mu)
 
 
-class Work(NamedTuple):
+class SegmentTask(NamedTuple):
     """What a message asks of a segment of a cut model; read by the node's ClientApp from `config`.
 
     `segment`, of the model cut at the layers `cuts`, handed out for the `life`-th time. `phase`:
@@ -135,7 +135,7 @@ class Work(NamedTuple):
         return {key.replace("_", "-"): value for key, value in self._asdict().items()}
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Work:
+    def of(cls, config: Mapping[str, Any]) -> SegmentTask:
         """Read what the server has written."""
         return cls(*(config[key.replace("_", "-")] for key in cls._fields))
 
@@ -174,7 +174,7 @@ def trains(message: Message) -> bool:
     return message.metadata.message_type.partition(".")[0] == "train"
 
 
-def written(note: ToNode | ToServer) -> ConfigRecord:
+def written(note: DownlinkHeader | UplinkHeader) -> ConfigRecord:
     """Return a note as a record."""
     said = zip(note._fields, note, strict=True)
     return filled(ConfigRecord, {key: value for key, value in said if value is not None})
@@ -197,12 +197,12 @@ def read(content: RecordDict, kind: type[N]) -> N:
     return kind(**cast(Mapping[str, Any], record))
 
 
-TYPES: dict[type[ToNode] | type[ToServer], dict[str, str]] = {
+TYPES: dict[type[DownlinkHeader] | type[UplinkHeader], dict[str, str]] = {
     kind: {
         key: str(getattr(said, "__forward_arg__", said)).removesuffix(" | None")
         for key, said in kind.__annotations__.items()
     }
-    for kind in (ToNode, ToServer)
+    for kind in (DownlinkHeader, UplinkHeader)
 }
 
 

@@ -22,8 +22,8 @@ from ..batchnorm import expect_counts
 from ..decoder import decode_update
 from ..layout import Layout
 from ..make import make_codec
-from ..native_tensors import Own
-from .headers import ToNode
+from ..native_tensors import NativeTensor
+from .headers import DownlinkHeader
 from .node.state import keep, kept
 from .records import STYPE, FlatArray, filled, records
 
@@ -75,7 +75,7 @@ class Initial:
         if not arrays:
             return b""
         places = {name: place for place, name in enumerate(self.layout.names)}
-        own = [Own(places[name], name, array) for name, array in arrays.items()]
+        own = [NativeTensor(places[name], name, array) for name, array in arrays.items()]
         return EXACT.encode(EMPTY, NOTHING, own=own)
 
     def all(self, payload: Buffer | None) -> Arrays:
@@ -188,7 +188,7 @@ def native_payload(content: RecordDict) -> bytes | None:
     return None
 
 
-def received(arrays: ArrayRecord, note: ToNode, own: Initial, state: RecordDict) -> Initial:
+def received(arrays: ArrayRecord, note: DownlinkHeader, own: Initial, state: RecordDict) -> Initial:
     """Return the beginning that a message builds on; `own`: as this node's model begins.
 
     Raises `PayloadError` if the server's model begins otherwise, and its beginning is not known.
@@ -200,7 +200,7 @@ def received(arrays: ArrayRecord, note: ToNode, own: Initial, state: RecordDict)
     return own if own.checksum == note.initial else _servers(arrays, note, own, state)
 
 
-def _servers(arrays: ArrayRecord, note: ToNode, own: Initial, state: RecordDict) -> Initial:
+def _servers(arrays: ArrayRecord, note: DownlinkHeader, own: Initial, state: RecordDict) -> Initial:
     """Return the server's beginning: it comes, or this node has kept it."""
     there = own.read(arrays[INITIAL].data) if INITIAL in arrays else kept(state, KEPT)
     found = Initial({name: there[name] for name in own.arrays if name in there})

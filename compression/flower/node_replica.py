@@ -13,10 +13,17 @@ from ..batchnorm import trained_entries
 from ..decoder import MAX_SIZE, Update, declared, decode_update
 from ..layout import Layout
 from ..scatter import find
-from .headers import HEALS, ToNode
+from .headers import HEALS, DownlinkHeader
 from .node.state import Arrays, NodeState, checksum, keep, kept
 from .records import layout_of, to_vector
-from .tensor_split import Form, Model, converted, expect_room, form_as_declared, form_of_updates
+from .tensor_split import (
+    Model,
+    TensorSplit,
+    converted,
+    expect_room,
+    form_as_declared,
+    form_of_updates,
+)
 from .tied_weights import Ties, form_as_told, narrowed, widened, widened_own
 
 MODEL, VERSION = "model", "version"
@@ -122,13 +129,13 @@ class Decoder:
 
     def __init__(self, layout: Layout | None) -> None:
         self._layout = layout
-        self._last: tuple[bytes, Form, Update] | None = None
+        self._last: tuple[bytes, TensorSplit, Update] | None = None
 
     def __call__(self, payload: bytes) -> Update:
         """Return what a payload holds; errors as `decode_update`."""
         return self.whole(payload)[1]
 
-    def whole(self, payload: bytes, most: int = MAX_SIZE) -> tuple[Form, Update]:
+    def whole(self, payload: bytes, most: int = MAX_SIZE) -> tuple[TensorSplit, Update]:
         """Return also how it travels; a vector of at most `most` entries is decoded."""
         if self._last is None or self._last[0] is not payload:
             if self._layout is None:
@@ -148,9 +155,9 @@ class Followed(NamedTuple):
     `ties`: copies, which it left out.
     """
 
-    form: Form
+    form: TensorSplit
     model: Model
-    came: tuple[Form, Model] | None = None
+    came: tuple[TensorSplit, Model] | None = None
     ties: Ties = ()
 
     def arrays(self) -> ArrayRecord:
@@ -159,7 +166,7 @@ class Followed(NamedTuple):
         return form.arrays(model)
 
 
-class Follower:
+class NodeReplica:
     """Gives every node of a process the model that the server means.
 
     Nodes whose replicas are equal share the arrays: whoever gets to a version first makes it for
@@ -172,7 +179,7 @@ class Follower:
         self._made: tuple[bytes, Vector] | None = None  # a version's checksum and model
         self._snapshot: tuple[bytes, Replica] | None = None
 
-    def model(self, arrays: ArrayRecord, note: ToNode, state: RecordDict) -> Followed:
+    def model(self, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict) -> Followed:
         """Return the server's model.
 
         Raises `PayloadError` if the node cannot follow: it lacks the version, or has another model.
@@ -208,7 +215,7 @@ class Follower:
     # by differences
 
     def _changed(
-        self, update: Update, form: Form, ties: Ties, note: ToNode, state: RecordDict
+        self, update: Update, form: TensorSplit, ties: Ties, note: DownlinkHeader, state: RecordDict
     ) -> Vector:
         here = kept(state, REPLICA)
         if (
@@ -222,7 +229,7 @@ class Follower:
         changed = update.model_from(narrowed(here[MODEL], form, ties))
         return self._kept_version(widened(changed, form, ties), note, state)
 
-    def _kept_version(self, vector: Vector, note: ToNode, state: RecordDict) -> Vector:
+    def _kept_version(self, vector: Vector, note: DownlinkHeader, state: RecordDict) -> Vector:
         """Keep a version, one array for all nodes of this process that have it."""
         if self._made is None or self._made[0] != note.checksum:
             if note.checksum is None or checksum(vector) != note.checksum:
@@ -234,7 +241,7 @@ class Follower:
 
     # by steps
 
-    def _by_steps(self, arrays: ArrayRecord, note: ToNode, state: RecordDict) -> Vector:
+    def _by_steps(self, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict) -> Vector:
         if note.version is None:
             return self._decode(arrays[MODEL].data).dense()
         if note.base is None:
@@ -248,7 +255,7 @@ class Follower:
             raise PayloadError(OTHER)
         return replica.model
 
-    def _start(self, arrays: ArrayRecord, note: ToNode) -> Replica:
+    def _start(self, arrays: ArrayRecord, note: DownlinkHeader) -> Replica:
         """Return the replica that a snapshot holds: one for all nodes that get the same one."""
         payload = arrays[MODEL].data
         if self._snapshot is None or self._snapshot[0] is not payload:
@@ -287,7 +294,7 @@ class Follower:
         self,
         replica: Replica,
         arrays: ArrayRecord,
-        note: ToNode,
+        note: DownlinkHeader,
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
         """Apply the updates that the replica lacks; it may have some of them already.
@@ -308,7 +315,7 @@ class Follower:
             replica.apply(indices, values, rates[version - base - 1])
 
     def masked(
-        self, followed: Vector, arrays: ArrayRecord, note: ToNode, state: RecordDict
+        self, followed: Vector, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict
     ) -> tuple[Vector, float]:
         """Return the model as line 7 of CE-SGD's Algorithm 2 has it, and its distance from x.
 

@@ -18,7 +18,7 @@ from ..batchnorm import exact_tensors, separate
 from ..codec import Codec
 from ..decoder import decode
 from ..layout import Layout
-from ..native_tensors import Own
+from ..native_tensors import NativeTensor
 from .records import Vector, records
 
 KEY_CLIPPING_NORM = "clipping_norm"  # Flower's own; the module that has it differs by its version
@@ -56,7 +56,7 @@ def is_clipped(codec: Codec, update: Vector, layout: Layout, clip: float) -> boo
     return float(np.linalg.norm(trained.astype(np.float64))) <= clip * ROUNDING
 
 
-def expect_clip_kept(codec: Codec, own: Sequence[Own], layout: Layout) -> None:
+def expect_clip_kept(codec: Codec, own: Sequence[NativeTensor], layout: Layout) -> None:
     """Raise `PayloadError` for a codec or a model that goes with no clipping at the nodes.
 
     `own`: what travels beside the vector; `layout`: of that.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..base import PayloadError
 from ..batchnorm import COUNT, is_statistic, matches, own_name, separate
 from ..layout import Layout
-from ..native_tensors import Own
+from ..native_tensors import NativeTensor
 from .records import Vector
 
 FLOATS = ("float16", "float32", "float64")  # that a vector holds: bfloat16 is unknown to numpy
@@ -23,10 +23,10 @@ class Model(NamedTuple):
     """A model's values: float32 (n,), and the tensors of their own type."""
 
     vector: Vector
-    own: tuple[Own, ...] = ()
+    own: tuple[NativeTensor, ...] = ()
 
 
-class Form:
+class TensorSplit:
     """How a model's tensors travel: those at the positions `beside` in their own type.
 
     `whole`: all tensors; `layout`: those in the vector, in the same order; `patterns`: of names of
@@ -48,7 +48,7 @@ class Form:
         if set(whole.names) != set(arrays):
             raise PayloadError(f"arrays do not match the model: got {sorted(arrays)}")
         parts: list[Vector] = []
-        own: list[Own] = []
+        own: list[NativeTensor] = []
         for place, (name, shape, dtype) in enumerate(
             zip(whole.names, whole.shapes, whole.dtypes, strict=True)
         ):
@@ -56,7 +56,7 @@ class Form:
             if values.shape != tuple(shape):
                 raise PayloadError(f"{name} has shape {values.shape}, the model's is {shape}")
             if place in beside:
-                own.append(Own(place, name, _of_type(values, dtype, name)))
+                own.append(NativeTensor(place, name, _of_type(values, dtype, name)))
             else:
                 parts.append(np.asarray(values, dtype=np.float32).reshape(-1))
         vector = np.concatenate(parts) if parts else np.empty(0, np.float32)
@@ -93,7 +93,7 @@ def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=16)
-def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> Form:
+def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> TensorSplit:
     """Return how changes of a model travel.
 
     Beside the vector: what is no float, statistics other than float32, and what `exact` matches.
@@ -105,7 +105,7 @@ def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> Form:
         or (is_statistic(name) and dtype != "float32")
         or matches(name, exact)
     ]
-    return Form(whole, beside, exact)
+    return TensorSplit(whole, beside, exact)
 
 
 def is_float(dtype: str) -> bool:
@@ -114,18 +114,18 @@ def is_float(dtype: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def form_of_models(form: Form) -> Form:
+def form_of_models(form: TensorSplit) -> TensorSplit:
     """Return how a model travels whole: all that is not float32 in its own type, too."""
     others = [t for t, dtype in enumerate(form.whole.dtypes) if dtype != "float32"]
     return _form(form.whole, tuple(sorted({*others, *form.beside})))
 
 
-def converted(model: Model, form: Form, to: Form) -> Model:
+def converted(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
     """Return the same model in another form; itself where both are the same."""
     return model if form.beside == to.beside else to.model(form.arrays(model))
 
 
-def form_as_declared(whole: Layout, own: tuple[int, ...]) -> Form:
+def form_as_declared(whole: Layout, own: tuple[int, ...]) -> TensorSplit:
     """Return the form of a payload that says itself what its tensors are, as `declared` reads it.
 
     Raises `PayloadError` for a tensor of the vector that no Array can be made of: one that is no
@@ -138,18 +138,18 @@ def form_as_declared(whole: Layout, own: tuple[int, ...]) -> Form:
     return form
 
 
-def expect_room(form: Form, most: int) -> None:
+def expect_room(form: TensorSplit, most: int) -> None:
     """Raise `PayloadError` for a form whose vector has more than so many entries."""
     if form.layout.size > most:
         raise PayloadError(f"the model has more than the {most} entries allowed here")
 
 
 @lru_cache(maxsize=16)
-def _form(whole: Layout, beside: tuple[int, ...]) -> Form:
-    return Form(whole, beside)
+def _form(whole: Layout, beside: tuple[int, ...]) -> TensorSplit:
+    return TensorSplit(whole, beside)
 
 
-def moved(model: Model, form: Form, to: Form) -> Model:
+def moved(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
     """Return the vector of a model in a form of other tensors: by name and shape, 0 where new."""
     ours = {
         (name, shape): place
@@ -166,7 +166,7 @@ def moved(model: Model, form: Form, to: Form) -> Model:
 
 
 @lru_cache(maxsize=16)
-def statistics_of(form: Form) -> tuple[Layout, tuple[int, ...]]:
+def statistics_of(form: TensorSplit) -> tuple[Layout, tuple[int, ...]]:
     """Return the layout of a form's statistics, end to end, and which of its vector's are some.
 
     Those in the vector come first; then those that travel in another type of floats.
@@ -184,12 +184,12 @@ def _is_moving(name: str, dtype: str) -> bool:
     return is_statistic(name) and own_name(name) != COUNT and is_float(dtype)
 
 
-def is_moving(own: Own) -> bool:
+def is_moving(own: NativeTensor) -> bool:
     """Return whether a tensor of its own type is a running mean or variance."""
     return _is_moving(own.name, own.array.dtype.name)
 
 
-def gathered_statistics(form: Form, model: Model) -> Vector:
+def gathered_statistics(form: TensorSplit, model: Model) -> Vector:
     """Return a model's statistics, float32 (s,)."""
     _, inside = statistics_of(form)
     within = separate(form.layout, inside).gather_exact(model.vector)
@@ -197,12 +197,12 @@ def gathered_statistics(form: Form, model: Model) -> Vector:
     return np.concatenate([within, *others]) if others else within
 
 
-def with_statistics(form: Form, model: Model, statistics: Vector) -> Model:
+def with_statistics(form: TensorSplit, model: Model, statistics: Vector) -> Model:
     """Return a model with other statistics, (s,), in place of its own."""
     _, inside = statistics_of(form)
     cut = separate(form.layout, inside)
     vector = cut.merge(cut.gather(model.vector), statistics[: cut.exact_size])
-    done, own = cut.exact_size, list[Own]()
+    done, own = cut.exact_size, list[NativeTensor]()
     for each in model.own:
         if is_moving(each):
             new = statistics[done : done + each.array.size].reshape(each.array.shape)

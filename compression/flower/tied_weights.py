@@ -23,17 +23,17 @@ from ..base import PayloadError
 from ..batchnorm import Separation, is_statistic, matches, separate
 from ..decoder import MAX_SIZE
 from ..layout import Layout
-from ..native_tensors import Own
+from ..native_tensors import NativeTensor
 from ..wire_header import MAX_TENSORS
-from .headers import ToNode
+from .headers import DownlinkHeader
 from .native_tensors import differing
 from .records import Vector
-from .tensor_split import Form, Model, expect_room, form_as_declared, form_of_models
+from .tensor_split import Model, TensorSplit, expect_room, form_as_declared, form_of_models
 
 Ties = tuple[tuple[int, int], ...]  # places of copies, increasing, each with that of its source
 
 
-def ties_in(form: Form, model: Model, apart: tuple[str, ...] = ()) -> Ties:
+def ties_in(form: TensorSplit, model: Model, apart: tuple[str, ...] = ()) -> Ties:
     """Return which tensors seem to be copies of an earlier one: same type, shape and checksum.
 
     `form`: in which the model's changes travel; `model`: as it travels whole; `apart`: patterns of
@@ -53,7 +53,7 @@ def ties_in(form: Form, model: Model, apart: tuple[str, ...] = ()) -> Ties:
     return tuple(sorted(ties))
 
 
-def still_tied(ties: Ties, form: Form, model: Model) -> Ties:
+def still_tied(ties: Ties, form: TensorSplit, model: Model) -> Ties:
     """Return those copies that are equal to their sources, bit for bit."""
     if not ties:
         return ()
@@ -63,7 +63,7 @@ def still_tied(ties: Ties, form: Form, model: Model) -> Ties:
     return tuple(pair for pair in ties if str(pair[0]) not in apart)
 
 
-def _tensors(form: Form, model: Model) -> Iterator[NDArray[Any]]:
+def _tensors(form: TensorSplit, model: Model) -> Iterator[NDArray[Any]]:
     """Yield a model's tensors in its order, those in the vector flat."""
     own, bounds, done = {each.position: each.array for each in model.own}, form.layout.offsets, 0
     for place in range(len(form.whole)):
@@ -81,7 +81,7 @@ def _hash(values: NDArray[Any]) -> bytes:
 class _Cut(NamedTuple):
     """A form without copies, and where these are."""
 
-    form: Form
+    form: TensorSplit
     vector: Separation  # of the vector: its copies, and the rest
     sources: tuple[slice, ...]  # in the rest of the vector, a copy each
     places: tuple[int, ...]  # of the tensors that are no copies
@@ -89,11 +89,11 @@ class _Cut(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _cut(form: Form, ties: Ties) -> _Cut:
+def _cut(form: TensorSplit, ties: Ties) -> _Cut:
     copies, beside = dict(ties), set(form.beside)
     places = tuple(place for place in range(len(form.whole)) if place not in copies)
     left = [number for number, place in enumerate(places) if place in beside]
-    small = Form(form.whole.without(copies.keys()), left, form.patterns)
+    small = TensorSplit(form.whole.without(copies.keys()), left, form.patterns)
     inside = [place for place in range(len(form.whole)) if place not in beside]
     vector = separate(form.layout, tuple(t for t, place in enumerate(inside) if place in copies))
     bounds = small.layout.offsets.tolist()
@@ -108,18 +108,18 @@ def _cut(form: Form, ties: Ties) -> _Cut:
     )
 
 
-def without(form: Form, ties: Ties) -> Form:
+def without(form: TensorSplit, ties: Ties) -> TensorSplit:
     """Return a form without copies; itself if there are none."""
     return _cut(form, ties).form if ties else form
 
 
-def narrowed(vector: Vector, form: Form, ties: Ties) -> Vector:
+def narrowed(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
     """Return a form's vector without copies."""
     cut = _cut(form, ties) if ties else None
     return vector if cut is None or not cut.sources else cut.vector.gather(vector)
 
 
-def narrowed_model(model: Model, form: Form, ties: Ties) -> Model:
+def narrowed_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
     """Return a model without copies."""
     if not ties:
         return model
@@ -129,7 +129,7 @@ def narrowed_model(model: Model, form: Form, ties: Ties) -> Model:
     return Model(narrowed(model.vector, form, ties), left)
 
 
-def widened(vector: Vector, form: Form, ties: Ties) -> Vector:
+def widened(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
     """Undo `narrowed`."""
     cut = _cut(form, ties) if ties else None
     if cut is None or not cut.sources:
@@ -137,29 +137,31 @@ def widened(vector: Vector, form: Form, ties: Ties) -> Vector:
     return cut.vector.merge(vector, np.concatenate([vector[source] for source in cut.sources]))
 
 
-def widened_own(own: Sequence[Own], form: Form, ties: Ties) -> tuple[Own, ...]:
+def widened_own(
+    own: Sequence[NativeTensor], form: TensorSplit, ties: Ties
+) -> tuple[NativeTensor, ...]:
     """Return the tensors of their own type, with copies: as `widened` does a vector."""
     if not ties:
         return tuple(own)
     cut, names = _cut(form, ties), form.whole.names
     found = {cut.places[each.position]: each.array for each in own}
     found |= {copy: found[source] for copy, source in cut.beside}
-    return tuple(Own(place, names[place], found[place]) for place in sorted(found))
+    return tuple(NativeTensor(place, names[place], found[place]) for place in sorted(found))
 
 
-def widened_model(model: Model, form: Form, ties: Ties) -> Model:
+def widened_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
     """Undo `narrowed_model`."""
     return Model(widened(model.vector, form, ties), widened_own(model.own, form, ties))
 
 
-def names_of(ties: Ties, form: Form) -> dict[str, str]:
+def names_of(ties: Ties, form: TensorSplit) -> dict[str, str]:
     """Return the names of the copies in the vector, each with its source's."""
     names = form.whole.names
     return {names[copy]: names[source] for copy, source in ties if copy not in form.beside}
 
 
-def told(form: Form, ties: Ties) -> dict[str, Any]:
-    """Return what a message says of copies: fields of `ToNode`."""
+def told(form: TensorSplit, ties: Ties) -> dict[str, Any]:
+    """Return what a message says of copies: fields of `DownlinkHeader`."""
     if not ties:
         return {}
     return {
@@ -168,7 +170,7 @@ def told(form: Form, ties: Ties) -> dict[str, Any]:
     }
 
 
-def form_as_told(form: Form, note: ToNode, most: int) -> tuple[Form, Ties]:
+def form_as_told(form: TensorSplit, note: DownlinkHeader, most: int) -> tuple[TensorSplit, Ties]:
     """Return the form of a message's model with the copies of which its note tells.
 
     `form`: of its payload. Raises `PayloadError` for what is none of its tensors, and for a vector

@@ -35,7 +35,7 @@ class Slowest:
         return max(TIMES * self.seconds, LEAST)
 
 
-class Patience:
+class AdaptiveTimeout:
     """Until when to wait for the replies of one call.
 
     A `timeout` counts from the call. Without one (`Slowest.limit`) earlier calls tell how long that
@@ -70,8 +70,8 @@ class Patience:
 def gathered(
     grid: TimedGrid, messages: Sequence[Message], timeout: float, slowest: Slowest | None = None
 ) -> list[Message]:
-    """Send messages; return the replies that are there before patience ends (`Patience`)."""
-    patience = Patience(grid, timeout, len(messages), slowest)
+    """Send messages; return the replies that are there before patience ends (`AdaptiveTimeout`)."""
+    patience = AdaptiveTimeout(grid, timeout, len(messages), slowest)
     ids, found = list(grid.push_messages(messages)), list[Message]()
     while ids and (arrived := grid.pull_before(ids, patience.deadline)):
         found += arrived

@@ -130,7 +130,7 @@ def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: byt
         log.warning(
             "the model's arrays have no names, so BatchNorm's running statistics among them are "
             "compressed as weights are: give ArrayRecord(model.state_dict()), or "
-            'Link(grid, exact=["3", "4"]) with their numbers'
+            'CompressedGrid(grid, exact=["3", "4"]) with their numbers'
         )
     return lost
 
@@ -140,6 +140,7 @@ def warn_of_variances(layout: Layout, vector: Vector) -> bool:
     if below := below_zero(layout, vector):
         log.warning(
             "the strategy has led one of BatchNorm's running variances below 0, and the model to "
-            "NaN: it steps statistics as weights. Sheltered(strategy) keeps them out of its sight"
+            "NaN: it steps statistics as weights. StatisticsAveraging(strategy) keeps them "
+            "out of its sight"
         )
     return below

@@ -33,7 +33,8 @@ UNKNOWN = (
 )
 
 NO_DOWNLINK = (
-    "the model whole, as Link(grid) has no downlink, and no reply was made smaller either: give "
+    "the model whole, as CompressedGrid(grid) has no downlink, and no reply was made "
+    "smaller either: give "
     'downlink="int8"'
 )
 

@@ -12,11 +12,11 @@ from ..base import (
     Bounds,
     Kind,
     Memory,
-    Parts,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    TensorSlices,
     Vector,
     expect_params,
 )
@@ -41,7 +41,9 @@ class BFloat16(Quantizer):
     id: ClassVar[int] = 3
     keeps_norm: ClassVar[bool] = True
 
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """Round and shift, block by block; what rounds to infinity becomes the largest."""
         halves = np.empty(len(values), dtype=_U2)
         bits = values.view(np.uint32)
@@ -59,13 +61,15 @@ class BFloat16(Quantizer):
         return (halves,)
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """One stream of floats."""
         expect_params(params)
         return (Spec(Kind.FLOATS, _U2, int(parts.segments[-1])),)
 
     @classmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Shift back; the bits of NaN and infinity are refused."""
         halves = streams[0]
         values = np.empty(len(halves), dtype=np.float32)
@@ -76,7 +80,7 @@ class BFloat16(Quantizer):
             widen(here, out=values[start : start + BLOCK])
         return values
 
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """Half a unit in the last place; it holds for what would round to infinity, too."""
         return np.maximum(np.abs(values.astype(np.float64)) * 2.0**-8, 2.0**-134)
 

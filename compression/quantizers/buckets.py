@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Parts, PayloadError, Vector
+from ..base import PayloadError, TensorSlices, Vector
 from .scaling import BLOCK
 
 # Values a bucket. No payload makes a decoder work on more scales, or on larger parts at once.
@@ -20,7 +20,7 @@ def check_param(size: int) -> None:
         raise PayloadError(f"payload holds buckets of {size} values")
 
 
-def count(parts: Parts, size: int) -> int:
+def count(parts: TensorSlices, size: int) -> int:
     """Return the number of buckets; the last may be shorter than the others."""
     return -(-int(parts.segments[-1]) // size)
 

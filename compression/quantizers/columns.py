@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..base import Parts
+from ..base import TensorSlices
 from .scaling import BLOCK
 
 NARROW = 64  # values: 8 bytes of one bit each, as much as two float32
@@ -20,12 +20,12 @@ class Column(NamedTuple):
     shape: tuple[int, int]
 
 
-def count(parts: Parts, columns: bool) -> int:
+def count(parts: TensorSlices, columns: bool) -> int:
     """Return the number of groups of all tensors."""
     return sum(_groups(parts, columns))
 
 
-def pieces(parts: Parts, columns: bool) -> Iterator[Column]:
+def pieces(parts: TensorSlices, columns: bool) -> Iterator[Column]:
     """Cut the values of each tensor, group by group, into pieces that stay in cache."""
     first = 0
     for groups, (start, stop) in zip(
@@ -43,7 +43,7 @@ def pieces(parts: Parts, columns: bool) -> Iterator[Column]:
         first += groups
 
 
-def _groups(parts: Parts, columns: bool) -> list[int]:
+def _groups(parts: TensorSlices, columns: bool) -> list[int]:
     """Return the number of groups of each tensor: one, or one an index of its first dimension.
 
     The latter with ``columns``, for tensors of two or more dimensions that are there as a whole

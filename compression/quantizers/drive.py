@@ -12,10 +12,10 @@ from ..base import (
     Bounds,
     Kind,
     Memory,
-    Parts,
     Quantizer,
     Rng,
     Spec,
+    TensorSlices,
     Vector,
     expect_params,
 )
@@ -67,7 +67,9 @@ class Drive(Quantizer):
     def __post_init__(self) -> None:
         expect_one_of(self.name, "scale", self.scale, ("unbiased", "least"))
 
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """Draw a seed; rotate, take the signs and the scale: batch by batch, in cache."""
         seed, scales, bits = (np.empty(spec.size, spec.dtype) for spec in self.specs((), parts))
         seed[:] = rng.generator.bit_generator.random_raw(1)
@@ -93,7 +95,7 @@ class Drive(Quantizer):
         return np.minimum(scales, _MOST)
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """One seed, one scale a chunk, one bit for each value and each zero that fills a chunk."""
         expect_params(params)
         chunks = size = 0
@@ -107,7 +109,9 @@ class Drive(Quantizer):
         )
 
     @classmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Rotate the signs back, times the scale; refuses scales that are negative or not finite.
 
         H sign(y) are integers up to d, exact on any machine: only their product is rounded.
@@ -127,7 +131,7 @@ class Drive(Quantizer):
             np.clip(values, -_MOST, _MOST, out=values)
         return values
 
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """|x| sqrt(d - 1) of the chunk where unbiased, |x| where of least error; for any seed.
 
         With s = scale sqrt(d) the squared error is d s² - |x|², and s at most |x|, for the one, and

@@ -11,11 +11,11 @@ from ..base import (
     Bounds,
     Kind,
     Memory,
-    Parts,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    TensorSlices,
     Vector,
     expect_params,
 )
@@ -51,7 +51,9 @@ class Float16(Quantizer):
     id: ClassVar[int] = 1
     keeps_norm: ClassVar[bool] = True
 
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """Divide and round to half precision, tensor by tensor."""
         scales = magnitudes(values, parts.segments)
         if parts.shapes is None and (common := _common_scale(values, scales)):
@@ -63,14 +65,16 @@ class Float16(Quantizer):
         return scales.astype(_F4, copy=False), halves
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """One scale a tensor, one half a value."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.FLOATS, _F2, int(parts.segments[-1]))
 
     @classmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Multiply by the scales; halves beyond 1 and scales that are not finite are refused."""
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
         halves = streams[1]
@@ -80,7 +84,7 @@ class Float16(Quantizer):
                 raise PayloadError("payload holds a float16 value beyond its scale")
         return multiply(halves, scales, parts.segments)
 
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """Half a unit in the last place of normal and subnormal halves, float32's own rounding."""
         scales = np.repeat(
             magnitudes(values, parts.segments).astype(np.float64), np.diff(parts.segments)

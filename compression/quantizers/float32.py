@@ -11,11 +11,11 @@ from ..base import (
     Bounds,
     Kind,
     Memory,
-    Parts,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    TensorSlices,
     Vector,
     expect_params,
     is_finite,
@@ -35,24 +35,28 @@ class Float32(Quantizer):
     keeps_norm: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """Return the values themselves."""
         return (cast(Array, values.astype(_F4, copy=False)),)
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """One stream of floats."""
         expect_params(params)
         return (Spec(Kind.FLOATS, _F4, int(parts.segments[-1])),)
 
     @classmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Return the stream itself once it is known to be finite."""
         values = cast(Vector, streams[0].astype(np.float32, copy=False))
         if not is_finite(values):
             raise PayloadError("payload holds NaN or infinity")
         return values
 
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """Nothing is lost."""
         return np.zeros(len(values))

@@ -12,11 +12,11 @@ from ..base import (
     Bounds,
     Kind,
     Memory,
-    Parts,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    TensorSlices,
     Vector,
     expect_params,
 )
@@ -57,7 +57,9 @@ class Int4(Quantizer):
         """The block's size."""
         return (self.block,)
 
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """Divide, round half to even, pack: several blocks at once, in cache."""
         halves = _scales(values, self.block)
         scales = widen(halves)
@@ -74,7 +76,7 @@ class Int4(Quantizer):
         return halves, packed
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """One scale a block, one byte for two values."""
         expect_params(params, 1)
         buckets.check_param(params[0])
@@ -82,7 +84,9 @@ class Int4(Quantizer):
         return scales, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 2), 256)
 
     @classmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Multiply by the scales.
 
         -8, padding that is not 0 and scales that are negative or whose 7-fold is infinite are
@@ -102,7 +106,7 @@ class Int4(Quantizer):
             buckets.multiply(levels[: len(part)], scales[which], params[0], part)
         return values
 
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """Half a level, and float32's own rounding; no scale is there for the smallest numbers."""
         scales = widen(_scales(values, self.block)).astype(np.float64)
         return np.repeat(scales * (0.5 + 2.0**-20) + 2.0**-147, self.block)[: len(values)]

@@ -11,11 +11,11 @@ from ..base import (
     Bounds,
     Kind,
     Memory,
-    Parts,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    TensorSlices,
     Vector,
     expect_params,
 )
@@ -50,7 +50,9 @@ class Int8(Quantizer):
     id: ClassVar[int] = 2
     keeps_norm: ClassVar[bool] = True
 
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """Divide, round half to even, cast: block by block, in cache."""
         scales = _scales(magnitudes(values, parts.segments))
         levels = np.empty(len(values), dtype=_I1)
@@ -62,14 +64,16 @@ class Int8(Quantizer):
         return scales.astype(_F4, copy=False), levels
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """One scale a tensor, one level a value."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.LEVELS, _I1, int(parts.segments[-1]))
 
     @classmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Multiply by the scales; -128 and scales whose 127-fold is infinite are refused."""
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
         levels = streams[1]
@@ -78,7 +82,7 @@ class Int8(Quantizer):
             raise PayloadError("payload holds the int8 level -128, which is never sent")
         return multiply(levels, scales, parts.segments)
 
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """Half a level, and float32's own rounding."""
         scales = _scales(magnitudes(values, parts.segments)).astype(np.float64)
         return np.repeat(scales * (0.5 + 2.0**-16), np.diff(parts.segments))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..base import Parts, Rng, Vector
+from ..base import Rng, TensorSlices, Vector
 
 _BLOCK = 1 << 14  # entries of a product made at a time
 _MOST = float(np.finfo(np.float32).max)
@@ -30,7 +30,7 @@ class Shares(NamedTuple):
     sizes: tuple[int, int, int, int]  # entries: products, their P, their Q, the others
 
 
-def plan(parts: Parts, rank: int) -> Shares:
+def plan(parts: TensorSlices, rank: int) -> Shares:
     """Give each tensor its place; rank, sizes and shapes decide, which both sides know."""
     matrices: list[Matrix] = []
     raw: list[slice] = []

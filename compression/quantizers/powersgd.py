@@ -11,11 +11,11 @@ from ..base import (
     Bounds,
     Kind,
     Memory,
-    Parts,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    TensorSlices,
     Vector,
     expect_params,
     is_finite,
@@ -70,9 +70,11 @@ class PowerSgd(Quantizer):
 
     def memory_bytes(self, layout: Layout) -> int:
         """All Q, of float32: rank times the columns of each product, if no entry is left out."""
-        return 4 * plan(Parts(layout.offsets, layout.shapes), self.rank).sizes[2]
+        return 4 * plan(TensorSlices(layout.offsets, layout.shapes), self.rank).sizes[2]
 
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """One step for each tensor; the memory of all Q is changed in place."""
         todo = plan(parts, self.rank)
         scales, p, q, raw = (np.empty(size, dtype=_F4) for size in todo.sizes)
@@ -95,12 +97,14 @@ class PowerSgd(Quantizer):
         return cast(Sequence[Array], (scales, p, q, raw))
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """Scales, P, Q, tensors as they are; a rank that no encoder has is refused."""
         return tuple(Spec(Kind.FLOATS, _F4, size) for size in plan(parts, _rank(params)).sizes)
 
     @classmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Multiply, cut at float32's largest; factors beyond any encoder's are refused."""
         scales, p, q, raw = (cast(Vector, stream) for stream in streams)
         check_scales(scales, 1)
@@ -118,7 +122,7 @@ class PowerSgd(Quantizer):
             done += size
         return values
 
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """|M|, the tensor's norm: the error is the part of M that lies outside of P's space."""
         bounds = np.zeros(len(values))
         for matrix in plan(parts, self.rank).matrices:

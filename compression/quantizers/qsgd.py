@@ -12,11 +12,11 @@ from ..base import (
     Bounds,
     Kind,
     Memory,
-    Parts,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    TensorSlices,
     Vector,
     expect_params,
 )
@@ -63,7 +63,9 @@ class Qsgd(Quantizer):
         """Levels and the bucket's size; the scales are the same whatever the norm was."""
         return self.levels, self.bucket
 
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """Divide, round by chance, cast: several buckets at once, in cache."""
         scales = self._scales(values)
         levels = np.empty(len(values), dtype=_I1)
@@ -76,7 +78,7 @@ class Qsgd(Quantizer):
         return scales.astype(_F4, copy=False), levels
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """One scale a bucket, one level a value."""
         expect_params(params, 2)
         if not 1 <= params[0] <= 127:
@@ -86,7 +88,9 @@ class Qsgd(Quantizer):
         return scales, Spec(Kind.LEVELS, _I1, int(parts.segments[-1]))
 
     @classmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Multiply by the scales.
 
         Levels beyond the highest and scales that are negative or too large for it are refused.
@@ -103,7 +107,7 @@ class Qsgd(Quantizer):
             buckets.multiply(part, scales[which], size, values[here])
         return values
 
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """One level, and float32's own rounding."""
         scales = self._scales(values).astype(np.float64) * (1 + 2.0**-14)
         return np.repeat(scales, self.bucket)[: len(values)]

@@ -12,11 +12,11 @@ from ..base import (
     Bounds,
     Kind,
     Memory,
-    Parts,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    TensorSlices,
     Vector,
     expect_params,
 )
@@ -60,7 +60,9 @@ class Sign(Quantizer):
         """0 for means of tensors, 1 for those of columns."""
         return (_MODES.index(self.means),)
 
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """Compare and sum up each side, piece by piece, in cache."""
         signs = np.empty(len(values), dtype=np.bool_)
         sums, counts = self._sides(values, parts, signs, np.float32)
@@ -70,7 +72,7 @@ class Sign(Quantizer):
         return means.reshape(-1), np.packbits(signs, bitorder="little")
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """Two means a group, one byte for eight values."""
         expect_params(params, 1)
         if params[0] >= len(_MODES):
@@ -79,7 +81,9 @@ class Sign(Quantizer):
         return means, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 8), 256)
 
     @classmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Put a mean for each bit.
 
         Means that are not finite or on the wrong side of 0 and padding that is not 0 are refused.
@@ -99,14 +103,18 @@ class Sign(Quantizer):
             bits ^= zeros[piece.groups, None]  # low's bits, or high's where the sign is 1
         return values
 
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """What the error is: nothing is drawn."""
         streams = self.encode(values, parts, {}, Rng(0, 0))
         decoded = self.decode(self.params(), streams, parts)
         return np.abs(decoded.astype(np.float64) - values)
 
     def _sides(
-        self, values: Vector, parts: Parts, signs: NDArray[np.bool_], dtype: type[np.floating[Any]]
+        self,
+        values: Vector,
+        parts: TensorSlices,
+        signs: NDArray[np.bool_],
+        dtype: type[np.floating[Any]],
     ) -> tuple[Bounds, NDArray[np.int64]]:
         """Return (2, G) sums and counts of the negative values and of the others; set ``signs``.
 

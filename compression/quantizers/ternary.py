@@ -12,11 +12,11 @@ from ..base import (
     Bounds,
     Kind,
     Memory,
-    Parts,
     Quantizer,
     Rng,
     Segments,
     Spec,
+    TensorSlices,
     Vector,
     expect_params,
 )
@@ -61,7 +61,9 @@ class Ternary(Quantizer):
     def __post_init__(self) -> None:
         expect_at_least(self.name, "clip", self.clip, 0)
 
-    def encode(self, values: Vector, parts: Parts, memory: Memory, rng: Rng) -> Sequence[Array]:
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
         """Divide, round by chance, cast: block by block, in cache; then pack."""
         scales = self._scales(values, parts.segments)
         levels = np.empty(len(values), dtype=np.int8)
@@ -74,14 +76,16 @@ class Ternary(Quantizer):
         return scales.astype(_F4, copy=False), cast(Array, pack_trits(levels))
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: Parts) -> tuple[Spec, ...]:
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
         """One scale a tensor, one byte for five values."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // TRITS), 3**TRITS)
 
     @classmethod
-    def decode(cls, params: tuple[int, ...], streams: Sequence[Array], parts: Parts) -> Vector:
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
         """Multiply by the scales.
 
         Bytes above 242, padding other than levels 0 and scales that are negative or not finite
@@ -92,7 +96,7 @@ class Ternary(Quantizer):
         levels = unpack_trits(cast(NDArray[np.uint8], streams[1]), int(parts.segments[-1]))
         return multiply(levels, scales, parts.segments)
 
-    def error_bound(self, values: Vector, parts: Parts) -> Bounds:
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """Down to 0 or up to the scale; beyond the scale, it is what clipping cuts off."""
         sizes = np.abs(values.astype(np.float64))
         scales = np.repeat(self._scales(values, parts.segments), np.diff(parts.segments))

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Selection, Sparsifier, Step, Vector, fallen, remembered
+from ..base import Selection, Sparsifier, SparsifyContext, Vector, fallen, get_or_zeros
 from ..buffers import workspace
 from ..layout import Layout
 from ..per_tensor import SCOPES, count
@@ -62,12 +62,12 @@ class CESGD(Sparsifier):
         """Five bytes a parameter (map, sent or not) and the last loss."""
         return 5 * layout.size + 8
 
-    def select(self, update: Vector, step: Step) -> Selection:
+    def select(self, update: Vector, step: SparsifyContext) -> Selection:
         """Keep V if the loss fell, else draw it anew."""
         memory, size = step.memory, len(update)
         first, better = "map" not in memory, fallen(step)
-        weights = remembered(memory, "map", size, np.float32)
-        sent = remembered(memory, "sent", size, np.bool_)
+        weights = get_or_zeros(memory, "map", size, np.float32)
+        sent = get_or_zeros(memory, "sent", size, np.bool_)
         if not better:
             chances = workspace("cesgd", size, np.float32)
             if first:
@@ -114,7 +114,7 @@ class CESGD(Sparsifier):
             np.minimum(p, 1, out=p)
             p[:] = 1 - (1 - seen) * (1 - p)
 
-    def _speculate(self, weights: Vector, step: Step) -> None:
+    def _speculate(self, weights: Vector, step: SparsifyContext) -> None:
         """Add the least seen of some coordinates drawn at random."""
         size = len(weights)
         wanted = int(self.speculative * size)

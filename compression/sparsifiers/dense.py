@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..base import Selection, Sparsifier, Step, Vector
+from ..base import Selection, Sparsifier, SparsifyContext, Vector
 from ..registry import register
 
 
@@ -16,6 +16,6 @@ class Dense(Sparsifier):
     id: ClassVar[int] = 0
     selects: ClassVar[bool] = False
 
-    def select(self, update: Vector, step: Step) -> Selection:
+    def select(self, update: Vector, step: SparsifyContext) -> Selection:
         """Return the update itself."""
         return Selection(None, update)

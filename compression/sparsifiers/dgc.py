@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Accumulating, Indices, Selection, Step, Vector, remembered
+from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vector, get_or_zeros
 from ..layout import Layout
 from ..per_tensor import counts, largest_of_each
 from ..registry import register
@@ -19,7 +19,7 @@ MASKED_FROM = 0.99  # masking the momentum at the warm-up's sparsities kills it
 
 @register("sparsifier")
 @dataclass(frozen=True)
-class DGC(Accumulating):
+class DGC(ResidualSparsifier):
     """Send 1 - ``sparsity`` of each tensor's velocity; momentum lives at the node.
 
     Lin, Han, Mao, Wang, Dally 2018, "Deep gradient compression", Algorithm 4: u = momentum u + g,
@@ -60,30 +60,30 @@ class DGC(Accumulating):
         """Eight bytes a parameter (momentum u, velocity v) and the number of steps."""
         return 8 * layout.size + 8
 
-    def accumulate(self, update: Vector, step: Step) -> Vector:
+    def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
         """Clip; u = momentum u + g; v = v + u."""
-        momentum = remembered(step.memory, "momentum", len(update), np.float32)
-        velocity = remembered(step.memory, "velocity", len(update), np.float32)
+        momentum = get_or_zeros(step.memory, "momentum", len(update), np.float32)
+        velocity = get_or_zeros(step.memory, "velocity", len(update), np.float32)
         momentum *= np.float32(self.momentum)
         factor = self._factor(update, self.workers or step.workers or 1)
         momentum += update if factor == 1 else update * factor
         velocity += momentum
         return velocity
 
-    def choose(self, given: Vector, step: Step) -> Indices:
+    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
         """Return the largest of each tensor, and the whole of those that are not sparsified."""
         wanted = counts(1 - self.sparsity_at(_steps(step)), step.layout)
         sizes = np.diff(step.layout.offsets)
         wanted = np.where(self._whole(step.layout), sizes, wanted)
         return largest_of_each(given, step.layout.offsets, wanted)
 
-    def select(self, update: Vector, step: Step) -> Selection:
+    def select(self, update: Vector, step: SparsifyContext) -> Selection:
         """Accumulate, choose, take; mask the momentum; count the step."""
         indices, values, _ = super().select(update, step)
         assert indices is not None
         if self.sparsity_at(_steps(step)) >= MASKED_FROM:
             self._mask(indices, step)
-        remembered(step.memory, "steps", 1, np.int64)[0] += 1
+        get_or_zeros(step.memory, "steps", 1, np.int64)[0] += 1
         return Selection(indices, values)
 
     def sparsity_at(self, steps: int) -> float:
@@ -97,7 +97,7 @@ class DGC(Accumulating):
         limit = self.clip_norm / workers**0.5
         return np.float32(limit / norm if norm > limit else 1)
 
-    def _mask(self, indices: Indices, step: Step) -> None:
+    def _mask(self, indices: Indices, step: SparsifyContext) -> None:
         """Stop the momentum of what was selected; tensors that go whole keep theirs."""
         momentum, bounds = step.memory["momentum"], step.layout.offsets.tolist()
         whole = np.flatnonzero(self._whole(step.layout)).tolist()
@@ -112,5 +112,5 @@ class DGC(Accumulating):
         return np.array([len(shape) < sparse for shape in layout.shapes], dtype=np.bool_)
 
 
-def _steps(step: Step) -> int:
-    return int(remembered(step.memory, "steps", 1, np.int64)[0])
+def _steps(step: SparsifyContext) -> int:
+    return int(get_or_zeros(step.memory, "steps", 1, np.int64)[0])

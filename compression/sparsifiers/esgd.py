@@ -10,10 +10,10 @@ from ..base import (
     Indices,
     Selection,
     Sparsifier,
-    Step,
+    SparsifyContext,
     Vector,
     fallen,
-    remembered,
+    get_or_zeros,
 )
 from ..buffers import workspace
 from ..layout import Layout
@@ -65,9 +65,9 @@ class ESGD(Sparsifier):
         """Nine bytes a parameter (residual, hidden weight, sent or not) and the last loss."""
         return 9 * layout.size + 8
 
-    def accumulate(self, update: Vector, step: Step) -> Vector:
+    def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
         """Decay the residual and add the update, or (1 - beta) of it."""
-        residual = remembered(step.memory, "residual", len(update), np.float32)
+        residual = get_or_zeros(step.memory, "residual", len(update), np.float32)
         residual *= np.float32(self.beta)
         if self.residual == "momentum":
             residual += update
@@ -76,7 +76,7 @@ class ESGD(Sparsifier):
             residual += np.multiply(update, np.float32(1 - self.beta), out=scaled)
         return residual
 
-    def select(self, update: Vector, step: Step) -> Selection:
+    def select(self, update: Vector, step: SparsifyContext) -> Selection:
         """Return the set, with large residuals in place of its least important members."""
         memory, generator = step.memory, step.rng.generator
         given = self.accumulate(update, step)
@@ -96,12 +96,12 @@ class ESGD(Sparsifier):
         given[chosen] = 0
         return Selection(chosen, values, same)
 
-    def _set(self, step: Step, size: int) -> tuple[Indices, bool]:
+    def _set(self, step: SparsifyContext, size: int) -> tuple[Indices, bool]:
         """Return S, and whether it is the last step's."""
         memory, generator = step.memory, step.rng.generator
         first, better = "sent" not in memory, fallen(step)
-        sent = remembered(memory, "sent", size, np.bool_)
-        hidden = remembered(memory, "hidden", size, np.uint32)
+        sent = get_or_zeros(memory, "sent", size, np.bool_)
+        hidden = get_or_zeros(memory, "hidden", size, np.uint32)
         wanted = count(1 - self.drop, size)
         if first:
             return uniform(size, wanted, generator), False

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Accumulating, Indices, Step, Vector
+from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..per_tensor import SCOPES, count, largest_in
 from ..registry import register
 from ..topk import above, largest
@@ -19,7 +19,7 @@ LEAST = 1000
 
 @register("sparsifier")
 @dataclass(frozen=True)
-class GradientDropping(Accumulating):
+class GradientDropping(ResidualSparsifier):
     """Drop the ``drop`` of residual + update that is smallest in magnitude, keep it for later.
 
     Aji & Heafield 2017, "Sparse communication for distributed gradient descent", Algorithm 1: one
@@ -40,7 +40,7 @@ class GradientDropping(Accumulating):
         expect_one_of(self.name, "scope", self.scope, SCOPES)
         expect_one_of(self.name, "cut", self.cut, THRESHOLDS)
 
-    def choose(self, given: Vector, step: Step) -> Indices:
+    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
         """Return the entries that are not dropped."""
         share = 1 - self.drop
         if self.cut == "exact":

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Accumulating, Indices, Selection, Step, Vector
+from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vector
 from ..layout import Layout
 from ..per_tensor import SCOPES, random_in
 from ..registry import register
@@ -14,7 +14,7 @@ from ..validation import expect_one_of, expect_share
 
 @register("sparsifier")
 @dataclass(frozen=True)
-class RandomK(Accumulating):
+class RandomK(ResidualSparsifier):
     """Send ``density`` of residual + update, drawn anew at each step, all equally likely.
 
     Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", the rand-k operator (Definition
@@ -47,11 +47,11 @@ class RandomK(Accumulating):
         """Four bytes a parameter; none when rescaled."""
         return 0 if self.rescale else super().memory_bytes(layout)
 
-    def choose(self, given: Vector, step: Step) -> Indices:
+    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
         """Draw."""
         return random_in(step.layout, self.density, self.scope, step.rng.generator)
 
-    def select(self, update: Vector, step: Step) -> Selection:
+    def select(self, update: Vector, step: SparsifyContext) -> Selection:
         """Accumulate, draw, take; or draw and multiply."""
         if not self.rescale:
             return super().select(update, step)

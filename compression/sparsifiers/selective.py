@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..base import Indices, Selection, Sparsifier, Step, Vector
+from ..base import Indices, Selection, Sparsifier, SparsifyContext, Vector
 from ..per_tensor import SCOPES, count, largest_in, random_in
 from ..registry import register
 from ..topk import above, uniform
@@ -40,12 +40,12 @@ class Selective(Sparsifier):
         if self.threshold and (self.pick, self.scope) != ("random", "global"):
             raise ValueError("option threshold of selective goes with pick random and scope global")
 
-    def select(self, update: Vector, step: Step) -> Selection:
+    def select(self, update: Vector, step: SparsifyContext) -> Selection:
         """Return the largest, or some at random."""
         indices = self._choose(update, step)
         return Selection(indices, update[indices])
 
-    def _choose(self, update: Vector, step: Step) -> Indices:
+    def _choose(self, update: Vector, step: SparsifyContext) -> Indices:
         if self.pick == "largest":
             return largest_in(update, step.layout, self.density, self.scope)
         generator = step.rng.generator

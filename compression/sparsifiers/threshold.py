@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import Accumulating, Indices, Step, Vector
+from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..registry import register
 from ..topk import above
 from ..validation import expect_at_least, expect_one_of
@@ -15,7 +15,7 @@ SENT = ("tau", "value")
 
 @register("sparsifier")
 @dataclass(frozen=True)
-class Threshold(Accumulating):
+class Threshold(ResidualSparsifier):
     """Send where residual + update exceeds a fixed ``threshold`` in magnitude.
 
     Strom 2015, "Scalable distributed DNN training using commodity GPU cloud computing", Algorithm
@@ -38,7 +38,7 @@ class Threshold(Accumulating):
                 "option threshold of threshold must be above 0 where it is what is sent"
             )
 
-    def choose(self, given: Vector, step: Step) -> Indices:
+    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
         """Return where the magnitude is above the threshold."""
         return above(given, self.threshold)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..base import Accumulating, Indices, Step, Vector
+from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..per_tensor import SCOPES, largest_in
 from ..registry import register
 from ..validation import expect_one_of, expect_share
@@ -11,7 +11,7 @@ from ..validation import expect_one_of, expect_share
 
 @register("sparsifier")
 @dataclass(frozen=True)
-class TopK(Accumulating):
+class TopK(ResidualSparsifier):
     """Send exactly the ``density`` of largest magnitude of residual + update.
 
     Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", Algorithm 1 (Mem-SGD) with its
@@ -29,6 +29,6 @@ class TopK(Accumulating):
         expect_share(self.name, "density", self.density)
         expect_one_of(self.name, "scope", self.scope, SCOPES)
 
-    def choose(self, given: Vector, step: Step) -> Indices:
+    def choose(self, given: Vector, step: SparsifyContext) -> Indices:
         """Return the largest."""
         return largest_in(given, step.layout, self.density, self.scope)

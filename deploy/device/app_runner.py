@@ -22,7 +22,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from deploy.device.apps import AppError, OtherApp
-from deploy.device.throttled_log import Failing
+from deploy.device.throttled_log import ThrottledLog
 from deploy.device.transport import CONFIRM, REQUEST
 from deploy.protocol.bundle import frames
 from deploy.protocol.lineage import keeping
@@ -39,7 +39,7 @@ def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Mes
 
 
 def answered(
-    message: Message, context: Context, load: Callable[[], ClientApp], failing: Failing
+    message: Message, context: Context, load: Callable[[], ClientApp], failing: ThrottledLog
 ) -> bytes:
     """Let the app answer a message; return the reply as a bundle, ready to be sent.
 

@@ -72,11 +72,11 @@ class OnDevice:
         if "data" in config:
             yield folder_of_classes(Path(str(config["data"])).expanduser())
         elif "partition-id" in config:
-            from conf.submitted_runs import Machine  # not above: they import torch
+            from conf.submitted_runs import NodeGrants  # not above: they import torch
             from task import DEFAULT_ROOT
             from task.datasets import digits
 
-            where = Machine.of(config).data or DEFAULT_ROOT
+            where = NodeGrants.of(config).data or DEFAULT_ROOT
             part = f"partition {config['partition-id']} of the run's data set"
             yield Finding(OK, "data", f"{part}; files of one are looked for in {where}")
             if not digits.is_there(Path(where).expanduser()):

@@ -21,7 +21,7 @@ from flwr.proto.node_pb2 import Node as ProtoNode
 
 from deploy.device.backoff import INTERVAL, clock_trouble
 from deploy.device.client import FleetClient, Refusal
-from deploy.device.node_folder import Journal
+from deploy.device.node_folder import NodeFolder
 
 _BEATS, _AGAIN = 20.0, 5.0  # seconds between beats; after a failed one
 _BEAT, _LEAVING = 10.0, 3.0  # seconds for a call; at the end
@@ -37,7 +37,7 @@ class Member:
     """
 
     def __init__(
-        self, fleet: FleetClient, journal: Journal, *, registers: bool, beats: float = _BEATS
+        self, fleet: FleetClient, journal: NodeFolder, *, registers: bool, beats: float = _BEATS
     ) -> None:
         self._fleet, self._journal, self._registers = fleet, journal, registers
         self._pause = beats

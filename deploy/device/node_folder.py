@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_digest
 
 from deploy.device.blobs import sync_folder
-from deploy.device.store import Shelf, open_shelf
+from deploy.device.store import NodeStore, open_shelf
 
 MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # what is kept of runs: the newest, and for how long
 _CLAIM = struct.Struct("<Q8s")
@@ -40,7 +40,7 @@ class FolderError(RuntimeError):
     """The state folder cannot be used: one line that says why."""
 
 
-class Journal:
+class NodeFolder:
     """The state folder of one node. Raises `FolderError` if it cannot be used."""
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Journal:
             self._lock = _locked(folder / "lock")
         except OSError as error:
             raise FolderError(f"--state {folder} cannot be used: {error.strerror}") from error
-        self._shelves: dict[int, Shelf] = {}
+        self._shelves: dict[int, NodeStore] = {}
 
     def close(self) -> None:
         """Let another node have the folder."""
@@ -103,7 +103,7 @@ class Journal:
 
     # what is kept of runs
 
-    def shelf(self, series: int) -> Shelf:
+    def shelf(self, series: int) -> NodeStore:
         """Return what is kept of a run (or of a series of runs that share their state)."""
         if series not in self._shelves:
             while len(self._shelves) >= 2:

@@ -24,10 +24,10 @@ from deploy.device.apps import AppError, Apps
 from deploy.device.backoff import WORTH_WAITING, Wait, reason_of
 from deploy.device.client import RUN_IS_OVER, FleetClient, Refusal
 from deploy.device.membership import Member
-from deploy.device.node_folder import Journal
-from deploy.device.store import Shelf
-from deploy.device.throttled_log import TOLD, Failing
-from deploy.device.transport import Carrier, ObjectGone
+from deploy.device.node_folder import NodeFolder
+from deploy.device.store import NodeStore
+from deploy.device.throttled_log import TOLD, ThrottledLog
+from deploy.device.transport import ObjectGone, Transport
 from deploy.protocol.lineage import heard
 
 _NO_SUCH_RUN = (RUN_IS_OVER, 2008, 2009)  # Flower's codes: over, unknown, without its app
@@ -43,7 +43,7 @@ class Device:
     def __init__(
         self,
         fleet: FleetClient,
-        journal: Journal,
+        journal: NodeFolder,
         member: Member,
         node_config: UserConfig,
         *,
@@ -53,8 +53,8 @@ class Device:
         self._fleet, self._journal, self._member = fleet, journal, member
         self._node_config = node_config
         self._apps = Apps(journal.folder / "apps", apps)
-        self._carrier = Carrier(fleet)
-        self._wait, self._failing = wait or Wait(), Failing()
+        self._carrier = Transport(fleet)
+        self._wait, self._failing = wait or Wait(), ThrottledLog()
         self._run: Run | None = None
         self._claim = journal.claimed()
         self._written = True  # the claim is on disk
@@ -119,12 +119,12 @@ class Device:
             self._compute(claim, run, shelf, name)
         self._carrier.push(self._bundle if self._bundle is not None else shelf.reply())
 
-    def _compute(self, claim: PullMessagesResponse, run: Run, shelf: Shelf, name: str) -> None:
+    def _compute(self, claim: PullMessagesResponse, run: Run, shelf: NodeStore, name: str) -> None:
         if self._bundle is None:  # else the app is done, and the disk was not
             self._bundle = self._reply(claim, run, shelf)
         shelf.commit(shelf.state, name, self._bundle)
 
-    def _reply(self, claim: PullMessagesResponse, run: Run, shelf: Shelf) -> bytes:
+    def _reply(self, claim: PullMessagesResponse, run: Run, shelf: NodeStore) -> bytes:
         head = message_from_proto(claim.messages_list[0])
         try:
             objects = self._carrier.objects(claim, self._member.node)

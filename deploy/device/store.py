@@ -36,7 +36,7 @@ from deploy.device.blobs import (
     size_of,
     write,
 )
-from deploy.protocol.lineage import Checkpoint, Lives, Turn, turn_of
+from deploy.protocol.lineage import Checkpoint, RunLineage, Turn, turn_of
 
 _SMALL = 4096  # bytes: what is no longer is written every time
 _ANSWERED = 16  # ids that are kept: a message that comes twice is replied to once
@@ -58,7 +58,7 @@ class Past:
 
 
 @dataclass
-class Shelf:
+class NodeStore:
     """One run's folder. `open_shelf` reads it.
 
     `state`: the run's state as it was after the last reply; `answered`: the ids of the messages
@@ -83,7 +83,7 @@ class Shelf:
             raise ValueError("no reply is kept")
         return read(self.folder, self._reply)
 
-    def take_up(self, node: int, lives: Lives | None) -> None:
+    def take_up(self, node: int, lives: RunLineage | None) -> None:
         """Make `state` what the message at hand goes on from; the next `commit` writes it down.
 
         That is another than the last one after a resumed run's server has gone back to a
@@ -175,7 +175,7 @@ class Shelf:
         return {p: b for p, b in same.items() if live[b.file] * 2 > sizes[b.file]}
 
 
-def open_shelf(folder: Path) -> Shelf:
+def open_shelf(folder: Path) -> NodeStore:
     """Return what a run's folder holds; an empty one if there is none, or if it is damaged."""
     folder.mkdir(parents=True, exist_ok=True)
     newest = max(numbers_in(folder), default=0)
@@ -184,16 +184,16 @@ def open_shelf(folder: Path) -> Shelf:
             return _opened(folder, newest)
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("the state in %s is damaged (%s): it starts anew", folder, error)
-    return Shelf(folder, _number=newest)
+    return NodeStore(folder, _number=newest)
 
 
-def _opened(folder: Path, number: int) -> Shelf:
+def _opened(folder: Path, number: int) -> NodeStore:
     head = json.loads(head_of(folder, number))
     reply = Blob(**head["reply"])
     read(folder, reply)  # it must be whole: the state is what came after it
     state, arrays = _restored(folder, head["records"])
     past = head.get("past")
-    return Shelf(
+    return NodeStore(
         folder,
         state,
         head["answered"],

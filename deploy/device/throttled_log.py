@@ -12,7 +12,7 @@ _MOST = 100  # reasons that are told apart
 log = getLogger("edgewire")
 
 
-class Failing:
+class ThrottledLog:
     """Counts the messages in a row that a node could not answer.
 
     Each reason is said the first, second, fourth, eighth time and so on; with the first answer, how

@@ -39,7 +39,7 @@ class ObjectGone(Exception):
     """The server does not have an object of a message any more."""
 
 
-class Carrier:
+class Transport:
     """Brings messages and takes replies. Errors of all calls as those of `FleetClient`."""
 
     def __init__(self, fleet: FleetClient, sleep: Callable[[float], object] = time.sleep) -> None:

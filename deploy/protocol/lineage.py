@@ -28,7 +28,7 @@ class Checkpoint(NamedTuple):
     done: int
 
 
-class Lives(NamedTuple):
+class RunLineage(NamedTuple):
     """A course's first life, the one at hand, and each life's last checkpoint, the newest last."""
 
     key: int
@@ -44,7 +44,7 @@ class Lives(NamedTuple):
         """Return the checkpoint at which the course left a life; None: it is not known of it."""
         return next((each for each in self.checkpoints if each.life == life), None)
 
-    def kept(self, done: int) -> Lives:
+    def kept(self, done: int) -> RunLineage:
         """Return what it is once a checkpoint of the life at hand is written."""
         before = [each for each in self.checkpoints if each.life != self.life]
         return self._replace(checkpoints=(*before[1 - MOST :], Checkpoint(self.life, done)))
@@ -56,7 +56,7 @@ class Turn(Enum):
     STAY, BACK, ANEW = range(3)
 
 
-def turn_of(lives: Lives, life: int, past: Checkpoint | None) -> Turn:
+def turn_of(lives: RunLineage, life: int, past: Checkpoint | None) -> Turn:
     """Return what becomes of a node's state, which it came to in a life (0: it has none).
 
     `past`: the newest checkpoint of which it had heard; it has the state of that moment, too.
@@ -71,21 +71,21 @@ def turn_of(lives: Lives, life: int, past: Checkpoint | None) -> Turn:
     return Turn.BACK if past == left else Turn.ANEW
 
 
-def told(group: str, lives: Lives) -> str:
+def told(group: str, lives: RunLineage) -> str:
     """Return a message's group that says these lives."""
     key = "" if lives.key == lives.life else lives.key
     words = [f"/{'' if life == lives.life else life}:{done}" for life, done in lives.checkpoints]
     return f"{group} kept/{key}{''.join(words)}"
 
 
-def heard(group: str, life: int) -> Lives | None:
+def heard(group: str, life: int) -> RunLineage | None:
     """Return what a message's group says in a life; None: nothing."""
     found = _SAID.fullmatch(group)
     if found is None:
         return None
     pairs = [each.split(":") for each in found[3].split("/")[1:]]
     checkpoints = [Checkpoint(int(other or life), int(done)) for other, done in pairs]
-    return Lives(int(found[2] or life), life, tuple(checkpoints))
+    return RunLineage(int(found[2] or life), life, tuple(checkpoints))
 
 
 def keeping(group: str) -> str:

@@ -29,7 +29,7 @@ _ORIGINS = "forwarded via x-forwarded-for x-forwarded-host x-forwarded-proto x-r
 FORWARDED = frozenset(name.encode() for name in f"{_ORIGINS} true-client-ip x-client-ip".split())
 
 
-class Gate:
+class LocalOnly:
     """Wraps an ASGI app: what is for inside gets status 403 when it is asked for from outside.
 
     `closed`: whether nodes are registered from inside alone, as they are where they have keys.

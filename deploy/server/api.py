@@ -57,13 +57,13 @@ from deploy import compact_bundle
 from deploy.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 from deploy.server import store
 from deploy.server.access import LIMIT, App, Scope, Send
-from deploy.server.duplicates import Twins
-from deploy.server.incomplete_replies import Arriving, Reply, parts_of_replies
-from deploy.server.keyed_condition import Bell
-from deploy.server.redelivery import HandedOut
+from deploy.server.duplicates import DuplicateNodes
+from deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
+from deploy.server.keyed_condition import KeyedCondition
+from deploy.server.redelivery import Redelivery
 from deploy.server.registry import status_of
 from deploy.server.run_files import results_of
-from deploy.signed_header import LONGEST, Seal, opened
+from deploy.signed_header import LONGEST, SignedHeader, opened
 
 OURS = "edgewire"
 THIN = f"{OURS}-thin"
@@ -89,8 +89,8 @@ class Bundling:
         self._app = app
         self._zipped = GZipMiddleware(app, compresslevel=9)
         self._output = output
-        self._bell, self._handed, self._twins = Bell(), HandedOut(), Twins()
-        self._arriving = Arriving()
+        self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
+        self._arriving = IncompleteReplies()
         self._sending = Counter[str]()  # objects that come just now, by their nodes' keys
         self._pushing = Counter[int]()  # bundles, by their nodes
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
@@ -247,7 +247,7 @@ async def _as_node(request: Request, claimed: Protobuf) -> None:
     await run_in_threadpool(authenticate_node, request)
 
 
-async def _sealed(request: Request) -> tuple[Seal, AsyncIterator[bytes]]:
+async def _sealed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]:
     """Return who sends a thin request, as Flower checks it, and what it holds, piece by piece.
 
     Nothing is read beyond the seal of who is not known.

@@ -30,7 +30,7 @@ class _Lives:
     told: bool = False
 
 
-class Twins:
+class DuplicateNodes:
     """Who pulls as which node, by the processes' numbers. `clock`: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -31,7 +31,7 @@ class Reply:
     missing: list[str] = field(default_factory=list)
 
 
-class Arriving:
+class IncompleteReplies:
     """The replies of all runs that are not whole yet. `clock`: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 
-class Bell:
+class KeyedCondition:
     """Wakes those who wait for a key; all of it happens in one event loop."""
 
     def __init__(self) -> None:

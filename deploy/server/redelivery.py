@@ -18,7 +18,7 @@ from flwr.common.constant import Status
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 
 
-class HandedOut:
+class Redelivery:
     """What each node was handed, by the ids of the messages, the oldest first."""
 
     def __init__(self) -> None:

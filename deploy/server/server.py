@@ -30,7 +30,7 @@ from typing import Any, TextIO
 from conf.submitted_runs import DATA, OUTPUT
 from deploy.certificates import CA, SERVER
 from deploy.protocol.flower_releases import WANTED, installed
-from deploy.server.access import Gate
+from deploy.server.access import LocalOnly
 from simulation.errors import UsageError
 from simulation.proxies import expect_usable_proxies, keep_loopback_direct
 
@@ -130,7 +130,7 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
             f"install '{WANTED}', or listen on --host 127.0.0.1 behind a proxy for /v1/fleet/ alone"
         )
     found: list[tuple[Any, dict[str, Any]]] = [
-        (Gate, {"closed": not (options.insecure or options.any_node)})
+        (LocalOnly, {"closed": not (options.insecure or options.any_node)})
     ]
     try:
         from deploy.server.api import Bundling
@@ -141,9 +141,9 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     except ImportError as error:
         warn(f"this Flower is another: nodes poll and send single objects ({error})")
     if not options.insecure and not options.any_node:
-        from deploy.server.signed_uploads import Known
+        from deploy.server.signed_uploads import SignedUploads
 
-        found.insert(1, (Known, {}))
+        found.insert(1, (SignedUploads, {}))
     if not options.database and not options.insecure:
         from deploy.server.registry import Registry, load
 

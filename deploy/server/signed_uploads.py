@@ -25,7 +25,7 @@ SMALL = 1 << 16  # bytes that anybody may send: what Flower's calls take but for
 THIN_CALLS = f"{FLEET}edgewire/thin/"
 
 
-class Known:
+class SignedUploads:
     """Wraps an ASGI app: large requests to the Fleet API get status 401 unless they are signed.
 
     Of a node that is known, too, a request says how long it is (else 411) and is no longer than a

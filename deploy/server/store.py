@@ -35,8 +35,8 @@ from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
-from deploy.server.incomplete_replies import Arriving, Reply
-from deploy.server.redelivery import HandedOut
+from deploy.server.incomplete_replies import IncompleteReplies, Reply
+from deploy.server.redelivery import Redelivery
 
 Reader = Callable[[PullObjectRequest], PullObjectResponse]
 
@@ -89,7 +89,7 @@ def heard(node_id: int, state: Any) -> None:
         state.acknowledge_node_heartbeat(node_id, found[0].heartbeat_interval)
 
 
-def for_node(request: PullMessagesRequest, handed: HandedOut, state: Any) -> Load | None:
+def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Load | None:
     """Return a message for a node, with its objects; None if there is none.
 
     `handed`: what nodes were handed before, and have nothing of if they ask.
@@ -111,7 +111,7 @@ def from_node(
     request: PushMessagesRequest,
     objects: Mapping[str, bytes],
     confirm: ConfirmMessageReceivedRequest | None,
-    handed: HandedOut,
+    handed: Redelivery,
     state: Any,
 ) -> PushMessagesResponse:
     """Store a node's reply and its objects; forget the message that it replies to.
@@ -149,7 +149,7 @@ def expect_known(run: int, state: Any) -> None:
 
 def for_server(
     request: PullAppMessagesRequest,
-    arriving: Arriving,
+    arriving: IncompleteReplies,
     sends: Callable[[bytes], bool],
     state: Any,
     task: Any,

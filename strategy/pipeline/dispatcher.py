@@ -17,28 +17,37 @@ from compression.flower.batch_tensors import (
     NO_SEGMENT,
     unpack,
 )
-from compression.flower.headers import ERROR, EXAMPLES, LOSS, NOTE, REFUSED, SECONDS, Work, number
+from compression.flower.headers import (
+    ERROR,
+    EXAMPLES,
+    LOSS,
+    NOTE,
+    REFUSED,
+    SECONDS,
+    SegmentTask,
+    number,
+)
 from compression.flower.message_size import measured
 from compression.flower.records import payload_records
 from compression.flower.timeouts import Slowest
-from strategy.base import HOPELESS
+from strategy.base import MAX_CONSECUTIVE_FAILURES
 from strategy.ordered_grid import OrderedGrid
 from strategy.pipeline.activations import ActivationStore
-from strategy.pipeline.placement import Crew
+from strategy.pipeline.placement import Placement
 from strategy.pipeline.plan import Plan
 from strategy.pipeline.schedule import Task
-from strategy.pipeline.snapshots import Copies
-from strategy.pipeline.state import LOST, SegmentedState, UnderWay
+from strategy.pipeline.snapshots import Snapshots
+from strategy.pipeline.state import LOST, PipelineState, UnderWay
 from strategy.pipeline.traffic import Opened, opened, plain_bytes
 
 if TYPE_CHECKING:
-    from strategy.pipeline.strategy import Segmented
+    from strategy.pipeline.strategy import PipelineStrategy
 
 SEGMENT_MESSAGE = "train.segment"  # the type of these messages
 TRIES = 3  # failures in a row, and another node takes over
 
 
-class Dispatch:
+class Dispatcher:
     """Sends tasks as the schedule gives them, takes replies, and sees to what goes wrong.
 
     A task that fails for what it was given costs its mini-batch: those after it are skipped there.
@@ -48,14 +57,14 @@ class Dispatch:
 
     def __init__(
         self,
-        strategy: Segmented,
+        strategy: PipelineStrategy,
         plan: Plan,
         grid: OrderedGrid,
         arrays: ArrayRecord,
         batches: int,
         timeout: float,
         config: ConfigRecord,
-        state: SegmentedState,
+        state: PipelineState,
     ) -> None:
         self._strategy, self._plan, self._grid = strategy, plan, grid
         self._batches, self._timeout, self._config = batches, timeout, config
@@ -63,7 +72,7 @@ class Dispatch:
         self._micros = strategy.micros
         shapes = tuple(tuple(array.shape) for array in arrays.values())
         layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
-        self.copies = Copies(
+        self.copies = Snapshots(
             plan,
             layout,
             to_vector(arrays),
@@ -84,7 +93,7 @@ class Dispatch:
         self._store = ActivationStore(range(first, count), strategy.synthetic, state.store)
         self._sees_last = count - 1 if strategy.synthetic else 0  # a mini-batch, of all segments
         self._slowest = Slowest()
-        self._crew = Crew(grid, count, state.holders, state.failed)
+        self._crew = Placement(grid, count, state.holders, state.failed)
 
     def goes_on(self) -> bool:
         """Whether anything is left to do; at the end segments are asked for copies they owe."""
@@ -129,7 +138,7 @@ class Dispatch:
             self._state.fresh[task.segment] = False
             self._state.handed[task.segment] += 1
             arrays["copy"] = self.copies.last(task.segment)
-        work = Work(
+        work = SegmentTask(
             task.segment,
             list(plan.cuts),
             self._state.handed[task.segment],
@@ -309,8 +318,10 @@ class Dispatch:
     def _failed(self, segment: int, reason: str) -> None:
         self._blame(segment, reason)
         self._state.hopeless[segment] += 1
-        if self._state.hopeless[segment] >= HOPELESS:
-            raise PayloadError(f"segment {segment} has failed {HOPELESS} times in a row: {reason}")
+        if self._state.hopeless[segment] >= MAX_CONSECUTIVE_FAILURES:
+            raise PayloadError(
+                f"segment {segment} has failed {MAX_CONSECUTIVE_FAILURES} times in a row: {reason}"
+            )
 
     def _hear(self, segment: int, refused: bool) -> None:
         """Note whether a segment could use the gradients that it was sent."""

@@ -13,7 +13,7 @@ from strategy.ordered_grid import OrderedGrid
 log = getLogger("edgewire")
 
 
-class Crew:
+class Placement:
     """Gives each segment a node; the rest take over from those that are gone, or fail.
 
     `holders`: by segment, in whom they are kept; empty at first. `failed`: how often a segment was

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from compression import Codec, PayloadError
 from compression.flower.batch_tensors import (
     GRADIENTS,
-    CopyForm,
+    SnapshotForm,
     expect_tensors,
     types_of,
     unpack_labels,
@@ -33,7 +33,7 @@ from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
 from task.steps import prepare
 
 if TYPE_CHECKING:
-    from strategy.pipeline.strategy import Segmented
+    from strategy.pipeline.strategy import PipelineStrategy
 
 AUTO = "auto"
 
@@ -58,7 +58,7 @@ class Plan:
         self.parts, self.costs, self.names, self.beside = parts, costs, names, beside
         self.batch_size, self._codecs, self._classes = batch_size, codecs, classes
         self.copies = [
-            CopyForm(part.size, part.trained, module, types_of(more), batch_size)
+            SnapshotForm(part.size, part.trained, module, types_of(more), batch_size)
             for part, module, more in zip(parts, modules, beside, strict=True)
         ]
 
@@ -102,8 +102,8 @@ class Plan:
     def check(self, task: Task, samples: int, payloads: Mapping[str, bytes], copy: bool) -> None:
         """Raise `PayloadError` unless a reply holds what its task leaves, and nothing else.
 
-        `copy`: of the segment, which `Copies.take` looks at. Of tensors between segments the header
-        is looked at, and labels all: nobody else is given what cannot be used.
+        `copy`: of the segment, which `Snapshots.take` looks at. Of tensors between segments the
+        header is looked at, and labels all: nobody else is given what cannot be used.
         """
         part, wanted = self.parts[task.segment], self.asked(task)
         names = [*wanted, "copy"] if copy else wanted
@@ -135,7 +135,7 @@ class Plan:
 
 
 def plan_of(
-    strategy: Segmented, config: Config, data: Data, cuts: tuple[int, ...] | None = None
+    strategy: PipelineStrategy, config: Config, data: Data, cuts: tuple[int, ...] | None = None
 ) -> Plan:
     """Return a strategy's plan for the configured model. Raises `TaskError` if there is none.
 
@@ -171,7 +171,9 @@ def _module_entries(part: Part, classes: int, hidden: int) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _expect_enough(strategy: Segmented, config: Config, data: Data, model: nn.Module) -> None:
+def _expect_enough(
+    strategy: PipelineStrategy, config: Config, data: Data, model: nn.Module
+) -> None:
     """Raise `TaskError` for mini-batches too small for what is to be done with them."""
     samples = min(config.batch_size, len(data.train.labels))
     least = samples // strategy.micros
@@ -186,7 +188,7 @@ def _expect_enough(strategy: Segmented, config: Config, data: Data, model: nn.Mo
         )
 
 
-def _cuts(strategy: Segmented, config: Config, data: Data, layers: int) -> tuple[int, ...]:
+def _cuts(strategy: PipelineStrategy, config: Config, data: Data, layers: int) -> tuple[int, ...]:
     """Return the cuts: those given, or the best for what layers take here."""
     if strategy.cuts != AUTO:
         given = strategy.cuts

@@ -40,7 +40,7 @@ class Task(NamedTuple):
         return self.batch + self.batches
 
 
-class Flow(Protocol):
+class PipelineSchedule(Protocol):
     """Gives tasks when they may be sent, and is told when they are answered, in that order."""
 
     def ready(self) -> Iterator[Task]:
@@ -55,7 +55,7 @@ class Flow(Protocol):
 
 
 @dataclass
-class FlowState:
+class PipelineScheduleState:
     """Tasks by segment: sent and done forwards (or both ways at once), sent and done backwards."""
 
     sent: list[int] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Synthetic:
         batches: int,
         per_message: int,
         queue: int,
-        state: FlowState,
+        state: PipelineScheduleState,
     ) -> None:
         self._schedule, self._segments, self._queue = schedule, segments, queue
         self._batches, self._per_message = batches, per_message
@@ -132,7 +132,7 @@ class Backpropagation:
     """
 
     def __init__(
-        self, schedule: str, segments: int, batches: int, micros: int, state: FlowState
+        self, schedule: str, segments: int, batches: int, micros: int, state: PipelineScheduleState
     ) -> None:
         self._sequential = schedule == "sequential"
         self._segments, self._micros, self._total = segments, micros, batches * micros

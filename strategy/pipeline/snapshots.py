@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class CopiesState:
+class SnapshotsState:
     """By segment: the last point it was asked for, points it has sent its copy for, full copies it
     was asked for, the last full copy; `weights`: by point, of the segments; `natives`: by point,
     tensors beside the model's vector, by their names in the model.
@@ -41,7 +41,7 @@ class CopiesState:
         self.last = copies
 
 
-class Copies:
+class Snapshots:
     """Knows when a segment is to send a copy, and puts models together.
 
     The model is wanted after each `record_every` mini-batches, and after the last; after multiples
@@ -58,13 +58,13 @@ class Copies:
         *,
         record_every: int,
         every: int,
-        state: CopiesState | None = None,
+        state: SnapshotsState | None = None,
     ) -> None:
         parts = plan.parts
         self._plan, self._parts, self._layout = plan, parts, layout
         self._batches, self._record_every, self._every = batches, record_every, every
         self._places = _places(parts, layout)
-        self._state = CopiesState() if state is None else state
+        self._state = SnapshotsState() if state is None else state
         if not self._state.last:
             self._state.begin(
                 [

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from strategy.base import ServerState
 from strategy.pipeline.activations import StoreState
-from strategy.pipeline.schedule import FlowState, Task
-from strategy.pipeline.snapshots import CopiesState
+from strategy.pipeline.schedule import PipelineScheduleState, Task
+from strategy.pipeline.snapshots import SnapshotsState
 from strategy.pipeline.traffic import Links, Opened
 
 LOST = "lost"  # in place of a message's id: what it was to hold has been lost
@@ -28,7 +28,7 @@ class UnderWay:
 
 
 @dataclass
-class SegmentedState(ServerState):
+class PipelineState(ServerState):
     """By segment: messages under way, how often it was handed out, whether it goes with the next
     message, failures in a row. `holders`: its node, `failed`: from whom it was taken; `accused`: by
     which segment, how often in a row; `losses` and `errors` since the last record; `cuts`: of the
@@ -45,9 +45,9 @@ class SegmentedState(ServerState):
     holders: list[int | None] = field(default_factory=list)
     failed: Counter[int] = field(default_factory=Counter)
     accused: Counter[tuple[int, int]] = field(default_factory=Counter)
-    flow: FlowState = field(default_factory=FlowState)
+    flow: PipelineScheduleState = field(default_factory=PipelineScheduleState)
     store: StoreState = field(default_factory=StoreState)
-    copies: CopiesState = field(default_factory=CopiesState)
+    copies: SnapshotsState = field(default_factory=SnapshotsState)
     cuts: list[int] = field(default_factory=list)
     links: Links = field(default_factory=Links)
     now: float = 0.0  # when the state was what it is

@@ -17,14 +17,20 @@ from conf.schema import FOREVER
 from strategy.base import FLOWER, EvaluateFn, ParameterServer, expect_positive
 from strategy.lr_schedule import Rates
 from strategy.ordered_grid import OrderedGrid
-from strategy.pipeline.dispatcher import Dispatch
+from strategy.pipeline.dispatcher import Dispatcher
 from strategy.pipeline.plan import AUTO, Plan, plan_of
-from strategy.pipeline.schedule import SCHEDULES, Backpropagation, Flow, FlowState, Synthetic
-from strategy.pipeline.state import LOST, SegmentedState
+from strategy.pipeline.schedule import (
+    SCHEDULES,
+    Backpropagation,
+    PipelineSchedule,
+    PipelineScheduleState,
+    Synthetic,
+)
+from strategy.pipeline.state import LOST, PipelineState
 from task.datasets import Data
 
 
-class Segmented(ParameterServer):
+class PipelineStrategy(ParameterServer):
     """Each node trains consecutive layers on activations that come by message.
 
     Chen et al. 2019, "Exploring the use of synthetic gradients for distributed deep learning across
@@ -47,8 +53,8 @@ class Segmented(ParameterServer):
 
     unit = "STEP"
     sends_models = False
-    State = SegmentedState
-    state: SegmentedState
+    State = PipelineState
+    state: PipelineState
 
     def __init__(
         self,
@@ -178,7 +184,7 @@ class Segmented(ParameterServer):
         goes_on = self._begin()
         config = train_config or ConfigRecord()
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
-        work = Dispatch(
+        work = Dispatcher(
             self, self.plan, grid, initial_arrays, num_rounds, timeout, config, self.state
         )
         result = Result()
@@ -197,7 +203,7 @@ class Segmented(ParameterServer):
             self._turned()
         return result
 
-    def flow(self, segments: int, batches: int, state: FlowState) -> Flow:
+    def flow(self, segments: int, batches: int, state: PipelineScheduleState) -> PipelineSchedule:
         """Return the schedule of a run, with what was sent and answered so far."""
         if self._goes_forward(segments):
             return Synthetic(self.schedule, segments, batches, self.per_message, self.queue, state)

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from compression import PayloadError, describe
 from compression.flower import Traffic
 from compression.flower.batch_tensors import GRADIENTS
-from compression.flower.headers import NOTE, ToServer, read
+from compression.flower.headers import NOTE, UplinkHeader, read
 from compression.flower.message_size import Size, measured
 from compression.flower.records import records
 from compression.flower.traffic import reason_of
@@ -50,7 +50,7 @@ def opened(reply: Message) -> Opened:
     metrics = next(iter(records(reply.content, MetricRecord)), None)
     number = None
     with suppress(PayloadError):
-        number = read(reply.content, ToServer).number
+        number = read(reply.content, UplinkHeader).number
     found = None if metrics is None else cast(dict[str, float], dict(metrics[1]))
     return Opened(payloads, found, number, size=measured(reply.content, NOTE))
 

@@ -18,9 +18,9 @@ from conf import Config, ConfigError
 from strategy.lr_schedule import ScheduleState
 from strategy.run import checkpoint_file
 from strategy.run.checkpoint_file import Checkpoints
-from strategy.run.graceful_shutdown import Stopping
-from strategy.run.membership import LastingNodes, LivesState
-from strategy.run.run_log import RecordsState
+from strategy.run.graceful_shutdown import GracefulShutdown
+from strategy.run.membership import MembershipGrid, RunLineageState
+from strategy.run.run_log import RunLogState
 from strategy.run.serialization import StateError, from_bytes, to_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Resumable(Protocol):
 
 
 @runtime_checkable
-class LastingGrid(Protocol):
+class CheckpointedGrid(Protocol):
     """A grid whose nodes live and end with this process: a checkpoint holds them, too."""
 
     def drain(self) -> None:
@@ -74,13 +74,13 @@ class RunState:
     config: str
     stepped: int
     schedule: ScheduleState
-    records: RecordsState
+    records: RunLogState
     model: NDArray[np.float32]
     measured: bool
     natives: dict[str, NDArray[Any]]
 
 
-class Keeper:
+class RunCheckpointer:
     """Keeps a run's checkpoints, and lets a run go on with one.
 
     `lasting`: the run's grid, if it is one that ends with this process; `nodes`: the one whose
@@ -90,9 +90,9 @@ class Keeper:
     def __init__(
         self,
         run: Run,
-        lasting: LastingGrid | None,
-        stopping: Stopping,
-        nodes: LastingNodes | None = None,
+        lasting: CheckpointedGrid | None,
+        stopping: GracefulShutdown,
+        nodes: MembershipGrid | None = None,
     ) -> None:
         self._run, self._lasting, self._stopping = run, lasting, stopping
         self._nodes = nodes
@@ -170,7 +170,7 @@ class Keeper:
                 self._lasting.load(from_bytes(kind, parts[GRID]))
             else:
                 if self._nodes is not None and NODES in parts:
-                    self._nodes.load(from_bytes(LivesState, parts[NODES]))
+                    self._nodes.load(from_bytes(RunLineageState, parts[NODES]))
                 strategy.abandon(self._nodes.keeping if self._nodes else ())
         except StateError as error:
             raise ConfigError(f"resume={folder}: {error}") from error

@@ -19,7 +19,7 @@ STOP = "stop"  # the file's name
 Handler = Callable[[int, FrameType | None], object]
 
 
-class Stopping:
+class GracefulShutdown:
     """A context in which the first signal to stop waits for `go`, and for `GRACE` seconds at most.
 
     A second one does what it does elsewhere, at once. Only what somebody handles is held back, and
@@ -38,7 +38,7 @@ class Stopping:
         """Whether somebody wants the run to end."""
         return self.asked is not None or (self._file is not None and self._file.exists())
 
-    def __enter__(self) -> Stopping:
+    def __enter__(self) -> GracefulShutdown:
         if threading.current_thread() is threading.main_thread():
             for number in NUMBERS:
                 if callable(before := signal.getsignal(number)):

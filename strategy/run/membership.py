@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from compression.flower.timed_grid import GridWrapper, TimedGrid
 from conf import ConfigError
-from deploy.protocol.lineage import Checkpoint, Lives, keeps, told
+from deploy.protocol.lineage import Checkpoint, RunLineage, keeps, told
 from strategy.flower_checks import LEAST
 
 ASKS, SECONDS = 10, 10.0  # so often, and for so long, with nothing sent: that is who waits
@@ -21,7 +21,7 @@ log = getLogger("edgewire")
 
 
 @dataclass
-class LivesState:
+class RunLineageState:
     """`key`: the first life; each life's last checkpoint, by what was done; `keeping`: nodes;
     `first`: those that came first.
     """
@@ -32,7 +32,7 @@ class LivesState:
     first: set[int] = field(default_factory=set)
 
 
-class LastingNodes(GridWrapper):
+class MembershipGrid(GridWrapper):
     """A grid whose nodes outlive this process: each message says by which checkpoint they go back.
 
     `keeping`: the nodes that have said that they do (`deploy.protocol.lineage`). `most`: so many
@@ -45,24 +45,24 @@ class LastingNodes(GridWrapper):
         self._first: set[int] = set()  # came first, at most `most`: they get their places back
         self._part: set[int] = set()  # take part
         self._surplus: set[int] = set()  # are there and do not
-        self._lives = Lives(life, life)
+        self._lives = RunLineage(life, life)
         self.keeping: set[int] = set()
         self._asked, self._since, self._warn_after = 0, 0.0, SECONDS
 
-    def state(self, done: int) -> LivesState:
+    def state(self, done: int) -> RunLineageState:
         """Return what goes into a checkpoint of so much."""
         lives = self._lives.kept(done)
-        return LivesState(
+        return RunLineageState(
             lives.key,
             [(each.life, each.done) for each in lives.checkpoints],
             self.keeping,
             self._first,
         )
 
-    def load(self, state: LivesState) -> None:
+    def load(self, state: RunLineageState) -> None:
         """Go on with a checkpoint's."""
         checkpoints = tuple(Checkpoint(*each) for each in state.checkpoints)
-        self._lives = Lives(state.key, self._lives.life, checkpoints)
+        self._lives = RunLineage(state.key, self._lives.life, checkpoints)
         self.keeping, self._first = state.keeping, state.first
 
     def kept(self, done: int) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from compression.base import DIVERGED
 from conf import ConfigError
-from strategy.run.tagged import Told
+from strategy.run.tagged import Tagged
 
 Row = dict[str, Any]
 MEASURED = ("accuracy", "loss", "top5")
@@ -32,21 +32,21 @@ BLOWN_UP = 1000  # times the loss before training, at which a model has blown up
 
 
 @dataclass
-class RecordsState:
+class RunLogState:
     """Rows: the last, that in which the model was measured last, and first; of all that were the
     best accuracy and the worst loss; seconds since the start; bytes of the history.
     """
 
-    last: Told
-    measured: Told
-    first: Told
+    last: Tagged
+    measured: Tagged
+    first: Tagged
     best: float | None
     worst: float
     seconds: float
     size: int
 
 
-class Records:
+class RunLog:
     """Writes the result files of one run into `folder` ("": nothing is written).
 
     `anew`: the history begins anew; else `load` says with what it goes on. Every row of it holds
@@ -71,7 +71,7 @@ class Records:
                 (self.folder / name).unlink(missing_ok=True)
             self._history = (self.folder / HISTORY).open("w")
 
-    def save(self) -> RecordsState:
+    def save(self) -> RunLogState:
         """Return what was recorded so far; the history up to here is on the disk then.
 
         Raises `OSError` if it is not.
@@ -79,11 +79,11 @@ class Records:
         if self._history is None:
             raise OSError("history.jsonl is not written any more")
         os.fsync(self._history.fileno())
-        rows = Told(self.last), Told(self._measured), Told(self._first)
+        rows = Tagged(self.last), Tagged(self._measured), Tagged(self._first)
         seconds = time.perf_counter() - self._start
-        return RecordsState(*rows, self._best, self._worst, seconds, self._history.tell())
+        return RunLogState(*rows, self._best, self._worst, seconds, self._history.tell())
 
-    def load(self, state: RecordsState) -> None:
+    def load(self, state: RunLogState) -> None:
         """Go on with what was recorded; what the history holds of later is cut off.
 
         Raises `ConfigError` for a history that ends before.

@@ -2,8 +2,8 @@
 
 Values are ints, floats, bools, strings, bytes, None, arrays, and lists, deques, sets, tuples,
 dicts, dataclasses and named tuples of such, as the fields' types say; Flower's records and
-messages, and what is `Told` with its own type (`strategy.run.tagged`). An array that is there twice
-is stored once, and shared again. The bytes are those of a safetensors file.
+messages, and what is `Tagged` with its own type (`strategy.run.tagged`). An array that is there
+twice is stored once, and shared again. The bytes are those of a safetensors file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from strategy.run.tagged import FLOWERS, Told, made, told
+from strategy.run.tagged import FLOWERS, Tagged, made, told
 
 T = TypeVar("T")
 HEAD = "state"  # the tensor that holds all that is no array, as JSON
@@ -78,7 +78,7 @@ class _Writer:
         """Return a value, an array as its place. Raises `TypeError` for other kinds."""
         if isinstance(value, PLAIN):
             return value
-        if isinstance(value, Told):
+        if isinstance(value, Tagged):
             return told(value.value, self._placed)
         if isinstance(value, FLOWERS):
             return told(value, self._placed)
@@ -115,8 +115,8 @@ def _made(kind: Any, plain: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         return _made(kind, plain, arrays)
     if origin in (np.ndarray, NDArray):  # from NumPy 2.5 on the second is a type of its own
         return arrays[str(plain)]
-    if kind is Told:
-        return Told(made(plain, arrays))
+    if kind is Tagged:
+        return Tagged(made(plain, arrays))
     if kind in FLOWERS:
         found = made(plain, arrays)
         if not isinstance(found, kind):

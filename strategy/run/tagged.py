@@ -54,7 +54,7 @@ ABOUT = (
 )  # of a message, as its `Metadata` takes them
 
 
-class Told(NamedTuple):
+class Tagged(NamedTuple):
     """A value that is written with what it is: its reader knows no type for it."""
 
     value: Any

@@ -34,27 +34,27 @@ def test_a_main_function_begins_with_the_link_whatever_it_does_with_its_grid(fir
     tree = ast.parse(text)
     (main,) = [each for each in tree.body if getattr(each, "name", "") == "main"]
     body = [ast.unparse(each) for each in main.body]
-    assert "driver = link = Link(driver, downlink='int8')" in body[:2]
+    assert "driver = link = CompressedGrid(driver, downlink='int8')" in body[:2]
     assert "print('traffic'" in body[-1]
-    assert "from lib import Link" in map(ast.unparse, tree.body[:2])
+    assert "from lib import CompressedGrid" in map(ast.unparse, tree.body[:2])
 
 
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        ("ClientApp()", "ClientApp(mods=[Uplink('int8')])"),
-        ("ClientApp(client_fn=f)", "ClientApp(mods=[Uplink('int8')], client_fn=f)"),
-        ("ClientApp(\n    f,\n)", "ClientApp(f, mods=[Uplink('int8')])"),
+        ("ClientApp()", "ClientApp(mods=[CompressionMod('int8')])"),
+        ("ClientApp(client_fn=f)", "ClientApp(mods=[CompressionMod('int8')], client_fn=f)"),
+        ("ClientApp(\n    f,\n)", "ClientApp(f, mods=[CompressionMod('int8')])"),
         (
             "ClientApp(\n    client_fn=f,\n    mods=[\n        # one\n        other(),\n    ],\n)",
-            "ClientApp(client_fn=f, mods=[Uplink('int8'), other()])",
+            "ClientApp(client_fn=f, mods=[CompressionMod('int8'), other()])",
         ),
     ],
 )
 def test_a_clientapp_has_the_uplink_as_the_first_of_its_mods(made, expected):
     text = with_uplink(f"import flwr\n\napp = {made}\n", "from lib import", '"int8"')
     _, imported, app = map(ast.unparse, ast.parse(text).body)
-    assert imported == "from lib import Uplink"
+    assert imported == "from lib import CompressionMod"
     assert app == f"app = {expected}"
 
 

@@ -13,7 +13,7 @@ from simulation.job import Job
 from simulation.local import run_local
 from strategy.app import Run
 from strategy.ordered_grid import OrderedGrid
-from strategy.run.run_log import Records
+from strategy.run.run_log import RunLog
 from tests.runs import composed, configured
 
 ROUNDS = 12  # more than two epochs
@@ -29,7 +29,7 @@ def trained(words: list[str]) -> np.ndarray:
             return super().round_done(server_round, arrays)
 
     def server_app(grid: Grid, context: Context) -> None:
-        Last(load_config(context.run_config, made.nodes), OrderedGrid(grid), Records("")).start()
+        Last(load_config(context.run_config, made.nodes), OrderedGrid(grid), RunLog("")).start()
 
     run_local(Job(ROOT, run_config(made), 4, ROOT, server_app=server_app), workers=1)
     return models[0]

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from client.node import Node
 from client.training import Trainer
-from compression.flower.headers import Orders
+from compression.flower.headers import TrainConfig
 from conf import run_config
 from conf.load import to_config
 from simulation.job import Job
 from simulation.local import run_local
 from task.models.parts import MODELS
-from task.rng import OwnStream
+from task.rng import IsolatedRng
 from tests.runs import composed, configured
 
 NODES = 4
@@ -69,7 +69,7 @@ def trainer(*more):
 def asked(t, node, number):
     """What a trained model, a gradient and an evaluation give."""
     place, start = Node(node, NODES), np.linspace(-1, 1, t.layout.size, dtype=np.float32)
-    trained = t.train(place, start, Orders(0.1, number))[0].tobytes()
+    trained = t.train(place, start, TrainConfig(0.1, number))[0].tobytes()
     return trained, t.gradient(place, start, number=number)[0].tobytes(), t.evaluate(place, start)
 
 
@@ -123,11 +123,11 @@ def test_what_else_draws_in_the_process_never_notices():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    with contextlib.suppress(RuntimeError), OwnStream(cpu, 7):
+    with contextlib.suppress(RuntimeError), IsolatedRng(cpu, 7):
         own = torch.rand(3)
         raise RuntimeError("halfway")
     torch.testing.assert_close(torch.rand(3), expected, rtol=0, atol=0)
-    with OwnStream(cpu, 7):
+    with IsolatedRng(cpu, 7):
         torch.testing.assert_close(torch.rand(3), own, rtol=0, atol=0)
 
 
@@ -137,7 +137,7 @@ def test_a_devices_own_generator_is_set_and_put_back(monkeypatch):
     kind = SimpleNamespace(default_generators=generators)
     monkeypatch.setattr(torch, "get_device_module", lambda device: kind)
     before = {n: torch.rand(1, generator=g.clone_state()) for n, g in generators.items()}
-    with OwnStream(torch.device("cuda:63"), 7):
+    with IsolatedRng(torch.device("cuda:63"), 7):
         own = torch.rand(1, generator=generators[63])
         torch.testing.assert_close(torch.rand(1), own, rtol=0, atol=0)
     for n, generator in generators.items():

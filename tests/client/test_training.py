@@ -8,7 +8,7 @@ from torch import nn
 from client.batches import Recent
 from client.node import Node, node_of
 from client.training import Trainer, trainer_for
-from compression.flower.headers import Orders
+from compression.flower.headers import TrainConfig
 from conf import ConfigError
 from conf.build import model_of
 from task.datasets import load_data
@@ -32,7 +32,7 @@ def plain():
 
 def result(t, node, number=1, lr=0.1, start=None, **options):
     start = start_of(t) if start is None else start
-    vector, metrics = t.train(Node(node, NODES), start, Orders(lr, number, **options))
+    vector, metrics = t.train(Node(node, NODES), start, TrainConfig(lr, number, **options))
     return vector.copy(), metrics
 
 
@@ -150,7 +150,7 @@ def test_a_devices_own_folder(tmp_path):
     overrides = ["dataset=imagefolder", "dataset.size=8", "dataset.classes=[ant,cat,dog]"]
     t = trainer_for(configured(*overrides, "local_epochs=20"), str(tmp_path))
     assert set(t.data.train.labels.tolist()) == {1, 2}  # as all devices count them
-    vector, metrics = t.train(Node(0, 1, str(tmp_path)), start_of(t), Orders(0.05, 1))
+    vector, metrics = t.train(Node(0, 1, str(tmp_path)), start_of(t), TrainConfig(0.05, 1))
     assert metrics["num-examples"] == 12
     assert t.evaluate(Node(0, 1, str(tmp_path)), vector)["accuracy"] == 1.0
     with pytest.raises(ConfigError, match="imagefolder"):

@@ -14,7 +14,7 @@ FOLDER = HERE / "payloads"
 sys.path.insert(0, str(HERE.parents[1]))
 
 from compression import Layout, decode, make_codec, names  # noqa: E402
-from compression.native_tensors import Own  # noqa: E402
+from compression.native_tensors import NativeTensor  # noqa: E402
 from compression.wire_header import DTYPES  # noqa: E402
 
 OWN = FOLDER / "own" / "v1-dense-int8-zstd.ewp"
@@ -64,11 +64,13 @@ def many() -> tuple[np.ndarray, Layout, float]:
     return values, layout, np.count_nonzero(values) / values.size
 
 
-def own() -> tuple[Own, ...]:
+def own() -> tuple[NativeTensor, ...]:
     """Return a tensor of each type that numpy has, before, among and behind those of LAYOUT."""
     kinds = [name for name in DTYPES if name != "bfloat16"]
     return tuple(
-        Own(2 * i, f"{kind} größe", (np.arange(6).reshape(2, 3) % 2 * (i + 1)).astype(kind))
+        NativeTensor(
+            2 * i, f"{kind} größe", (np.arange(6).reshape(2, 3) % 2 * (i + 1)).astype(kind)
+        )
         for i, kind in enumerate(kinds)
     )
 

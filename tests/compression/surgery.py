@@ -8,7 +8,7 @@ import numpy as np
 from compression.base import PayloadError
 from compression.batchnorm import separate
 from compression.decoder import exact_spec, index_spec, parts_of
-from compression.native_tensors import Own, own_spec
+from compression.native_tensors import NativeTensor, own_spec
 from compression.registry import by_id
 from compression.wire import NAMED, parse, tables, unpack, with_own
 from compression.wire_header import varint
@@ -50,7 +50,7 @@ class Surgery:
         for _ in range(self.draw.integers(1, 4)):
             self.ways[self.draw.integers(len(self.ways))]()
         arrays = [np.zeros(each.shape, each.dtype) for each in parsed.own]
-        own = [Own(d.position, d.name, a) for d, a in zip(parsed.own, arrays, strict=True)]
+        own = [NativeTensor(d.position, d.name, a) for d, a in zip(parsed.own, arrays, strict=True)]
         named = bool(payload[7] & NAMED)
         head = with_own(tables(parsed.layout, bytes(self.ids), named, tuple(self.tensors)), own)
         return self.joined(head)

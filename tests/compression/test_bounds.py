@@ -10,7 +10,7 @@ from compression import Layout, PayloadError, decode, decode_update, make_codec
 from compression import names as methods
 from compression.base import Kind, Spec
 from compression.coders.zstd import Zstd, zstd
-from compression.native_tensors import Own
+from compression.native_tensors import NativeTensor
 
 SHAPES = {
     "0.weight": (32, 16, 3, 3),
@@ -85,7 +85,7 @@ def test_any_tensors_may_be_exact(target, exact):
 
 @pytest.mark.parametrize("coder", methods("coder"))
 def test_names_and_tensors_in_their_own_type(coder):
-    own = [Own(2 * place, f"own {place}", array) for place, array in enumerate(
+    own = [NativeTensor(2 * place, f"own {place}", array) for place, array in enumerate(
         (np.zeros(2 * SIZE), np.ones((3, 5), dtype=np.int64), np.zeros(SIZE, dtype=np.bool_))
     )]  # fmt: skip
     for codec in (make_codec("topk", "int8", coder, density=1.0), make_codec("dense", coder=coder)):
@@ -144,6 +144,6 @@ def test_names_are_short_and_tensors_as_many_as_allowed():
     longer = Layout((name + "n", "b"), good.shapes, good.dtypes)
     with pytest.raises(ValueError, match="more than 1024 bytes"):
         make_codec().encode(np.ones(5, dtype=np.float32), longer, names=True)
-    own = [Own(0, name + "n", np.ones(1, dtype=np.int8))]
+    own = [NativeTensor(0, name + "n", np.ones(1, dtype=np.int8))]
     with pytest.raises(ValueError, match="more than 1024 bytes"):
         make_codec().encode(np.ones(5, dtype=np.float32), good, own=own)

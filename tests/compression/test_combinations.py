@@ -21,7 +21,7 @@ from compression import (
     make_codec,
 )
 from compression import names as methods
-from compression.base import Rng, Step
+from compression.base import Rng, SparsifyContext
 from compression.batchnorm import exact_tensors, separate
 from compression.decoder import parts_of
 from tests.compression.quantizers.values import SPECIAL
@@ -51,7 +51,9 @@ def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:
     cut = separate(layout, exact_tensors(layout))
     trained, exact = cut.gather(update), cut.gather_exact(update)
     with np.errstate(all="ignore"):
-        indices, values, _ = codec.sparsifier.select(trained, Step(cut.layout, {}, Rng(3, 0)))
+        indices, values, _ = codec.sparsifier.select(
+            trained, SparsifyContext(cut.layout, {}, Rng(3, 0))
+        )
         bound = codec.quantizer.error_bound(values, parts_of(indices, cut.layout))
     assert bound.shape == values.shape
     if indices is None:

@@ -16,7 +16,7 @@ import pytest
 from compression import PayloadError, decode_update, make_codec
 from compression import names as methods
 from compression.layout import Layout
-from compression.native_tensors import Own
+from compression.native_tensors import NativeTensor
 from tests.compression.surgery import Surgery
 
 # A decoder sees quantizer, coder and the sort of selection, not what made the selection.
@@ -88,7 +88,7 @@ def encode(target, update, layout, names):
     tensors of that are in their own type: one with names has such as well.
     """
     kind, quantizer, coder = target
-    given = [Own(len(layout) + i, f"own {i}", array) for i, array in enumerate(OWN)]
+    given = [NativeTensor(len(layout) + i, f"own {i}", array) for i, array in enumerate(OWN)]
     own = given if names else []
     tensors = [(each.name, each.array.shape, each.array.dtype.name) for each in own]
     columns = (layout.names, layout.shapes, layout.dtypes)

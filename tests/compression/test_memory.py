@@ -5,7 +5,7 @@ import pytest
 
 from compression import Layout, PayloadError, decode_update, make_codec
 from compression import names as methods
-from compression.base import Rng, Step
+from compression.base import Rng, SparsifyContext
 from compression.batchnorm import exact_tensors, separate
 from compression.registry import get
 
@@ -75,7 +75,7 @@ def given_by(codec, update, layout, memory, loss):
     trained = update[trained_of(layout)]
     if codec.sparsifier.kept is None:
         return copy.get("error", np.zeros_like(trained)) + trained
-    step = Step(separate(layout, exact_tensors(layout)).layout, copy, Rng(0, 0), loss)
+    step = SparsifyContext(separate(layout, exact_tensors(layout)).layout, copy, Rng(0, 0), loss)
     return codec.sparsifier.accumulate(trained, step)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from compression import Layout, PayloadError, decode_update, make_codec
-from compression.native_tensors import Own
+from compression.native_tensors import NativeTensor
 from compression.wire_header import DTYPES
 
 KINDS = [name for name in DTYPES if name != "bfloat16"]
@@ -36,7 +36,7 @@ def encoded(own, codec=INT8):
 @given(data=st.data())
 def test_every_value_of_every_type_comes_back(data):
     kinds = data.draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
-    own = [Own(1 + i, f"t{i}", data.draw(tensors(kind))) for i, kind in enumerate(kinds)]
+    own = [NativeTensor(1 + i, f"t{i}", data.draw(tensors(kind))) for i, kind in enumerate(kinds)]
     payload = encoded(own)
     for model in (None, model_of(own)):
         at = tuple(each.position for each in own) if model else ()
@@ -53,7 +53,7 @@ def test_every_value_of_every_type_comes_back(data):
 @pytest.mark.parametrize("sparsifier", ["topk", "esgd", "cesgd", "dgc"])
 def test_beside_a_selection_with_a_memory(sparsifier):
     codec, memory = make_codec(sparsifier), {}
-    own = [Own(1, "steps", np.array([2**62 + 1, -5]))]
+    own = [NativeTensor(1, "steps", np.array([2**62 + 1, -5]))]
     for _ in range(2):
         payload = codec.encode(VECTOR, LAYOUT, memory=memory, own=own)
         update = decode_update(payload, model_of(own), own=(1,))
@@ -64,14 +64,14 @@ def test_beside_a_selection_with_a_memory(sparsifier):
 
 def test_a_vector_of_nothing_beside_integers():
     empty = Layout((), (), ())
-    own = [Own(0, "steps", np.arange(5))]
+    own = [NativeTensor(0, "steps", np.arange(5))]
     payload = INT8.encode(np.empty(0, np.float32), empty, names=True, own=own)
     np.testing.assert_array_equal(decode_update(payload).own[0].array, np.arange(5))
 
 
 def test_nan_is_refused_before_the_memory_hears_of_it():
     memory = {}
-    own = [Own(1, "half", np.array([np.nan], np.float16))]
+    own = [NativeTensor(1, "half", np.array([np.nan], np.float16))]
     with pytest.raises(PayloadError, match="update holds NaN in half"):
         make_codec("topk").encode(VECTOR, LAYOUT, memory=memory, own=own)
     assert not memory
@@ -88,18 +88,20 @@ def test_nan_is_refused_before_the_memory_hears_of_it():
 )
 def test_another_models_are_refused(model, match):
     with pytest.raises(PayloadError, match="another model"):
-        decode_update(encoded([Own(1, "t", np.arange(3))]), model)
+        decode_update(encoded([NativeTensor(1, "t", np.arange(3))]), model)
 
 
 def test_declared_sizes_are_bounded_before_anything_is_allocated():
-    payload = encoded([Own(1, "zeros", np.zeros(1 << 21))])
+    payload = encoded([NativeTensor(1, "zeros", np.zeros(1 << 21))])
     assert len(payload) < 10_000
     with pytest.raises(PayloadError, match="more than"):
         decode_update(payload, max_size=1000)
 
 
 def test_any_flipped_bit_and_any_cut_is_noticed():
-    payload = encoded([Own(1, "t", np.arange(3)), Own(2, "on", np.array([True, False]))])
+    payload = encoded(
+        [NativeTensor(1, "t", np.arange(3)), NativeTensor(2, "on", np.array([True, False]))]
+    )
     for position in range(len(payload)):
         broken = bytearray(payload)
         broken[position] ^= 1
@@ -111,7 +113,9 @@ def test_any_flipped_bit_and_any_cut_is_noticed():
 
 def test_hostile_tables_with_a_right_checksum(reseal):
     """Whatever a byte of the table is changed to: refused, or another valid table."""
-    payload = encoded([Own(1, "t", np.arange(3)), Own(2, "on", np.array([True, False]))])
+    payload = encoded(
+        [NativeTensor(1, "t", np.arange(3)), NativeTensor(2, "on", np.array([True, False]))]
+    )
     for position in range(7, 40):
         for value in (0, 1, 2, 3, 4, 127, 128, 255):
             broken = bytearray(payload)
@@ -124,7 +128,7 @@ def test_hostile_tables_with_a_right_checksum(reseal):
 
 
 def test_a_bool_is_0_or_1(reseal):
-    payload = encoded([Own(1, "on", np.array([True, False]))])
+    payload = encoded([NativeTensor(1, "on", np.array([True, False]))])
     at = payload.rindex(b"\x01\x00", 0, len(payload) - 8)
     with pytest.raises(PayloadError, match="neither 0 nor 1"):
         decode_update(reseal(payload[:at] + b"\x02" + payload[at + 1 : -8]))

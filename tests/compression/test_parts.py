@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from compression import Layout, PayloadError, decode, decode_update, make_codec
 from compression.decoder import declared, expect
-from compression.native_tensors import Own
+from compression.native_tensors import NativeTensor
 from compression.wire_header import DTYPES
 
 KINDS = [name for name in DTYPES if name != "bfloat16"]
@@ -28,7 +28,9 @@ def models(draw):
 
 def sent(layout, own, codec, names):
     rest = layout.without(own)
-    beside = [Own(t, layout.names[t], np.ones(layout.shapes[t], layout.dtypes[t])) for t in own]
+    beside = [
+        NativeTensor(t, layout.names[t], np.ones(layout.shapes[t], layout.dtypes[t])) for t in own
+    ]
     vector = np.ones(rest.size, np.float32)
     return codec.encode(vector, rest, memory={}, names=names, own=beside)
 

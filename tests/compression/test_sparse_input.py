@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from compression import Layout, PayloadError, decode_update, make_codec
 from compression import names as methods
-from compression.base import Parts
+from compression.base import TensorSlices
 from compression.batchnorm import exact_tensors, separate
 
 SHAPES = {
@@ -96,7 +96,7 @@ def test_values_are_within_the_quantizers_bound(quantizer, share):
     update = decode_update(codec.encode_sparse(indices, values, PLAIN, seed=1), PLAIN)
     np.testing.assert_array_equal(update.indices, indices)
     segments = np.searchsorted(indices, PLAIN.offsets).astype(np.int64)
-    bound = codec.quantizer.error_bound(values, Parts(segments))
+    bound = codec.quantizer.error_bound(values, TensorSlices(segments))
     assert (np.abs(update.values.astype(np.float64) - values) <= bound).all()
 
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from conf import ConfigError, load_config, run_config
 from conf.load import compose_config, to_config
-from conf.submitted_runs import Machine, below, expect_plain, is_own, output_of, remember
+from conf.submitted_runs import NodeGrants, below, expect_plain, is_own, output_of, remember
 from tests.conf.hostile import ASKING, HIDDEN, PATHS, RUN, SECRET, plain, put, submitted
 from tests.runs import composed
 
@@ -247,7 +247,7 @@ def test_a_saved_run_is_nobodys_own_words_elsewhere(tmp_path):
     ],
 )
 def test_what_a_machine_allows(given, allowed):
-    machine = Machine.of({"allow": given})
+    machine = NodeGrants.of({"allow": given})
     names = {"a", "a.b", "a.b.C", "ab", "x.y", "a._b", "a.__b__.c", "a.b.C()", ""}
     assert {name for name in names if machine.allows(name)} == allowed
 
@@ -255,9 +255,9 @@ def test_what_a_machine_allows(given, allowed):
 def test_the_node_and_its_environment_both_count(monkeypatch):
     monkeypatch.setenv("EDGEWIRE_ALLOW", "b")
     monkeypatch.setenv("EDGEWIRE_DATA", "/there")
-    machine = Machine.of({"allow": "a", "data": "/here"})
+    machine = NodeGrants.of({"allow": "a", "data": "/here"})
     assert (machine.allow, machine.data) == (("a", "b"), "/here")
-    assert Machine.of({}) == Machine(("b",), "/there")
+    assert NodeGrants.of({}) == NodeGrants(("b",), "/there")
 
 
 def test_a_command_in_own_words_is_no_strategy_either(tmp_path):

@@ -14,7 +14,7 @@ import task
 from conf import ConfigError, load_config
 from conf.build import server_optimizer_of
 from conf.check import build, check_target
-from conf.submitted_runs import Machine, confine
+from conf.submitted_runs import NodeGrants, confine
 from conf.targets import GROUPS, HERE, KINDS, is_ours, target_of
 from tests.conf.hostile import (
     ASYNCHRONOUS,
@@ -48,7 +48,7 @@ def test_no_command_runs_and_no_file_is_opened(bait, group, harm):
 def refused_at_the_border(group, node):
     """See that a submitted group is refused before anything of it is imported."""
     with pytest.raises(ConfigError, match="allow=") as caught:
-        confine(replace(configured(), **{group: node}), Machine())
+        confine(replace(configured(), **{group: node}), NodeGrants())
     assert "\n" not in str(caught.value)
 
 
@@ -168,7 +168,7 @@ def test_objects_within_a_strategy_are_made_as_it_declares_them():
 
 
 def test_what_is_made_shares_nothing_with_the_configuration():
-    name = "strategy.pipeline.strategy.Segmented"
+    name = "strategy.pipeline.strategy.PipelineStrategy"
     node = {"_target_": name, "_partial_": True, "cuts": [1, 3], "memory_mb": {"0": [5]}}
     made = build("strategy", node)()
     made.cuts.append(4)

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from deploy.device import node_loop
 from deploy.device.client import FleetClient
-from deploy.device.node_folder import Journal
-from deploy.device.store import Shelf
-from deploy.device.transport import Carrier
+from deploy.device.node_folder import NodeFolder
+from deploy.device.store import NodeStore
+from deploy.device.transport import Transport
 from deploy.node import main
 
 POINTS = {
-    "claim": (Journal, "claim"),
-    "objects": (Carrier, "objects"),
+    "claim": (NodeFolder, "claim"),
+    "objects": (Transport, "objects"),
     "answered": (node_loop, "answered"),
     "rename": (Path, "replace"),
-    "commit": (Shelf, "commit"),
-    "push": (Carrier, "push"),
+    "commit": (NodeStore, "commit"),
+    "push": (Transport, "push"),
     "call": (FleetClient, "call"),
 }
 

@@ -32,7 +32,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.main import create_app
 
 from deploy.protocol.bundle import frames, parts_of
-from deploy.server.access import Gate
+from deploy.server.access import LocalOnly
 from deploy.server.api import Bundling
 from deploy.server.registry import Registry
 from deploy.server.server import bounds
@@ -52,7 +52,7 @@ class Server:
             app.add_middleware(Bundling, output=output)
         if nodes is not None:
             app.add_middleware(Registry, file=nodes)
-        app.add_middleware(Gate, closed=False)
+        app.add_middleware(LocalOnly, closed=False)
         self.state = app.state.linkstate_factory.state()
         tls = {}
         if keys is not None:

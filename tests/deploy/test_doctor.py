@@ -8,7 +8,7 @@ from deploy import doctor
 from deploy.device import checks
 from deploy.device.client import FleetClient
 from deploy.device.membership import Member
-from deploy.device.node_folder import Journal, is_taken
+from deploy.device.node_folder import NodeFolder, is_taken
 from deploy.findings import OK, WARNING, WRONG
 from deploy.node import key_of
 from deploy.protocol import flower_releases
@@ -54,7 +54,7 @@ def test_a_node_that_is_online_here_or_elsewhere(place, look, tmp_path, photos):
     words = words_for(place, tmp_path, photos)
     key = key_of(folder / "nodes" / "kitchen.key")
     fleet = FleetClient(server.address, key, root_certificates=folder / "ca.crt")
-    journal = Journal(tmp_path / "elsewhere")
+    journal = NodeFolder(tmp_path / "elsewhere")
     member = Member(fleet, journal, registers=False)
     member.enter()
     code, found = look(*words)
@@ -145,7 +145,7 @@ def test_a_server_of_flowers_own_and_a_key_that_it_knows(link, look, tmp_path):
     assert code == 0
     assert found["server"][0][0] == WARNING
     assert "not yet" in found["registered"][0][1]
-    journal = Journal(tmp_path / "state")
+    journal = NodeFolder(tmp_path / "state")
     fleet = FleetClient(link.address, journal.key(), insecure=True)
     member = Member(fleet, journal, registers=True)
     member.enter()
@@ -188,7 +188,7 @@ def test_without_flower_there_is_a_line(monkeypatch, look):
 
 def test_a_folder_is_taken_while_a_node_has_it(tmp_path):
     assert not is_taken(tmp_path)
-    journal = Journal(tmp_path)
+    journal = NodeFolder(tmp_path)
     assert is_taken(tmp_path)
     journal.close()
     assert not is_taken(tmp_path)

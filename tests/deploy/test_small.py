@@ -30,7 +30,7 @@ from client.app import app
 from compression import Layout, decode_update, make_codec
 from compression.flower import payload_of
 from compression.flower.records import payload_record
-from compression.flower.headers import ToNode, written
+from compression.flower.headers import DownlinkHeader, written
 from conf import load_config
 from conf.build import data_of, model_of
 from task.flat_model import FlatModel
@@ -45,7 +45,7 @@ for kind, values, node in json.load(sys.stdin):
     layout = Layout(flat.names, flat.shapes, ("float32",) * len(flat.names))
     content = RecordDict({
         "arrays": payload_record(make_codec().encode(vector, layout)),
-        "edgewire": written(ToNode(1)),
+        "edgewire": written(DownlinkHeader(1)),
         "config": ConfigRecord({"server-round": 1, "lr": 0.01, "number": 1}),
     })
     reply = app(Message(content, 1, kind), context)

@@ -22,7 +22,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs
 from deploy.device.app_runner import answered, message_of
 from deploy.device.client import FleetClient, Refusal
 from deploy.device.membership import Member
-from deploy.device.throttled_log import Failing
+from deploy.device.throttled_log import ThrottledLog
 from deploy.protocol.choose_grid import bundled
 from deploy.signed_header import sealed
 from tests.deploy.served import FakeNode, Server, later, question
@@ -70,7 +70,7 @@ def test_a_message_goes_and_its_reply_comes(server, node):
     class Context:
         run_id, node_id = message.metadata.run_id, node.node.node_id
 
-    bundle = answered(message, Context(), lambda: app, Failing())
+    bundle = answered(message, Context(), lambda: app, ThrottledLog())
     assert list(node.fleet.push(bundle).objects_to_push) == []
     (found,) = grid.pull_before([asked], grid.now + 5)
     assert found.content["said"]["n"] == 8

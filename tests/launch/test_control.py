@@ -10,7 +10,7 @@ import pytest
 from flwr.common.config import get_fab_config, get_metadata_from_config
 
 from launch import control
-from launch.control import Said, bundle, deflated, follow
+from launch.control import LogRelay, bundle, deflated, follow
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,7 +60,7 @@ def test_what_the_app_warns_of_is_said_here_once(tmp_path, caplog):
     mark = "WARNING:edgewire:"
     gone = "node 7 is gone: the run goes on with 1"
     log.write_text(f"starting\nINFO:edgewire:x\n{mark}{gone}\n{mark}node 8 left ")
-    said = Said(log)
+    said = LogRelay(log)
     said.repeat()
     said.repeat()
     assert caplog.messages == [gone]

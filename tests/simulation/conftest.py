@@ -3,9 +3,9 @@ import pytest
 from simulation import pool as pool_module
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
-from simulation.work_queue import Queue
+from simulation.work_queue import WorkQueue
 from tests.simulation.grids import NODES, app
 
 
@@ -14,7 +14,7 @@ def grid(request):
     made = []
 
     def make(workers, network=None, nodes=NODES, seed=0, client=app, clock=None):
-        pool = make_pool(HostSpec(client, nodes, 1, {}), workers)
+        pool = make_pool(NodeHostSpec(client, nodes, 1, {}), workers)
         made.append(pool)
         return LocalGrid(pool, nodes, clock or VirtualClock(network, seed))
 
@@ -27,7 +27,7 @@ def grid(request):
 def queue(monkeypatch):
     """What worker processes are given and answer: `taken`, ids; `answers`, nodes."""
 
-    class Watched(Queue):
+    class Watched(WorkQueue):
         taken, answers = [], []
 
         def take(self, worker):
@@ -40,5 +40,5 @@ def queue(monkeypatch):
             self.answers.append(node)
             super().answered(node, has_state)
 
-    monkeypatch.setattr(pool_module, "Queue", Watched)
+    monkeypatch.setattr(pool_module, "WorkQueue", Watched)
     return Watched

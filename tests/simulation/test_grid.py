@@ -13,7 +13,7 @@ import pytest
 from simulation.clock import Ideal
 from simulation.errors import Ended
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import WINDOW, Processes, make_pool
 from simulation.processes import orderly_exit
 from tests.simulation.grids import FORKED_SECONDS, NODES, app, messages, seen
@@ -77,7 +77,7 @@ def test_a_worker_that_dies_loses_its_messages_only(grid):
 
 @pytest.mark.parametrize("dies", [True, False])
 def test_what_a_node_has_forked_ends_with_its_worker_and_hides_no_death(tmp_path, dies):
-    pool = make_pool(HostSpec(app, NODES, 1, {}), 2)
+    pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 2)
     g, note, began = LocalGrid(pool, NODES), tmp_path / "pid", time.monotonic()
     where = {"fork-at": 2, "note": str(note), "die-at": 2 if dies else -1}
     failed = [r for r in g.send_and_receive(messages(g, **where)) if r.has_error()]
@@ -193,7 +193,7 @@ def test_messages_of_one_sending_may_depend_on_each_other(grid):
 
 
 def test_nobody_waits_for_what_was_not_sent():
-    pool = make_pool(HostSpec(app, NODES, 1, {}), 2)
+    pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 2)
     try:
         with pytest.raises(RuntimeError, match="nothing to wait for"):
             next(pool.get())
@@ -231,7 +231,7 @@ def test_replies_are_a_list_that_fills_while_it_is_gone_through(grid, workers):
 
 def test_workers_that_are_spawned_answer_as_well():
     """Where forking is not safe: with a GPU in use, and on other systems than Linux."""
-    pool = Processes(HostSpec("benchmarks.echo:app", NODES, 1, {}), 2, method="spawn")
+    pool = Processes(NodeHostSpec("benchmarks.echo:app", NODES, 1, {}), 2, method="spawn")
     g = LocalGrid(pool, NODES)
     replies = g.send_and_receive(messages(g)[:3])
     assert [r.content["arrays"]["payload"].data[:3] for r in replies] == [b"\x00\x01\x02"] * 3

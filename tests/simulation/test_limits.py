@@ -11,7 +11,7 @@ from simulation.clock import VirtualClock
 from simulation.errors import UsageError
 from simulation.grid import LocalGrid
 from simulation.limits import Limits
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has these limits")
@@ -27,7 +27,7 @@ def app(message, context):
 
 
 def answers(limits, *megabytes):
-    pool = make_pool(HostSpec(app, 1, 1, {}), 1, limits)
+    pool = make_pool(NodeHostSpec(app, 1, 1, {}), 1, limits)
     try:
         grid = LocalGrid(pool, 1, VirtualClock())
         messages = [

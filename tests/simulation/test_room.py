@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord
 from simulation import channel
 from simulation.errors import EngineError
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from tests.simulation.grids import NODES, app, messages, seen
 
@@ -51,7 +51,7 @@ def run(monkeypatch, caplog):
         monkeypatch.setattr(channel.tempfile, "tempdir", str(disk))
         with (
             caplog.at_level(logging.WARNING, "edgewire"),
-            closing(make_pool(HostSpec(app, NODES, 1, {}), 2)) as pool,
+            closing(make_pool(NodeHostSpec(app, NODES, 1, {}), 2)) as pool,
         ):
             grid = LocalGrid(pool, NODES)
             replies = [
@@ -133,7 +133,7 @@ def test_files_of_workers_that_died_are_gone_at_once(run, tmp_path, monkeypatch)
     memory = tmp_path / "memory"
     memory.mkdir()
     monkeypatch.setattr(channel, "MEMORY", str(memory))
-    with closing(make_pool(HostSpec(app, NODES, 1, {}), 2)) as pool:
+    with closing(make_pool(NodeHostSpec(app, NODES, 1, {}), 2)) as pool:
         grid = LocalGrid(pool, NODES)
         for deaths in range(4):
             replies = list(grid.send_and_receive(messages(grid, size=MEGABYTE, **{"die-at": 3})))

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from simulation.clock import Ideal
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from tests.simulation.grids import app, messages, seen
 
@@ -79,7 +79,7 @@ def test_what_is_compared_goes_on_too(grid):
 @pytest.fixture
 def pool():
     """Two workers, with something that two nodes keep."""
-    made = make_pool(HostSpec(app, 7, 1, {}), 2)
+    made = make_pool(NodeHostSpec(app, 7, 1, {}), 2)
     made.load({n: RecordDict({"memory": ConfigRecord({"calls": 5})}) for n in (2, 3)})
     yield made
     made.close()

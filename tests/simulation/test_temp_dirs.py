@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from simulation.temp_dirs import Scratch, sweep
+from simulation.temp_dirs import TempDirs, sweep
 
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from simulation.temp_dirs import Scratch
-scratch = Scratch(sys.argv[1])
+from simulation.temp_dirs import TempDirs
+scratch = TempDirs(sys.argv[1])
 folder = scratch.path
 (folder / "file").write_bytes(b"x" * 1000)
 if sys.argv[2] == "fork" and os.fork() == 0:
@@ -48,7 +48,7 @@ def owner(tmp_path):
 
 
 def test_what_is_closed_is_gone(tmp_path):
-    scratch = Scratch(tmp_path)
+    scratch = TempDirs(tmp_path)
     (scratch.path / "file").touch()
     sweep(tmp_path)
     assert scratch.path.is_dir()

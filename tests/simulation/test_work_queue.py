@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.work_queue import Queue
+from simulation.work_queue import WorkQueue
 
 WORKERS = 3
 WORKER = st.integers(0, WORKERS - 1)
@@ -28,7 +28,7 @@ class Watched:
     """A queue beside what is true of it: plain lists, gone through from end to end."""
 
     def __init__(self):
-        self.queue = Queue(WORKERS)
+        self.queue = WorkQueue(WORKERS)
         self.number = 0
         self.waiting = []  # (due, number, node), in the order of coming
         self.at_work = [[] for _ in range(WORKERS)]

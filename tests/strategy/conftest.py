@@ -1,16 +1,16 @@
 import pytest
 
-from strategy.collector import Late
+from strategy.collector import Stragglers
 
 
 @pytest.fixture
 def lates(monkeypatch):
-    """Every `Late` that is made from here on: what servers keep of replies not in time."""
-    made, begin = [], Late.__init__
+    """Every `Stragglers` that is made from here on: what servers keep of replies not in time."""
+    made, begin = [], Stragglers.__init__
 
     def noting(self, *options):
         begin(self, *options)
         made.append(self)
 
-    monkeypatch.setattr(Late, "__init__", noting)
+    monkeypatch.setattr(Stragglers, "__init__", noting)
     return made

@@ -1,4 +1,6 @@
-"""Four nodes behind the real `Uplink`; gradients of eighths: sums of them are exact in float32."""
+"""Four nodes behind the real `CompressionMod`; gradients of eighths: sums of them are exact in
+float32.
+"""
 
 from weakref import WeakValueDictionary
 
@@ -10,14 +12,14 @@ from client import training as real
 from client.node import node_of
 from compression import Layout, make_codec
 from compression.flower import to_vector, update_record
-from compression.flower.headers import Orders
+from compression.flower.headers import TrainConfig
 from compression.flower.node.state import NodeState, kept
 from compression.flower.node_replica import REPLICA
 from conf.build import server_optimizer_of
 from conf.schema import CompressionConfig, Config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from strategy.asynchronous import Asynchronous
 from strategy.synchronous import SparseAveraging
@@ -95,7 +97,7 @@ def app_of(trainer, *mods):
     @app.train("step", mods=[*mods, trainer.uplink])
     def step(message, context):
         model, config = to_vector(message.content["arrays"]), message.content["config"]
-        update, metrics = trainer.update(node_of(context), model, Orders.of(config))
+        update, metrics = trainer.update(node_of(context), model, TrainConfig.of(config))
         metrics = MetricRecord({**metrics, "seconds": 0.0})
         content = RecordDict({"arrays": update_record(update), "metrics": metrics})
         return Message(content, reply_to=message)
@@ -120,7 +122,7 @@ class Federation:
             self.answers[key] = answer
             return reply(key, answer) if reply else answer
 
-        self.pool = make_pool(HostSpec(app_of(trainer, watch), nodes, 1, {}), 1)
+        self.pool = make_pool(NodeHostSpec(app_of(trainer, watch), nodes, 1, {}), 1)
         self.clock = VirtualClock(network, seed)
         self.grid = LocalGrid(self.pool, nodes, self.clock)
 

@@ -18,7 +18,7 @@ from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from strategy.factory import scheme_for
 from strategy.ordered_grid import OrderedGrid
@@ -60,7 +60,7 @@ class Real(GridWrapper):
 def begun(words, states):
     """Return nodes that keep what these states say, and their grid."""
     config = configured(*words)
-    pool = make_pool(HostSpec("client.app:app", 4, 1, run_config(composed(*words))), 1)
+    pool = make_pool(NodeHostSpec("client.app:app", 4, 1, run_config(composed(*words))), 1)
     pool.load(states)
     return pool, OrderedGrid(Real(LocalGrid(pool, 4, VirtualClock(config.network, config.seed))))
 

@@ -19,19 +19,19 @@ from deploy.protocol.choose_grid import RunEnded
 from simulation.grid import LocalGrid
 from simulation.job import Job
 from simulation.local import run_local
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from strategy.app import Run, main, mark_warnings
 from strategy.ordered_grid import OrderedGrid
 from strategy.run import checkpoint_file
-from strategy.run.run_log import Records
+from strategy.run.run_log import RunLog
 from tests.runs import composed, configured
 
 ROOT = Path(__file__).parents[2]
 
 
 def job_grid():
-    return LocalGrid(make_pool(HostSpec("client.app:app", 1, 1, {}), 1), 1)
+    return LocalGrid(make_pool(NodeHostSpec("client.app:app", 1, 1, {}), 1), 1)
 
 
 class Tended(GridWrapper):
@@ -45,7 +45,7 @@ class Tended(GridWrapper):
 
 def test_workers_are_tended_while_the_model_is_measured():
     grid = Tended(job_grid())
-    run = Run(configured(), OrderedGrid(grid), Records(""))
+    run = Run(configured(), OrderedGrid(grid), RunLog(""))
     run.round_done(0, ArrayRecord(run.model.state_dict()))
     assert grid.calls > 1
 
@@ -101,7 +101,7 @@ def test_what_was_done_is_kept_however_a_run_ends(tmp_path, monkeypatch, raised,
         run_local(job, workers=1)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["round"], result["ended"], result["stopped"]) == (2, ended, ended)
-    first = Run(configured(), OrderedGrid(job_grid()), Records("")).model.state_dict()
+    first = Run(configured(), OrderedGrid(job_grid()), RunLog("")).model.state_dict()
     model = load_file(tmp_path / "model.safetensors")
     assert any(not torch.equal(first[name], tensor) for name, tensor in model.items())
 
@@ -162,7 +162,7 @@ def test_on_nodes_of_their_own_a_new_run_goes_on_with_the_servers_part(
     values, done = run_config(composed(*words), str(tmp_path)), Run.round_done
 
     def run(resume):
-        nodes = LocalGrid(make_pool(HostSpec("client.app:app", 2, 1, values), 1), 2)
+        nodes = LocalGrid(make_pool(NodeHostSpec("client.app:app", 2, 1, values), 1), 2)
         app_config = {**values, "resume": resume}
         main(Remote(nodes), Context(1, 0, {}, RecordDict(), app_config))
 

@@ -5,7 +5,7 @@ import pytest
 from flwr.serverapp.strategy import FedAvg
 
 from compression import Layout, decode, decode_update, make_codec
-from compression.flower import Uplink, payload_of
+from compression.flower import CompressionMod, payload_of
 from tests.compression.flower.federation import linked, node_app
 from tests.strategy.federation import LAYOUT, NODES, TRAINED, Federation, Trainer
 
@@ -68,7 +68,7 @@ def test_flowers_own_strategies_say_how_many_they_ask(fraction, workers):
         ((4, 1, 3, 3), (4,), (), (5, 36)),
         ("float32",) * 4,
     )
-    mod = Uplink(make_codec(**CLIPPED))
+    mod = CompressionMod(make_codec(**CLIPPED))
     app = node_app(lambda *words: spy(*words[:2], lambda m, c: mod(m, c, words[2])))
     linked(FedAvg(fraction_train=fraction, fraction_evaluate=0), app)
     assert len(norms) == 3 * workers

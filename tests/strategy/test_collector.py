@@ -12,9 +12,9 @@ from flwr.clientapp import ClientApp
 from compression.flower import timed_grid as polling
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
-from strategy.collector import Exchange
+from strategy.collector import RoundCollector
 from strategy.ordered_grid import OrderedGrid
 
 NODES = 5
@@ -37,9 +37,9 @@ def echo(message, context):
 
 
 def exchange_over(network=SLOW, nodes=NODES, seed=0):
-    pool = make_pool(HostSpec(app, nodes, 1, {}), 1)
+    pool = make_pool(NodeHostSpec(app, nodes, 1, {}), 1)
     grid = OrderedGrid(LocalGrid(pool, nodes, VirtualClock(network, seed)))
-    return Exchange(grid), grid
+    return RoundCollector(grid), grid
 
 
 def messages(number, nodes=range(1, NODES + 1), **config):
@@ -205,7 +205,7 @@ def naps(monkeypatch):
 @pytest.mark.parametrize("timeout", [0.5, 60.0, DEFAULT_TTL, 1e9])
 def test_messages_live_as_long_as_they_are_waited_for(timeout, naps):
     sent = messages(1)
-    Exchange(OrderedGrid(Remote(failed=range(1, NODES + 1))))(sent, NODES, timeout)
+    RoundCollector(OrderedGrid(Remote(failed=range(1, NODES + 1))))(sent, NODES, timeout)
     assert [m.metadata.ttl for m in sent] == [min(timeout, DEFAULT_TTL)] * NODES
 
 
@@ -218,7 +218,7 @@ def test_virtual_time_leaves_their_life_alone():
 
 def test_real_time_is_up_too(naps, lates):
     remote = Remote(failed=[1])
-    exchange = Exchange(OrderedGrid(remote))
+    exchange = RoundCollector(OrderedGrid(remote))
     for number in range(1, 4):
         assert list(exchange(messages(number, nodes=[1, 2]), 1, 3.0)) == [1]
         assert sum(naps) == pytest.approx(3.0 * number)

@@ -11,7 +11,7 @@ from compression.flower import layout_of, payload_record
 from compression.flower.node.state import checksum
 from compression.flower.node_replica import MODEL, REPLICA
 from report.jobs import GAVE_UP
-from strategy.base import HOPELESS
+from strategy.base import MAX_CONSECUTIVE_FAILURES
 from tests.strategy.federation import (
     ADAM,
     AVERAGE,
@@ -141,8 +141,8 @@ def test_a_run_without_hope_ends_with_the_line_that_tables_know():
         BAD_ANSWERS["half"](answer.content)
         return answer
 
-    with pytest.raises(PayloadError, match=f"^{GAVE_UP} in {HOPELESS} rounds: "):
-        Federation(Trainer(), reply=reply).run(HOPELESS + 1)
+    with pytest.raises(PayloadError, match=f"^{GAVE_UP} in {MAX_CONSECUTIVE_FAILURES} rounds: "):
+        Federation(Trainer(), reply=reply).run(MAX_CONSECUTIVE_FAILURES + 1)
 
 
 def beyond(made):
@@ -151,10 +151,10 @@ def beyond(made):
 
 
 def test_a_mean_beyond_float32_ends_the_run():
-    rounds = range(2, 2 + HOPELESS)
+    rounds = range(2, 2 + MAX_CONSECUTIVE_FAILURES)
     huge = {(n, r): beyond for n in ALL for r in rounds}
     with pytest.raises(PayloadError, match="beyond float32: training has diverged"):
-        Federation(Trainer(spoil=huge)).run(2 + HOPELESS)
+        Federation(Trainer(spoil=huge)).run(2 + MAX_CONSECUTIVE_FAILURES)
 
 
 def test_a_replica_that_was_changed_is_found_and_sent_whole():

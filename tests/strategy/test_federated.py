@@ -7,12 +7,18 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
-from compression.flower import Link, Sheltered, flat_record, layout_of, to_vector
+from compression.flower import (
+    CompressedGrid,
+    StatisticsAveraging,
+    flat_record,
+    layout_of,
+    to_vector,
+)
 from compression.flower.traffic import flower_bytes
 from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from strategy.federated import METRICS, Federated
 from strategy.ordered_grid import OrderedGrid
@@ -23,7 +29,7 @@ from tests.runs import composed, configured
 WORDS = ["algorithm=fedavg", "nodes=3", "local_steps=1", "batch_size=8", "dataset.holdout=0.3"]
 
 
-class Theirs(Sheltered):
+class Theirs(StatisticsAveraging):
     """Goes by the loop of Flower's own `start`; draws as ours does."""
 
     def configure_train(self, server_round, arrays, config, grid):
@@ -37,7 +43,7 @@ class Theirs(Sheltered):
 
 def grid():
     values = run_config(composed(*WORDS))
-    return OrderedGrid(LocalGrid(make_pool(HostSpec("client.app:app", 3, 1, values), 1), 3))
+    return OrderedGrid(LocalGrid(make_pool(NodeHostSpec("client.app:app", 3, 1, values), 1), 3))
 
 
 def initial():
@@ -59,7 +65,7 @@ def test_the_rounds_are_those_of_flowers_own_start(kind):
     layout, size = layout_of(arrays), flower_bytes(arrays)
     ours = Federated(kind(fraction_train=0.7), None, seed=1)
     found = ours.start(grid(), arrays, 4, train_config=config)
-    link = Link(grid(), layout=layout, plain_bytes=size, metrics=METRICS)
+    link = CompressedGrid(grid(), layout=layout, plain_bytes=size, metrics=METRICS)
     theirs = Theirs(kind(fraction_train=0.7), layout=layout)
     expected = theirs.start(link, flat_record(to_vector(arrays)), 4, train_config=config)
     np.testing.assert_array_equal(to_vector(found.arrays), to_vector(expected.arrays))

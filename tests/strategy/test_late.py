@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.collector import LEAST, Late
+from strategy.collector import LEAST, Stragglers
 
 NODES = 3
 
@@ -30,7 +30,7 @@ class Answers:
 @given(st.lists(st.tuples(st.sampled_from(["late", "comes", "in time"]), st.integers(1, NODES))))
 def test_only_what_may_still_come_is_kept(events):
     grid = Answers()
-    late, owed, sent = Late(grid), {node: [] for node in range(1, NODES + 1)}, 0
+    late, owed, sent = Stragglers(grid), {node: [] for node in range(1, NODES + 1)}, 0
     for what, node in events:
         if what == "late":
             sent += 1
@@ -54,7 +54,7 @@ def test_only_what_may_still_come_is_kept(events):
 
 def test_the_cost_of_looking_is_that_of_a_few_looks_at_each():
     grid = Answers()
-    late = Late(grid)
+    late = Stragglers(grid)
     for number in range(10_000):
         late.add(str(number), number, 1)
     assert grid.looks < 10 * 10_000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compression import decode_update
-from compression.flower.acks import Receipts
+from compression.flower.acks import AckTracker
 from simulation.clock import Ideal
 from tests.strategy.federation import (
     AVERAGE,
@@ -39,7 +39,7 @@ CODECS = {
 def applied(monkeypatch):
     """Add up, by node, what the server applied; remember which answers."""
     total, seen, came = {}, [], {}
-    decode, applied = Receipts.decode, Receipts.applied
+    decode, applied = AckTracker.decode, AckTracker.applied
 
     def decoding(self, node, payload, sequence, *options):
         update = decode(self, node, payload, sequence, *options)
@@ -56,8 +56,8 @@ def applied(monkeypatch):
         for node, sequence in seen:
             assert self.last_applied(node) >= sequence
 
-    monkeypatch.setattr(Receipts, "decode", decoding)
-    monkeypatch.setattr(Receipts, "applied", applying)
+    monkeypatch.setattr(AckTracker, "decode", decoding)
+    monkeypatch.setattr(AckTracker, "applied", applying)
     return total, seen
 
 

@@ -2,18 +2,18 @@
 
 import pytest
 
-from strategy.base import HOPELESS
-from strategy.node_scheduler import LONGEST, Turns, TurnsState
+from strategy.base import MAX_CONSECUTIVE_FAILURES
+from strategy.node_scheduler import LONGEST, BackoffScheduler, BackoffSchedulerState
 
 
 @pytest.fixture
 def state():
-    return TurnsState()
+    return BackoffSchedulerState()
 
 
 @pytest.fixture
 def turns(state):
-    made = Turns(None, state)
+    made = BackoffScheduler(None, state)
     assert made.meet([1, 2, 3]) == [1, 2, 3]
     return made
 
@@ -56,14 +56,14 @@ def test_an_idle_server_asks_who_rests(turns):
 
 def test_the_run_is_hopeless_once_nobodys_messages_bring_anything(turns):
     for node in (1, 2):
-        assert not any(turns.useless(node) for _ in range(HOPELESS))
+        assert not any(turns.useless(node) for _ in range(MAX_CONSECUTIVE_FAILURES))
     turns.used(2)
-    assert not any(turns.useless(3) for _ in range(HOPELESS))
-    assert [turns.useless(2) for _ in range(HOPELESS)][-1]
+    assert not any(turns.useless(3) for _ in range(MAX_CONSECUTIVE_FAILURES))
+    assert [turns.useless(2) for _ in range(MAX_CONSECUTIVE_FAILURES)][-1]
 
 
 def test_who_is_too_far_ahead_rests(state):
-    turns = Turns(2.0, state)
+    turns = BackoffScheduler(2.0, state)
     turns.meet([1, 2, 3])
     for node, count in ((1, 5), (2, 2), (3, 2)):
         for _ in range(count):
@@ -75,8 +75,8 @@ def test_who_is_too_far_ahead_rests(state):
 def test_nothing_is_kept_of_who_is_gone(turns, state):
     for node in (1, 2, 3):
         turns.next(node)
-        for _ in range(HOPELESS):
+        for _ in range(MAX_CONSECUTIVE_FAILURES):
             turns.useless(node)
         turns.rests(node, 0)
     turns.forget({1, 2, 3})
-    assert state == TurnsState()
+    assert state == BackoffSchedulerState()

@@ -6,7 +6,7 @@ import pytest
 
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from strategy import ordered_grid
 from strategy.ordered_grid import LOOK_AGAIN, OrderedGrid, count_nodes
@@ -14,7 +14,7 @@ from tests.compression.flower.fleet import Fleet
 
 
 def local(network=None, count=3):
-    pool = make_pool(HostSpec("client.app:app", count, 1, {}), 1)
+    pool = make_pool(NodeHostSpec("client.app:app", count, 1, {}), 1)
     return LocalGrid(pool, count, VirtualClock(network))
 
 

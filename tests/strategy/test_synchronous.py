@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord
 
 from compression import PayloadError, make_codec
 from simulation.clock import Ideal, VirtualClock
-from strategy.collector import Exchange
+from strategy.collector import RoundCollector
 from strategy.synchronous import SparseAveraging
 from tests.strategy.federation import (
     ADAM,
@@ -98,13 +98,13 @@ def test_the_nodes_of_a_round_are_drawn_from_seed_and_round(share):
 )
 def test_a_quorum_is_a_share_of_the_nodes_asked_rounded_up(monkeypatch, quorum, nodes, need):
     needed = []
-    call = Exchange.__call__
+    call = RoundCollector.__call__
 
     def spy(self, messages, quorum, timeout):
         needed.append(quorum)
         return call(self, messages, quorum, timeout)
 
-    monkeypatch.setattr(Exchange, "__call__", spy)
+    monkeypatch.setattr(RoundCollector, "__call__", spy)
     Federation(Trainer(), nodes=nodes).run(1, quorum=quorum)
     assert needed == [need]
 

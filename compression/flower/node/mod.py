@@ -13,7 +13,17 @@ from ...base import PayloadError
 from ...batchnorm import changes, matches
 from ...codec import Codec
 from ...layout import Layout
-from ..headers import DRIFT, LOSS, NOTE, SECONDS, ToNode, ToServer, read, trains, written
+from ..headers import (
+    DRIFT,
+    LOSS,
+    NOTE,
+    SECONDS,
+    DownlinkHeader,
+    UplinkHeader,
+    read,
+    trains,
+    written,
+)
 from ..method import chosen
 from ..native_tensors import (
     NATIVE,
@@ -25,7 +35,7 @@ from ..native_tensors import (
     with_natives,
     with_payload,
 )
-from ..node_replica import MASKED, REPLICA, Follower, Optimizer
+from ..node_replica import MASKED, REPLICA, NodeReplica, Optimizer
 from ..privacy import clip_of, expect_clip_kept, is_clipped, within_clip
 from ..records import (
     filled,
@@ -38,7 +48,15 @@ from ..records import (
     update_of,
     with_content,
 )
-from ..tensor_split import Form, Model, converted, form_of_models, form_of_updates, is_float, moved
+from ..tensor_split import (
+    Model,
+    TensorSplit,
+    converted,
+    form_of_models,
+    form_of_updates,
+    is_float,
+    moved,
+)
 from ..tied_weights import Ties, names_of, narrowed_model, still_tied, without
 from ..uncompressed import holds_floats, old_record
 from .state import MEMORY, NUMBERS, NodeState
@@ -51,18 +69,18 @@ class Change(NamedTuple):
     """What there is to encode: an update, or the model itself if `whole`."""
 
     values: Model
-    form: Form
+    form: TensorSplit
     whole: bool = False
     named: bool = False
 
 
-class Uplink:
+class CompressionMod:
     """Decodes the model that comes, and answers with what the app has changed in it, compressed.
 
     `method`: a codec, or the name of a sparsifier, quantizer or coder, `options` with it:
-    `Uplink("topk", density=0.01, quantizer="int8")`. A method that loses nothing sends the model
-    itself, to the last bit. Messages that carry no payload pass through untouched; the first that
-    carries arrays is warned of. What the codec keeps unsent lives in `Context.state`; a reply
+    `CompressionMod("topk", density=0.01, quantizer="int8")`. A method that loses nothing sends the
+    model itself, to the last bit. Messages that carry no payload pass through untouched; the first
+    that carries arrays is warned of. What the codec keeps unsent lives in `Context.state`; a reply
     that the server did not apply, as its next message tells, is put back into it. The app sees none
     of that in its state. Methods that steer by the loss read `loss` from the reply's metrics. What
     is answered to other messages than those to train travels as it is.
@@ -98,14 +116,14 @@ class Uplink:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         self._layout, self._seed, self._masked = layout, seed, masked
         self._initial = initial
-        self._follower = Follower(layout, optimizer)
+        self._follower = NodeReplica(layout, optimizer)
         self._warned = False
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Decode, call the app, encode what it changed."""
         began = time.perf_counter()
         asked = message.content
-        note = read(asked, ToNode)
+        note = read(asked, DownlinkHeader)
         name = _key_of_parcel(asked, note)
         if name is None:
             self._warn(message)
@@ -127,7 +145,7 @@ class Uplink:
         reply = _unseen(with_content(message, filled(RecordDict, content)), context, call_next)
         if reply.has_error():
             return reply
-        said, says = reply.content, ToServer(note.number, version=note.version)
+        said, says = reply.content, UplinkHeader(note.number, version=note.version)
         key = _key_of_model(said, name) if trains(message) else None
         if key is not None:
             record = said[key]
@@ -145,7 +163,9 @@ class Uplink:
         self._measure(said, time.perf_counter() - began, drift)
         return reply
 
-    def _change(self, record: ArrayRecord, note: ToNode, form: Form, start: Model) -> Change:
+    def _change(
+        self, record: ArrayRecord, note: DownlinkHeader, form: TensorSplit, start: Model
+    ) -> Change:
         """Return what is to be sent of a record that the app has returned."""
         if (update := update_of(record)) is not None:
             return Change(Model(update), form)
@@ -172,11 +192,11 @@ class Uplink:
         self,
         change: Change,
         ties: Ties,
-        note: ToNode,
+        note: DownlinkHeader,
         clip: float | None,
         content: RecordDict,
         context: Context,
-    ) -> tuple[bytes, ToServer]:
+    ) -> tuple[bytes, UplinkHeader]:
         """Return the payload, and what is said of it; `ties`: copies that the message left out."""
         values, form, whole, named = change
         layout = form.layout
@@ -190,7 +210,7 @@ class Uplink:
         state = NodeState(context.state) if self.codec.memory_bytes(layout) else None
         ties = () if named else ties  # who names its tensors sends all of them
         left = () if clipped else self._left_out(ties, form, values, state)
-        says = ToServer(
+        says = UplinkHeader(
             note.number,
             None,
             note.version,
@@ -215,7 +235,9 @@ class Uplink:
         )
         return payload, says._replace(sequence=state.sequence)
 
-    def _left_out(self, ties: Ties, form: Form, values: Model, state: NodeState | None) -> Ties:
+    def _left_out(
+        self, ties: Ties, form: TensorSplit, values: Model, state: NodeState | None
+    ) -> Ties:
         """Return the copies that a reply leaves out: those whose update is that of their source.
 
         Neither is one that the method treats by its name, or of which the memory holds more.
@@ -250,15 +272,17 @@ class Uplink:
         if name := old_record(message.content):
             self._warned = True
             log.warning(
-                "Uplink: the server is of Flower's old API (it sends %r), of which nothing can be "
+                "CompressionMod: the server is of Flower's old API (it sends %r), of which "
+                "nothing can be "
                 "compressed: move it to the message API, flwr.serverapp, or take this mod away",
                 name,
             )
         elif any(holds_floats(each) for _, each in records(message.content, ArrayRecord)):
             self._warned = True
             log.warning(
-                "Uplink: the server's messages carry no payload, so nothing is compressed: start "
-                "its strategy with Link(grid), and put this mod before all others"
+                "CompressionMod: the server's messages carry no payload, so nothing is "
+                "compressed: start "
+                "its strategy with CompressedGrid(grid), and put this mod before all others"
             )
 
 
@@ -272,7 +296,7 @@ def _unseen(message: Message, context: Context, call_next: ClientAppCallable) ->
         context.state.__dict__["_data"].update(ours)  # the app may have set another
 
 
-def _key_of_parcel(content: RecordDict, note: ToNode) -> str | None:
+def _key_of_parcel(content: RecordDict, note: DownlinkHeader) -> str | None:
     """Return the name of the record that brings the model; of no steps, it holds no payload."""
     if (found := payload_of(content)) is not None:
         return found[0]

@@ -15,7 +15,7 @@ from xxhash import xxh3_64_digest
 from ...base import Buffer, Memory
 from ...codec import Codec
 from ...layout import Layout
-from ...native_tensors import Own
+from ...native_tensors import NativeTensor
 from ..records import FlatArray, Vector, filled
 
 MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state
@@ -157,7 +157,7 @@ class NodeState:
         loss: float | None = None,
         workers: int = 0,
         named: bool = False,
-        own: Sequence[Own] = (),
+        own: Sequence[NativeTensor] = (),
         tied: Mapping[str, str] = NONE_TIED,
     ) -> bytes:
         """Return the payload of the next reply, whose number is then `sequence`; all is saved.

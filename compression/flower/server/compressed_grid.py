@@ -15,41 +15,41 @@ from ...base import PayloadError
 from ...codec import Codec
 from ...layout import Layout
 from ..acks import OTHER_METHOD
-from ..headers import EXAMPLES, NOTE, ToNode, ToServer, server_round, trains
+from ..headers import EXAMPLES, NOTE, DownlinkHeader, UplinkHeader, server_round, trains
 from ..message_size import measured, size_of
 from ..method import chosen
 from ..native_tensors import NONE, Initial, distance, native_payload, with_natives
 from ..records import expect_readable, flat_record, payload_of, records, with_content
-from ..tensor_split import Form, Model
+from ..tensor_split import Model, TensorSplit
 from ..tied_weights import left_tied, widened_model, without
 from ..timed_grid import GridWrapper
 from ..timeouts import FOREVER, Slowest, gathered
 from ..traffic import Traffic, warn_of_no_names
 from ..uncompressed import NO_DOWNLINK, UNKNOWN, Untouched
-from .failure_policy import Course, CourseState
+from .failure_policy import FailurePolicy, FailurePolicyState
 from .inbox import (
     Asked,
-    Underway,
+    InFlight,
     answered,
     came,
     expect_weight,
     expected,
-    odd_ones,
+    inconsistent,
     rebuilt,
     used,
 )
-from .inferred_acks import Handed, HandedState
-from .model_sync import Differences, DifferencesState
+from .inferred_acks import InferredAcks, InferredAcksState
+from .model_sync import DeltaSync, DeltaSyncState
 from .sent_model import Found, Models, ModelsState
-from .session import Dialogue, DialogueState, Encoded, Key
+from .session import Encoded, Key, ServerSession, ServerSessionState
 from .update_filter import (
     Lengths,
-    Screen,
     Screening,
     Screens,
-    ScreenState,
     StatisticsScreen,
     StatisticsState,
+    UpdateFilter,
+    UpdateFilterState,
     lengths,
     screened,
 )
@@ -58,32 +58,32 @@ UNUSABLE = 1  # the code of the error that stands for a reply that cannot be use
 
 
 @dataclass
-class LinkState:
+class CompressedGridState:
     """All that a link has come to, while nothing is under way. `round`: of training; `warned`: of
     tensors without names.
     """
 
     round: int = 0
-    dialogue: DialogueState = field(default_factory=DialogueState)
-    differences: DifferencesState = field(default_factory=DifferencesState)
-    handed: HandedState = field(default_factory=HandedState)
-    course: CourseState = field(default_factory=CourseState)
-    screen: ScreenState = field(default_factory=ScreenState)
-    beside: ScreenState = field(default_factory=ScreenState)
+    dialogue: ServerSessionState = field(default_factory=ServerSessionState)
+    differences: DeltaSyncState = field(default_factory=DeltaSyncState)
+    handed: InferredAcksState = field(default_factory=InferredAcksState)
+    course: FailurePolicyState = field(default_factory=FailurePolicyState)
+    screen: UpdateFilterState = field(default_factory=UpdateFilterState)
+    beside: UpdateFilterState = field(default_factory=UpdateFilterState)
     statistics: StatisticsState = field(default_factory=StatisticsState)
     models: ModelsState = field(default_factory=ModelsState)
     warned: bool = False
 
 
-class Link(GridWrapper):
+class CompressedGrid(GridWrapper):
     """Wraps a Grid, so that models and updates travel over it as payloads, and are counted.
 
     A strategy is started with it in place of the Grid, and neither knows of payloads: what the
     strategy sends are named arrays, and what it gets are models in their own types. The nodes'
-    ClientApp has an `Uplink` among its mods. With a `downlink` (a codec, or a method's name) the
-    server sends what has changed since the version that a node has; without, the model whole each
-    time, in its own types. `exact`: patterns of names of tensors that travel in their own type.
-    `seed`: of a downlink that draws.
+    ClientApp has a `CompressionMod` among its mods. With a `downlink` (a codec, or a method's
+    name) the server sends what has changed since the version that a node has; without, the model
+    whole each time, in its own types. `exact`: patterns of names of tensors that travel in their
+    own type. `seed`: of a downlink that draws.
 
     A reply that is an error, does not decode, is for another model or has no usable weight comes to
     the strategy as an error, is counted in `traffic.failures` and named in the log. So is one that
@@ -93,7 +93,7 @@ class Link(GridWrapper):
     have replied.
 
     An update that was handed over counts as applied or not by the models that are sent next, see
-    `Handed`: nodes whose method keeps a memory put theirs back if it was not.
+    `InferredAcks`: nodes whose method keeps a memory put theirs back if it was not.
 
     `uplink`: of the nodes, if all have the same; else any method is accepted. `screening`: of
     updates that are far longer than is usual, and of weights (`Screening()` if
@@ -124,37 +124,39 @@ class Link(GridWrapper):
         plain_bytes: int = 0,
         initial: Initial = NONE,
         traffic: Traffic | None = None,
-        state: LinkState | None = None,
+        state: CompressedGridState | None = None,
     ) -> None:
         if not isinstance(grid, Grid):
-            raise TypeError(f"Link wraps a Grid of Flower's (flwr.serverapp.Grid), not {grid!r}")
+            raise TypeError(
+                f"CompressedGrid wraps a Grid of Flower's (flwr.serverapp.Grid), not {grid!r}"
+            )
         if not isinstance(exact, list | tuple) or not all(isinstance(e, str) for e in exact):
             raise TypeError(f"exact must be a list of patterns of names, not {exact!r}")
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
-        self.state = state = LinkState() if state is None else state
+        self.state = state = CompressedGridState() if state is None else state
         codec = None if downlink is None else chosen(downlink)
         self._whole = codec is None  # models go down whole
-        self._differences = Differences(codec, seed, state.differences)
-        self._dialogue = Dialogue(
+        self._differences = DeltaSync(codec, seed, state.differences)
+        self._dialogue = ServerSession(
             self._differences, self.traffic, layout, plain_bytes, state.dialogue, uplink, initial
         )
         self._initial = initial
         self._uplink = uplink
-        self._course = Course(self.traffic, patience, few, state.course)
+        self._course = FailurePolicy(self.traffic, patience, few, state.course)
         apart = () if codec is None else codec.exact_names
         self._models = Models(layout, exact, plain_bytes, state.models, apart)
         self._layout = layout
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
-        self._underway = Underway()
+        self._underway = InFlight()
         self._untouched = Untouched(self.traffic) if layout is None else None
-        self._handed = Handed(self._dialogue.receipts, state.handed)
+        self._handed = InferredAcks(self._dialogue.receipts, state.handed)
         self._metrics = dict(metrics or {})
         self._screens = Screens(
-            Screen(screening, state.screen),
-            Screen(screening, state.beside, floor=1.0),
+            UpdateFilter(screening, state.screen),
+            UpdateFilter(screening, state.beside, floor=1.0),
             StatisticsScreen(screening, state.statistics),
         )
         self._lengths: dict[str, Lengths] = {}  # of updates, by the id of the message's
@@ -250,10 +252,10 @@ class Link(GridWrapper):
                 continue
             node, train = message.metadata.dst_node_id, trains(message)
             decided = node not in busy and not self._underway.owes(node)
-            one, remembered = self._encoded(message, model, len(messages), cache, decided)
+            one, get_or_zeros = self._encoded(message, model, len(messages), cache, decided)
             busy |= {node} if train else set()
             made.append(one)
-            sent.append(remembered)
+            sent.append(get_or_zeros)
         return made, sent
 
     def _encoded(
@@ -269,7 +271,7 @@ class Link(GridWrapper):
         self._differences.offer(values, form, named=self._layout is None, ties=ties)
         number = server_round(content) or self.state.round + 1
         exact = list(form.patterns) or None
-        note = ToNode(number, workers=workers if train else None, exact=exact)
+        note = DownlinkHeader(number, workers=workers if train else None, exact=exact)
         name = records(content, ArrayRecord)[0][0]
         dialogue = self._dialogue
         unheard = dialogue.ledger.base_of(node) is None and dialogue.ledger.silent(node)
@@ -335,11 +337,11 @@ class Link(GridWrapper):
         self._course.leave_out(number, node, reason)
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
-    def _unpack(self, reply: Message, note: ToServer, sent: Asked) -> None:
+    def _unpack(self, reply: Message, note: UplinkHeader, sent: Asked) -> None:
         """Put a model in place of the payload. Raises `PayloadError` if that cannot be."""
         found = payload_of(reply.content)
         if found is None:
-            raise PayloadError("the reply holds no payload; does the ClientApp use Uplink?")
+            raise PayloadError("the reply holds no payload; does the ClientApp use CompressionMod?")
         name, payload = found
         whole, named = bool(note.whole), bool(note.named)
         if self._uplink is not None and (whole != self._uplink.exact or named):
@@ -377,7 +379,9 @@ class Link(GridWrapper):
             kind, found = reply.metadata.message_type, payload_of(reply.content)
             self._untouched.came(kind, reply.content, found and found[0], sent is not None)
 
-    def _look_at_names(self, form: Form, payload: bytes, exact: tuple[int, ...] = ()) -> None:
+    def _look_at_names(
+        self, form: TensorSplit, payload: bytes, exact: tuple[int, ...] = ()
+    ) -> None:
         """Warn once, of what goes up or down."""
         self.state.warned = warn_of_no_names(form.whole.names, [*form.patterns, *exact], payload)
 
@@ -389,7 +393,7 @@ class Link(GridWrapper):
 
     def _alike(self, replies: list[Message], asked: list[Asked | None]) -> list[Message]:
         """Make errors of replies that are not like most: a strategy would give up the round."""
-        return self._without(replies, asked, odd_ones(replies, asked, self._weighted_by_key))
+        return self._without(replies, asked, inconsistent(replies, asked, self._weighted_by_key))
 
     def _without(
         self, replies: list[Message], asked: Sequence[Asked | None], bad: Mapping[int, str]

@@ -16,15 +16,18 @@ log = getLogger("edgewire")
 MANY = 3  # nodes; if not one of so many is of use it is not them
 HINTS = {
     "as long as usual": DIVERGED,
-    STYPE: "the ClientApp was handed a payload: give it mods=[Uplink(...)], before any other mod",
-    "Uplink": "give the ClientApp mods=[Uplink(...)], before any other mod",
-    "_mod expects": "put Uplink before any other mod",
+    STYPE: (
+        "the ClientApp was handed a payload: give it mods=[CompressionMod(...)], before "
+        "any other mod"
+    ),
+    "CompressionMod": "give the ClientApp mods=[CompressionMod(...)], before any other mod",
+    "_mod expects": "put CompressionMod before any other mod",
     "ArrayRecord": "a reply must hold one ArrayRecord, the model, and one MetricRecord",
 }
 
 
 @dataclass
-class CourseState:
+class FailurePolicyState:
     """Messages that asked for training; rounds in a row of no use: all, and those of `MANY`."""
 
     asked: int = 0
@@ -32,7 +35,7 @@ class CourseState:
     hopeless_of_many: int = 0
 
 
-class Course:
+class FailurePolicy:
     """What becomes of the nodes' replies: counted and named, and the run given up if for nothing.
 
     `patience`: so many rounds in a row with replies of which not one could be used; `few`: so many
@@ -46,13 +49,13 @@ class Course:
         traffic: Traffic,
         patience: int,
         few: int | None = None,
-        state: CourseState | None = None,
+        state: FailurePolicyState | None = None,
     ) -> None:
         if not isinstance(patience, int) or patience < 1:
             raise ValueError(f"patience must be a number of rounds, at least 1, not {patience!r}")
         self._traffic, self._patience, self._few = traffic, patience, few or patience
         self._reasons: list[str] = []  # why replies of this round were left out
-        self._state = CourseState() if state is None else state
+        self._state = FailurePolicyState() if state is None else state
 
     def begin_round(self, asked: int) -> None:
         """Begin a round in which so many nodes were asked."""

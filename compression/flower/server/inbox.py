@@ -1,4 +1,4 @@
-"""Replies to a `Link`: to which message each is, and whether it is of use."""
+"""Replies to a `CompressedGrid`: to which message each is, and whether it is of use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ...base import PayloadError, is_finite
 from ...batchnorm import below_zero, expect_counts
 from ...decoder import Update, declared
 from ...layout import Layout
-from ...native_tensors import Own
+from ...native_tensors import NativeTensor
 from ..headers import ACCURACY, LOSS, MOST, brief, number
 from ..records import filled, layout_of, records
 from ..tensor_split import (
-    Form,
     Model,
+    TensorSplit,
     form_as_declared,
     form_of_models,
     form_of_updates,
@@ -39,14 +39,14 @@ class Asked(NamedTuple):
     kind: str  # the message's type
     name: str  # of the record with the model
     train: bool
-    form: Form
+    form: TensorSplit
     start: Model  # what the node's update starts from
     plain_bytes: int
     natives: Mapping[str, NDArray[Any]] = {}  # of those beside a flat vector
     ties: Ties = ()  # copies that the message left out
 
 
-class Underway:
+class InFlight:
     """Messages that were sent with a model in them, until they are answered."""
 
     def __init__(self) -> None:
@@ -98,8 +98,8 @@ LEAST_BYTES, LEAST_TENSORS = 1 << 18, 256  # that such a reply may hold, however
 
 
 def expected(
-    payload: bytes, sent: Form, *, whole: bool, named: bool, counts: Collection[str] = ()
-) -> Form:
+    payload: bytes, sent: TensorSplit, *, whole: bool, named: bool, counts: Collection[str] = ()
+) -> TensorSplit:
     """Return the form in which a reply's payload must come, by its header where it names tensors.
 
     `sent`: of the model that the node was sent; `counts`: names of tensors that were no floats at
@@ -134,7 +134,9 @@ def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) * (8 if dtype.endswith("64") else 4)
 
 
-def answered(update: Update, form: Form, sent: Form, start: Model, *, whole: bool) -> Model:
+def answered(
+    update: Update, form: TensorSplit, sent: TensorSplit, start: Model, *, whole: bool
+) -> Model:
     """Return the model that a node's payload leads to.
 
     `form`: of the payload, as `expected`; `sent`, `start`: of the model that the node was sent.
@@ -154,7 +156,7 @@ def answered(update: Update, form: Form, sent: Form, start: Model, *, whole: boo
     return Model(vector, update.own)
 
 
-def _expect_as_finite(own: Sequence[Own], start: Sequence[Own]) -> None:
+def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:
     """Raise `PayloadError` for infinity in a tensor of its own type, unless it was sent there."""
     before = {each.name: each.array for each in start}
     for each in own:
@@ -217,7 +219,7 @@ def expect_weight(content: RecordDict, key: str) -> None:
             _usable_weight(metrics[key], key)
 
 
-def odd_ones(
+def inconsistent(
     replies: Sequence[Message], asked: Sequence[Asked | None], weight: str
 ) -> dict[int, str]:
     """Return which replies are not like what was asked, or like most others, by `id`, and why.

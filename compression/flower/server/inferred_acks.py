@@ -9,7 +9,7 @@ from typing import NamedTuple
 from flwr.app import Message
 from xxhash import xxh3_64_digest
 
-from ..acks import Receipts
+from ..acks import AckTracker
 from ..headers import server_round, trains
 from ..node.state import checksum
 from ..tensor_split import Model
@@ -23,7 +23,7 @@ class Given(NamedTuple):
 
 
 @dataclass
-class HandedState:
+class InferredAcksState:
     """What each node was given last, and the models of the call before."""
 
     given: dict[int, Given] = field(default_factory=dict)
@@ -36,7 +36,7 @@ def name_of(model: Model) -> bytes:
     return checksum(model.vector) + b"".join(own)
 
 
-class Handed:
+class InferredAcks:
     """Settles what has become of nodes' updates, of strategies that do not say so themselves.
 
     A node's update counts as applied when the node is next sent another model, and as not applied
@@ -44,9 +44,9 @@ class Handed:
     its round has come to nothing. (In the same round the strategy asks in batches.)
     """
 
-    def __init__(self, receipts: Receipts, state: HandedState | None = None) -> None:
+    def __init__(self, receipts: AckTracker, state: InferredAcksState | None = None) -> None:
         self._receipts = receipts
-        self._state = HandedState() if state is None else state
+        self._state = InferredAcksState() if state is None else state
 
     def give(self, messages: Iterable[Message], models: Mapping[int, Model]) -> None:
         """Settle what these messages to train tell; note what their nodes are given.

@@ -16,16 +16,16 @@ from ...sparsifiers.dense import Dense
 from ..node.state import checksum, fingerprint
 from ..node_replica import MODEL, VERSION, Replica
 from ..records import Vector, payload_record, payload_records
-from ..tensor_split import Form, Model, converted, form_of_models
+from ..tensor_split import Model, TensorSplit, converted, form_of_models
 from ..tied_weights import Ties, narrowed, narrowed_model, told, widened, widened_model, without
-from .session import UNHEARD, Parcel
+from .session import UNHEARD, ModelUpdate
 
 BUDGET = 512 << 20  # bytes of versions that the server keeps; beyond, nodes get the model whole
 RAW = make_codec(quantizer="float32", coder="raw")
 
 
 @dataclass
-class DifferencesState:
+class DeltaSyncState:
     """Versions by number, those used last at the end; their checksums, and those of their tensors'
     names and shapes; how many there were, and how many models were encoded.
     """
@@ -38,15 +38,15 @@ class DifferencesState:
 
 
 class Offered(NamedTuple):
-    """A model that is to be sent: see `Differences.offer`."""
+    """A model that is to be sent: see `DeltaSync.offer`."""
 
     model: Model
-    form: Form
+    form: TensorSplit
     named: bool
     ties: Ties
 
 
-class Differences:
+class DeltaSync:
     """Encodes a model for each node: what has changed since its version, or whole.
 
     The error of each encoding stays in the difference between a node's version and the model, and
@@ -60,20 +60,20 @@ class Differences:
     skips = False
 
     def __init__(
-        self, codec: Codec | None = None, seed: int = 0, state: DifferencesState | None = None
+        self, codec: Codec | None = None, seed: int = 0, state: DeltaSyncState | None = None
     ) -> None:
         exact = codec is not None and codec.exact
         self._whole = codec if codec is not None and exact else RAW
         self._codec = None if exact else codec
         self.unheard = of_models(self._codec)
         self._seed = seed
-        self._state = DifferencesState() if state is None else state
+        self._state = DeltaSyncState() if state is None else state
         self._bytes = sum(vector.nbytes for vector in self._state.versions.values())
         tensors = self._state.tensors
         self._numbers = {(name, tensors[v]): v for v, name in self._state.checksums.items()}
         self._offered: Offered | None = None
 
-    def offer(self, model: Model, form: Form, *, named: bool, ties: Ties = ()) -> None:
+    def offer(self, model: Model, form: TensorSplit, *, named: bool, ties: Ties = ()) -> None:
         """Take a model for the parcels to come.
 
         `model`: in the form in which it travels whole (`form_of_models`), `form`: in which its
@@ -87,7 +87,7 @@ class Differences:
             return False
         return self._state.tensors.get(version) == fingerprint(self._offered.form.layout)
 
-    def parcel(self, base: int | None) -> Parcel:
+    def parcel(self, base: int | None) -> ModelUpdate:
         """Return the model on offer for nodes of version `base`."""
         assert self._offered is not None
         offered, codec = self._offered, self._codec
@@ -113,7 +113,7 @@ class Differences:
         """What a codec draws from: the models that were encoded so far, and the seed."""
         return (self._seed << 64) | self._state.encoded
 
-    def _parcel_whole(self, offered: Offered) -> Parcel:
+    def _parcel_whole(self, offered: Offered) -> ModelUpdate:
         model, form, named, ties = offered
         whole = form_of_models(form)
         small, (values, own) = without(whole, ties), narrowed_model(model, whole, ties)
@@ -122,7 +122,7 @@ class Differences:
         received = widened_model(Model(update.dense(), own), whole, ties)
         return self._parcel(payload, converted(received, whole, form), offered, {})
 
-    def _parcel_unheard(self, codec: Codec, offered: Offered) -> Parcel:
+    def _parcel_unheard(self, codec: Codec, offered: Offered) -> ModelUpdate:
         """Return the model whole, its values quantized: there is nothing to send changes to."""
         model, form, named, ties = offered
         small = without(form, ties)
@@ -134,14 +134,14 @@ class Differences:
 
     def _parcel(
         self, payload: bytes, received: Model, offered: Offered, note: Mapping[str, int]
-    ) -> Parcel:
+    ) -> ModelUpdate:
         form, says = offered.form, {**note, **told(offered.form, offered.ties)}
         if self._codec is None:
-            return Parcel(payload_record(payload), says, len(payload), received)
+            return ModelUpdate(payload_record(payload), says, len(payload), received)
         name = checksum(received.vector)
         version = self._remember(name, received.vector, fingerprint(form.layout))
         says |= {"version": version, "checksum": name}
-        return Parcel(payload_record(payload), says, len(payload), received)
+        return ModelUpdate(payload_record(payload), says, len(payload), received)
 
     def tidy(self, held: Iterable[int]) -> None:
         """Drop versions that no node has, and the oldest beyond the budget: before encoding."""
@@ -187,7 +187,7 @@ def of_models(codec: Codec | None) -> Codec | None:
 WORTH_IT = 1.1  # a dense update with its header is no reason for a snapshot yet
 
 
-class Steps:
+class StepLogSync:
     """The updates applied last, with their rates, kept for nodes that missed some of them.
 
     A node gets those that it lacks, with the rates they were applied at. It gets a snapshot, the
@@ -209,7 +209,7 @@ class Steps:
         self._replica, self._layout, self._follow = replica, layout, follow
         self.recent = deque[tuple[bytes, float]]() if recent is None else recent
         self._recent_bytes = sum(len(payload) for payload, _ in self.recent)
-        self._cache: dict[int | None, Parcel] = {}
+        self._cache: dict[int | None, ModelUpdate] = {}
         floats = [a for name, a in replica.arrays.items() if name != VERSION]
         self._snapshot_bytes = sum(a.nbytes for a in floats)
 
@@ -227,7 +227,7 @@ class Steps:
         """Return whether all steps since a version are still there."""
         return self._replica.version - version <= len(self.recent)
 
-    def parcel(self, base: int | None) -> Parcel:
+    def parcel(self, base: int | None) -> ModelUpdate:
         """Return what nodes of version `base` get; the same object for all of them."""
         if base not in self._cache:
             self._cache[base] = self._snapshot() if base is None else self._updates(base)
@@ -237,7 +237,7 @@ class Steps:
         """Return 8 bytes that every node's model must have."""
         return checksum(self._replica.model)
 
-    def _updates(self, base: int) -> Parcel:
+    def _updates(self, base: int) -> ModelUpdate:
         missing = self._replica.version - base
         found = list(self.recent)[len(self.recent) - missing :]
         if sum(len(payload) for payload, _ in found) > WORTH_IT * self._snapshot_bytes:
@@ -246,7 +246,7 @@ class Steps:
         rates = [rate for _, rate in found]
         return self._parcel(payloads, {"base": base, "rates": rates})
 
-    def _snapshot(self) -> Parcel:
+    def _snapshot(self) -> ModelUpdate:
         payloads: dict[str, bytes] = {}
         for name, array in self._replica.arrays.items():
             if name == VERSION or (not self._follow and payloads):
@@ -257,7 +257,7 @@ class Steps:
             payloads[name] = RAW.encode(array, layout)
         return self._parcel(payloads, {})
 
-    def _parcel(self, payloads: dict[str, bytes], note: dict[str, object]) -> Parcel:
+    def _parcel(self, payloads: dict[str, bytes], note: dict[str, object]) -> ModelUpdate:
         if self._follow:
             note["version"] = self._replica.version
-        return Parcel(payload_records(payloads), note, sum(map(len, payloads.values())))
+        return ModelUpdate(payload_records(payloads), note, sum(map(len, payloads.values())))

@@ -19,7 +19,15 @@ from ..headers import NOTE
 from ..native_tensors import natives_of
 from ..node.state import fingerprint
 from ..records import layout_of, payload_of, records, to_vector
-from ..tensor_split import FLOATS, Form, Model, converted, form_of_models, form_of_updates, is_float
+from ..tensor_split import (
+    FLOATS,
+    Model,
+    TensorSplit,
+    converted,
+    form_of_models,
+    form_of_updates,
+    is_float,
+)
 from ..tied_weights import Ties, still_tied, ties_in
 from ..traffic import flower_bytes, warn_of_variances
 from ..uncompressed import holds_floats, old_record
@@ -45,7 +53,7 @@ class Found(NamedTuple):
     which tensors are copies of others.
     """
 
-    form: Form
+    form: TensorSplit
     model: Model
     plain_bytes: int
     natives: Mapping[str, NDArray[Any]] = {}  # beside a flat vector
@@ -56,8 +64,10 @@ def expect_no_old_api(content: RecordDict) -> None:
     """Raise `ValueError` for a message of Flower's old API: its arrays are none of a model."""
     if name := old_record(content):
         raise ValueError(
-            f"Link: the server is of Flower's old API (it sends {name!r}), of which nothing can"
-            " be compressed: move it to the message API, flwr.serverapp, or take Link away"
+            f"CompressedGrid: the server is of Flower's old API (it sends {name!r}), of "
+            f"which nothing can"
+            " be compressed: move it to the message API, flwr.serverapp, or take "
+            "CompressedGrid away"
         )
 
 
@@ -109,7 +119,7 @@ class Models:
         model = form_of_models(form).model(arrays)
         return Found(form, model, flower_bytes(arrays), ties=self._ties(form, model))
 
-    def _ties(self, form: Form, model: Model) -> Ties:
+    def _ties(self, form: TensorSplit, model: Model) -> Ties:
         """Return which tensors are copies: of a model's first ones, those that have been all along.
 
         What was untied once stays so: it would be equal by chance.

@@ -13,8 +13,8 @@ from ...base import PayloadError
 from ...codec import Codec
 from ...decoder import Update
 from ...layout import Layout
-from ..acks import Receipts, ReceiptsState
-from ..headers import EXAMPLES, MOST, NOTE, ToNode, ToServer, number, read, written
+from ..acks import AckTracker, AckTrackerState
+from ..headers import EXAMPLES, MOST, NOTE, DownlinkHeader, UplinkHeader, number, read, written
 from ..message_size import Size, measured
 from ..native_tensors import (
     INITIAL,
@@ -31,16 +31,16 @@ from ..tensor_split import Model
 from ..traffic import Traffic, reason_of
 
 
-class Parcel(NamedTuple):
+class ModelUpdate(NamedTuple):
     """What a message carries of the model."""
 
     arrays: ArrayRecord  # of payloads
-    note: Mapping[str, Any]  # fields of `ToNode`: version, base, rates, checksum
+    note: Mapping[str, Any]  # fields of `DownlinkHeader`: version, base, rates, checksum
     size: int  # bytes of all payloads
     received: Model | None = None  # what the node then has, where the way has worked it out
 
 
-class Way(Protocol):
+class ModelSync(Protocol):
     """How a node is brought to the newest version: by differences, or by the steps that it lacks.
 
     `skips`: a node leaves out what it has already, so that it can be sent the same again before
@@ -52,7 +52,7 @@ class Way(Protocol):
     def knows(self, version: int) -> bool:
         """Return whether a parcel can build on this version."""
 
-    def parcel(self, base: int | None) -> Parcel:
+    def parcel(self, base: int | None) -> ModelUpdate:
         """Return what nodes of version `base` get; one object for all of them.
 
         None: of no version; `UNHEARD`: nor will be known of one, as nodes do not reply.
@@ -64,7 +64,7 @@ SILENT = 2  # models that a node was sent without a word, after which it counts 
 
 
 @dataclass
-class LedgerState:
+class VersionTrackerState:
     """By node: the version it confirmed last, and the one that it should confirm; how many
     versions it was sent since it confirmed one.
     """
@@ -74,12 +74,12 @@ class LedgerState:
     unheard: dict[int, int] = field(default_factory=dict)
 
 
-class Ledger:
+class VersionTracker:
     """What nodes have said that they have; a node of which nobody knows gets the model whole."""
 
-    def __init__(self, way: Way, state: LedgerState | None = None) -> None:
+    def __init__(self, way: ModelSync, state: VersionTrackerState | None = None) -> None:
         self.way = way
-        self._state = LedgerState() if state is None else state
+        self._state = VersionTrackerState() if state is None else state
 
     def base_of(self, node: int) -> int | None:
         """Return the version on which a message to the node can build; None: on none."""
@@ -90,7 +90,7 @@ class Ledger:
         """Return whether a node was sent several models that it does not skip, without a word."""
         return self._state.unheard.get(node, 0) >= SILENT and not self.way.skips
 
-    def send(self, node: int, parcel: Parcel) -> None:
+    def send(self, node: int, parcel: ModelUpdate) -> None:
         """Note what goes to a node."""
         version = parcel.note.get("version")
         if not self.way.skips:
@@ -132,7 +132,7 @@ class Encoded(NamedTuple):
     """A content as it is sent, what it carries of the model, and its bytes."""
 
     content: RecordDict
-    parcel: Parcel
+    parcel: ModelUpdate
     size: Size
 
 
@@ -145,15 +145,15 @@ class Received(NamedTuple):
 
 
 @dataclass
-class DialogueState:
+class ServerSessionState:
     """What the server knows of its nodes; `asked`: all that it was ever of; `given`: those that
     were sent the native tensors with which the run began.
     """
 
     asked: set[int] = field(default_factory=set)
     given: set[int] = field(default_factory=set)
-    ledger: LedgerState = field(default_factory=LedgerState)
-    receipts: ReceiptsState = field(default_factory=ReceiptsState)
+    ledger: VersionTrackerState = field(default_factory=VersionTrackerState)
+    receipts: AckTrackerState = field(default_factory=AckTrackerState)
 
     def go_back(self, along: Collection[int] = ()) -> None:
         """Note that nodes may have gone on since: on versions that this server does not know.
@@ -167,7 +167,7 @@ class DialogueState:
                 del kept[node]
 
 
-class Dialogue:
+class ServerSession:
     """Brings nodes to the newest model, tells them what was applied, and reads their replies.
 
     `layout`: of the model, where all nodes have the same. `plain_bytes`: of the model as Flower
@@ -177,19 +177,19 @@ class Dialogue:
 
     def __init__(
         self,
-        way: Way,
+        way: ModelSync,
         traffic: Traffic,
         layout: Layout | None = None,
         plain_bytes: int = 0,
-        state: DialogueState | None = None,
+        state: ServerSessionState | None = None,
         uplink: Codec | None = None,
         initial: Initial = NONE,
     ) -> None:
-        state = DialogueState() if state is None else state
+        state = ServerSessionState() if state is None else state
         self._asked, self._many = state.asked, SPARE
         self._given, self.initial = state.given, initial
-        self.ledger = Ledger(way, state.ledger)
-        self.receipts = Receipts(state.receipts, uplink)
+        self.ledger = VersionTracker(way, state.ledger)
+        self.receipts = AckTracker(state.receipts, uplink)
         self.traffic = traffic
         self.layout, self.plain_bytes = layout, plain_bytes
 
@@ -198,9 +198,9 @@ class Dialogue:
         nodes: Iterable[int],
         kind: str,
         orders: Mapping[str, Any],
-        note: ToNode,
+        note: DownlinkHeader,
         natives: Mapping[str, NDArray[Any]] = {},
-    ) -> list[tuple[Message, Parcel]]:
+    ) -> list[tuple[Message, ModelUpdate]]:
         """Return a message of type `kind` for each node, with the newest model, and its parcel.
 
         `orders`: what the ClientApp is told; `natives`: native tensors as they are now. Nodes alike
@@ -223,7 +223,7 @@ class Dialogue:
         node: int,
         content: RecordDict,
         name: str,
-        note: ToNode,
+        note: DownlinkHeader,
         cache: dict[Key, Encoded],
         plain_bytes: int,
         *,
@@ -261,8 +261,8 @@ class Dialogue:
         return sent
 
     def _with_natives(
-        self, parcel: Parcel, natives: Mapping[str, NDArray[Any]], lacks: bool
-    ) -> Parcel:
+        self, parcel: ModelUpdate, natives: Mapping[str, NDArray[Any]], lacks: bool
+    ) -> ModelUpdate:
         """Return a parcel with payloads of native tensors, if the model has such."""
         if not self.initial.arrays:
             return parcel
@@ -295,7 +295,7 @@ class Dialogue:
         self.receipts.forget(found)
         return found
 
-    def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> ToServer:
+    def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> UplinkHeader:
         """Return what a node's reply says beside arrays; `asked`: the number of its message.
 
         The message tells the node: who else makes an error in its place may give another.
@@ -314,7 +314,7 @@ class Dialogue:
         native = self.initial.arrays and native_payload(reply.content) is not None
         if len(payloads) > 1 + bool(native):
             raise PayloadError(f"the reply holds {len(payloads)} payloads, one is asked for")
-        note = read(reply.content, ToServer)
+        note = read(reply.content, UplinkHeader)
         if note.number != asked:
             self.ledger.lose(node)
             raise PayloadError(f"it replies to message {note.number}: {asked} was to be answered")
@@ -350,7 +350,7 @@ class Dialogue:
         layout: Layout,
         own: tuple[int, ...] = (),
     ) -> Update:
-        """Decode a node's update, as `Receipts.decode` does; its entries are counted."""
+        """Decode a node's update, as `AckTracker.decode` does; its entries are counted."""
         update = self.receipts.decode(node, payload, sequence, layout, own)
         self.traffic.uplink_entries += len(update.values)
         self.traffic.uplink_entries_whole += update.layout.size

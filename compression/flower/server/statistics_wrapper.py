@@ -91,7 +91,7 @@ class Cut(NamedTuple):
     rest: dict[str, Array]
 
 
-class Sheltered(Strategy):
+class StatisticsAveraging(Strategy):
     """Wraps a strategy, which then sees trained tensors alone.
 
     BatchNorm's running statistics, tensors that are no floats, and those whose names match a
@@ -266,11 +266,14 @@ def _expect_strategy(strategy: object) -> None:
     """Raise `TypeError` unless this is a strategy of Flower's message API."""
     if isinstance(strategy, type):
         name = strategy.__name__
-        raise TypeError(f"Sheltered wraps a strategy, not its class: Sheltered({name}())")
+        raise TypeError(
+            f"StatisticsAveraging wraps a strategy, not its class: StatisticsAveraging({name}())"
+        )
     if not isinstance(strategy, Strategy):
         old = type(strategy).__module__.startswith(("flwr.server.", "flwr.compat."))
         why = "; it is of Flower's old API" if old else ""
         raise TypeError(
-            "Sheltered wraps a strategy of Flower's message API (flwr.serverapp.strategy), "
+            "StatisticsAveraging wraps a strategy of Flower's message API "
+            "(flwr.serverapp.strategy), "
             f"not {strategy!r}{why}"
         )

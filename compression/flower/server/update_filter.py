@@ -18,8 +18,8 @@ from ...layout import Layout
 from ..native_tensors import natives_of, with_natives
 from ..records import FLAT, Vector, flat_record, layout_of, records, to_vector
 from ..tensor_split import (
-    Form,
     Model,
+    TensorSplit,
     form_of_updates,
     gathered_statistics,
     is_moving,
@@ -62,7 +62,7 @@ class Screening:
 
 
 @dataclass
-class ScreenState:
+class UpdateFilterState:
     """By node: the length of its last update that was used, its last weight, and that of its last
     evaluation; the usual length so far (0: not known), and how many were used since it was worked
     out. `origin`: the length of the model that the first update was of.
@@ -93,7 +93,7 @@ class Lengths(NamedTuple):
     sent: Vector
 
 
-def lengths(form: Form, model: Model, asked: Form, start: Model) -> Lengths | None:
+def lengths(form: TensorSplit, model: Model, asked: TensorSplit, start: Model) -> Lengths | None:
     """Return how far a model is from the one that was sent; None if it has other tensors.
 
     Raises `PayloadError` for counts that their own type cannot hold.
@@ -118,7 +118,7 @@ def _distance(new: NDArray[Any], old: NDArray[Any]) -> float:
         return float(np.linalg.norm(moved))
 
 
-class Screen:
+class UpdateFilter:
     """Knows what is usual, from the updates that were used; one a node, so that none is loud.
 
     `floor`: what is usual at the least.
@@ -127,12 +127,12 @@ class Screen:
     def __init__(
         self,
         options: Screening | None = None,
-        state: ScreenState | None = None,
+        state: UpdateFilterState | None = None,
         floor: float = 0.0,
     ) -> None:
         self._options = Screening() if options is None else options
         self._floor = floor
-        self._state = ScreenState() if state is None else state
+        self._state = UpdateFilterState() if state is None else state
         self._now = 0.0  # the usual length in a round of nodes not heard before
 
     @property
@@ -340,8 +340,8 @@ def _middle(reports: list[Vector]) -> Vector:
 class Screens(NamedTuple):
     """Of what a link screens: vectors, what travels in its own type, statistics."""
 
-    vectors: Screen
-    beside: Screen
+    vectors: UpdateFilter
+    beside: UpdateFilter
     statistics: StatisticsScreen
 
     def forget(self, nodes: Collection[int]) -> None:
@@ -428,7 +428,11 @@ def _between(start: Vector, end: Vector, share: float) -> Vector:
 
 
 def _weigh(
-    replies: Iterable[tuple[Message, Asked]], screen: Screen, key: str, *, evaluated: bool = False
+    replies: Iterable[tuple[Message, Asked]],
+    screen: UpdateFilter,
+    key: str,
+    *,
+    evaluated: bool = False,
 ) -> None:
     """Lower weights that are far above what is usual, and say so."""
     found = {

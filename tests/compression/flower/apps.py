@@ -5,7 +5,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 
 NODES = 3
@@ -51,7 +51,7 @@ def only_of(node, function):
 
 
 def grid_of(app, nodes=NODES):
-    return LocalGrid(make_pool(HostSpec(app, nodes, 1, {}), 1), nodes)
+    return LocalGrid(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
 
 
 def ask(grid, arrays, kind="train", nodes=None, **config):

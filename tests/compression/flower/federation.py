@@ -7,9 +7,9 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from compression import make_codec
-from compression.flower import Link, Traffic
+from compression.flower import CompressedGrid, Traffic
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 
 NODES, ROUNDS = 6, 3
@@ -59,7 +59,7 @@ def node_app(mod=None, spoil=None):
 def run(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, link=None):
     """Train over a grid, or over the link that `link` makes of it; return the model."""
     random.seed(1)  # Flower's strategies shuffle the nodes
-    grid = LocalGrid(make_pool(HostSpec(app, nodes, 1, {}), 1), nodes)
+    grid = LocalGrid(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
     result = strategy.start(
         link(grid) if link else grid, arrays or initial(), rounds, evaluate_fn=evaluate_fn
     )
@@ -70,6 +70,12 @@ def linked(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROU
     """Train over a link; return the model, and the link's counters."""
     traffic = options.setdefault("traffic", Traffic())
     model = run(
-        strategy, app, nodes, evaluate_fn, arrays, rounds, lambda grid: Link(grid, **options)
+        strategy,
+        app,
+        nodes,
+        evaluate_fn,
+        arrays,
+        rounds,
+        lambda grid: CompressedGrid(grid, **options),
     )
     return model, traffic

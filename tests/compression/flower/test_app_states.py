@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import Link, Uplink
+from compression.flower import CompressedGrid, CompressionMod
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import SHAPES, initial, linked
 
@@ -21,7 +21,7 @@ def test_an_app_sees_nothing_of_ours_in_its_state_and_may_clear_it(options):
         state["own"] = ConfigRecord({"x": 1})
         return to_targets(node, values, state)
 
-    app = moving(train, Uplink("topk", density=0.5))
+    app = moving(train, CompressionMod("topk", density=0.5))
     _, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, rounds=4, **options)
     assert seen == [[]] * NODES + [["own"]] * 3 * NODES
     assert (traffic.client_updates, traffic.failures) == (4 * NODES, 0)
@@ -42,7 +42,7 @@ def test_a_nodes_error_leaves_its_memory_where_it_was():
         )
         return made
 
-    uplink = Uplink("topk", density=0.2)
+    uplink = CompressionMod("topk", density=0.2)
     start, rounds = initial(), 60
     app = moving(train, uplink)
     one = {"min_train_nodes": 1, "min_available_nodes": 1, "fraction_evaluate": 0}
@@ -63,7 +63,7 @@ def test_an_update_that_was_taken_is_not_put_back_whatever_the_models_type(metho
         return {"arrays": {n: value + np.asarray(1, value.dtype) for n, value in values.items()}}
 
     start = ArrayRecord({"w": Array(np.zeros((6, 6), kind)), "b": Array(np.zeros(4, kind))})
-    app = moving(train, Uplink(method, **options))
+    app = moving(train, CompressionMod(method, **options))
     model, _ = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=start, rounds=6)
     for value in model.values():
         np.testing.assert_allclose(value, 6, rtol=1e-2)
@@ -76,7 +76,7 @@ def test_one_of_two_models_that_did_not_change_is_not_the_other():
     def train(node, values, state):
         return {"arrays": {name: value + 1 for name, value in values.items()}}
 
-    link = Link(grid_of(moving(train, Uplink("topk", density=1.0)), 2))
+    link = CompressedGrid(grid_of(moving(train, CompressionMod("topk", density=1.0)), 2))
     models = [ArrayRecord({"w": Array(np.full(8, 10.0 * g, np.float32))}) for g in (1, 2)]
     first = []
     for _ in range(3):
@@ -106,7 +106,7 @@ def test_few_nodes_of_which_a_part_is_asked_and_one_fails_at_times(method, nodes
 
     strategy = Body(fraction_train=0.5, min_train_nodes=1, min_available_nodes=1,
                     fraction_evaluate=0)  # fmt: skip
-    app = moving(train, Uplink(method))
+    app = moving(train, CompressionMod(method))
     model, traffic = linked(strategy, app, nodes, rounds=8, downlink="int8", patience=2)
     assert traffic.failures in (1, 2)
     assert traffic.client_updates + traffic.failures == 8

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as arrays
 
 from compression import Layout, PayloadError, make_codec
 from compression.flower.batch_tensors import (
-    CopyForm,
+    SnapshotForm,
     pack,
     pack_copy,
     pack_labels,
@@ -18,17 +18,17 @@ from compression.flower.batch_tensors import (
     unpack_copy,
     unpack_labels,
 )
-from compression.native_tensors import Own
+from compression.native_tensors import NativeTensor
 from compression.wire_header import varint
 
 EXACT = make_codec()
-FORM = CopyForm(5, 4, 0, {"mask": ((2,), "bool"), "steps": ((), "int64")}, 8)
+FORM = SnapshotForm(5, 4, 0, {"mask": ((2,), "bool"), "steps": ((), "int64")}, 8)
 BESIDE = {"steps": np.array(7), "mask": np.array([True, False])}
 
 
 def labels_of(labels):
     """Return labels in the type that they have."""
-    own = [Own(0, "labels", labels)]
+    own = [NativeTensor(0, "labels", labels)]
     return EXACT.encode(np.empty(0, np.float32), Layout((), (), ()), own=own)
 
 

@@ -9,11 +9,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from compression import PayloadError, decode, make_codec
-from compression.flower import Uplink, payload_of
-from compression.flower.headers import HEALS, NOTE, Orders, ToNode, ToServer, read, written
+from compression.flower import CompressionMod, payload_of
+from compression.flower.headers import (
+    HEALS,
+    NOTE,
+    DownlinkHeader,
+    TrainConfig,
+    UplinkHeader,
+    read,
+    written,
+)
 from compression.flower.node.state import MEMORY, checksum, kept
 from compression.flower.node_replica import MODEL, REPLICA, VERSION, Replica
-from compression.flower.server.model_sync import Steps
+from compression.flower.server.model_sync import StepLogSync
 from tests.strategy.federation import (
     ADAM,
     LAYOUT,
@@ -41,7 +49,7 @@ class Course:
         self.trainer = Trainer(update, optimizer=optimizer, **compression)
         self.app = app_of(self.trainer)
         self.replica = Replica.start(self.trainer.optimizer, TRAINED, start())
-        self.steps = Steps(self.replica, LAYOUT, follow=True)
+        self.steps = StepLogSync(self.replica, LAYOUT, follow=True)
         self.contexts = {n: context_of(n) for n in range(1, NODES + 1)}
         self.number = 0
 
@@ -59,8 +67,8 @@ class Course:
     def ask(self, node, known, parcel=None, **note):
         """Send a parcel, or what a node of version `known` lacks; return the reply's content."""
         parcel, self.number = parcel or self.steps.parcel(known), self.number + 1
-        told = written(ToNode(**{"number": self.number, **parcel.note, **note}))
-        orders = ConfigRecord(Orders(0.1, self.number).config())
+        told = written(DownlinkHeader(**{"number": self.number, **parcel.note, **note}))
+        orders = ConfigRecord(TrainConfig(0.1, self.number).config())
         content = RecordDict({"arrays": parcel.arrays, "config": orders, NOTE: told})
         message = Message(content, node, "train.step")
         return self.app(message, self.contexts[node]).content
@@ -88,7 +96,7 @@ def test_a_node_follows_through_snapshots_and_updates(optimizer):
     for missed in (0, 1, 0, 3, 2):
         content = course.go(missed).ask(1, base, checksum=course.steps.checksum())
         course.assert_follows(1)
-        base = read(content, ToServer).version  # as the server is told
+        base = read(content, UplinkHeader).version  # as the server is told
         assert base == course.replica.version
 
 
@@ -239,9 +247,9 @@ def test_the_mean_applied_only_where_a_node_sent(drop):
 @pytest.mark.parametrize("lacks", ["layout", "optimizer"])
 def test_a_node_that_knows_no_layout_or_no_optimizer_says_so(lacks):
     course = Course().go(1)
-    app = Uplink("float32", layout=LAYOUT if lacks == "optimizer" else None)
+    app = CompressionMod("float32", layout=LAYOUT if lacks == "optimizer" else None)
     parcel = course.steps.parcel(None)
-    told = written(ToNode(number=1, **parcel.note))
+    told = written(DownlinkHeader(number=1, **parcel.note))
     message = Message(RecordDict({"arrays": parcel.arrays, NOTE: told}), 1, "train")
     with pytest.raises(PayloadError, match=f"knows no {lacks}"):
         app(message, context_of(1), lambda *_: pytest.fail("the app was called"))

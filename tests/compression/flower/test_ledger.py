@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.flower.server.session import Ledger, Parcel
+from compression.flower.server.session import ModelUpdate, VersionTracker
 
 
 class Every:
@@ -22,7 +22,7 @@ class Every:
 
 
 def of(version):
-    return Parcel(ArrayRecord(), {} if version is None else {"version": version}, 0)
+    return ModelUpdate(ArrayRecord(), {} if version is None else {"version": version}, 0)
 
 
 both_ways = pytest.mark.parametrize("skips", [True, False])
@@ -30,7 +30,7 @@ both_ways = pytest.mark.parametrize("skips", [True, False])
 
 @both_ways
 def test_a_node_has_what_it_confirms_of_what_it_was_sent(skips):
-    ledger = Ledger(Every(skips))
+    ledger = VersionTracker(Every(skips))
     assert ledger.base_of(7) is None
     ledger.send(7, of(3))
     assert ledger.base_of(7) is None
@@ -42,7 +42,7 @@ def test_a_node_has_what_it_confirms_of_what_it_was_sent(skips):
 @both_ways
 @pytest.mark.parametrize("says", [None, 2, 4])
 def test_what_a_node_was_not_sent_it_cannot_confirm(skips, says):
-    ledger = Ledger(Every(skips))
+    ledger = VersionTracker(Every(skips))
     ledger.confirm(7, 3)
     assert ledger.base_of(7) is None
     ledger.send(7, of(3))
@@ -52,7 +52,7 @@ def test_what_a_node_was_not_sent_it_cannot_confirm(skips, says):
 
 @pytest.mark.parametrize(("skips", "base"), [(True, 3), (False, None)])
 def test_until_it_answers_a_node_has_what_it_had_if_it_skips_what_it_has(skips, base):
-    ledger = Ledger(Every(skips))
+    ledger = VersionTracker(Every(skips))
     ledger.send(7, of(3))
     ledger.confirm(7, 3)
     ledger.send(7, of(4))
@@ -65,7 +65,7 @@ def test_until_it_answers_a_node_has_what_it_had_if_it_skips_what_it_has(skips, 
 
 @both_ways
 def test_a_node_whose_answer_was_an_error_has_nothing_until_it_confirms_again(skips):
-    ledger = Ledger(Every(skips))
+    ledger = VersionTracker(Every(skips))
     for node in (7, 8):
         ledger.send(node, of(2))
         ledger.confirm(node, 2)
@@ -79,7 +79,7 @@ def test_a_node_whose_answer_was_an_error_has_nothing_until_it_confirms_again(sk
 
 @both_ways
 def test_an_answer_to_what_was_lost_confirms_nothing(skips):
-    ledger = Ledger(Every(skips))
+    ledger = VersionTracker(Every(skips))
     ledger.send(7, of(2))
     ledger.lose(7)
     ledger.confirm(7, 2)
@@ -89,7 +89,7 @@ def test_an_answer_to_what_was_lost_confirms_nothing(skips):
 
 @both_ways
 def test_a_version_on_which_nothing_can_build_is_no_base(skips):
-    ledger = Ledger(way := Every(skips))
+    ledger = VersionTracker(way := Every(skips))
     ledger.send(7, of(2))
     ledger.confirm(7, 2)
     way.first = 3
@@ -98,7 +98,7 @@ def test_a_version_on_which_nothing_can_build_is_no_base(skips):
 
 @both_ways
 def test_where_messages_name_no_version_nobody_has_one(skips):
-    ledger = Ledger(Every(skips))
+    ledger = VersionTracker(Every(skips))
     ledger.send(7, of(None))
     ledger.confirm(7, 0)
     assert ledger.base_of(7) is None
@@ -112,7 +112,7 @@ EVENTS = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(FATES)))
 @given(EVENTS)
 def test_a_node_that_skips_is_never_behind_its_base(events):
     """Whatever is lost: a message builds on what the node has, or on something before it."""
-    ledger, has = Ledger(Every(skips=True)), {}
+    ledger, has = VersionTracker(Every(skips=True)), {}
     for version, (node, fate) in enumerate(events, 1):
         base = ledger.base_of(node)
         assert base is None or base <= has[node]
@@ -126,7 +126,7 @@ def test_a_node_that_skips_is_never_behind_its_base(events):
 
 @given(EVENTS)
 def test_a_node_that_does_not_skip_has_its_very_base(events):
-    ledger, has = Ledger(Every(skips=False)), {}
+    ledger, has = VersionTracker(Every(skips=False)), {}
     for version, (node, fate) in enumerate(events, 1):
         base = ledger.base_of(node)
         assert base is None or base == has[node]

@@ -10,15 +10,22 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from compression import decode_update, make_codec
-from compression.flower import Link, Uplink, layout_of, payload_of, to_arrays, to_vector
-from compression.flower.acks import Receipts
+from compression.flower import (
+    CompressedGrid,
+    CompressionMod,
+    layout_of,
+    payload_of,
+    to_arrays,
+    to_vector,
+)
+from compression.flower.acks import AckTracker
 from compression.flower.node.state import NodeState, keep, kept
 from compression.flower.node_replica import MODEL, REPLICA
-from compression.flower.server.model_sync import Differences
-from compression.flower.server.session import Ledger
-from compression.flower.tensor_split import Form, Model
+from compression.flower.server.model_sync import DeltaSync
+from compression.flower.server.session import VersionTracker
+from compression.flower.tensor_split import Model, TensorSplit
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from tests.compression.flower.federation import NODES, SHAPES, initial
 
@@ -89,7 +96,7 @@ def sent(monkeypatch):
     """Add up, by partition, what the server applied; remember which updates, and the receipts."""
     total, seen, found = {}, [], []
     decoded = {}
-    decode, settle = Receipts.decode, Receipts.settle
+    decode, settle = AckTracker.decode, AckTracker.settle
 
     def spy_decode(self, node, payload, sequence, *rest):
         update = decode(self, node, payload, sequence, *rest)
@@ -104,8 +111,8 @@ def sent(monkeypatch):
             seen.append((node, sequence))
         settle(self, node, applied=applied)
 
-    monkeypatch.setattr(Receipts, "decode", spy_decode)
-    monkeypatch.setattr(Receipts, "settle", spy_settle)
+    monkeypatch.setattr(AckTracker, "decode", spy_decode)
+    monkeypatch.setattr(AckTracker, "settle", spy_settle)
     return total, seen, found
 
 
@@ -125,10 +132,10 @@ def still_kept(codec, state, receipts, node, layout):
 )
 def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
     codec, given = make_codec(**CODECS[name]), {}
-    pool = make_pool(HostSpec(app_with(Uplink(codec), given), NODES, 1, {}), 1)
+    pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), given), NODES, 1, {}), 1)
     grid = Lossy(pool, NODES)
     downlink = make_codec(quantizer="int8") if changes else None
-    link = Link(grid, downlink=downlink)
+    link = CompressedGrid(grid, downlink=downlink)
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=ROUNDS)
     total, seen, (receipts,) = sent
     receipts.applied(receipts.pending)  # the last round's, of which no message has told yet
@@ -146,17 +153,17 @@ def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
 def test_without_losses_nothing_is_put_back(monkeypatch):
     codec = make_codec("topk", density=0.05)
     monkeypatch.setattr(type(codec), "put_back", None)  # would raise
-    pool = make_pool(HostSpec(app_with(Uplink(codec), {}), NODES, 1, {}), 1)
-    link = Link(LocalGrid(pool, NODES))
+    pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), NODES, 1, {}), 1)
+    link = CompressedGrid(LocalGrid(pool, NODES))
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=5)
     assert link.traffic.failures == 0
 
 
 def test_a_node_that_lost_its_state_is_heard_again():
     codec = make_codec("topk", density=0.05)
-    pool = make_pool(HostSpec(app_with(Uplink(codec), {}), 2, 1, {}), 1)
+    pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), 2, 1, {}), 1)
     strategy = FedAvg(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2)
-    link = Link(LocalGrid(pool, 2), downlink="int8")
+    link = CompressedGrid(LocalGrid(pool, 2), downlink="int8")
     failures = []
 
     def forget(server_round, arrays):
@@ -174,10 +181,10 @@ def test_a_model_that_was_damaged_at_the_node_is_sent_again_whole():
 
     def app(message, context):
         """Each node as if in a process of its own: those of one share what one of them has made."""
-        return app_with(Uplink(codec), {})(message, context)
+        return app_with(CompressionMod(codec), {})(message, context)
 
-    pool = make_pool(HostSpec(app, NODES, 1, {}), 1)
-    link = Link(LocalGrid(pool, NODES), downlink="int8")
+    pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 1)
+    link = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
     failures, sizes = [], []
 
     def damage(server_round, arrays):
@@ -205,14 +212,14 @@ def test_nodes_converge_to_a_model_that_stands_still(downlink):
     seen = []
     app = ClientApp()
 
-    @app.train(mods=[Uplink(make_codec())])
+    @app.train(mods=[CompressionMod(make_codec())])
     def train(message, context):
         arrays = message.content["arrays"]
         seen.append(to_vector(arrays))
         content = {"arrays": arrays, "m": MetricRecord({"num-examples": 1})}
         return Message(RecordDict(content), reply_to=message)
 
-    pool = make_pool(HostSpec(app, 2, 1, {}), 1)
+    pool = make_pool(NodeHostSpec(app, 2, 1, {}), 1)
     target = np.random.default_rng(9).normal(size=layout_of(initial()).size).astype(np.float32)
 
     class Fixed(FedAvg):
@@ -223,7 +230,7 @@ def test_nodes_converge_to_a_model_that_stands_still(downlink):
             return to_arrays(target, layout_of(initial())), metrics
 
     strategy = Fixed(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2)
-    strategy.start(Link(LocalGrid(pool, 2), downlink=codec), initial(), num_rounds=30)
+    strategy.start(CompressedGrid(LocalGrid(pool, 2), downlink=codec), initial(), num_rounds=30)
     errors = [float(np.linalg.norm(vector - target)) for vector in seen[::2]]
     assert errors[2] < errors[1]
     assert errors[-1] < 0.05 * errors[1]
@@ -236,9 +243,9 @@ def test_payload_of_a_change_is_smaller_than_the_model():
         sizes.append(len(payload_of(message.content)[1]))
         return inner(message, context)
 
-    inner = app_with(Uplink(make_codec()), {})
-    pool = make_pool(HostSpec(weigh, NODES, 1, {}), 1)
-    link = Link(LocalGrid(pool, NODES), downlink="int8")
+    inner = app_with(CompressionMod(make_codec()), {})
+    pool = make_pool(NodeHostSpec(weigh, NODES, 1, {}), 1)
+    link = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=3)
     whole, changes = sizes[:NODES], sizes[NODES:]
     assert sum(np.prod(s, dtype=int) for s in SHAPES.values()) * 4 < min(whole)
@@ -248,8 +255,8 @@ def test_payload_of_a_change_is_smaller_than_the_model():
 def test_versions_nobody_has_are_dropped_and_the_oldest_beyond_the_budget(monkeypatch):
     layout = layout_of(initial())
     models = np.random.default_rng(0).normal(size=(4, layout.size)).astype(np.float32)
-    way, form = Differences(make_codec(quantizer="int8")), Form(layout)
-    ledger, parcels = Ledger(way), []
+    way, form = DeltaSync(make_codec(quantizer="int8")), TensorSplit(layout)
+    ledger, parcels = VersionTracker(way), []
     for model in models:
         way.offer(Model(model), form, named=False)
         parcels.append(way.parcel(None))

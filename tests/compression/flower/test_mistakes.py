@@ -14,9 +14,15 @@ from flwr.serverapp.strategy import (
 )
 
 from compression import PayloadError, make_codec
-from compression.flower import Link, Sheltered, Uplink, layout_of, to_vector
+from compression.flower import (
+    CompressedGrid,
+    CompressionMod,
+    StatisticsAveraging,
+    layout_of,
+    to_vector,
+)
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from tests.compression.flower.apps import ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import INT8, NODES, initial, linked, run
@@ -62,10 +68,10 @@ def two_records(moved):
 
 
 MISTAKES = {
-    "no mod": ([], None, "give it mods=[Uplink(...)], before any other mod"),
-    "two records": ([Uplink(INT8)], two_records, "none of them 'arrays', the model"),
+    "no mod": ([], None, "give it mods=[CompressionMod(...)], before any other mod"),
+    "two records": ([CompressionMod(INT8)], two_records, "none of them 'arrays', the model"),
     "the mod after another": (
-        [LocalDpMod(1.0, 1.0, 1.0, 0.5), Uplink(INT8)], None, "before any other mod",
+        [LocalDpMod(1.0, 1.0, 1.0, 0.5), CompressionMod(INT8)], None, "before any other mod",
     ),
 }  # fmt: skip
 
@@ -83,7 +89,7 @@ def test_later_rounds_raise_too_unless_patience_is_asked_for():
     def fails(node, number):
         return number in (2, 3)
 
-    app = app_with([Uplink(INT8)], fails=fails)
+    app = app_with([CompressionMod(INT8)], fails=fails)
     with pytest.raises(PayloadError, match=r"round 2: .*out of battery"):
         linked(fedavg(), app)
     with pytest.raises(PayloadError, match="round 3: "):
@@ -99,8 +105,8 @@ def test_who_gets_no_answer_at_all_is_told_at_the_end():
         def send_and_receive(self, messages, *, timeout=None):
             return []
 
-    grid = Deaf(make_pool(HostSpec(app_with([Uplink(INT8)]), 3, 1, {}), 1), 3)
-    link = Link(grid)
+    grid = Deaf(make_pool(NodeHostSpec(app_with([CompressionMod(INT8)]), 3, 1, {}), 1), 3)
+    link = CompressedGrid(grid)
     fedavg().start(link, initial(), num_rounds=2)
     with pytest.raises(PayloadError, match="no node has answered: the model is as it was"):
         link.end()
@@ -108,22 +114,22 @@ def test_who_gets_no_answer_at_all_is_told_at_the_end():
 
 def test_a_mod_without_its_other_half_says_so_once(caplog):
     with caplog.at_level(logging.WARNING, "edgewire"):
-        run(fedavg(), app_with([Uplink(INT8)]))
+        run(fedavg(), app_with([CompressionMod(INT8)]))
     (line,) = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
-    assert "nothing is compressed: start its strategy with Link(grid)" in line
+    assert "nothing is compressed: start its strategy with CompressedGrid(grid)" in line
 
 
 @pytest.mark.parametrize(
     ("make", "part"),
     [
-        (lambda: Sheltered(FedAvg), "not its class: Sheltered(FedAvg())"),
-        (lambda: Sheltered("fedavg"), "flwr.serverapp.strategy"),
-        (lambda: Link("grid"), "wraps a Grid"),
-        (lambda: Link(LocalGrid(None, 1), downlink=8), '"int8" say, not 8'),
-        (lambda: Link(LocalGrid(None, 1), exact="head"), "list of patterns"),
-        (lambda: Link(LocalGrid(None, 1), exact=None), "list of patterns"),
-        (lambda: Uplink(None), '"int8" say, not None'),
-        (lambda: Uplink(INT8, density=0.1), "density: give options to make_codec"),
+        (lambda: StatisticsAveraging(FedAvg), "not its class: StatisticsAveraging(FedAvg())"),
+        (lambda: StatisticsAveraging("fedavg"), "flwr.serverapp.strategy"),
+        (lambda: CompressedGrid("grid"), "wraps a Grid"),
+        (lambda: CompressedGrid(LocalGrid(None, 1), downlink=8), '"int8" say, not 8'),
+        (lambda: CompressedGrid(LocalGrid(None, 1), exact="head"), "list of patterns"),
+        (lambda: CompressedGrid(LocalGrid(None, 1), exact=None), "list of patterns"),
+        (lambda: CompressionMod(None), '"int8" say, not None'),
+        (lambda: CompressionMod(INT8, density=0.1), "density: give options to make_codec"),
     ],
 )
 def test_wrong_types_are_refused_at_once(make, part):
@@ -135,16 +141,19 @@ def test_wrong_types_are_refused_at_once(make, part):
 def test_a_strategy_of_the_old_api_is_refused():
     old = pytest.importorskip("flwr.server.strategy")
     with pytest.raises(TypeError, match="Flower's old API"):
-        Sheltered(old.FedAvg())
+        StatisticsAveraging(old.FedAvg())
 
 
 @pytest.mark.parametrize(
     ("make", "part"),
     [
-        (lambda: Uplink("int9"), "no method is called 'int9'; there are cesgd, "),
-        (lambda: Link(LocalGrid(None, 1), downlink="zip2"), "no method is called 'zip2'"),
-        (lambda: Uplink("topk", levels=4), "option levels does not go with sparsifier topk"),
-        (lambda: Link(LocalGrid(None, 1), patience=0), "patience"),
+        (lambda: CompressionMod("int9"), "no method is called 'int9'; there are cesgd, "),
+        (lambda: CompressedGrid(LocalGrid(None, 1), downlink="zip2"), "no method is called 'zip2'"),
+        (
+            lambda: CompressionMod("topk", levels=4),
+            "option levels does not go with sparsifier topk",
+        ),
+        (lambda: CompressedGrid(LocalGrid(None, 1), patience=0), "patience"),
     ],
 )
 def test_wrong_values_are_refused_at_once(make, part):
@@ -193,7 +202,7 @@ def clipped(codec, inner, **options):
     """Train with nodes that clip to CLIP, and no noise."""
     options = {"arrays": without_scalars(), **options}
     strategy = DifferentialPrivacyClientSideFixedClipping(inner, 0.0, CLIP, NODES)
-    return linked(strategy, app_with([Uplink(codec), fixedclipping_mod]), **options)[1]
+    return linked(strategy, app_with([CompressionMod(codec), fixedclipping_mod]), **options)[1]
 
 
 @pytest.mark.parametrize("name", KEEP)
@@ -237,9 +246,11 @@ def with_extra(extra):
 @pytest.mark.parametrize("wrapper", PRIVATE)
 @pytest.mark.parametrize("extra", ["bn.running_var", "steps"])
 def test_what_noise_would_not_cover_is_refused(wrapper, extra):
-    grid = LocalGrid(make_pool(HostSpec(app_with([]), NODES, 1, {}), 1), NODES)
+    grid = LocalGrid(make_pool(NodeHostSpec(app_with([]), NODES, 1, {}), 1), NODES)
     with pytest.raises(ValueError, match="take a model without"):
-        Sheltered(wrapper(fedavg(), 1.0, CLIP, NODES)).start(Link(grid), with_extra(extra))
+        StatisticsAveraging(wrapper(fedavg(), 1.0, CLIP, NODES)).start(
+            CompressedGrid(grid), with_extra(extra)
+        )
 
 
 def test_values_at_a_node_that_clips_are_refused():
@@ -251,7 +262,7 @@ def test_values_at_a_node_that_clips_are_refused():
 def test_where_the_server_clips_any_method_will_do(name):
     inner = Norms(fraction_evaluate=0)
     strategy = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, CLIP, NODES)
-    app = app_with([Uplink(make_codec(**DO_NOT[name]))])
+    app = app_with([CompressionMod(make_codec(**DO_NOT[name]))])
     linked(strategy, app, arrays=without_scalars())
     assert len(inner.norms) == 3 * NODES
     assert max(inner.norms) <= CLIP * (1 + 1e-5)
@@ -260,12 +271,12 @@ def test_where_the_server_clips_any_method_will_do(name):
 def test_options_that_cannot_be_are_refused():
     grid = grid_of(moving(to_targets))
     with pytest.raises(TypeError, match="'topk' is a sparsifier: sparsifier='dense' is another"):
-        Uplink("topk", sparsifier="dense")
+        CompressionMod("topk", sparsifier="dense")
     for seed in (-1, 1.5, "a"):
         with pytest.raises(ValueError, match="seed must be a whole number"):
-            Uplink("qsgd", seed=seed)
+            CompressionMod("qsgd", seed=seed)
         with pytest.raises(ValueError, match="seed must be a whole number"):
-            Link(grid, seed=seed)
-    link = Link(grid, exact=["embeding*"])
+            CompressedGrid(grid, seed=seed)
+    link = CompressedGrid(grid, exact=["embeding*"])
     with pytest.raises(ValueError, match="matches no tensor"):
         link.send_and_receive(ask(link, initial()))

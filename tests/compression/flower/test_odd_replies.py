@@ -9,9 +9,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import Link, Uplink
+from compression.flower import CompressedGrid, CompressionMod
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, only_of, to_targets
 from tests.compression.flower.federation import SHAPES, initial, linked, node_app
@@ -41,7 +41,7 @@ def test_arrays_in_the_answer_to_an_evaluation_travel_as_they_are(caplog):
     def evaluate(node, values, state):
         return {"confusion": {"counts": matrix}}
 
-    app = moving(to_targets, Uplink("topk", density=0.3, quantizer="int8"), evaluate)
+    app = moving(to_targets, CompressionMod("topk", density=0.3, quantizer="int8"), evaluate)
     _, traffic = linked(Seeing(fraction_evaluate=1), app, NODES, rounds=2)
     assert len(seen) == 2 * NODES
     for found in seen:
@@ -51,8 +51,8 @@ def test_arrays_in_the_answer_to_an_evaluation_travel_as_they_are(caplog):
 
 
 def test_replies_without_arrays_come_as_they_are_if_none_has_any():
-    app = moving(lambda node, values, state: {}, Uplink("int8"))
-    link = Link(grid_of(app))
+    app = moving(lambda node, values, state: {}, CompressionMod("int8"))
+    link = CompressedGrid(grid_of(app))
     replies = link.send_and_receive(ask(link, initial()))
     assert [dict(r.content["metrics"]) for r in replies] == [
         {"num-examples": 2, "loss": 1.0}
@@ -64,7 +64,7 @@ def test_a_reply_without_arrays_among_others_is_left_out():
     def train(node, values, state):
         return to_targets(node, values, state) if node == 1 else {}
 
-    link = Link(grid_of(moving(train, Uplink("int8"))))
+    link = CompressedGrid(grid_of(moving(train, CompressionMod("int8"))))
     replies = link.send_and_receive(ask(link, initial()))
     assert sorted(reply.has_error() for reply in replies) == [False, True, True]
     assert link.traffic.failures == 2
@@ -75,8 +75,8 @@ def test_two_records_of_metrics_are_for_the_strategy_to_take():
         reply.content["timings"] = MetricRecord({"seconds": 1.0})
         return reply
 
-    app = node_app(Uplink("int8"))
-    link = Link(grid_of(lambda message, context: with_more(app(message, context))))
+    app = node_app(CompressionMod("int8"))
+    link = CompressedGrid(grid_of(lambda message, context: with_more(app(message, context))))
     replies = link.send_and_receive(ask(link, initial()))
     assert {frozenset(r.content) for r in replies} == {frozenset({"arrays", "metrics", "timings"})}
 
@@ -96,7 +96,7 @@ def retyped(content):
 @pytest.mark.parametrize("nodes", [2, 3])
 @pytest.mark.parametrize("spoil", [with_another, with_other_arrays, retyped])
 def test_a_record_more_or_of_another_kind_costs_that_reply_alone(spoil, nodes):
-    app = moving(to_targets, Uplink("int8"))
+    app = moving(to_targets, CompressionMod("int8"))
 
     def spoiled(message, context):
         reply = app(message, context)
@@ -118,7 +118,7 @@ def test_nodes_that_answer_with_other_layers_each(uneven):
         moved = to_targets(node, values, state)["arrays"]
         return {"arrays": {name: moved[name] for name in names[node]}}
 
-    link = Link(grid_of(moving(train, Uplink("dense"))), uneven=uneven)
+    link = CompressedGrid(grid_of(moving(train, CompressionMod("dense"))), uneven=uneven)
     replies = link.send_and_receive(ask(link, initial()))
     assert link.traffic.failures == (0 if uneven else NODES - 1)
     for reply in replies:
@@ -132,7 +132,7 @@ def test_nodes_that_answer_with_other_layers_each(uneven):
 
 def test_nodes_that_are_sent_other_layers_each():
     """What differs because the messages did is no mistake."""
-    link = Link(grid_of(moving(to_targets, Uplink("int8"))), downlink="int8")
+    link = CompressedGrid(grid_of(moving(to_targets, CompressionMod("int8"))), downlink="int8")
     for _ in range(3):
         messages = [
             *ask(link, part(initial(), HALF_UP), nodes=[1]),
@@ -151,7 +151,7 @@ def test_layers_that_take_turns_are_not_mistaken_for_each_other():
         seen.append(values)
         return {"arrays": values}
 
-    link = Link(grid_of(moving(train, Uplink("dense")), 1), downlink="topk")
+    link = CompressedGrid(grid_of(moving(train, CompressionMod("dense")), 1), downlink="topk")
     layers = {name: rng.normal(size=100).astype(np.float32) for name in ("first", "second")}
     for number in range(4):
         name = ("first", "second")[number % 2]
@@ -168,7 +168,7 @@ def test_what_is_exact_stays_so_in_an_answer_with_a_layer_less():
         del moved["scale"]
         return {"arrays": moved}
 
-    link = Link(grid_of(moving(train, Uplink("int8"))), exact=["fc.*"])
+    link = CompressedGrid(grid_of(moving(train, CompressionMod("int8"))), exact=["fc.*"])
     for reply in link.send_and_receive(ask(link, initial())):
         node, values = reply.metadata.src_node_id - 1, values_of(reply.content["arrays"])
         expected = to_targets(node, values_of(initial()), None)["arrays"]["fc.weight"]
@@ -191,7 +191,7 @@ def test_what_is_exact_stays_so_in_an_answer_with_a_layer_less():
 def test_tensors_other_than_those_sent_cost_that_reply_alone(method, other, nodes):
     """Also of two nodes: what is usual is what was asked, not what came first."""
     model, traffic = linked(
-        FedAvg(fraction_evaluate=0), moving(only_of(0, other), Uplink(method)), nodes
+        FedAvg(fraction_evaluate=0), moving(only_of(0, other), CompressionMod(method)), nodes
     )
     assert traffic.failures == 3
     assert {name: value.shape for name, value in model.items()} == SHAPES
@@ -199,7 +199,7 @@ def test_tensors_other_than_those_sent_cost_that_reply_alone(method, other, node
 
 def test_a_clipping_norm_of_the_apps_own_changes_nothing():
     """It is Flower's key for differential privacy; here nobody clips to it."""
-    link = Link(grid_of(moving(to_targets, Uplink("int8"))))
+    link = CompressedGrid(grid_of(moving(to_targets, CompressionMod("int8"))))
     found = {}
     for norm in (1e-3, 1e9):
         replies = link.send_and_receive(ask(link, initial(), clipping_norm=norm))
@@ -209,7 +209,7 @@ def test_a_clipping_norm_of_the_apps_own_changes_nothing():
 
 
 def test_records_and_metrics_of_an_apps_own_are_left_alone():
-    app = ClientApp(mods=[Uplink("int8")])
+    app = ClientApp(mods=[CompressionMod("int8")])
 
     @app.train()
     def train(message, context):
@@ -217,7 +217,7 @@ def test_records_and_metrics_of_an_apps_own_are_left_alone():
         content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
         return Message(content, reply_to=message)
 
-    link = Link(grid_of(app))
+    link = CompressedGrid(grid_of(app))
     for reply in link.send_and_receive(ask(link, initial())):
         assert reply.content["metrics"]["seconds"] == 12345.0
     content = RecordDict({"arrays": initial(), "edgewire": ConfigRecord({"mine": 1})})
@@ -233,14 +233,16 @@ def test_a_round_in_which_nobody_was_reached_is_survived(code):
             list(super().send_and_receive(messages))  # which gives them their ids
             return [Message(error, reply_to=message) for message in messages]
 
-    grid = Away(make_pool(HostSpec(moving(to_targets, Uplink("int8")), NODES, 1, {}), 1), NODES)
-    link = Link(grid)
+    grid = Away(
+        make_pool(NodeHostSpec(moving(to_targets, CompressionMod("int8")), NODES, 1, {}), 1), NODES
+    )
+    link = CompressedGrid(grid)
     assert all(reply.has_error() for reply in link.send_and_receive(ask(link, initial())))
     assert link.traffic.failures == NODES
 
 
 def test_messages_of_different_types_are_not_compared():
-    app = ClientApp(mods=[Uplink("int8")])
+    app = ClientApp(mods=[CompressionMod("int8")])
 
     @app.query()
     def query(message, context):
@@ -251,7 +253,7 @@ def test_messages_of_different_types_are_not_compared():
         metrics = MetricRecord({"num-examples": 2, "loss": 1.0})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-    link = Link(grid_of(app))
+    link = CompressedGrid(grid_of(app))
     kinds = ["evaluate", "evaluate", "query"]
     messages = [
         ask(link, initial(), kind, [node])[0]
@@ -278,7 +280,7 @@ def test_an_array_that_a_reply_holds_can_be_read_or_the_reply_is_an_error(kind, 
 
     for register in (app.train, app.evaluate, app.query):
         register()(reply)
-    link, failed = Link(grid_of(app, 1)), 0
+    link, failed = CompressedGrid(grid_of(app, 1)), 0
     for number in range(len(made)):
         content = RecordDict({"of": ConfigRecord({"number": number})})
         (found,) = link.send_and_receive([Message(content, 1, kind)])
@@ -296,7 +298,7 @@ def test_floats_of_another_order_of_bytes_are_floats(caplog):
     start = {name: array.numpy().astype(">f4") for name, array in initial().items()}
     arrays = ArrayRecord({name: Array(value) for name, value in start.items()})
     assert arrays["scale"].dtype == ">f4"
-    same = moving(lambda node, values, state: {"arrays": values}, Uplink("int8"))
+    same = moving(lambda node, values, state: {"arrays": values}, CompressionMod("int8"))
     model, traffic = linked(FedAvg(fraction_evaluate=0), same, NODES, arrays=arrays)
     for name, value in start.items():
         np.testing.assert_allclose(model[name], value, rtol=1e-6)  # a mean's last bit

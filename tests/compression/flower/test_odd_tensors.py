@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 
 from compression import PayloadError
-from compression.flower import Link, Uplink
+from compression.flower import CompressedGrid, CompressionMod
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, only_of, to_targets
 from tests.compression.flower.federation import SHAPES, initial, linked, run
 
@@ -22,7 +22,7 @@ def test_a_lossless_method_changes_no_bit_of_float64():
 
     plain = run(FedAvg(fraction_evaluate=0), moving(train), NODES, arrays=start)
     found, _ = linked(
-        FedAvg(fraction_evaluate=0), moving(train, Uplink("dense")), NODES, arrays=start
+        FedAvg(fraction_evaluate=0), moving(train, CompressionMod("dense")), NODES, arrays=start
     )
     for name, value in plain.items():
         np.testing.assert_array_equal(found[name], value)
@@ -35,7 +35,7 @@ def test_integers_stay_exact_once_a_mean_has_made_floats_of_them():
         moved = to_targets(node, {n: v for n, v in values.items() if n != "ids"}, state)["arrays"]
         return {"arrays": {**moved, "ids": values["ids"]}}
 
-    app = moving(train, Uplink("topk", density=0.1))
+    app = moving(train, CompressionMod("topk", density=0.1))
     model, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
     assert model["ids"].tolist() == [16777217, 3]
     assert traffic.failures == 0
@@ -48,7 +48,7 @@ def test_infinity_is_refused_in_every_type(dtype):
     def blown(values):
         return {"w": np.full(4, np.inf, dtype)}
 
-    app = moving(only_of(0, blown), Uplink("dense"))
+    app = moving(only_of(0, blown), CompressionMod("dense"))
     model, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
     assert traffic.failures == 3
     assert np.isfinite(model["w"]).all()
@@ -70,7 +70,8 @@ def test_what_is_infinite_at_first_goes_exactly(caplog, dtype, method, downlink)
     plain = run(FedAvg(fraction_evaluate=0), moving(train), NODES, arrays=arrays)
     with caplog.at_level(logging.WARNING, "edgewire"):
         model, traffic = linked(
-            FedAvg(fraction_evaluate=0), moving(train, Uplink(method)), NODES, arrays=arrays,
+            FedAvg(fraction_evaluate=0), moving(train, CompressionMod(method)), NODES,
+            arrays=arrays,
             downlink=downlink,
         )  # fmt: skip
     assert traffic.failures == 0
@@ -84,8 +85,8 @@ def test_what_is_infinite_at_first_goes_exactly(caplog, dtype, method, downlink)
 def test_a_second_model_may_be_infinite_at_first_too():
     """An app that trains two models in turn: what is by design is so in each."""
     mask = np.array([0, -np.inf], np.float32)
-    same = moving(lambda node, values, state: {"arrays": values}, Uplink("int8"))
-    link = Link(grid_of(same, 2), downlink="int8")
+    same = moving(lambda node, values, state: {"arrays": values}, CompressionMod("int8"))
+    link = CompressedGrid(grid_of(same, 2), downlink="int8")
     other = ArrayRecord({"other": Array(np.ones(3, np.float32)), "mask": Array(mask)})
     for arrays in (initial(), other, initial(), other):
         for reply in link.send_and_receive(ask(link, arrays)):
@@ -102,7 +103,7 @@ def test_a_second_model_may_be_infinite_at_first_too():
 def test_a_first_model_with_nan_is_refused_by_the_tensors_name():
     arrays = ArrayRecord({**initial(), "mask": Array(np.array([0, np.nan], np.float32))})
     with pytest.raises(PayloadError, match="first model holds NaN in 'mask'"):
-        linked(FedAvg(), moving(to_targets, Uplink("int8")), NODES, arrays=arrays)
+        linked(FedAvg(), moving(to_targets, CompressionMod("int8")), NODES, arrays=arrays)
 
 
 def test_what_becomes_infinite_is_that_nodes_failure():
@@ -114,7 +115,7 @@ def test_what_becomes_infinite_is_that_nodes_failure():
         made = to_targets(node, finite, state)["arrays"]
         return {"arrays": {**made, "mask": values["mask"][:: -1 if node == 0 else 1]}}
 
-    app = moving(train, Uplink("int8"))
+    app = moving(train, CompressionMod("int8"))
     model, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
     assert traffic.failures == 3
     np.testing.assert_array_equal(model["mask"], mask)
@@ -127,7 +128,9 @@ def test_tensors_may_have_any_name(name):
     )
     strategy = FedAvg(fraction_evaluate=0)
     plain = run(strategy, moving(to_targets), NODES, arrays=arrays)
-    model, traffic = linked(strategy, moving(to_targets, Uplink("dense")), NODES, arrays=arrays)
+    model, traffic = linked(
+        strategy, moving(to_targets, CompressionMod("dense")), NODES, arrays=arrays
+    )
     assert traffic.failures == 0
     for key, value in plain.items():
         assert np.array_equal(model[key], value)

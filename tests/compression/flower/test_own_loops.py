@@ -5,10 +5,10 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.supercore.run import Run
 
-from compression.flower import Link, Traffic, Uplink
+from compression.flower import CompressedGrid, CompressionMod, Traffic
 from simulation.any_app.grid import GuestGrid
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import SHAPES, initial
@@ -20,11 +20,11 @@ from tests.compression.flower.federation import SHAPES, initial
 def test_an_app_with_a_loop_of_its_own_that_does_not_wait(method, downlink, workers):
     """It pushes and pulls, mixes what has come into the model at once, and asks that node again."""
     options = {"density": 0.5} if method == "topk" else {}
-    app = moving(to_targets, Uplink(method, **options))
-    pool = make_pool(HostSpec(app, NODES, 1, {}), workers)
+    app = moving(to_targets, CompressionMod(method, **options))
+    pool = make_pool(NodeHostSpec(app, NODES, 1, {}), workers)
     try:
         grid = GuestGrid(LocalGrid(pool, NODES), Run.create_empty(1))
-        link = Link(grid, downlink=downlink, traffic=Traffic())
+        link = CompressedGrid(grid, downlink=downlink, traffic=Traffic())
         arrays, done = initial(), 0
         waiting = set(link.push_messages(ask(link, arrays)))
         while done < 60:
@@ -54,8 +54,8 @@ def test_an_app_with_a_loop_of_its_own_that_does_not_wait(method, downlink, work
 
 
 def test_a_message_to_a_node_that_is_gone_spoils_nothing():
-    grid = GuestGrid(grid_of(moving(to_targets, Uplink("int8"))), Run.create_empty(1))
-    link = Link(grid, downlink="int8")
+    grid = GuestGrid(grid_of(moving(to_targets, CompressionMod("int8"))), Run.create_empty(1))
+    link = CompressedGrid(grid, downlink="int8")
     ids = link.push_messages(ask(link, initial(), nodes=[1, 77, 3]))
     assert len(ids) == 2
     replies = link.pull_messages(ids)
@@ -71,7 +71,7 @@ def test_updates_of_a_loop_without_rounds_draw_differently():
     def train(node, values, state):
         return {"arrays": {"w": np.linspace(0, 1, 50, dtype=np.float32)}}
 
-    link = Link(grid_of(moving(train, Uplink("qsgd")), 1))
+    link = CompressedGrid(grid_of(moving(train, CompressionMod("qsgd")), 1))
     start, seen = ArrayRecord({"w": Array(np.zeros(50, np.float32))}), []
     for _ in range(3):
         (reply,) = link.pull_messages(link.push_messages(ask(link, start)))

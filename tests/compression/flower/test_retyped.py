@@ -12,10 +12,10 @@ from flwr.serverapp.strategy import FedAvg
 from numpy.lib import format as numpy_format
 
 from compression import Layout, make_codec
-from compression.flower import Link, Uplink, payload_record
+from compression.flower import CompressedGrid, CompressionMod, payload_record
 from compression.flower.headers import NOTE
 from compression.flower.records import NUMPY
-from compression.native_tensors import Own
+from compression.native_tensors import NativeTensor
 from compression.wire_header import DTYPES, varint
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import SHAPES, initial
@@ -26,7 +26,7 @@ RAW = make_codec(coder="raw")
 
 def link_of(change, uplink="dense"):
     """Return a link whose first node's replies are changed."""
-    app = moving(to_targets, Uplink(uplink), lambda node, values, state: {})
+    app = moving(to_targets, CompressionMod(uplink), lambda node, values, state: {})
 
     def answer(message, context):
         reply = app(message, context)
@@ -34,7 +34,7 @@ def link_of(change, uplink="dense"):
             change(reply)
         return reply
 
-    return Link(grid_of(answer))
+    return CompressedGrid(grid_of(answer))
 
 
 def in_vector(dtypes, **note):
@@ -54,7 +54,7 @@ def beside(dtype):
 
     def change(reply):
         given = enumerate(SHAPES.items())
-        own = [Own(i, name, np.ones(shape, dtype)) for i, (name, shape) in given]
+        own = [NativeTensor(i, name, np.ones(shape, dtype)) for i, (name, shape) in given]
         payload = RAW.encode(np.ones(0, np.float32), Layout((), (), ()), names=True, own=own)
         said = {**reply.content[NOTE], "named": 1, "whole": 1}
         reply.content["arrays"], reply.content[NOTE] = payload_record(payload), ConfigRecord(said)
@@ -114,7 +114,7 @@ def test_apps_that_answer_in_another_type_are_taken(method, dtype):
         return {"arrays": {"w": values["w"].astype(dtype), "n": values["n"].astype(np.int64)}}
 
     values = {"w": np.full(3, 2.0, np.float32), "n": counts}
-    link = Link(grid_of(moving(train, Uplink(method))))
+    link = CompressedGrid(grid_of(moving(train, CompressionMod(method))))
     arrays = ArrayRecord({name: Array(value) for name, value in values.items()})
     for reply in link.send_and_receive(ask(link, arrays)):
         found = {name: array.numpy() for name, array in reply.content["arrays"].items()}
@@ -134,8 +134,10 @@ def test_tensors_that_were_not_sent_are_of_any_type_that_numpy_has(method):
     def train(node, _, state):
         return {"arrays": values}
 
-    link = Link(
-        grid_of(moving(train, Uplink(method, **({} if method == "dense" else {"density": 1.0}))))
+    link = CompressedGrid(
+        grid_of(
+            moving(train, CompressionMod(method, **({} if method == "dense" else {"density": 1.0})))
+        )
     )
     replies = link.send_and_receive(ask(link, initial()))
     assert link.traffic.failures == 0
@@ -214,14 +216,14 @@ def test_plain_arrays_are_what_they_declare_before_a_strategy_reads_them(name, k
      Array("x", (9,), "mine", b"?")],
 )  # fmt: skip
 def test_plain_arrays_that_are_readable_are_handed_on(array):
-    app = moving(to_targets, Uplink("dense"))
+    app = moving(to_targets, CompressionMod("dense"))
 
     def answer(message, context):
         reply = app(message, context)
         reply.content["more"] = ArrayRecord({"x": array})
         return reply
 
-    link = Link(grid_of(answer))
+    link = CompressedGrid(grid_of(answer))
     for reply in link.send_and_receive(ask(link, initial())):
         assert reply.content["more"]["x"].data == array.data
     assert link.traffic.failures == 0

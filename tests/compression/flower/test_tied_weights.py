@@ -9,17 +9,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 
 from compression import PayloadError, make_codec
-from compression.flower import Link, Uplink, payload_record
-from compression.flower.headers import NOTE, ToNode
-from compression.flower.node_replica import Follower
+from compression.flower import CompressedGrid, CompressionMod, payload_record
+from compression.flower.headers import NOTE, DownlinkHeader
+from compression.flower.node_replica import NodeReplica
 from compression.flower.server.sent_model import Models, ModelsState
 from compression.flower.server.update_filter import Screening
-from compression.flower.tensor_split import Form
+from compression.flower.tensor_split import TensorSplit
 from compression.flower.tied_weights import form_as_told
 from compression.layout import Layout
-from compression.native_tensors import Own
+from compression.native_tensors import NativeTensor
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from strategy.run.serialization import from_bytes, to_bytes
 from tests.compression.flower.apps import ask, grid_of, moving
@@ -97,8 +97,10 @@ def count(state):
 
 
 def mod_of(method):
-    """Return an `Uplink` for an app whose loss falls with every third message, fifth, and so on."""
-    uplink = Uplink(make_codec(**method))
+    """Return an `CompressionMod` for an app whose loss falls with every third message, fifth, and
+    so on.
+    """
+    uplink = CompressionMod(make_codec(**method))
 
     def mod(message, context, call_next):
         def trained(message, context):
@@ -119,7 +121,7 @@ def federated(
     grid = grid_of(moving(train, None if method is None else mod_of(method)), nodes)
     screen = Screening(refuse=None)
     options = {"downlink": downlink, "patience": rounds, "screening": screen}
-    link = grid if method is None else Link(grid, **options)
+    link = grid if method is None else CompressedGrid(grid, **options)
     result = strategy(fraction_evaluate=0).start(link, record(values), rounds)
     return {name: array.numpy() for name, array in result.arrays.items()}, link
 
@@ -181,7 +183,7 @@ class Losing(LocalGrid):
     """Loses all replies of some rounds."""
 
     def __init__(self, app, nodes, lost):
-        super().__init__(make_pool(HostSpec(app, nodes, 1, {}), 1), nodes)
+        super().__init__(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
         self.lost, self.round = lost, 0
 
     def send_and_receive(self, messages, *, timeout=None):
@@ -338,8 +340,8 @@ def test_a_method_that_knows_a_copy_by_its_name_gets_it():
 
 def test_where_nodes_clip_a_copy_is_sent_as_what_was_clipped():
     values = {name: value for name, value in model(*PAIR).items() if value.dtype == np.float32}
-    app = Spied(moving(learns(PAIR), Uplink("int8")))
-    link = Link(grid_of(app, 2))
+    app = Spied(moving(learns(PAIR), CompressionMod("int8")))
+    link = CompressedGrid(grid_of(app, 2))
     for norm, untied in ((1e3, [3]), (1e-3, None)):  # the second: nobody has clipped to that
         replies = link.send_and_receive(ask(link, record(values), clipping_norm=norm))
         assert not any(reply.has_error() for reply in replies)
@@ -411,13 +413,17 @@ def test_mutated_replies_cost_their_node_alone(caplog):
 
 LAYOUT = Layout(("a", "b"), ((3,), (2,)), ("float32",) * 2)
 PAYLOAD = make_codec().encode(
-    np.arange(5, dtype=np.float32), LAYOUT, names=True, own=[Own(1, "n", np.int64([7, 8]))]
+    np.arange(5, dtype=np.float32), LAYOUT, names=True, own=[NativeTensor(1, "n", np.int64([7, 8]))]
 )
 
 
 def received(**note):
     """Return what a node makes of a message of three tensors, a, n and b."""
-    return Follower().model(payload_record(PAYLOAD), ToNode(1, **note), RecordDict()).arrays()
+    return (
+        NodeReplica()
+        .model(payload_record(PAYLOAD), DownlinkHeader(1, **note), RecordDict())
+        .arrays()
+    )
 
 
 def test_copies_are_put_where_they_were():
@@ -459,11 +465,11 @@ def test_a_node_believes_no_message_that_tells_of_copies_it_does_not_hold(copies
 
 
 def test_copies_make_no_model_larger_than_is_allowed():
-    form = Form(Layout(("a", "n"), ((5,), (4,)), ("float32", "int64")), (1,))
-    note = ToNode(1, copies=["x", "y"], tied=[2, 0, 3, 0])
+    form = TensorSplit(Layout(("a", "n"), ((5,), (4,)), ("float32", "int64")), (1,))
+    note = DownlinkHeader(1, copies=["x", "y"], tied=[2, 0, 3, 0])
     assert len(form_as_told(form, note, 15)[0].whole) == 4
     with pytest.raises(PayloadError, match="more than the 14 entries allowed"):
         form_as_told(form, note, 14)
-    form = Form(Layout(("n",), ((1 << 28,),), ("int64",)), (0,))
+    form = TensorSplit(Layout(("n",), ((1 << 28,),), ("int64",)), (0,))
     with pytest.raises(PayloadError, match="larger than is allowed"):
-        form_as_told(form, ToNode(1, copies=["x"], tied=[1, 0]), 1 << 28)
+        form_as_told(form, DownlinkHeader(1, copies=["x"], tied=[1, 0]), 1 << 28)

@@ -11,7 +11,7 @@ from compression.flower.timed_grid import GridWrapper, PolledGrid, TimedGrid, ti
 from simulation.any_app.grid import GuestGrid
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from tests.compression.flower.fleet import Fleet, Remote
 
@@ -20,7 +20,7 @@ DECLARED = {name: member for name, member in vars(TimedGrid).items() if not name
 
 @pytest.fixture
 def local():
-    return LocalGrid(make_pool(HostSpec("client.app:app", 3, 1, {}), 1), 3, VirtualClock())
+    return LocalGrid(make_pool(NodeHostSpec("client.app:app", 3, 1, {}), 1), 3, VirtualClock())
 
 
 @pytest.mark.parametrize("kind", [LocalGrid, GuestGrid, GridWrapper, PolledGrid])

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from compression.flower.timeouts import FOREVER, LEAST, Patience, gathered
+from compression.flower.timeouts import FOREVER, LEAST, AdaptiveTimeout, gathered
 
 
 class Clock:
@@ -53,6 +53,6 @@ def test_a_time_out_of_ones_own_holds():
 
 
 def test_on_a_virtual_clock_nothing_adapts():
-    patience = Patience(Clock([], virtual=0.0), FOREVER, 4)
+    patience = AdaptiveTimeout(Clock([], virtual=0.0), FOREVER, 4)
     patience.came(3)
     assert patience.deadline == FOREVER

@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import Link, Uplink
+from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.message_size import size_of
 from tests.compression.flower.plain_grid import PlainGrid
 
@@ -84,7 +84,9 @@ def run_over(link, mods):
 @pytest.mark.parametrize("downlink", [None, "int8"])
 def test_all_that_crosses_the_grid_is_counted(downlink):
     """Payloads, second vectors, evaluations, queries, configurations, metrics, the link's own."""
-    grid, link = run_over(lambda grid: Link(grid, downlink=downlink), [Uplink("int8")])
+    grid, link = run_over(
+        lambda grid: CompressedGrid(grid, downlink=downlink), [CompressionMod("int8")]
+    )
     plain, _ = run_over(lambda grid: grid, [])
     traffic = link.traffic
     assert traffic.failures == 0

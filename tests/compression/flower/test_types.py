@@ -9,9 +9,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Krum
 
 from compression import PayloadError, make_codec
-from compression.flower import Link, Sheltered, Uplink
+from compression.flower import CompressedGrid, CompressionMod, StatisticsAveraging
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 
 INT8 = make_codec(quantizer="int8")
@@ -45,9 +45,9 @@ def run(strategy, mod, change, nodes=3, rounds=2, values=VALUES, arrays=record):
         content = {"arrays": arrays(change(node, found)), "metrics": metrics}
         return Message(RecordDict(content), reply_to=message)
 
-    grid = LocalGrid(make_pool(HostSpec(app, nodes, 1, {}), 1), nodes)
+    grid = LocalGrid(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
     strategy, options = strategy
-    link = Link(grid, **options)
+    link = CompressedGrid(grid, **options)
     result = strategy.start(link, arrays(values), num_rounds=rounds)
     model = {name: array.numpy() for name, array in result.arrays.items()}
     return model, seen, link.traffic
@@ -59,14 +59,16 @@ def same(node, found):
 
 def sheltered(strategy=FedAvg, **options):
     """Return a strategy that no statistics reach, and the link's options."""
-    return Sheltered(strategy(fraction_evaluate=0), exact=options.get("exact", ())), options
+    return StatisticsAveraging(
+        strategy(fraction_evaluate=0), exact=options.get("exact", ())
+    ), options
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedAvgM, FedAdam, Krum])
 @pytest.mark.parametrize("downlink", [None, INT8, make_codec("topk", density=0.1)])
 def test_all_but_floats_come_back_to_the_last_bit(strategy, downlink):
     strategy = sheltered(strategy, downlink=downlink)
-    model, seen, traffic = run(strategy, Uplink(INT8), same)
+    model, seen, traffic = run(strategy, CompressionMod(INT8), same)
     assert traffic.failures == 0
     for found in [*seen, model]:
         assert list(found) == list(VALUES)
@@ -83,7 +85,7 @@ def test_all_but_floats_come_back_to_the_last_bit(strategy, downlink):
 def test_a_model_may_have_far_more_integers_than_floats(downlink):
     values = {"w": np.ones(4, np.float32), "ids": np.arange(1000)}
     model, _, traffic = run(
-        sheltered(downlink=downlink), Uplink(INT8), same, rounds=3, values=values
+        sheltered(downlink=downlink), CompressionMod(INT8), same, rounds=3, values=values
     )
     assert model["ids"].tolist() == list(range(1000))
     assert traffic.failures == 0
@@ -91,7 +93,7 @@ def test_a_model_may_have_far_more_integers_than_floats(downlink):
 
 def test_integers_that_differ_are_averaged_in_their_own_type():
     model, _, _ = run(
-        sheltered(), Uplink(INT8),
+        sheltered(), CompressionMod(INT8),
         lambda node, found: {**found, "steps": LARGE + node * 6, "on": np.array([node > 0] * 3)},
     )  # fmt: skip
     np.testing.assert_array_equal(model["steps"], LARGE + 8)  # (0 * 1 + 6 * 2 + 12 * 3) / 6
@@ -100,7 +102,7 @@ def test_integers_that_differ_are_averaged_in_their_own_type():
 
 def test_a_robust_strategy_takes_integers_that_some_node_sent():
     model, _, _ = run(
-        sheltered(Krum), Uplink(INT8), nodes=5,
+        sheltered(Krum), CompressionMod(INT8), nodes=5,
         change=lambda node, found: {**found, "steps": LARGE + (60 if node == 4 else node)},
     )  # fmt: skip
     np.testing.assert_array_equal(model["steps"], LARGE + 2)
@@ -108,7 +110,7 @@ def test_a_robust_strategy_takes_integers_that_some_node_sent():
 
 def test_a_model_of_halves_goes_down_as_halves():
     values = {"half": np.linspace(-1, 1, 5000, dtype=np.float16)}
-    _, _, traffic = run(sheltered(), Uplink(INT8), same, values=values)
+    _, _, traffic = run(sheltered(), CompressionMod(INT8), same, values=values)
     flower = len(record(values)["half"].data) * 3 * 2
     assert traffic.downlink_bytes_float32 == flower  # what Flower really sends
     assert traffic.uplink_bytes_float32 == flower
@@ -125,7 +127,7 @@ EXACT = np.array([1 + 2**-40, np.pi, -1e-30])
 def test_exact_adds_others(kind, downlink):
     values = {"w": VALUES["w"], "head.scale": EXACT.astype(kind)}
     moved = (EXACT * 1.1).astype(kind)
-    mod = Uplink(make_codec("topk", "int8", density=0.1))
+    mod = CompressionMod(make_codec("topk", "int8", density=0.1))
     strategy = sheltered(FedAdam, downlink=downlink, exact=["head.*"])
     model, seen, _ = run(strategy, mod, lambda node, f: {**f, "head.scale": moved}, values=values)
     np.testing.assert_array_equal(model["head.scale"], moved)
@@ -137,14 +139,14 @@ def test_a_codecs_exact_is_transport_alone():
     """Float32 that the strategy steps, but no method has touched."""
     values = {"w": VALUES["w"], "head": np.array([0.1, 1e-6, 1e6], np.float32)}
     moved = values["head"] * np.float32(1.1)
-    mod = Uplink(make_codec("topk", "int8", density=0.05, exact=["head"]))
+    mod = CompressionMod(make_codec("topk", "int8", density=0.05, exact=["head"]))
     model, _, _ = run(sheltered(), mod, lambda n, f: {**f, "head": moved}, rounds=1, values=values)
     np.testing.assert_allclose(model["head"], moved, rtol=3e-7)
 
 
 def test_a_pattern_that_matches_nothing_is_refused():
     with pytest.raises(ValueError, match=r"exact='heda' matches no tensor; there are w, half"):
-        run(sheltered(exact=["heda"]), Uplink(INT8), same)
+        run(sheltered(exact=["heda"]), CompressionMod(INT8), same)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_a_pattern_that_matches_nothing_is_refused():
 def test_statistics_without_names_are_warned_of_once(codec, exact, warned, caplog):
     values = {"0": VALUES["w"], "1": np.full(15, 0.3, np.float32)}
     with caplog.at_level(logging.WARNING, "edgewire"):
-        run(sheltered(exact=exact), Uplink(codec), same, values=values)
+        run(sheltered(exact=exact), CompressionMod(codec), same, values=values)
     lines = [r.getMessage() for r in caplog.records if "have no names" in r.getMessage()]
     assert len(lines) == warned
     assert all('exact=["3", "4"]' in line for line in lines)
@@ -172,7 +174,7 @@ def test_values_that_a_type_cannot_hold_are_refused(caplog):
 
     strategy = sheltered()
     with caplog.at_level(logging.WARNING, "edgewire"):
-        _, _, traffic = run(strategy, Uplink(INT8), change)
+        _, _, traffic = run(strategy, CompressionMod(INT8), change)
     assert traffic.failures == 2
     assert "its uint8 cannot hold the values" in caplog.text
 
@@ -195,7 +197,7 @@ def test_a_lost_answer_is_put_back_beside_integers_too(codec):
 
     strategy = sheltered(Losing)
     model, _, traffic = run(
-        strategy, Uplink(codec), rounds=5,
+        strategy, CompressionMod(codec), rounds=5,
         change=lambda node, f: {**f, "w": f["w"] + np.float32(0.1), "steps": f["steps"] + 1},
     )  # fmt: skip
     assert traffic.failures == 0
@@ -206,7 +208,7 @@ def test_infinity_by_design_travels_exactly():
     values = {"w": VALUES["w"], "mask": np.array([0, -np.inf, -np.inf], np.float32)}
     for downlink in (None, INT8):
         strategy = sheltered(downlink=downlink, exact=["mask"])
-        model, seen, _ = run(strategy, Uplink(INT8), same, values=values)
+        model, seen, _ = run(strategy, CompressionMod(INT8), same, values=values)
         np.testing.assert_array_equal(model["mask"], values["mask"])
         np.testing.assert_array_equal(seen[-1]["mask"], values["mask"])
 
@@ -214,14 +216,14 @@ def test_infinity_by_design_travels_exactly():
 def test_an_app_that_trains_in_float32_may_answer_so():
     strategy = sheltered()
     _, _, traffic = run(
-        strategy, Uplink(INT8),
+        strategy, CompressionMod(INT8),
         lambda node, f: {**f, "bn.running_mean": f["bn.running_mean"].astype(np.float32) + 0.1},
     )  # fmt: skip
     assert traffic.failures == 0
 
 
 def test_a_codecs_pattern_that_matches_nothing_is_named():
-    mod = Uplink(make_codec(quantizer="int8", exact=["heda"]))
+    mod = CompressionMod(make_codec(quantizer="int8", exact=["heda"]))
     with pytest.raises(PayloadError, match=r"exact='heda' matches no tensor"):
         run(sheltered(), mod, same)
 
@@ -229,5 +231,5 @@ def test_a_codecs_pattern_that_matches_nothing_is_named():
 def test_a_lossy_downlink_of_unnamed_tensors_is_warned_of(caplog):
     values = {"0": VALUES["w"], "1": np.full(15, 0.3, np.float32)}
     with caplog.at_level(logging.WARNING, "edgewire"):
-        run(sheltered(downlink=INT8), Uplink(make_codec()), same, values=values)
+        run(sheltered(downlink=INT8), CompressionMod(make_codec()), same, values=values)
     assert len([r for r in caplog.records if "have no names" in r.getMessage()]) == 1

@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import Link, Uplink
+from compression.flower import CompressedGrid, CompressionMod
 from tests.compression.flower.plain_grid import PlainGrid
 
 ENTRIES, NODES, CALLS = 5000, 3, 5
@@ -33,14 +33,14 @@ def linked(caplog):
     caplog.set_level(logging.WARNING, "edgewire")
 
     def make(answer, **options):
-        app = ClientApp(mods=[Uplink("int8")])
+        app = ClientApp(mods=[CompressionMod("int8")])
 
         def reply(message, context):
             return Message(answer(message.content, context), reply_to=message)
 
         for register in (app.train, app.evaluate, app.query):
             register()(reply)
-        return Link(PlainGrid(app, NODES), **options)
+        return CompressedGrid(PlainGrid(app, NODES), **options)
 
     return make
 
@@ -193,7 +193,7 @@ def test_flowers_old_api_is_refused_in_one_line(linked, record):
 @pytest.mark.parametrize("record", ["fitins.parameters", "secaggplus_configs"])
 def test_the_mod_alone_under_flowers_old_api_says_so_once(caplog, record):
     """Such a server shows no grid that a link could be put around."""
-    app = ClientApp(mods=[Uplink("int8")])
+    app = ClientApp(mods=[CompressionMod("int8")])
     app.train()(lambda message, _: Message(message.content, reply_to=message))
     grid = PlainGrid(app, NODES)
     array = Array("", (), "numpy.ndarray", vector(0)["w"].data)  # as that API makes them

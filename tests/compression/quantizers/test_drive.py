@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from compression.base import Kind, Parts, PayloadError, Rng
+from compression.base import Kind, PayloadError, Rng, TensorSlices
 from compression.quantizers.drive import Drive
 from compression.quantizers.rotation import CHUNK, batches, random_bits, runs, transform
 
@@ -16,7 +16,7 @@ both_scales = pytest.mark.parametrize("scale", ["unbiased", "least"])
 
 
 def parts_of(*sizes):
-    return Parts(np.cumsum([0, *sizes]))
+    return TensorSlices(np.cumsum([0, *sizes]))
 
 
 def round_trip(values, parts=None, scale="unbiased", seed=0):
@@ -269,7 +269,7 @@ def test_bits_of_any_content_are_values():
 def test_selected_values_have_no_shape():
     values = drawn("gauss", 1200)
     plain = parts_of(1200)
-    shaped = Parts(plain.segments, ((30, 40),))
+    shaped = TensorSlices(plain.segments, ((30, 40),))
     np.testing.assert_array_equal(round_trip(values, shaped), round_trip(values, plain))
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compression.base import Kind, Parts, Rng
+from compression.base import Kind, Rng, TensorSlices
 from compression.layout import Layout
 from compression.quantizers.powersgd import PowerSgd
 from tests.compression.quantizers.values import MOST, parts_of, selected
@@ -103,7 +103,7 @@ def test_warm_start_comes_to_the_best_approximation(rank):
 def test_the_memory_is_what_it_says():
     shapes = ((20, 30), (7,), (0, 5), (12, 3, 5), (2, 2))
     layout = Layout(tuple("abcde"), shapes, ("float32",) * 5)
-    parts = Parts(layout.offsets, layout.shapes)
+    parts = TensorSlices(layout.offsets, layout.shapes)
     values = normal(layout.size)
     for rank in (1, 2, 5):
         memory = {}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compression.base import Parts, PayloadError, Rng
+from compression.base import PayloadError, Rng, TensorSlices
 from compression.quantizers.float16 import Float16
 from compression.quantizers.int8 import Int8
 from compression.quantizers.scaling import BLOCK, blocks, magnitudes
@@ -39,7 +39,7 @@ def test_magnitudes_across_blocks():
 def test_int8_is_the_plain_formula():
     segments = np.array([0, 40_000, 40_000, 150_000])
     values = np.random.default_rng(0).normal(size=150_000).astype(np.float32)
-    scales, levels = Int8().encode(values, Parts(segments), {}, RNG)
+    scales, levels = Int8().encode(values, TensorSlices(segments), {}, RNG)
     for start, stop, scale in zip(segments[:-1], segments[1:], scales, strict=True):
         part = values[start:stop]
         assert scale == (np.abs(part).max() / np.float32(127) if len(part) else 0)
@@ -51,7 +51,7 @@ def test_int8_is_the_plain_formula():
 @pytest.mark.parametrize("quantizer", [Int8(), Float16()])
 def test_extreme_scales(quantizer, largest):
     values = (np.linspace(-1, 1, 255) * largest).astype(np.float32)
-    parts = Parts(np.array([0, len(values)]))
+    parts = TensorSlices(np.array([0, len(values)]))
     streams = quantizer.encode(values, parts, {}, RNG)
     decoded = quantizer.decode((), streams, parts)
     error = np.abs(decoded.astype(np.float64) - values)
@@ -64,17 +64,17 @@ def test_extreme_scales(quantizer, largest):
 def test_int8_refuses_bad_scales(scale):
     streams = (np.array([scale], dtype="<f4"), np.array([0, 1], dtype="i1"))
     with pytest.raises(PayloadError, match="scale"):
-        Int8.decode((), streams, Parts(np.array([0, 2])))
+        Int8.decode((), streams, TensorSlices(np.array([0, 2])))
 
 
 def test_int8_refuses_minus_128():
     streams = (np.ones(1, dtype="<f4"), np.array([0, -128], dtype="i1"))
     with pytest.raises(PayloadError, match="-128"):
-        Int8.decode((), streams, Parts(np.array([0, 2])))
+        Int8.decode((), streams, TensorSlices(np.array([0, 2])))
 
 
 @pytest.mark.parametrize("value", [1.001, -2, np.inf, np.nan])
 def test_float16_refuses_more_than_its_scale(value):
     streams = (np.ones(1, dtype="<f4"), np.array([0, value], dtype="<f2"))
     with pytest.raises(PayloadError, match="beyond its scale"):
-        Float16.decode((), streams, Parts(np.array([0, 2])))
+        Float16.decode((), streams, TensorSlices(np.array([0, 2])))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compression.base import Parts, PayloadError, Rng
+from compression.base import PayloadError, Rng, TensorSlices
 from compression.quantizers.scaling import BLOCK
 from compression.quantizers.sign import Sign
 from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
@@ -49,11 +49,11 @@ def test_sign_of_selected_values_has_means_of_tensors():
     parts = parts_of((10, 100), (5,))
     values = normal(1005)
     expected = Sign("tensor").encode(values, parts, {}, Rng(0, 1))
-    found = Sign("column").encode(values, Parts(parts.segments), {}, Rng(0, 1))
+    found = Sign("column").encode(values, TensorSlices(parts.segments), {}, Rng(0, 1))
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(
-        Sign.decode((1,), found, Parts(parts.segments)), Sign.decode((0,), expected, parts)
+        Sign.decode((1,), found, TensorSlices(parts.segments)), Sign.decode((0,), expected, parts)
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compression import names
-from compression.base import Parts, Rng
+from compression.base import Rng, TensorSlices
 from compression.quantizers.qsgd import Qsgd
 from compression.quantizers.ternary import Ternary
 from compression.registry import get
@@ -42,7 +42,7 @@ def some_values() -> np.ndarray:
 def means(quantizer, values: np.ndarray) -> np.ndarray:
     """(N,) means of what the values decode to; a tile makes the same scales as any other."""
     tiled = np.tile(values, TILES)
-    parts = Parts(np.array([0, len(tiled)]))
+    parts = TensorSlices(np.array([0, len(tiled)]))
     total = np.zeros(len(values))
     for seed in range(SEEDS):
         streams = quantizer.encode(tiled, parts, {}, Rng(seed, 1))
@@ -75,7 +75,7 @@ def test_what_is_declared_unbiased_is(name):
     """At its default options; bounded values, so that a clipping at 2.5 sigma clips nothing."""
     quantizer = get("quantizer", name)()
     values = np.random.default_rng(2).uniform(-1, 1, N).astype(np.float32)
-    bound = quantizer.error_bound(values, Parts(np.array([0, N])))
+    bound = quantizer.error_bound(values, TensorSlices(np.array([0, N])))
     # The largest value is sure, its bound 0.
     check_unbiased(means(quantizer, values), values, 2 * bound + 1e-6)
 
@@ -90,7 +90,7 @@ def test_qsgd_is_unbiased(quantizer):
 def test_qsgd_takes_a_neighbouring_level(quantizer):
     values = some_values()
     steps = steps_of(quantizer, values)
-    parts = Parts(np.array([0, N]))
+    parts = TensorSlices(np.array([0, N]))
     scales, levels = quantizer.encode(values, parts, {}, Rng(0, 1))
     np.testing.assert_allclose(np.repeat(scales, quantizer.bucket), steps, rtol=3e-7)
     assert (np.abs(levels - values / steps) < 1 + 1e-4).all()
@@ -116,7 +116,7 @@ def test_qsgd_over_l2_is_sparse():
     values = np.random.default_rng(0).normal(size=512 * 200).astype(np.float32)
     for levels in (1, 4):
         quantizer = Qsgd(levels, 512, "l2")
-        _, found = quantizer.encode(values, Parts(np.array([0, len(values)])), {}, Rng(0, 1))
+        _, found = quantizer.encode(values, TensorSlices(np.array([0, len(values)])), {}, Rng(0, 1))
         assert np.count_nonzero(found) / 200 <= levels * (levels + np.sqrt(512))
 
 
@@ -143,7 +143,7 @@ def test_rounding_to_nearest_would_not_pass():
 @pytest.mark.parametrize("quantizer", [Qsgd(), Ternary()], ids=repr)
 def test_draws_depend_on_the_seed_only(quantizer):
     values = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
-    parts = Parts(np.array([0, 99, len(values)]))
+    parts = TensorSlices(np.array([0, 99, len(values)]))
     one, same, other = (quantizer.encode(values, parts, {}, Rng(seed, 1)) for seed in (1, 1, 2))
     assert quantizer.unbiased
     for left, right in zip(one, same, strict=True):

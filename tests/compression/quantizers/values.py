@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compression.base import Parts
+from compression.base import TensorSlices
 
 MOST = float(np.finfo(np.float32).max)
 LEAST = float(np.finfo(np.float32).smallest_subnormal)
@@ -22,17 +22,17 @@ SPECIAL = {
 }
 
 
-def parts_of(*shapes: tuple[int, ...]) -> Parts:
+def parts_of(*shapes: tuple[int, ...]) -> TensorSlices:
     sizes = [int(np.prod(shape)) for shape in shapes]
-    return Parts(np.cumsum([0, *sizes]), shapes)
+    return TensorSlices(np.cumsum([0, *sizes]), shapes)
 
 
-def selected(*sizes: int) -> Parts:
-    return Parts(np.cumsum([0, *sizes]))
+def selected(*sizes: int) -> TensorSlices:
+    return TensorSlices(np.cumsum([0, *sizes]))
 
 
-def whole(values: np.ndarray) -> Parts:
-    return Parts(np.array([0, len(values)]))
+def whole(values: np.ndarray) -> TensorSlices:
+    return TensorSlices(np.array([0, len(values)]))
 
 
 def normal(size: int) -> np.ndarray:

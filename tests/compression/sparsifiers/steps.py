@@ -3,7 +3,7 @@
 import numpy as np
 
 from compression import Layout
-from compression.base import Rng, Step
+from compression.base import Rng, SparsifyContext
 from compression.registry import get
 
 LAYOUT = Layout(("conv", "bias", "fc"), ((4, 3, 5, 5), (4,), (20, 30)), ("float32",) * 3)
@@ -24,4 +24,4 @@ def run(sparsifier, steps, losses=None):
     for number in range(steps):
         loss = None if losses is None else losses[number]
         g = update(number)
-        yield g, sparsifier.select(g, Step(LAYOUT, memory, Rng(number, 0), loss)), memory
+        yield g, sparsifier.select(g, SparsifyContext(LAYOUT, memory, Rng(number, 0), loss)), memory

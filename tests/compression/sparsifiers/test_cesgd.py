@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compression.base import Rng, Step
+from compression.base import Rng, SparsifyContext
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
 
 OPERATORS = ["map", "gradient", "union", "proportional", "largest"]
@@ -69,7 +69,7 @@ def test_cesgd_draws_with_its_probabilities(operator, scope):
     drawn = np.zeros(N)
     for seed in range(draws):
         memory = {"loss": np.array([1.0]), "map": weights.copy(), "sent": np.zeros(N, bool)}
-        drawn[sparsifier.select(g, Step(LAYOUT, memory, Rng(seed, 0), 2.0)).indices] += 1
+        drawn[sparsifier.select(g, SparsifyContext(LAYOUT, memory, Rng(seed, 0), 2.0)).indices] += 1
     p = np.empty(N)
     for start, stop in pairwise(LAYOUT.offsets if scope == "tensor" else [0, N]):
         m = weights[start:stop] / weights[start:stop].max()
@@ -90,6 +90,6 @@ def test_cesgd_speculates_on_seldom_seen_coordinates():
     weights[: N // 2] = 10
     weights[LAYOUT.offsets[1:-1]] = 10  # no tensor without any
     memory = {"loss": np.array([1.0]), "map": weights.copy(), "sent": np.zeros(N, bool)}
-    indices, _, _ = sparsifier.select(update(), Step(LAYOUT, memory, Rng(0, 0), 2.0))
+    indices, _, _ = sparsifier.select(update(), SparsifyContext(LAYOUT, memory, Rng(0, 0), 2.0))
     rare = indices[weights[indices] == 0]
     assert len(rare) == pytest.approx(0.05 * N, abs=3)

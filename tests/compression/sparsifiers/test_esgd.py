@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compression.base import Rng, Step
+from compression.base import Rng, SparsifyContext
 from compression.per_tensor import count
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, update
 
@@ -36,7 +36,9 @@ def test_esgd_follows_its_algorithm(residual):
     for number, loss in enumerate(losses):
         g = update(number)
         fresh = dict(memory)
-        indices, values, same = sparsifier.select(g, Step(LAYOUT, memory, Rng(number, 0), loss))
+        indices, values, same = sparsifier.select(
+            g, SparsifyContext(LAYOUT, memory, Rng(number, 0), loss)
+        )
         sent, k = set(indices.tolist()), count(0.25, N)
         assert len(sent) == k
         chosen, queue, new, better = esgd_by_hand(
@@ -64,9 +66,9 @@ def test_esgd_prefers_coordinates_of_high_hidden_weight():
     """H + 1 = 1001 for one in ten: drawn nearly always. False alarm far below 1 in 10^6."""
     sparsifier = make("esgd", drop=0.9, cap=0.0)
     memory = {}
-    sparsifier.select(update(), Step(LAYOUT, memory, Rng(0, 0), 1.0))
+    sparsifier.select(update(), SparsifyContext(LAYOUT, memory, Rng(0, 0), 1.0))
     heavy = np.arange(0, N, 20)
     memory["hidden"][:] = 0
     memory["hidden"][heavy] = 1000
-    indices, _, _ = sparsifier.select(update(1), Step(LAYOUT, memory, Rng(1, 0), 2.0))
+    indices, _, _ = sparsifier.select(update(1), SparsifyContext(LAYOUT, memory, Rng(1, 0), 2.0))
     assert np.isin(heavy, indices).mean() > 0.9

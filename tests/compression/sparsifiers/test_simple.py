@@ -3,7 +3,7 @@
 import numpy as np
 
 from compression import Layout
-from compression.base import Rng, Step
+from compression.base import Rng, SparsifyContext
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
 
 
@@ -38,7 +38,9 @@ def test_threshold_sends_the_threshold_and_keeps_the_difference():
 def test_a_sampled_threshold_drops_about_the_share():
     big = Layout(("w",), ((1000, 500),), ("float32",))
     g = np.random.default_rng(0).normal(size=big.size).astype(np.float32)
-    chosen = make("gradient_dropping", cut="sampled", drop=0.99).select(g, Step(big, {}, Rng(1, 0)))
+    chosen = make("gradient_dropping", cut="sampled", drop=0.99).select(
+        g, SparsifyContext(big, {}, Rng(1, 0))
+    )
     # 10 of a sample of 1,000 lie above the threshold: the share sent is 1 % +- 5 * 0.32 %.
     assert 0 < len(chosen.indices) < 0.026 * big.size
     floor = np.abs(chosen.values).min()
@@ -52,7 +54,7 @@ def test_a_rescaled_random_selection_keeps_nothing_and_is_right_on_average():
         g, total, draws = update(), np.zeros(N), 4000
         for seed in range(draws):
             memory = {}
-            indices, values, _ = sparsifier.select(g, Step(LAYOUT, memory, Rng(seed, 0)))
+            indices, values, _ = sparsifier.select(g, SparsifyContext(LAYOUT, memory, Rng(seed, 0)))
             total[indices] += values
             assert not memory
         spread = np.abs(g) * np.sqrt(3 / draws)  # of a value that is 4 g with probability 1/4

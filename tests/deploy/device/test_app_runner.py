@@ -10,7 +10,7 @@ from client.app import Undisclosed
 from compression import PayloadError
 from conf import ConfigError
 from deploy.device.app_runner import answered
-from deploy.device.throttled_log import Failing
+from deploy.device.throttled_log import ThrottledLog
 from task.errors import TaskError
 
 CONTEXT = SimpleNamespace(run_id=1, node_id=2)
@@ -30,7 +30,7 @@ def said_of(failing, caplog):
     def app(message, context):
         failing()
 
-    bundle = answered(message, CONTEXT, lambda: app, Failing())
+    bundle = answered(message, CONTEXT, lambda: app, ThrottledLog())
     (record,) = caplog.records
     return bundle, record
 

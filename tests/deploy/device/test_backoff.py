@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 from deploy.device.backoff import WORTH_WAITING, reason_of
 from deploy.device.client import FleetClient, Refusal
 from deploy.device.membership import Member
-from deploy.device.node_folder import Journal
+from deploy.device.node_folder import NodeFolder
 from deploy.node import main
 from tests.deploy.fakelink import FakeLink
 
@@ -77,7 +77,7 @@ def enter(link, journal, *, registers=True, certificates=None):
 
 
 def test_a_key_that_is_not_registered(link, tmp_path):
-    journal = Journal(tmp_path)
+    journal = NodeFolder(tmp_path)
     said = enter(link, journal, registers=False)  # nobody can tell it from the next one
     assert "does not know this node's key: register it" in said
     assert "online" in said
@@ -85,7 +85,7 @@ def test_a_key_that_is_not_registered(link, tmp_path):
 
 
 def test_a_key_that_was_known(link, tmp_path):
-    journal = Journal(tmp_path)
+    journal = NodeFolder(tmp_path)
     assert not enter(link, journal)
     link.nodes.clear()
     link.online.clear()
@@ -95,7 +95,7 @@ def test_a_key_that_was_known(link, tmp_path):
 
 
 def test_an_earlier_life_that_stays_online(link, tmp_path):
-    journal = Journal(tmp_path)
+    journal = NodeFolder(tmp_path)
     assert not enter(link, journal)
     (tmp_path / "node.json").unlink()  # so it does not know its id
     assert "counts an earlier life of this node as online" in enter(link, journal)
@@ -105,7 +105,7 @@ def test_an_earlier_life_that_stays_online(link, tmp_path):
 
 def test_a_server_that_takes_registered_keys_alone(link, tmp_path):
     link.registers = False
-    assert "--auth-supernode-private-key" in enter(link, Journal(tmp_path))
+    assert "--auth-supernode-private-key" in enter(link, NodeFolder(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_server_that_takes_registered_keys_alone(link, tmp_path):
     [(400, "(400|401) s ahead of"), (-400, "(399|400|401) s behind"), (8, "[89] s ahead")],
 )
 def test_a_clock_that_is_off_is_named_with_how_much(ahead, words, link, tmp_path):
-    journal = Journal(tmp_path)
+    journal = NodeFolder(tmp_path)
     link.clock = ahead + 0.3
     link.faults["activate_node"].append(401)
     said = enter(link, journal)
@@ -122,23 +122,23 @@ def test_a_clock_that_is_off_is_named_with_how_much(ahead, words, link, tmp_path
 
 def test_a_clock_that_is_right_is_not_blamed(link, tmp_path):
     link.faults["activate_node"].append(401)
-    said = enter(link, Journal(tmp_path))
+    said = enter(link, NodeFolder(tmp_path))
     assert "clock" not in said
     assert "signature" in said
 
 
 def test_another_server(link, tmp_path):
     link.faults["register_node"].append(404)
-    assert "does not serve Flower's Fleet API" in enter(link, Journal(tmp_path))
+    assert "does not serve Flower's Fleet API" in enter(link, NodeFolder(tmp_path))
 
 
 def test_a_server_that_is_not_there(link, tmp_path):
     link.stop()
-    assert "is not reached: [Errno 111] Connection refused" in enter(link, Journal(tmp_path))
+    assert "is not reached: [Errno 111] Connection refused" in enter(link, NodeFolder(tmp_path))
 
 
 def test_a_name_that_nobody_knows(tmp_path):
-    fleet = FleetClient("nowhere.invalid:1", Journal(tmp_path).key(), insecure=True)
+    fleet = FleetClient("nowhere.invalid:1", NodeFolder(tmp_path).key(), insecure=True)
     with pytest.raises(httpx.TransportError) as error:
         fleet.bundles()
     assert "nowhere.invalid:1 is not reached: " in reason_of(error.value, fleet.address)
@@ -161,14 +161,14 @@ def tls(link, shown):
 def test_a_certificate_that_will_not_do(options, says, link, tmp_path):
     shown = issued(tmp_path, "server", **options)
     tls(link, shown)
-    said = enter(link, Journal(tmp_path / "node"), certificates=shown.path)
+    said = enter(link, NodeFolder(tmp_path / "node"), certificates=shown.path)
     assert says in said, said
 
 
 def test_another_ca_and_the_right_one(link, tmp_path):
     shown, other = issued(tmp_path, "server"), issued(tmp_path, "other")
     tls(link, shown)
-    journal = Journal(tmp_path / "node")
+    journal = NodeFolder(tmp_path / "node")
     said = enter(link, journal, certificates=other.path)
     assert "--root-certificates must name the CA" in said, said
     assert not enter(link, journal, certificates=shown.path)
@@ -176,12 +176,12 @@ def test_another_ca_and_the_right_one(link, tmp_path):
 
 def test_a_server_without_tls(link, tmp_path):
     other = issued(tmp_path, "other")
-    said = enter(link, Journal(tmp_path / "node"), certificates=other.path)
+    said = enter(link, NodeFolder(tmp_path / "node"), certificates=other.path)
     assert "does not speak TLS" in said, said
 
 
 def test_a_refusal_says_what_flower_says(link, tmp_path):
-    fleet = FleetClient(link.address, Journal(tmp_path).key(), insecure=True)
+    fleet = FleetClient(link.address, NodeFolder(tmp_path).key(), insecure=True)
     link.faults["pull_messages"].append(500)
     from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 

@@ -13,7 +13,7 @@ from deploy.device.apps import OtherApp
 from deploy.device.backoff import WORTH_WAITING, Wait
 from deploy.device.client import FleetClient
 from deploy.device.membership import Member
-from deploy.device.node_folder import Journal
+from deploy.device.node_folder import NodeFolder
 from deploy.device.node_loop import Device
 from tests.deploy.fakelink import FakeLink
 from tests.deploy.servers import COUNTING, eventually
@@ -40,7 +40,7 @@ class World:
 
     def begin(self):
         """Start the node, anew."""
-        self.journal = Journal(self.folder)
+        self.journal = NodeFolder(self.folder)
         self.fleet = FleetClient(self.link.address, self.journal.key(), insecure=True)
         self.member = Member(self.fleet, self.journal, registers=True, beats=self.beats)
         self.device = Device(

@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from compression.flower.node.state import keep, kept
 from compression.flower.records import FlatArray
-from deploy.device.store import Shelf, open_shelf
-from deploy.protocol.lineage import Checkpoint, Lives
+from deploy.device.store import NodeStore, open_shelf
+from deploy.protocol.lineage import Checkpoint, RunLineage
 
 
 def state_of(draw):
@@ -158,16 +158,16 @@ def test_a_file_that_is_cut_is_damage_like_any_other(size, which, tmp_path, capl
 def test_a_checkpoints_state_that_is_cut_is_dropped(tmp_path, caplog):
     shelf, state = open_shelf(tmp_path), RecordDict()
     keep(state, "large", {"x": np.arange(20_000)})
-    shelf.take_up(1, Lives(5, 5))
+    shelf.take_up(1, RunLineage(5, 5))
     shelf.commit(state, "a", b"reply")
-    shelf.take_up(1, Lives(5, 5, (Checkpoint(5, 1),)))
+    shelf.take_up(1, RunLineage(5, 5, (Checkpoint(5, 1),)))
     keep(state, "large", {"x": np.zeros(20_000)})
     shelf.commit(state, "b", b"reply")
     first, _ = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
     first.write_bytes(first.read_bytes()[:9])
     found = open_shelf(tmp_path)
     assert found.answered == ["a", "b"]
-    found.take_up(1, Lives(5, 6, (Checkpoint(5, 1),)))
+    found.take_up(1, RunLineage(5, 6, (Checkpoint(5, 1),)))
     assert len(found.state) == 0
     assert "the state at the run's checkpoint is damaged" in caplog.text
 
@@ -175,5 +175,5 @@ def test_a_checkpoints_state_that_is_cut_is_dropped(tmp_path, caplog):
 def test_a_file_of_another_number_is_no_state(tmp_path):
     (tmp_path / "x.state").touch()
     (tmp_path / "draft").write_bytes(b"half of it")
-    assert open_shelf(tmp_path) == Shelf(tmp_path)
+    assert open_shelf(tmp_path) == NodeStore(tmp_path)
     assert FlatArray  # what the app keeps is found by what it has, not by its class

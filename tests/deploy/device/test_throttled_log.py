@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from deploy.device.throttled_log import Failing
+from deploy.device.throttled_log import ThrottledLog
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +13,7 @@ def all_of_it(caplog):
 
 
 def test_the_same_reason_is_said_ever_less_often_and_all_are_counted(caplog):
-    failing = Failing()
+    failing = ThrottledLog()
     for number in range(1000):
         failing.say("the app failed", f"no data for round {number}")
     failing.over()
@@ -27,7 +27,7 @@ def test_the_same_reason_is_said_ever_less_often_and_all_are_counted(caplog):
 
 
 def test_another_reason_is_said_at_once_and_so_is_the_same_after_an_answer(caplog):
-    failing = Failing()
+    failing = ThrottledLog()
     for reason in ("no data", "no room", "no data", "no data", "no room"):
         failing.say("the app failed", reason)
     failing.over()
@@ -42,7 +42,7 @@ def test_another_reason_is_said_at_once_and_so_is_the_same_after_an_answer(caplo
 
 
 def test_where_an_error_was_raised_is_shown_once(caplog):
-    failing = Failing()
+    failing = ThrottledLog()
     for _ in range(2):
         failing.say("the app failed", error=IndexError("far"))
     failing.say("the app failed", error=KeyError("other"))
@@ -53,7 +53,7 @@ def test_where_an_error_was_raised_is_shown_once(caplog):
 
 
 def test_reasons_that_never_end_are_not_kept(caplog):
-    failing = Failing()
+    failing = ThrottledLog()
     names = ["x" * n for n in range(1, 1001)]
     for name in names:
         failing.say("the app failed", name)

@@ -65,7 +65,7 @@ def test_what_a_server_app_imports_first_asks_nothing_of_flowers_insides(without
 @pytest.mark.parametrize("lost", ["deploy.server.store", "flwr.superlink.routers.fleet.node_auth"])
 def test_a_server_without_bundles_keeps_its_gate(lost, without, capsys, tmp_path):
     without("deploy.server.api", lost)
-    assert gated("--state", str(tmp_path)) == ["Gate", "Known", "Registry"]
+    assert gated("--state", str(tmp_path)) == ["LocalOnly", "SignedUploads", "Registry"]
     assert capsys.readouterr().err.count("warning: this Flower is another: nodes poll") == 1
 
 
@@ -74,7 +74,7 @@ def test_handlers_that_are_called_otherwise(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(fleet_handlers, "pull_messages", lambda request, context: None)
     with pytest.raises(ImportError, match="pull_messages is called otherwise in this release"):
         expect_handlers()
-    assert gated("--state", str(tmp_path)) == ["Gate", "Known", "Registry"]
+    assert gated("--state", str(tmp_path)) == ["LocalOnly", "SignedUploads", "Registry"]
     assert "pull_messages is called otherwise" in capsys.readouterr().err
 
 

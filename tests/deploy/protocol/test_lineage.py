@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from compression.flower.node.state import keep, kept
 from deploy.device.store import open_shelf
-from deploy.protocol.lineage import Checkpoint, Lives, heard, keeping, keeps, told
+from deploy.protocol.lineage import Checkpoint, RunLineage, heard, keeping, keeps, told
 
 NUMBERS = st.integers(1, 2**64 - 1)
 CHECKPOINTS = st.lists(st.builds(Checkpoint, NUMBERS, st.integers(0, 2**40)), max_size=4)
@@ -17,7 +17,7 @@ NODE = 7
 
 @given(NUMBERS, NUMBERS, CHECKPOINTS, st.text(max_size=9))
 def test_what_is_told_is_heard(key, life, checkpoints, group):
-    lives = Lives(key, life, tuple(checkpoints))
+    lives = RunLineage(key, life, tuple(checkpoints))
     said = told(group, lives)
     assert heard(said, life) == lives
     assert keeps(keeping(said))
@@ -31,7 +31,7 @@ def test_a_group_of_somebody_else_says_nothing(group):
 
 
 def test_what_is_said_in_the_first_life_is_short():
-    lives = Lives(2**63, 2**63)
+    lives = RunLineage(2**63, 2**63)
     assert told("17", lives) == "17 kept/"
     assert told("17", lives.kept(8).kept(16)) == "17 kept//:16"
 
@@ -60,7 +60,7 @@ def device(tmp_path):
 
 
 def test_it_goes_back_to_the_checkpoint_from_which_the_run_goes_on(device):
-    first = Lives(1, 1)
+    first = RunLineage(1, 1)
     for number in range(1, 9):
         assert device.asked(number, first) == list(range(1, number))
         if number % 3 == 0:
@@ -76,16 +76,16 @@ def test_it_goes_back_to_the_checkpoint_from_which_the_run_goes_on(device):
 
 
 def test_it_stays_where_it_is_if_it_has_heard_nothing_after_the_checkpoint(device):
-    first = Lives(1, 1).kept(2)
-    device.asked(1, Lives(1, 1))
+    first = RunLineage(1, 1).kept(2)
+    device.asked(1, RunLineage(1, 1))
     device.asked(2, first)
     checkpoint = first.kept(5)  # in which this node was not asked any more
     assert device.asked(6, checkpoint._replace(life=2)) == [1, 2]
 
 
 def test_it_goes_back_past_a_life_in_which_it_was_not_asked(device):
-    first = Lives(1, 1).kept(1)
-    device.asked(1, Lives(1, 1))
+    first = RunLineage(1, 1).kept(1)
+    device.asked(1, RunLineage(1, 1))
     device.asked(2, first)  # as of 1: what came in this life after that is gone
     second = first._replace(life=2).kept(5)
     third = second._replace(life=3)
@@ -94,8 +94,8 @@ def test_it_goes_back_past_a_life_in_which_it_was_not_asked(device):
 
 
 def test_a_state_of_another_course_starts_anew_and_says_so(device, caplog):
-    first = Lives(1, 1).kept(1)
-    device.asked(1, Lives(1, 1))
+    first = RunLineage(1, 1).kept(1)
+    device.asked(1, RunLineage(1, 1))
     device.asked(2, first)
     device.asked(3, first.kept(2))  # this checkpoint was lost: an older copy of it is there
     assert device.asked(2, first._replace(life=2)) == []
@@ -103,8 +103,8 @@ def test_a_state_of_another_course_starts_anew_and_says_so(device, caplog):
 
 
 def test_a_node_with_another_id_starts_anew_and_says_so(device, caplog):
-    device.asked(1, Lives(1, 1))
-    assert device.asked(2, Lives(1, 1), node=8) == []
+    device.asked(1, RunLineage(1, 1))
+    assert device.asked(2, RunLineage(1, 1), node=8) == []
     assert "is of node 7: it starts anew" in caplog.text
 
 

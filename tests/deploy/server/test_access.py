@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from deploy.server.access import FORWARDED, Gate
+from deploy.server.access import FORWARDED, LocalOnly
 
 INSIDE = [("127.0.0.1", 5), ("127.8.9.1", 5), ("::1", 5), ("::ffff:127.0.0.1", 5)]
 OUTSIDE = [("192.0.2.7", 5), ("fe80::1%eth0", 5), ("::ffff:192.0.2.7", 5), ("0.0.0.0", 5),
@@ -29,7 +29,7 @@ def asked(path, client, *, headers=(), kind="http", closed=True, server=("192.0.
         sent.append(message)
 
     scope = {"type": kind, "path": path, "client": client, "server": server}
-    asyncio.run(Gate(app, closed)(scope | {"headers": list(headers)}, None, send))
+    asyncio.run(LocalOnly(app, closed)(scope | {"headers": list(headers)}, None, send))
     return sent[0].get("status", sent[0]["type"])
 
 

@@ -8,9 +8,9 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from deploy.device.backoff import reason_of
 from deploy.device.client import FleetClient, Refusal
 from deploy.device.membership import Member
-from deploy.device.node_folder import Journal
+from deploy.device.node_folder import NodeFolder
 from deploy.protocol.choose_grid import bundled
-from deploy.server.duplicates import GONE, Twins
+from deploy.server.duplicates import GONE, DuplicateNodes
 from tests.deploy.served import Server, question
 
 ONE, TWO = b"1111", b"2222"
@@ -28,7 +28,7 @@ def idle():
 
 
 def test_who_comes_again_after_another_has_come_is_ousted(caplog):
-    twins = Twins()
+    twins = DuplicateNodes()
     asked = [(7, ONE), (7, ONE), (8, TWO), (7, TWO), (7, TWO), (7, ONE), (7, TWO), (7, ONE)]
     assert [twins.is_ousted(*each, idle) for each in asked] == [False] * 5 + [True, False, True]
     (said,) = caplog.messages
@@ -36,13 +36,13 @@ def test_who_comes_again_after_another_has_come_is_ousted(caplog):
 
 
 def test_a_process_that_starts_again_and_again_is_no_twin():
-    twins = Twins()
+    twins = DuplicateNodes()
     numbers = [n.to_bytes(4) for n in range(1000)]
     assert not any(twins.is_ousted(7, number, idle) for number in numbers)
 
 
 def test_the_first_one_goes_on_when_the_other_is_long_gone():
-    twins = Twins(clock := Clock())
+    twins = DuplicateNodes(clock := Clock())
     for number in (ONE, TWO):
         twins.is_ousted(7, number, idle)
     clock.now = GONE - 1
@@ -54,7 +54,7 @@ def test_the_first_one_goes_on_when_the_other_is_long_gone():
 
 
 def test_who_says_no_number_is_as_before():
-    twins = Twins()
+    twins = DuplicateNodes()
     assert not any(twins.is_ousted(7, number, idle) for number in (b"", ONE, b"", TWO, b""))
 
 
@@ -62,7 +62,7 @@ def test_who_says_no_number_is_as_before():
 def machines(tmp_path):
     """Two clients with the same key, as of two machines, at a server; each comes online."""
     with Server() as server:
-        journal = Journal(tmp_path)
+        journal = NodeFolder(tmp_path)
         found = []
         for _ in range(2):
             fleet = FleetClient(server.address, journal.key(), insecure=True)

@@ -4,7 +4,7 @@ import pytest
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
-from deploy.server.incomplete_replies import EXPIRES, FORGOTTEN, Arriving
+from deploy.server.incomplete_replies import EXPIRES, FORGOTTEN, IncompleteReplies
 
 RUN = 7
 
@@ -33,7 +33,7 @@ def announced(*names):
 
 
 def test_a_whole_one_does_not_wait_for_another(clock):
-    arriving, there = Arriving(clock), {"a": b"1", "in a": b"2", "b": b"3"}
+    arriving, there = IncompleteReplies(clock), {"a": b"1", "in a": b"2", "b": b"3"}
     arriving.add(RUN, announced("a", "b"))
     asked = ["to a", "to b"]
 
@@ -54,7 +54,7 @@ def test_a_whole_one_does_not_wait_for_another(clock):
 
 
 def test_each_object_that_comes_gives_it_time(clock):
-    arriving, there = Arriving(clock), {}
+    arriving, there = IncompleteReplies(clock), {}
     arriving.add(RUN, announced("a"))
     clock.now += EXPIRES - 1
     there["in a"] = b"1"
@@ -68,14 +68,14 @@ def test_each_object_that_comes_gives_it_time(clock):
 
 
 def test_what_will_never_come_is_not_waited_for(clock):
-    arriving = Arriving(clock)
+    arriving = IncompleteReplies(clock)
     arriving.add(RUN, announced("a"))
     (found,) = arriving.ready(RUN, ["to a"], {}.__getitem__, lambda node: True)
     assert found.objects == {}
 
 
 def test_others_are_asked_for_by_who_has_sent_them(clock):
-    arriving, there = Arriving(clock), {"a": b"1", "in a": b"2"}
+    arriving, there = IncompleteReplies(clock), {"a": b"1", "in a": b"2"}
     arriving.add(RUN, announced("a"))
     assert arriving.ready(RUN, ["to b"], there.get, lambda node: False) == []
     assert arriving.ready(RUN + 1, ["to a"], there.get, lambda node: False) == []
@@ -83,7 +83,7 @@ def test_others_are_asked_for_by_who_has_sent_them(clock):
 
 
 def test_of_a_run_that_is_over_nothing_stays(clock):
-    arriving = Arriving(clock)
+    arriving = IncompleteReplies(clock)
     arriving.add(RUN, announced("a", "b"))
     clock.now += FORGOTTEN + 1
     arriving.add(RUN + 1, announced("c"))

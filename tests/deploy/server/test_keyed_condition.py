@@ -2,7 +2,7 @@
 
 import asyncio
 
-from deploy.server.keyed_condition import Bell
+from deploy.server.keyed_condition import KeyedCondition
 
 
 async def nothing():
@@ -11,7 +11,7 @@ async def nothing():
 
 def test_who_waits_as_the_server_ends_gets_nothing():
     async def waits():
-        waiting = asyncio.create_task(Bell().wait_for("key", nothing, 60, lambda: 60))
+        waiting = asyncio.create_task(KeyedCondition().wait_for("key", nothing, 60, lambda: 60))
         await asyncio.sleep(0.01)
         assert waiting.cancel()
         return await waiting

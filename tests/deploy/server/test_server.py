@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from deploy.server import server
-from deploy.server.access import Gate
+from deploy.server.access import LocalOnly
 from deploy.server.connections import BoundedProtocol
 from simulation.errors import UsageError
 
@@ -61,12 +61,12 @@ def test_what_is_not_encrypted_stays_on_this_machine(host, local):
 
 def test_the_gate_comes_first():
     (kind, said), *others = server.gated(options())
-    assert kind is Gate
+    assert kind is LocalOnly
     assert said == {"closed": True}
-    assert [each.__name__ for each, _ in others] == ["Known", "Bundling", "Registry"]
+    assert [each.__name__ for each, _ in others] == ["SignedUploads", "Bundling", "Registry"]
     (first, *_, last) = server.gated(options("--any-node"))
-    assert first == (Gate, {"closed": False})
-    assert "Known" not in {each.__name__ for each, _ in (first, last)}
+    assert first == (LocalOnly, {"closed": False})
+    assert "SignedUploads" not in {each.__name__ for each, _ in (first, last)}
 
 
 def test_without_a_place_for_the_gate_nobody_else_gets_in(monkeypatch, capsys):

@@ -14,7 +14,7 @@ from simulation.any_app.grid import GuestGrid
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
 from simulation.message_size import size_of
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from tests.simulation.grids import NODES, app, messages
 
@@ -27,7 +27,7 @@ def guest():
     pools = []
 
     def make(network=None, workers=1, nodes=NODES):
-        pools.append(make_pool(HostSpec(app, nodes, 1, {}), workers))
+        pools.append(make_pool(NodeHostSpec(app, nodes, 1, {}), workers))
         clock = VirtualClock(network or Ideal())
         return GuestGrid(LocalGrid(pools[-1], nodes, clock), Run.create_empty(1))
 

@@ -8,7 +8,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from simulation.any_app.app import read_app
 from simulation.any_app.node import GuestNode
-from simulation.node_host import Host, HostSpec
+from simulation.node_host import NodeHost, NodeHostSpec
 from tests.simulation.any_app.apps import write
 
 CLIENT = """
@@ -63,7 +63,7 @@ def host(tmp_path, at_home, monkeypatch):
     app = read_app(write(tmp_path / "toy", files, client=client, config="rate = 1"), [])
 
     def make(seed=0):
-        return Host(HostSpec(GuestNode(app, seed), 3, 1, app.run_config))
+        return NodeHost(NodeHostSpec(GuestNode(app, seed), 3, 1, app.run_config))
 
     return make
 
@@ -139,7 +139,7 @@ def test_a_context_says_who_and_how_many(host):
         found[context.node_id] = context.node_config
         return Message(RecordDict(), reply_to=message)
 
-    here = Host(HostSpec(look, 3, 1, {}))
+    here = NodeHost(NodeHostSpec(look, 3, 1, {}))
     for node in (1, 2, 3):
         ask(here, "look", node)
     assert found == {n: {"partition-id": n - 1, "num-partitions": 3} for n in (1, 2, 3)}

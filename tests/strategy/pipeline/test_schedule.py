@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.pipeline.schedule import Backpropagation, FlowState, Synthetic
+from strategy.pipeline.schedule import Backpropagation, PipelineScheduleState, Synthetic
 
 segments, batches = st.integers(1, 5), st.integers(1, 12)
 
@@ -47,7 +47,10 @@ def test_every_segment_has_every_mini_batch_once_after_the_one_before(
         assert max(under_way) <= (queue if schedule == "async" else 1)
 
     log = run(
-        Synthetic(schedule, count, total, each, queue, FlowState()), count, drawn(data), check
+        Synthetic(schedule, count, total, each, queue, PipelineScheduleState()),
+        count,
+        drawn(data),
+        check,
     )
     expected = [(start, min(each, total - start)) for start in range(0, total, each)]
     for segment in range(count):
@@ -69,11 +72,16 @@ def test_nobody_runs_away_from_the_next(count, total, queue, data):
         for segment in range(count - 1):
             assert sent[segment] - done[segment + 1] <= 2 * queue
 
-    run(Synthetic("async", count, total, 1, queue, FlowState()), count, drawn(data), check)
+    run(
+        Synthetic("async", count, total, 1, queue, PipelineScheduleState()),
+        count,
+        drawn(data),
+        check,
+    )
 
 
 def test_a_pipeline_keeps_all_at_work():
-    flow, beats = Synthetic("pipeline", 3, 5, 1, 1, FlowState()), []
+    flow, beats = Synthetic("pipeline", 3, 5, 1, 1, PipelineScheduleState()), []
     while not flow.finished:
         beat = list(flow.ready())
         beats.append([(task.segment, task.batch) for task in beat])
@@ -88,7 +96,9 @@ def test_a_pipeline_keeps_all_at_work():
 def test_backpropagation_sees_the_same_weights_in_a_mini_batch(
     schedule, count, total, micros, data
 ):
-    log = run(Backpropagation(schedule, count, total, micros, FlowState()), count, drawn(data))
+    log = run(
+        Backpropagation(schedule, count, total, micros, PipelineScheduleState()), count, drawn(data)
+    )
     for segment in range(count):
         sent = [t for what, t in log if what == "sent" and t.segment == segment]
         ends = segment == count - 1
@@ -113,5 +123,7 @@ def test_backpropagation_sees_the_same_weights_in_a_mini_batch(
 
 
 def test_in_sequence_one_mini_batch_is_over_before_the_next():
-    log = run(Backpropagation("sequential", 3, 4, 1, FlowState()), 3, lambda busy: busy[0])
+    log = run(
+        Backpropagation("sequential", 3, 4, 1, PipelineScheduleState()), 3, lambda busy: busy[0]
+    )
     assert [task.batch for _, task in log] == sorted(task.batch for _, task in log)

@@ -17,10 +17,10 @@ from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from strategy.asynchronous import Asynchronous
-from strategy.collector import ExchangeState
+from strategy.collector import RoundCollectorState
 from strategy.factory import scheme_for
 from strategy.ordered_grid import OrderedGrid
 from strategy.run.serialization import StateError, from_bytes, to_bytes
@@ -111,7 +111,7 @@ def in_a_process(grid, *arguments):
 def nodes(words):
     config = configured(*words)
     scheme_for(config, data_of(config))  # what it has to import, the servers' processes share
-    spec = HostSpec("client.app:app", config.nodes, 1, run_config(composed(*words)))
+    spec = NodeHostSpec("client.app:app", config.nodes, 1, run_config(composed(*words)))
     return LocalGrid(make_pool(spec, 1), config.nodes, VirtualClock(config.network, config.seed))
 
 
@@ -142,7 +142,7 @@ def test_a_state_is_not_anothers():
 
 def test_an_array_that_is_there_twice_is_shared_again():
     from strategy.aggregation import MeanState
-    from strategy.collector import ExchangeState
+    from strategy.collector import RoundCollectorState
 
     array = np.arange(5, dtype=np.uint32)
     state = MeanState(np.ones(3, np.float32), [array, array], True, 0.5)
@@ -150,8 +150,8 @@ def test_an_array_that_is_there_twice_is_shared_again():
     assert found.sets[0] is found.sets[1]
     assert found.sets[0].dtype == np.uint32
     assert found.dense
-    empty = from_bytes(ExchangeState, to_bytes(ExchangeState()))
-    assert empty == ExchangeState()
+    empty = from_bytes(RoundCollectorState, to_bytes(RoundCollectorState()))
+    assert empty == RoundCollectorState()
 
 
 def test_a_state_goes_on_with_the_options_that_it_was_saved_with():
@@ -165,9 +165,9 @@ def test_a_state_goes_on_with_the_options_that_it_was_saved_with():
 def test_bytes_that_are_no_state(head):
     data = save({"state": np.frombuffer(head, np.uint8)})
     with pytest.raises(StateError):
-        from_bytes(ExchangeState, data)
+        from_bytes(RoundCollectorState, data)
     with pytest.raises(StateError):
-        from_bytes(ExchangeState, None)
+        from_bytes(RoundCollectorState, None)
 
 
 def test_a_state_of_another_model_is_refused():

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from strategy.run import graceful_shutdown
-from strategy.run.graceful_shutdown import Stopping
+from strategy.run.graceful_shutdown import GracefulShutdown
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def heard():
 
 @pytest.mark.parametrize("number", graceful_shutdown.NUMBERS)
 def test_the_first_signal_waits_for_a_safe_moment(heard, number):
-    with Stopping() as stop:
+    with GracefulShutdown() as stop:
         stop.go()  # nobody has asked
         signal.raise_signal(number)
         assert (stop.asked, heard) == (number, [])
@@ -36,7 +36,7 @@ def test_the_first_signal_waits_for_a_safe_moment(heard, number):
 
 
 def test_the_second_one_does_not_wait(heard):
-    with Stopping() as stop:
+    with GracefulShutdown() as stop:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         assert heard == [signal.SIGINT]
@@ -45,7 +45,7 @@ def test_the_second_one_does_not_wait(heard):
 
 def test_nobody_waits_for_long(heard, monkeypatch):
     monkeypatch.setattr(graceful_shutdown, "GRACE", 0.05)
-    with Stopping():
+    with GracefulShutdown():
         signal.raise_signal(signal.SIGTERM)
         deadline = time.monotonic() + 10
         while not heard and time.monotonic() < deadline:
@@ -55,7 +55,7 @@ def test_nobody_waits_for_long(heard, monkeypatch):
 
 def test_a_run_that_ends_meanwhile_is_not_disturbed_by_it(heard, monkeypatch):
     monkeypatch.setattr(graceful_shutdown, "GRACE", 0.05)
-    with Stopping() as stop:
+    with GracefulShutdown() as stop:
         signal.raise_signal(signal.SIGTERM)
     time.sleep(0.15)
     assert heard == []
@@ -65,14 +65,14 @@ def test_a_run_that_ends_meanwhile_is_not_disturbed_by_it(heard, monkeypatch):
 
 def test_what_nobody_handles_ends_a_process_as_ever(heard):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with Stopping() as stop:
+    with GracefulShutdown() as stop:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) != stop.go
 
 
 def test_other_threads_hear_no_signals(heard):
     def inside():
-        with Stopping():
+        with GracefulShutdown():
             found.append(signal.getsignal(signal.SIGTERM))
 
     before, found = signal.getsignal(signal.SIGTERM), []
@@ -83,7 +83,7 @@ def test_other_threads_hear_no_signals(heard):
 
 
 def test_a_file_is_heard_where_no_signal_is(tmp_path):
-    stop = Stopping(str(tmp_path))
+    stop = GracefulShutdown(str(tmp_path))
     stop.go()
     assert not stop.wanted
     (tmp_path / graceful_shutdown.STOP).touch()

@@ -4,13 +4,13 @@ import pytest
 
 from conf import ConfigError
 from strategy.run import membership
-from strategy.run.membership import LastingNodes
+from strategy.run.membership import MembershipGrid
 from tests.compression.flower.fleet import Fleet
 
 
 def taking_part(listings, most):
     """Return who takes part as nodes come and go; they are ordered 9, 3, 7, 5."""
-    grid = LastingNodes(Fleet(listings), 1, most)
+    grid = MembershipGrid(Fleet(listings), 1, most)
     return [list(grid.get_node_ids()) for _ in listings]
 
 
@@ -34,7 +34,7 @@ def test_without_a_number_all_take_part():
 
 
 def test_who_takes_no_part_is_named_once_and_so_is_who_is_gone(caplog):
-    grid = LastingNodes(Fleet([[3], [3, 7], [3, 7], [3], [7], [3, 7]]), 1, 1)
+    grid = MembershipGrid(Fleet([[3], [3, 7], [3, 7], [3], [7], [3, 7]]), 1, 1)
     said = []
     for _ in range(6):
         caplog.clear()
@@ -46,9 +46,9 @@ def test_who_takes_no_part_is_named_once_and_so_is_who_is_gone(caplog):
 
 
 def test_a_resumed_run_goes_on_with_the_nodes_that_it_had():
-    before = LastingNodes(Fleet([[5, 7]]), 1, 2)
+    before = MembershipGrid(Fleet([[5, 7]]), 1, 2)
     before.get_node_ids()
-    after = LastingNodes(Fleet([[3, 5, 7, 9], [9, 5]]), 2, 2)
+    after = MembershipGrid(Fleet([[3, 5, 7, 9], [9, 5]]), 2, 2)
     after.load(before.state(done=4))
     assert list(after.get_node_ids()) == [7, 5]
     assert list(after.get_node_ids()) == [9, 5]
@@ -63,7 +63,7 @@ def hurry(monkeypatch):
 
 def test_a_strategy_that_waits_for_more_nodes_than_take_part_is_stopped(hurry):
     """Flower's own logs a line a second, for ever."""
-    grid = LastingNodes(Fleet([[3, 5]]), 1, 2)
+    grid = MembershipGrid(Fleet([[3, 5]]), 1, 2)
     with pytest.raises(ConfigError, match=r"waits for more nodes than nodes=2, .* give more, or"):
         repeat(grid.get_node_ids, membership.ASKS)
 
@@ -74,7 +74,7 @@ def repeat(function, times):
 
 
 def test_a_strategy_that_waits_for_a_node_that_may_come_says_so_ever_less_often(hurry, caplog):
-    grid = LastingNodes(Fleet([[3]]), 1, 2)
+    grid = MembershipGrid(Fleet([[3]]), 1, 2)
     repeat(grid.get_node_ids, 100)
     assert 3 <= len(caplog.messages) <= 5
     assert set(caplog.messages) == {
@@ -85,7 +85,7 @@ def test_a_strategy_that_waits_for_a_node_that_may_come_says_so_ever_less_often(
 def test_who_sends_between_two_looks_does_not_wait(hurry, caplog):
     fleet = Fleet([[3, 5]])
     fleet.push_messages = fleet.pull_messages = lambda messages: []
-    grid = LastingNodes(fleet, 1, 2)
+    grid = MembershipGrid(fleet, 1, 2)
     for turn in range(5 * membership.ASKS):
         grid.get_node_ids()
         grid.push_messages([]) if turn % 2 else grid.pull_messages([])

@@ -9,12 +9,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from compression.flower import FlatArray, filled, flat_record, payload_record
 from strategy.run.serialization import StateError, from_bytes, to_bytes
-from strategy.run.tagged import ABOUT, Told
+from strategy.run.tagged import ABOUT, Tagged
 
 
 @dataclass
 class Kept:
-    value: Told
+    value: Tagged
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Contents:
 
 
 def again(value):
-    return from_bytes(Kept, to_bytes(Kept(Told(value)))).value.value
+    return from_bytes(Kept, to_bytes(Kept(Tagged(value)))).value.value
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_records_and_messages():
                          ids=["object", "function", "generator", "list"])  # fmt: skip
 def test_what_cannot_be_kept_is_named(value):
     with pytest.raises(TypeError, match="a state cannot hold"):
-        to_bytes(Kept(Told(value)))
+        to_bytes(Kept(Tagged(value)))
 
 
 def test_a_value_of_another_kind_than_is_expected_is_refused():
@@ -111,4 +111,4 @@ def test_a_value_of_another_kind_than_is_expected_is_refused():
 
     Other.__name__ = "Kept"
     with pytest.raises(StateError, match="saved by another version"):
-        from_bytes(Other, to_bytes(Kept(Told(MetricRecord({"a": 1.0})))))
+        from_bytes(Other, to_bytes(Kept(Tagged(MetricRecord({"a": 1.0})))))

@@ -5,10 +5,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from compression import make_codec
-from compression.flower import Link, Uplink, layout_of, payload_record, to_vector
+from compression.flower import CompressedGrid, CompressionMod, layout_of, payload_record, to_vector
 from compression.flower.node.state import MEMORY
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from tests.compression.flower.federation import INT8, PLAIN, ROUNDS, initial, linked, node_app
 
@@ -17,7 +17,7 @@ from tests.compression.flower.federation import INT8, PLAIN, ROUNDS, initial, li
 def test_an_update_that_is_not_finite_never_leaves_the_node(value, caplog):
     app = ClientApp()
 
-    @app.train(mods=[Uplink(INT8)])
+    @app.train(mods=[CompressionMod(INT8)])
     def train(message, context):
         arrays = dict(message.content["arrays"])
         if context.node_config["partition-id"] == 0:
@@ -33,7 +33,7 @@ def test_an_update_that_is_not_finite_never_leaves_the_node(value, caplog):
 
 
 def test_messages_without_a_payload_pass_through():
-    mod, seen = Uplink(INT8), []
+    mod, seen = CompressionMod(INT8), []
     message = Message(RecordDict({"arrays": initial(), "config": ConfigRecord()}), 1, "train")
     mod(message, None, lambda m, c: seen.append(m) or m)
     assert seen == [message]
@@ -50,7 +50,7 @@ def test_the_senders_content_is_not_touched_by_the_mod():
     )
     message = Message(record, 1, "train")
     before = record["arrays"]
-    pool = make_pool(HostSpec(node_app(Uplink(INT8)), 1, 1, {}), 1)
+    pool = make_pool(NodeHostSpec(node_app(CompressionMod(INT8)), 1, 1, {}), 1)
     grid = LocalGrid(pool, 1)
     (reply,) = grid.send_and_receive([message])
     assert not reply.has_error()
@@ -61,8 +61,8 @@ def test_the_senders_content_is_not_touched_by_the_mod():
 def test_what_a_node_keeps_is_what_is_declared(options):
     """The codec's memory, and the last payload where it could have to be put back."""
     codec = make_codec(*options)
-    pool = make_pool(HostSpec(node_app(Uplink(codec)), 3, 1, {}), 1)
-    link = Link(LocalGrid(pool, 3))
+    pool = make_pool(NodeHostSpec(node_app(CompressionMod(codec)), 3, 1, {}), 1)
+    link = CompressedGrid(LocalGrid(pool, 3))
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=4)
     assert link.traffic.failures == 0
     payload = link.traffic.uplink_bytes / link.traffic.client_updates

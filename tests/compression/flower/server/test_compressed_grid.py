@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import (
 )
 
 from compression import Layout, make_codec
-from compression.flower import Traffic, Uplink, payload_of, payload_record
+from compression.flower import CompressionMod, Traffic, payload_of, payload_record
 from compression.flower.headers import NOTE
 from compression.flower.server.update_filter import Screening
 from tests.compression.flower.federation import (
@@ -65,7 +65,7 @@ def uncompressed(name):
 @pytest.mark.parametrize("downlink", [None, make_codec()], ids=["full", "lossless"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_lossless_codec_changes_no_bit_for_any_strategy(name, codec, downlink):
-    got, traffic = linked(STRATEGIES[name](), node_app(Uplink(codec)), downlink=downlink)
+    got, traffic = linked(STRATEGIES[name](), node_app(CompressionMod(codec)), downlink=downlink)
     assert traffic.failures == 0
     assert list(got) == list(SHAPES)
     for key, value in uncompressed(name).items():
@@ -76,7 +76,7 @@ def test_a_lossless_codec_changes_no_bit_for_any_strategy(name, codec, downlink)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_int8_payloads_are_close_and_four_times_smaller(name):
     plain = uncompressed(name)
-    got, traffic = linked(STRATEGIES[name](), node_app(Uplink("int8")))
+    got, traffic = linked(STRATEGIES[name](), node_app(CompressionMod("int8")))
     moved = np.linalg.norm(plain["fc.weight"] - initial()["fc.weight"].numpy())
     assert np.linalg.norm(got["fc.weight"] - plain["fc.weight"]) < 0.05 * moved
     assert traffic.client_updates == NODES * ROUNDS
@@ -86,7 +86,7 @@ def test_int8_payloads_are_close_and_four_times_smaller(name):
 
 def test_what_nodes_leave_out_is_counted():
     size = sum(np.prod(shape, dtype=int) for shape in SHAPES.values())
-    _, traffic = linked(FedAvg(fraction_evaluate=0), node_app(Uplink("topk", density=0.25)))
+    _, traffic = linked(FedAvg(fraction_evaluate=0), node_app(CompressionMod("topk", density=0.25)))
     assert traffic.uplink_entries_whole == size * NODES * ROUNDS
     assert traffic.uplink_entries == pytest.approx(size / 4 * NODES * ROUNDS, rel=0.1)
     assert traffic.sparsity == pytest.approx(0.75, abs=0.03)
@@ -94,10 +94,12 @@ def test_what_nodes_leave_out_is_counted():
 
 
 def test_all_nodes_weigh_the_same_if_that_is_wanted():
-    app = node_app(Uplink(PLAIN), with_metric("num-examples", 10**9))  # of one of the nodes
+    app = node_app(CompressionMod(PLAIN), with_metric("num-examples", 10**9))  # of one of the nodes
     equal = Screening(equal=True)
     got, traffic = linked(FedAvg(fraction_evaluate=0), app, screening=equal)
-    honest, _ = linked(FedAvg(fraction_evaluate=0), node_app(Uplink(PLAIN)), screening=equal)
+    honest, _ = linked(
+        FedAvg(fraction_evaluate=0), node_app(CompressionMod(PLAIN)), screening=equal
+    )
     assert traffic.failures == 0
     for key, value in honest.items():
         np.testing.assert_array_equal(got[key], value)
@@ -108,7 +110,7 @@ def test_evaluate_fn_and_result_get_named_arrays():
     seen = []
     linked(
         FedAvg(fraction_evaluate=0),
-        node_app(Uplink(PLAIN)),
+        node_app(CompressionMod(PLAIN)),
         evaluate_fn=lambda r, arrays: seen.append((r, list(arrays), arrays["fc.weight"].shape)),
     )
     assert seen == [(r, list(SHAPES), SHAPES["fc.weight"]) for r in range(ROUNDS + 1)]
@@ -194,7 +196,7 @@ SPOILED = {
 @pytest.mark.parametrize("case", SPOILED)
 def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
     spoil, reason = SPOILED[case]
-    app = node_app(Uplink(PLAIN), spoil)
+    app = node_app(CompressionMod(PLAIN), spoil)
     with caplog.at_level(logging.WARNING, "edgewire"):
         got, traffic = linked(FedAvg(fraction_evaluate=0), app)
     assert traffic.failures == ROUNDS
@@ -220,7 +222,7 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
             seen.append(super().aggregate_evaluate(server_round, replies))
             return seen[-1]
 
-    _, traffic = linked(Seeing(fraction_evaluate=1), node_app(Uplink(PLAIN), spoil))
+    _, traffic = linked(Seeing(fraction_evaluate=1), node_app(CompressionMod(PLAIN), spoil))
     assert traffic.failures == ROUNDS
     assert traffic.client_updates == ROUNDS * NODES
     assert seen[-1]["loss"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)
@@ -228,7 +230,7 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
 
 def test_the_mean_is_over_the_nodes_that_remain():
     """Node 3 of 6 fails: what remains is what Flower's FedAvg gives when node 3 fails there."""
-    app = node_app(Uplink(PLAIN), reply_with(lambda p: b"?"))
+    app = node_app(CompressionMod(PLAIN), reply_with(lambda p: b"?"))
     spoiled, _ = linked(FedAvg(fraction_evaluate=0), app)
     plain = run(FedAvg(fraction_evaluate=0), node_app(spoil=raising))
     np.testing.assert_array_equal(spoiled["fc.weight"], plain["fc.weight"])
@@ -243,7 +245,7 @@ def test_bytes_are_the_payloads_lengths():
         lengths["up"] += len(payload_of(reply.content)[1])
         return reply
 
-    inner = node_app(Uplink("int8"))
+    inner = node_app(CompressionMod("int8"))
     app = lambda message, context: weigh(message, context, inner)  # noqa: E731
     _, traffic = linked(FedAvg(fraction_evaluate=0), app)
     assert traffic.uplink_bytes == lengths["up"] > 0

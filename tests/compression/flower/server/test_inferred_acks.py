@@ -5,10 +5,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from compression.flower import Link, Uplink
+from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.node.state import MEMORY, kept
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 
 ENTRIES, NODES = 10, 2
@@ -32,7 +32,7 @@ class Kept:
 def federation():
     """Return a link to nodes that add 1 to every entry and send one of ten, and what they keep."""
     kept_back = Kept()
-    app = ClientApp(mods=[kept_back, Uplink("topk", density=1 / ENTRIES)])
+    app = ClientApp(mods=[kept_back, CompressionMod("topk", density=1 / ENTRIES)])
 
     @app.train()
     def train(message, context):
@@ -41,8 +41,8 @@ def federation():
         content = RecordDict({"arrays": ArrayRecord({"w": moved}), "metrics": metrics})
         return Message(content, reply_to=message)
 
-    grid = LocalGrid(make_pool(HostSpec(app, NODES, 1, {}), 1), NODES)
-    return Link(grid), kept_back.by_node
+    grid = LocalGrid(make_pool(NodeHostSpec(app, NODES, 1, {}), 1), NODES)
+    return CompressedGrid(grid), kept_back.by_node
 
 
 def asking(model, nodes, **config):

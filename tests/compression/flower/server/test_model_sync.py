@@ -12,8 +12,8 @@ from compression import Layout, decode, decode_update, make_codec
 from compression.flower.node.state import checksum
 from compression.flower.node_replica import MODEL, VERSION, Replica
 from compression.flower.records import STYPE
-from compression.flower.server.model_sync import Steps
-from compression.flower.server.session import Ledger
+from compression.flower.server.model_sync import StepLogSync
+from compression.flower.server.session import VersionTracker
 from task.optimizers import SGD, Adam, Momentum
 
 LAYOUT = Layout(("weight", "bias", "running_mean"), ((20, 20), (4,), (6,)), ("float32",) * 3)
@@ -28,8 +28,8 @@ class Server:
     def __init__(self, rule=RULES[0], follow=True):
         self.rule = rule
         self.replica = Replica.start(rule, TRAINED, np.linspace(-1, 1, SIZE, dtype=np.float32))
-        self.steps = Steps(self.replica, LAYOUT, follow=follow)
-        self.ledger = Ledger(self.steps)
+        self.steps = StepLogSync(self.replica, LAYOUT, follow=follow)
+        self.ledger = VersionTracker(self.steps)
         self.payloads, self.models = [b""], [self.replica.model.copy()]  # by version
 
     def go(self, count=1, entries=3):

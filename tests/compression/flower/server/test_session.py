@@ -9,9 +9,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from compression import Layout, PayloadError, make_codec
 from compression.flower import Traffic, payload_record, reason_of
-from compression.flower.headers import NOTE, ToNode, ToServer, read, written
+from compression.flower.headers import NOTE, DownlinkHeader, UplinkHeader, read, written
 from compression.flower.records import STYPE, payload_records
-from compression.flower.server.session import Dialogue, Parcel
+from compression.flower.server.session import ModelUpdate, ServerSession
 
 LAYOUT = Layout(("weight", "bias"), ((8, 5), (5,)), ("float32",) * 2)
 PLAIN_BYTES = 1000  # of the model, as Flower sends it
@@ -35,7 +35,7 @@ class Newest:
         self.made.append(base)
         size = 100 if base is None else self.version - base
         note = {"version": self.version, **({} if base is None else {"base": base})}
-        return Parcel(payload_records({"payload": bytes(size)}), note, size)
+        return ModelUpdate(payload_records({"payload": bytes(size)}), note, size)
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +44,11 @@ def server():
 
 
 def dialogue(version=5):
-    return Dialogue(Newest(version), Traffic(), LAYOUT, PLAIN_BYTES)
+    return ServerSession(Newest(version), Traffic(), LAYOUT, PLAIN_BYTES)
 
 
 def asked(talk, *nodes, **note):
-    note = ToNode(NUMBER, workers=3, **note)
+    note = DownlinkHeader(NUMBER, workers=3, **note)
     return [message for message, _ in talk.messages(nodes, "train.step", {"lr": 0.1}, note)]
 
 
@@ -59,7 +59,7 @@ def update():
 def answer(message, sequence=None, version=None, metrics=METRICS, number=NUMBER):
     content = {"arrays": payload_record(CODEC.encode(update(), LAYOUT))}
     content["metrics"] = MetricRecord(metrics)
-    note = written(ToServer(number, sequence, version))
+    note = written(UplinkHeader(number, sequence, version))
     return Message(RecordDict({**content, **({NOTE: note} if note else {})}), reply_to=message)
 
 
@@ -74,14 +74,14 @@ def test_a_message_holds_orders_a_note_and_the_model():
     assert set(message.content) == {"arrays", "config", NOTE}
     assert dict(message.content["config"]) == {"lr": 0.1}
     assert all(array.stype == STYPE for array in message.content["arrays"].values())
-    expected = ToNode(number=2, workers=3, version=5, checksum=b"12345678")
-    assert read(message.content, ToNode) == expected
+    expected = DownlinkHeader(number=2, workers=3, version=5, checksum=b"12345678")
+    assert read(message.content, DownlinkHeader) == expected
 
 
 def test_nodes_alike_share_one_content_and_the_others_a_parcel_where_they_can():
     talk = dialogue()
     for node, version in ((1, 3), (2, 3), (3, 4), (4, 3)):
-        talk.ledger.send(node, Parcel(ArrayRecord(), {"version": version}, 0))
+        talk.ledger.send(node, ModelUpdate(ArrayRecord(), {"version": version}, 0))
         talk.ledger.confirm(node, version)
     talk.receipts.decode(4, CODEC.encode(update(), LAYOUT), 9, LAYOUT)
     talk.receipts.applied([4])
@@ -90,7 +90,7 @@ def test_nodes_alike_share_one_content_and_the_others_a_parcel_where_they_can():
     assert contents[4] is contents[5]
     assert len({id(content) for content in contents}) == 4
     assert contents[3]["arrays"] is contents[0]["arrays"]  # the note alone is its own
-    notes = [read(content, ToNode) for content in contents]
+    notes = [read(content, DownlinkHeader) for content in contents]
     assert [note.applied for note in notes] == [None, None, None, 9, None, None]
     assert [note.base for note in notes] == [3, 3, 4, 3, None, None]
     assert talk.ledger.way.made == [3, 4, None]
@@ -260,7 +260,7 @@ def test_an_answer_that_was_applied_is_not_read_again():
         talk.read(answer(message, sequence=1), 7, NUMBER)
     talk.read(answer(message, sequence=2), 7, NUMBER)
     (message,) = asked(talk, 7)
-    assert read(message.content, ToNode).applied == 1
+    assert read(message.content, DownlinkHeader).applied == 1
 
 
 @pytest.mark.parametrize("samples", [1, 0.5, 2**62, 2.0**62])
@@ -280,9 +280,9 @@ def test_a_node_that_was_forgotten_puts_nothing_back_when_it_comes_again(monkeyp
     assert talk.gone(lambda: [8]) == set()  # they may be two and one to spare
     asked(talk, 9, 10)
     assert talk.gone(lambda: [8]) == {7, 9, 10}
-    first, eleventh = (read(m.content, ToNode) for m in asked(talk, 7, 11))
+    first, eleventh = (read(m.content, DownlinkHeader) for m in asked(talk, 7, 11))
     assert (first.applied, first.undecided) == (None, 1)
     assert (eleventh.applied, eleventh.undecided) == (None, 1)  # it may be another old one
     (again,) = asked(talk, 7)
-    note = read(again.content, ToNode)
+    note = read(again.content, DownlinkHeader)
     assert (note.applied, note.undecided) == (None, None)  # 0: what it sent meanwhile is put back

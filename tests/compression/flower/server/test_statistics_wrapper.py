@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compression import make_codec
-from compression.flower import Link, Sheltered, Uplink
+from compression.flower import CompressedGrid, CompressionMod, StatisticsAveraging
 from compression.flower.server.statistics_wrapper import mean, median
 from simulation.grid import LocalGrid
-from simulation.node_host import HostSpec
+from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
 from tests.compression.flower.server.test_compressed_grid import STRATEGIES
 
@@ -32,7 +32,7 @@ def run(strategy, seed, scale):
     """Return the variances after each round, and the lowest and highest that were reported."""
     app, reported, found = ClientApp(), [np.ones(SIZE, np.float32)], []
 
-    @app.train(mods=[Uplink(INT8)])
+    @app.train(mods=[CompressionMod(INT8)])
     def train(message, context):
         node, server_round = context.node_config["partition-id"], message.content["config"]
         draw = np.random.default_rng([seed, node, server_round["server-round"]])
@@ -45,9 +45,9 @@ def run(strategy, seed, scale):
         content = {"arrays": ArrayRecord(arrays), "metrics": metrics}
         return Message(RecordDict(content), reply_to=message)
 
-    grid = LocalGrid(make_pool(HostSpec(app, NODES, 1, {}), 1), NODES)
-    Sheltered(strategy).start(
-        Link(grid), initial(), num_rounds=ROUNDS,
+    grid = LocalGrid(make_pool(NodeHostSpec(app, NODES, 1, {}), 1), NODES)
+    StatisticsAveraging(strategy).start(
+        CompressedGrid(grid), initial(), num_rounds=ROUNDS,
         evaluate_fn=lambda r, arrays: found.append(arrays["bn.running_var"].numpy()),
     )  # fmt: skip
     return found, np.min(reported, axis=0), np.max(reported, axis=0)

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from compression import PayloadError
 from compression.batchnorm import scale_of
-from compression.flower import Link, Uplink
+from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.server.update_filter import (
-    Screen,
     Screening,
-    ScreenState,
     StatisticsScreen,
     StatisticsState,
+    UpdateFilter,
+    UpdateFilterState,
     length,
 )
 from compression.layout import Layout
@@ -28,7 +28,7 @@ MODEL = np.ones(100, np.float32)  # of length 10
 
 def screened(options, lengths):
     """Look at a round's lengths, then use each; return the shares, None for who is refused."""
-    screen = Screen(options)
+    screen = UpdateFilter(options)
     return use(screen, lengths), screen
 
 
@@ -60,9 +60,9 @@ def test_a_long_one_among_others_is_refused_whenever_it_comes(first, huge):
 
 def test_a_first_update_far_longer_than_the_model_is_refused():
     with pytest.raises(PayloadError, match="as long as the model"):
-        Screen().share(1, 101.0, MODEL)
-    assert Screen().share(1, 99.0, MODEL) == 1
-    assert Screen().share(1, 990.0, MODEL, rate=0.1) == 1
+        UpdateFilter().share(1, 101.0, MODEL)
+    assert UpdateFilter().share(1, 99.0, MODEL) == 1
+    assert UpdateFilter().share(1, 990.0, MODEL, rate=0.1) == 1
 
 
 def test_late_in_a_run_an_update_as_at_its_beginning_is_used():
@@ -88,13 +88,13 @@ def test_clipping_shortens_to_so_many_times_the_usual_length():
 @pytest.mark.parametrize("node", [0, 3])
 def test_no_weight_is_more_than_so_many_times_the_usual_one(node):
     weights = dict.fromkeys(range(4), 5.0) | {node: 1e18}
-    assert Screen(Screening(weight=10)).weigh(weights)[node] == 50
-    assert Screen(Screening(weight=None)).weigh(weights)[node] == 1e18
-    assert Screen().weigh({0: 1e18, 1: 1.0})[0] == 1e18  # of two nobody knows which is usual
+    assert UpdateFilter(Screening(weight=10)).weigh(weights)[node] == 50
+    assert UpdateFilter(Screening(weight=None)).weigh(weights)[node] == 1e18
+    assert UpdateFilter().weigh({0: 1e18, 1: 1.0})[0] == 1e18  # of two nobody knows which is usual
 
 
 def test_what_weighs_evaluations_is_usual_by_itself():
-    screen = Screen(Screening(weight=10))
+    screen = UpdateFilter(Screening(weight=10))
     screen.weigh(dict.fromkeys(range(4), 1000.0))
     weights = dict.fromkeys(range(4), 5.0) | {2: 1e18}
     assert screen.weigh(weights, evaluated=True)[2] == 50
@@ -112,10 +112,10 @@ def test_a_weight_that_lies_is_no_mean_of_its_own(lies, caplog):
         return reply
 
     app = moving(to_targets, None, lambda node, values, state: {})
-    nodes = ClientApp(mods=[told, Uplink("int8")])
+    nodes = ClientApp(mods=[told, CompressionMod("int8")])
     nodes.train()(lambda message, context: app(message, context))
     nodes.evaluate()(lambda message, context: app(message, context))
-    link = Link(grid_of(nodes, 10))
+    link = CompressedGrid(grid_of(nodes, 10))
     result = FedAvg(fraction_evaluate=1).start(link, initial(), num_rounds=2)
     found = {"train": result.train_metrics_clientapp, "evaluate": result.evaluate_metrics_clientapp}
     assert found[lies][2]["loss"] == pytest.approx(9 / 19)  # it weighs as ten of nineteen
@@ -130,7 +130,7 @@ def test_lengths_beyond_float32_are_infinite_without_a_warning():
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(1e-3, 1e18), min_size=1))
 def test_all_weigh_the_same_if_that_is_wanted(weights):
-    assert set(Screen(Screening(equal=True)).weigh(weights).values()) == {1.0}
+    assert set(UpdateFilter(Screening(equal=True)).weigh(weights).values()) == {1.0}
 
 
 @pytest.mark.parametrize("options", [{"refuse": 0.5}, {"clip": float("nan")}, {"weight": -1}])
@@ -140,10 +140,10 @@ def test_factors_below_1_are_refused(options):
 
 
 def test_a_screen_goes_on_from_its_state():
-    state = ScreenState()
-    use(Screen(None, state), [1.0] * 4)
+    state = UpdateFilterState()
+    use(UpdateFilter(None, state), [1.0] * 4)
     with pytest.raises(PayloadError):
-        Screen(None, state).share(9, 1e4, MODEL)
+        UpdateFilter(None, state).share(9, 1e4, MODEL)
 
 
 BN = Layout(("n.running_mean", "n.running_var"), ((8,), (8,)), ("float32",) * 2)
