@@ -210,12 +210,12 @@ class Ill:
         self.field.begin_node(index)
         self.faults.goes_on(5)
 
-        def put_back(state: Path) -> None:
+        def restore(state: Path) -> None:
             for each in state.iterdir():
                 shutil.rmtree(each) if each.is_dir() else each.unlink()
             shutil.copytree(copy, state, dirs_exist_ok=True)
 
-        self._without(put_back)
+        self._without(restore)
 
     def _without(self, change: Callable[[Path], None]) -> None:
         said = self.field.said(0).count("starts anew")

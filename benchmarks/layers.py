@@ -26,7 +26,7 @@ from compression.layout import Layout
 from task.datasets import load_data
 from task.flat_model import FlatModel
 from task.models import build_model
-from task.process import settle
+from task.process import configure_process
 from task.steps import prepare
 
 PRESET: dict[str, Any] = {"sparsifier": "cesgd", "feedback": True}
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--methods", default="; ".join(METHODS), help="separated by semicolons")
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
-    settle()
+    configure_process()
     start, methods = time.perf_counter(), [m.strip() for m in options.methods.split(";")]
     result: dict[str, Any] = {
         f"{model}, {classes} classes": measure(model, int(classes), methods, options.steps)

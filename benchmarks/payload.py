@@ -24,7 +24,7 @@ from compression.base import Array, Rng
 from compression.coders.entropy import Entropy
 from compression.decoder import index_spec, parts_of
 from compression.topk import largest, uniform
-from task.process import settle
+from task.process import configure_process
 
 Check = dict[str, Any]
 UNIFORM = (0.001, 0.003, 0.01, 0.03, 0.1, 0.25)
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="write every combination's row to this file")
     parser.add_argument("--picture", type=Path, help="draw the table's bytes against its error")
     options = parser.parse_args()
-    settle()
+    configure_process()
     every = {model: train(model, options.dataset, options.root) for model in options.models}
     checks = [*index_checks(every), *level_checks(every)]
     if "resnet18" in every:

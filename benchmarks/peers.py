@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.timing import Child, compare, take_turns
-from task.process import settle
+from task.process import configure_process
 
 PFL_MISSING = (
     "pfl is not installed: uv pip install -e '.[bench]' (Python 3.11 or 3.12), then run this again"
@@ -177,7 +177,7 @@ def add_losses(result: dict[str, dict[str, Any]], children: Mapping[str, Child])
 
 
 def _serve(work: Work) -> None:
-    settle()
+    configure_process()
     torch.manual_seed(work.seed)
     model, (images, labels) = LeNet5(), make_data(work)
     run = bare_rounds(model, images, labels, work)

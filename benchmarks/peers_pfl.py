@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from benchmarks.peers import LeNet5, Work, make_data, training_loss
 from benchmarks.timing import Pipe, Turns
-from task.process import settle
+from task.process import configure_process
 
 FOREVER = 10**9
 
@@ -85,7 +85,7 @@ def main() -> None:
     """Train until there are no more requests."""
     warnings.simplefilter("ignore", FutureWarning)  # pfl's use of torch.distributed.reduce_op
     work = Work.from_argument(sys.argv)
-    settle()
+    configure_process()
     torch.manual_seed(work.seed)
     np.random.seed(work.seed)  # noqa: NPY002  # pfl draws from NumPy's global state
     images, labels = make_data(work)

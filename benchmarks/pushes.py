@@ -28,7 +28,7 @@ from benchmarks.timing import AtOnce, Child, Contestant, compare, take_turns
 from conf import Config
 from conf.build import data_of, model_of
 from conf.load import compose_config, to_config
-from task.process import settle
+from task.process import configure_process
 from task.steps import prepare
 
 BLOCK = 200  # pushes that are timed as one
@@ -75,7 +75,7 @@ class Bare:
 
 def serve(words: list[str]) -> None:
     """Be a contestant: the gradients alone."""
-    settle()
+    configure_process()
     loop = Bare(to_config(compose_config(words)))
     take_turns(loop.block, lambda: loop.loss)
 

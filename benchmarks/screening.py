@@ -41,9 +41,9 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         (compressed_grid, "screened"),
         (rounds, "length"),
         (pushes, "length"),
-        (UpdateFilter, "share"),
-        (UpdateFilter, "look"),
-        (UpdateFilter, "weigh"),
+        (UpdateFilter, "clip_factor"),
+        (UpdateFilter, "observe"),
+        (UpdateFilter, "cap_weights"),
     ],
     "shapes": [
         (compressed_grid, "inconsistent"),

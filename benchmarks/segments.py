@@ -37,7 +37,7 @@ from client.segment.stage import Place, Stage
 from conf.build import data_of, model_of, optimizer_of
 from conf.load import compose_config, to_config
 from task.flat_model import FlatModel
-from task.process import settle
+from task.process import configure_process
 
 BLOCK = 40  # mini-batches that are timed as one
 ROUNDS = 2  # blocks in a turn
@@ -124,7 +124,7 @@ def at_once(stages: Sequence[Child], rounds: int) -> list[float]:
 
 def serve(kind: str, words: list[str]) -> None:
     """Be a contestant: the bare loop, or one stage."""
-    settle()
+    configure_process()
     loop = Bare(words) if kind == "bare" else Alone(words, int(kind))
     take_turns(loop.block, lambda: loop.loss)
 

@@ -21,7 +21,7 @@ import torch
 from benchmarks.cpu import ratios, turn
 from compression.base import Indices, Vector
 from compression.topk import largest, uniform, weighted
-from task.process import settle
+from task.process import configure_process
 
 Check = dict[str, Any]
 MULTINOMIAL = "torch.multinomial(w, k, replacement=False)"
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=10)
     parser.add_argument("--n", type=int, default=11_200_000, help="entries; ResNet18 has 11.2 M")
     options = parser.parse_args()
-    settle()
+    configure_process()
     n, cycles = options.n, options.cycles
     checks = [
         exact_check(n, 0.01, cycles, demanded=0.10),

@@ -36,7 +36,7 @@ from conf import Config
 from conf.build import data_of, model_of, partition_of
 from conf.codecs import codec_of, downlink_of
 from conf.load import compose_config, to_config
-from task.process import settle
+from task.process import configure_process
 from task.rng import stream_seed
 from task.steps import prepare
 
@@ -173,7 +173,7 @@ class Bare:
 
 def serve(words: list[str]) -> None:
     """Be a contestant: the bare loop."""
-    settle()
+    configure_process()
     loop = Bare(to_config(compose_config(words)))
     take_turns(loop.step, lambda: loop.loss)
 

@@ -1,5 +1,5 @@
 """What runs on a device: the ClientApp, local training, the node's own data."""
 
-from task.stdlib_collision import take_place
+from task.stdlib_collision import avoid_stdlib_collision
 
-take_place()
+avoid_stdlib_collision()

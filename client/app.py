@@ -16,7 +16,7 @@ from compression.flower import filled, flat_record, to_vector, update_record
 from compression.flower.headers import SECONDS, TrainConfig
 from compression.flower.native_tensors import Arrays, natives_of, with_natives
 from conf import Config, ConfigError, load_config
-from conf.submitted_runs import is_own
+from conf.submitted_runs import is_local
 
 
 class Undisclosed(RuntimeError):
@@ -36,7 +36,7 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
     except (ConfigError, PayloadError):
         raise
     except Exception as error:
-        if is_own(context.run_config):
+        if is_local(context.run_config):
             raise
         raise Undisclosed(f"{type(error).__name__}; this node's own log says more") from error
 

@@ -25,7 +25,7 @@ from conf import Config
 from conf.build import data_of, device_of, model_of, optimizer_of, server_optimizer_of
 from conf.codecs import codec_of
 from task.flat_model import FlatModel
-from task.process import settle
+from task.process import configure_process
 from task.rng import IsolatedRng, stream_seed
 from task.steps import batches, evaluate
 
@@ -41,7 +41,7 @@ class Trainer:
     """
 
     def __init__(self, config: Config, folder: str | None = None) -> None:
-        settle()
+        configure_process()
         self.config = config
         self.folder = folder
         self.device = device_of(config)

@@ -6,9 +6,9 @@ the environment is set here, before torch and Hydra are imported in any of them.
 
 import os
 
-from task.stdlib_collision import take_place
+from task.stdlib_collision import avoid_stdlib_collision
 
-take_place()
+avoid_stdlib_collision()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one torch thread a process: see README
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 # What the user set, for the processes below as well: errors come to us, not to Hydra's own printer.

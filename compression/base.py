@@ -140,7 +140,7 @@ class Sparsifier(Method, ABC):
         """Whether what is sent is closer to the update than nothing is: feedback needs that."""
         return True
 
-    def put_back(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
+    def restore(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
         """Take back (k,) values that were chosen but have not arrived, or not exactly.
 
         Only for a method that keeps what it does not send.

@@ -130,7 +130,7 @@ class Codec:
             if self.sparsifier.kept is None:
                 subtract_at(given, indices, decoded)
             else:
-                self.sparsifier.put_back(indices, values - decoded, memory)
+                self.sparsifier.restore(indices, values - decoded, memory)
         return payload
 
     @quiet
@@ -164,7 +164,7 @@ class Codec:
         head = self._head(layout, inner, indices, names=False, repeated=False)
         return self._assemble(head, _listed(own, exact, indices), streams, parts)
 
-    def put_back(self, payload: Buffer, layout: Layout, memory: Memory) -> None:
+    def restore(self, payload: Buffer, layout: Layout, memory: Memory) -> None:
         """Add to what is kept a payload, this memory's last one, that was not received or applied.
 
         Then *sent + kept == given* as if it had never been sent; running statistics are no sums,
@@ -174,7 +174,7 @@ class Codec:
         last = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
         indices, values = decode_trained(payload, layout, last)
         if self.sparsifier.kept is not None:
-            self.sparsifier.put_back(indices, values, memory)
+            self.sparsifier.restore(indices, values, memory)
         else:
             inner = self._separation(layout)
             size = layout.size if inner is None else inner.layout.size

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.check import check_targets, check_values, expect_declared
 from conf.schema import Config, ConfigError, NetworkConfig
 from conf.submitted_overrides import submitted_words
-from conf.submitted_runs import NodeGrants, confine, expect_plain, is_own, remember
+from conf.submitted_runs import NodeGrants, confine, expect_plain, is_local, mark_as_local
 from conf.targets import HERE as HERE
 
 
@@ -68,7 +68,7 @@ def run_config(composed: DictConfig, output: str = "") -> dict[str, str]:
     """
     plain = OmegaConf.to_container(_counting(composed), resolve=True)
     values = {"config": json.dumps(plain, separators=(",", ":")), "output": output}
-    remember(values)
+    mark_as_local(values)
     return values
 
 
@@ -83,7 +83,7 @@ def load_config(
     this for every message. Raises `ConfigError`, one line, whatever the values are.
     """
     config = str(values.get("config", ""))
-    machine = None if is_own(values) else NodeGrants.of(node_config or {})
+    machine = None if is_local(values) else NodeGrants.of(node_config or {})
     if config:
         return _loaded(config, machine)
     return _composed(str(values.get("overrides", "")), nodes, machine or NodeGrants())

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from conf.schema import ConfigError
-from conf.submitted_runs import expect_plain, shown
+from conf.submitted_runs import abbreviate, expect_plain
 from conf.targets import HERE
 
 
@@ -50,4 +50,4 @@ def _expect_choice(line: str, choice: Any) -> None:
 
 
 def _refused(line: str, why: str) -> ConfigError:
-    return ConfigError(f"{shown(line)}: {why}, for a run that is submitted")
+    return ConfigError(f"{abbreviate(line)}: {why}, for a run that is submitted")

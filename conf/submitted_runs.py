@@ -55,14 +55,14 @@ class NodeGrants:
         return public and any(f"{name}.".startswith(f"{each}.") for each in self.allow)
 
 
-def remember(values: Mapping[str, Any]) -> None:
+def mark_as_local(values: Mapping[str, Any]) -> None:
     """Note a `run_config` as this machine's own, here and for processes that this one starts."""
     before = os.environ.get(OWN_WORDS, "").split()
     newest = [*(each for each in before if each != _mark(values)), _mark(values)]
     os.environ[OWN_WORDS] = " ".join(newest[-REMEMBERED:])
 
 
-def is_own(values: Mapping[str, Any]) -> bool:
+def is_local(values: Mapping[str, Any]) -> bool:
     """Return whether a `run_config` is, to the byte, one that this machine's user has composed."""
     return _mark(values) in os.environ.get(OWN_WORDS, "").split()
 
@@ -77,7 +77,7 @@ def _hash(config: str, output: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def shown(word: str) -> str:
+def abbreviate(word: str) -> str:
     """Return a submitted word as an error repeats it: on one line, and no novel."""
     return " ".join(word.split())[:SHOWN]
 
@@ -90,7 +90,7 @@ def expect_plain(node: Any) -> None:
     for text in _texts(node):
         if "${" in OF_A_KEY.sub("", text):
             raise ConfigError(
-                f"{shown(text)}: a run that is submitted may name another key, as in ${{lr}}, "
+                f"{abbreviate(text)}: a run that is submitted may name another key, as in ${{lr}}, "
                 "and nothing else of this machine's"
             )
 
@@ -117,7 +117,7 @@ def confine(config: Config, machine: NodeGrants) -> None:
         for key, name in _targets(group, getattr(config, group)):
             if not is_ours(group, name) and not machine.allows(name):
                 raise ConfigError(
-                    f"{key}={shown(name)}: a run that is submitted names classes as "
+                    f"{key}={abbreviate(name)}: a run that is submitted names classes as "
                     f"conf/{group}/*.yaml do; others are allowed on this machine itself, by "
                     f"--node-config 'allow=\"PACKAGE\"' or {ALLOW}=PACKAGE"
                 )
@@ -131,7 +131,7 @@ def confine_data(config: Config, machine: NodeGrants) -> None:
     """
     root = config.dataset.root
     if root is not None:
-        root = below(machine.data or DEFAULT_ROOT, root, "dataset.root")
+        root = resolve_below(machine.data or DEFAULT_ROOT, root, "dataset.root")
     config.dataset.root = root or machine.data
 
 
@@ -153,18 +153,18 @@ def output_of(values: Mapping[str, Any]) -> str:
     A submitted one is below the folder that this machine has set apart. Raises `ConfigError`.
     """
     output = str(values.get("output", ""))
-    if not output or is_own(values):
+    if not output or is_local(values):
         return output
     folder = NodeGrants.of({}).output
     if not folder:
         raise ConfigError(
-            f"output={shown(output)}: this machine keeps no results of runs that are submitted; "
+            f"output={abbreviate(output)}: this machine keeps no results of submitted runs; "
             f"set {OUTPUT}=FOLDER in its server's environment, and give a folder below that one"
         )
-    return below(folder, output, "output")
+    return resolve_below(folder, output, "output")
 
 
-def below(folder: str, path: str, key: str) -> str:
+def resolve_below(folder: str, path: str, key: str) -> str:
     """Return a submitted path as it lies below a folder of this machine's.
 
     Raises `ConfigError`, which does not say where the folder is, for a path that leads out of it:
@@ -179,7 +179,7 @@ def below(folder: str, path: str, key: str) -> str:
         inside = False
     if not inside:
         raise ConfigError(
-            f"{key}={shown(path)}: a run that is submitted gives a folder below this machine's "
+            f"{key}={abbreviate(path)}: a submitted run gives a folder below this machine's "
             "own for that, as in 'photos/2024': no .., no ~, nothing absolute, no links out of it"
         )
     return str(found)

@@ -1,5 +1,5 @@
 """What runs on the server: the ServerApp, one file a training scheme, and the run's records."""
 
-from task.stdlib_collision import take_place
+from task.stdlib_collision import avoid_stdlib_collision
 
-take_place()
+avoid_stdlib_collision()

@@ -36,7 +36,7 @@ from strategy.run.membership import MembershipGrid
 from strategy.run.run_log import RunLog
 from task.errors import TaskError
 from task.flat_model import FlatModel, expect_numbers
-from task.process import settle
+from task.process import configure_process
 from task.rng import IsolatedRng
 from task.steps import Evaluation, evaluate, prepare
 
@@ -60,7 +60,7 @@ def main(grid: Grid, context: Context) -> None:
         # of `flwr run` alone: the engines start a SuperLink themselves, or are given one
         if not context.run_config.get("config") and (line := older_superlink()):
             log.warning("%s", line)
-    settle()
+    configure_process()
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     if resume and not folder:
         raise ConfigError("resume goes with output=, the folder of the run that is to go on")

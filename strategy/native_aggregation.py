@@ -51,16 +51,16 @@ class NativeMix:
         """The tensors by name as they are now: arrays that nobody changes."""
         return {**self.initial.arrays, **self._state.now}
 
-    def look(self, reports: Iterable[Arrays]) -> None:
+    def observe(self, reports: Iterable[Arrays]) -> None:
         """Take a round's reports, while too few are known to say how far is usual."""
         if self.initial.arrays and not self._screen.knows:
             now = self.arrays
-            self._screen.look(distance(report, now) for report in reports)
+            self._screen.observe(distance(report, now) for report in reports)
 
     def expect_usual(self, node: int, report: Arrays) -> None:
         """Raise `PayloadError` for a report that is refused."""
         if self.initial.arrays:
-            self._screen.share(node, distance(report, self.arrays), None)
+            self._screen.clip_factor(node, distance(report, self.arrays), None)
 
     def add(self, report: Arrays, share: float = 1.0, weight: float = 1.0) -> None:
         """Add what a node reports by its share, and its weight in the mean."""

@@ -37,13 +37,13 @@ class BackoffScheduler:
         """How many nodes there are."""
         return len(self._state.known)
 
-    def meet(self, nodes: Iterable[int]) -> list[int]:
+    def add(self, nodes: Iterable[int]) -> list[int]:
         """Take nodes that are there; return the new ones."""
         new = [node for node in nodes if node not in self._state.known]
         self._state.known.update(new)
         return new
 
-    def lose(self, node: int) -> None:
+    def remove(self, node: int) -> None:
         """Take note that a node is not there."""
         self._state.known.discard(node)
 
@@ -74,7 +74,7 @@ class BackoffScheduler:
             state.hopeless.add(node)
         return state.hopeless >= state.known
 
-    def rests(self, node: int, done: int) -> bool:
+    def should_wait(self, node: int, done: int) -> bool:
         """Return whether a node is not to be asked at once, after so many pushes of all."""
         state = self._state
         rest = min(2 ** max(state.failed[node] - 1, 0), LONGEST) - 1
@@ -85,7 +85,7 @@ class BackoffScheduler:
             state.resting.append((done + rest * len(state.known), node))
         return bool(rest)
 
-    def over(self, done: int, *, idle: bool) -> list[int]:
+    def ready(self, done: int, *, idle: bool) -> list[int]:
         """Return nodes that have rested, after so many pushes; all if the server is idle."""
         state = self._state
         if not state.resting:

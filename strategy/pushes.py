@@ -155,7 +155,7 @@ class Pushes:
         """
         state, strategy = self._state, self._strategy
         self._greet()
-        for node in self._turns.over(state.done, idle=not state.flight):
+        for node in self._turns.ready(state.done, idle=not state.flight):
             self._send(node)
         replies = self._grid.pull_before(state.flight, self._deadline())
         if not replies and not self._anybody():
@@ -175,7 +175,7 @@ class Pushes:
                 record(state.done)
             if last:
                 break
-            if not self._turns.rests(sent.node, state.done):
+            if not self._turns.should_wait(sent.node, state.done):
                 self._send(sent.node)
         state.now = self._grid.now
         return True
@@ -193,14 +193,14 @@ class Pushes:
             if sent.node in grid.get_node_ids():
                 self._send(sent.node)
             else:
-                self._turns.lose(sent.node)
+                self._turns.remove(sent.node)
                 state.looked = min(state.looked, grid.next_look)
         if grid.now >= state.looked:
             under_way = Counter(sent.node for sent in state.flight.values())
             here = grid.get_node_ids()
             if gone := self._dialogue.gone(lambda: here):
                 self._forget(gone)
-            for node in self._turns.meet(here):
+            for node in self._turns.add(here):
                 for _ in range(self._strategy.in_flight - under_way[node]):
                     self._send(node)
             state.looked = grid.next_look
@@ -284,7 +284,7 @@ class Pushes:
         statistics = self._screen_of_statistics.taken(
             sent.node, self._statistics.layout, statistics, sent.statistics, model
         )
-        part = self._screen.share(sent.node, length(values), model, rate)
+        part = self._screen.clip_factor(sent.node, length(values), model, rate)
         if part < 1:
             values = values * np.float32(part)
         if sent.model is not None:

@@ -205,10 +205,10 @@ class Rounds:
         good = {node: look for node, look in found.items() if isinstance(look, Looked)}
         there = self._statistics.of(self._replica.model)
         pairs = [(look.statistics, there) for look in good.values()]
-        self._screen_of_statistics.look(self._statistics.layout, pairs)
-        self._screen.look(look.length for look in good.values())
-        self.natives.look(look.natives for look in good.values())
-        self._screen.weigh({node: look.weight for node, look in good.items()})
+        self._screen_of_statistics.observe(self._statistics.layout, pairs)
+        self._screen.observe(look.length for look in good.values())
+        self.natives.observe(look.natives for look in good.values())
+        self._screen.cap_weights({node: look.weight for node, look in good.items()})
         return found
 
     def _look(self, node: int, reply: Message | None) -> Looked:
@@ -235,9 +235,9 @@ class Rounds:
         statistics = self._screen_of_statistics.taken(
             node, self._statistics.layout, statistics, self._statistics.of(model), model
         )
-        share = self._screen.share(node, long, model, rate)
+        share = self._screen.clip_factor(node, long, model, rate)
         if self._strategy.weighted_by_key:
-            weight = self._screen.weigh({node: weight})[node]
+            weight = self._screen.cap_weights({node: weight})[node]
         self._mean.add(indices, values if share == 1 else values * np.float32(share), weight)
         share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
         self._statistics.add(statistics, share, weight)

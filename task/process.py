@@ -16,7 +16,7 @@ KEPT = 1 << 30  # bytes of freed memory that a process keeps for what comes next
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
 
 
-def settle() -> None:
+def configure_process() -> None:
     """One torch thread; freed memory is kept, up to `KEPT` bytes.
 
     glibc gives a large tensor's memory back to the system when it is freed, and the next mini-batch

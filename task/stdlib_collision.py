@@ -2,7 +2,8 @@
 
 Where ours is found first, it finds the other's modules (`compression/__init__.py`). Flower's
 processes, though, have imported the other one, by way of `shutil`, before they load an app. So each
-package of ours that is asked for first, by Flower or by a launcher, calls `take_place` at once.
+package of ours that is asked for first, by Flower or by a launcher, calls `avoid_stdlib_collision`
+at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ NAME = "compression"
 OURS = Path(__file__).parents[1] / NAME
 
 
-def take_place() -> None:
+def avoid_stdlib_collision() -> None:
     """Make the standard library's `compression`, if that is what the name stands for, ours.
 
     It stays the same module with what has been imported of it, so nobody holds another one. Our

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from task.stdlib_collision import take_place
+from task.stdlib_collision import avoid_stdlib_collision
 
-take_place()  # pytest has imported what it needs before it finds ours
+avoid_stdlib_collision()  # pytest has imported what it needs before it finds ours
 from tests.quick_hydra import quicken  # noqa: E402
 
 quicken()

@@ -25,14 +25,14 @@ from compression.flower.records import payload_records
 from conf import Config
 from conf.build import data_of
 from conf.codecs import codec_of, gradients_of
-from task.process import settle
+from task.process import configure_process
 
 
 class Segments:
     """Answers for all nodes of a process that hold segments of a configuration's model."""
 
     def __init__(self, config: Config, folder: str | None) -> None:
-        settle()
+        configure_process()
         self.config = config
         self.data = data_of(config, folder)
         self.samples = Samples(config, self.data, folder, whole=True)

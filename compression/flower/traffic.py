@@ -47,14 +47,14 @@ class Traffic:
     uplink_note_bytes: int = 0
     downlink_note_bytes: int = 0
 
-    def went(self, size: Size, plain: int) -> None:
+    def count_sent(self, size: Size, plain: int) -> None:
         """Count a message: its size, and what Flower would have sent for its payloads."""
         self.downlink_bytes += size[0]
         self.downlink_bytes_float32 += plain
         self.downlink_other_bytes += other_than_payloads(size)
         self.downlink_note_bytes += size[1]
 
-    def came(self, size: Size, plain: int) -> None:
+    def count_received(self, size: Size, plain: int) -> None:
         """Count a reply: its size, and what Flower would have sent for its payloads."""
         self.uplink_bytes += size[0]
         self.uplink_bytes_float32 += plain

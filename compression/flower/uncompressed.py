@@ -110,7 +110,9 @@ class Untouched:
         """Note a model that is sent whole."""
         self._note(PassedOn(False, type_, name, "ArrayRecord", why), size)
 
-    def came(self, type_: str, content: RecordDict, model: str | None, asked: bool) -> None:
+    def count_received(
+        self, type_: str, content: RecordDict, model: str | None, asked: bool
+    ) -> None:
         """Note a reply's records; `model`: as above; `asked`: its message held a model."""
         for name, record, size in _records(content):
             why = NO_ARRAYS

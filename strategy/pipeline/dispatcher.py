@@ -253,7 +253,7 @@ class Dispatcher:
             self.copies.failed(segment)
         for what, sender in ((ACTIVATIONS, segment - 1), (GRADIENTS_OF, segment + 1)):
             if failed and what in reason and 0 <= sender < len(self._sent):
-                self._accuse(sender, segment)
+                self._report_bad_peer(sender, segment)
         gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         often = guilty is None and self._fails_often(segment)
         if often and self._crew.replace(segment, fails=True):
@@ -285,7 +285,7 @@ class Dispatcher:
         """Take what a reply holds. Raises `PayloadError` for what cannot be used."""
         task, plan = sent.task, self._plan
         found, metrics, traffic = reply.payloads, reply.metrics, self._state.traffic
-        self.links.came(task.segment, reply, traffic)
+        self.links.count_received(task.segment, reply, traffic)
         if reply.number != sent.number:
             raise PayloadError(f"it replies to {reply.number}, {sent.number} was to be answered")
         if metrics is None:
@@ -308,30 +308,30 @@ class Dispatcher:
         for name in plan.asked(task):
             self._store.put(task, name, found[name])
         if any(name.startswith(GRADIENTS) for name in sent.arrays):
-            self._hear(task.segment, bool(metrics.get(REFUSED)))
+            self._count_refusals(task.segment, bool(metrics.get(REFUSED)))
 
     # faults
 
-    def _blame(self, segment: int, reason: str) -> None:
+    def _count_failure(self, segment: int, reason: str) -> None:
         self._strategy.fail(self._crew.node(segment) or -1, f"segment {segment}: {reason}")
 
     def _failed(self, segment: int, reason: str) -> None:
-        self._blame(segment, reason)
+        self._count_failure(segment, reason)
         self._state.hopeless[segment] += 1
         if self._state.hopeless[segment] >= MAX_CONSECUTIVE_FAILURES:
             raise PayloadError(
                 f"segment {segment} has failed {MAX_CONSECUTIVE_FAILURES} times in a row: {reason}"
             )
 
-    def _hear(self, segment: int, refused: bool) -> None:
+    def _count_refusals(self, segment: int, refused: bool) -> None:
         """Note whether a segment could use the gradients that it was sent."""
         if refused:
-            self._blame(segment + 1, "gradients that the segment before could not use")
-            self._accuse(segment + 1, segment)
+            self._count_failure(segment + 1, "gradients that the segment before could not use")
+            self._report_bad_peer(segment + 1, segment)
         else:
             self._state.accused.pop((segment + 1, segment), None)
 
-    def _accuse(self, segment: int, by: int) -> None:
+    def _report_bad_peer(self, segment: int, by: int) -> None:
         """Note that a neighbour has no use for what a segment sends; after a while another node
         takes over. If that one's is of no use either, somebody else takes over from who says so.
         """

@@ -83,13 +83,13 @@ class Links:
     ) -> None:
         """Count what a segment is sent; `size`: of the content with these payloads."""
         self.down[segment] += size[0]
-        traffic.went(size, plain_bytes(payloads, plain))
+        traffic.count_sent(size, plain_bytes(payloads, plain))
         self._count(payloads)
 
-    def came(self, segment: int, reply: Opened, traffic: Traffic) -> None:
+    def count_received(self, segment: int, reply: Opened, traffic: Traffic) -> None:
         """Count what a segment has sent, used or not."""
         self.up[segment] += reply.size[0]
-        traffic.came(reply.size, 0)
+        traffic.count_received(reply.size, 0)
         self._count(reply.payloads)
 
     def worked(self, segment: int, seconds: object, batches: float) -> None:

@@ -56,7 +56,7 @@ def check_exactly(codec):
         np.testing.assert_array_equal(sent.dense()[EXACT], update(number)[EXACT])
         assert (sent.added_to(-update(number))[VARIANCES] >= 0).all()
         before = sent.selected
-        codec.put_back(payload, LAYOUT, memory) if codec.keeps else None
+        codec.restore(payload, LAYOUT, memory) if codec.keeps else None
 
 
 def test_a_model_of_statistics_alone():

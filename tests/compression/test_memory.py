@@ -131,7 +131,7 @@ def test_a_lost_payload_is_put_back(variant, quantizer, normed):
         payload = codec.encode(
             update, normed, memory=memory, seed=number, loss=1.0 / (number + 1), as_before=True
         )
-        codec.put_back(payload, normed, memory)
+        codec.restore(payload, normed, memory)
         close(kept_by(codec, memory), given, np.abs(given).max())
 
 

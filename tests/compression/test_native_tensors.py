@@ -59,7 +59,7 @@ def test_beside_a_selection_with_a_memory(sparsifier):
         update = decode_update(payload, model_of(own), own=(1,))
         np.testing.assert_array_equal(update.own[0].array, own[0].array)
         if codec.keeps:
-            codec.put_back(payload, LAYOUT, memory)  # the layout that it was encoded with
+            codec.restore(payload, LAYOUT, memory)  # the layout that it was encoded with
 
 
 def test_a_vector_of_nothing_beside_integers():

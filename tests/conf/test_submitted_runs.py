@@ -10,7 +10,14 @@ from omegaconf import OmegaConf
 
 from conf import ConfigError, load_config, run_config
 from conf.load import compose_config, to_config
-from conf.submitted_runs import NodeGrants, below, expect_plain, is_own, output_of, remember
+from conf.submitted_runs import (
+    NodeGrants,
+    expect_plain,
+    is_local,
+    mark_as_local,
+    output_of,
+    resolve_below,
+)
 from tests.conf.hostile import ASKING, HIDDEN, PATHS, RUN, SECRET, plain, put, submitted
 from tests.runs import composed
 
@@ -125,17 +132,17 @@ def folder(tmp_path):
 @pytest.mark.parametrize("path", [*PATHS, "up", "up/secret", "/in"])
 def test_a_path_that_leads_out_is_refused_without_telling_where_from(folder, path):
     with pytest.raises(ConfigError, match=r"^dataset\.root=") as caught:
-        below(str(folder), path, "dataset.root")
+        resolve_below(str(folder), path, "dataset.root")
     assert str(folder.parent) not in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("path", ["in", "in/deep", "new/one", ".", "in/./deep", "same", ".x"])
 def test_a_path_that_stays_within_is_taken(folder, path):
-    assert below(str(folder), path, "x") == str((folder / path).resolve())
+    assert resolve_below(str(folder), path, "x") == str((folder / path).resolve())
     link = folder.parent / "link"
     link.symlink_to(folder)
-    assert below(str(link), path, "x") == str((folder / path).resolve())
+    assert resolve_below(str(link), path, "x") == str((folder / path).resolve())
 
 
 SEGMENTS = ["in", "deep", "out", "up", "loop", "chain", "same", "..", ".", "~", "new", "/", "x\x00"]
@@ -145,7 +152,7 @@ SEGMENTS = ["in", "deep", "out", "up", "loop", "chain", "same", "..", ".", "~", 
 @given(st.lists(st.sampled_from(SEGMENTS), max_size=6))
 def test_no_path_leaves_the_folder(folder, segments):
     try:
-        found = below(str(folder), "/".join(segments), "x")
+        found = resolve_below(str(folder), "/".join(segments), "x")
     except ConfigError:
         return
     assert Path(found).resolve().is_relative_to(folder.resolve())
@@ -192,7 +199,7 @@ def test_results_of_a_submitted_run_lie_below_the_servers_folder(folder, monkeyp
 def test_what_this_machines_own_command_line_has_composed_is_trusted_to_the_byte(tmp_path):
     own = composed("dataset=imagefolder", f"dataset.root={tmp_path}")
     values = run_config(own, output="/anywhere")
-    assert is_own(values)
+    assert is_local(values)
     assert load_config(values, 2).dataset.root == str(tmp_path)
     assert output_of(values) == "/anywhere"
     for other in (
@@ -204,7 +211,7 @@ def test_what_this_machines_own_command_line_has_composed_is_trusted_to_the_byte
         {"config": values["config"] + "\0" + values["output"]},
         {},
     ):
-        assert not is_own(other)
+        assert not is_local(other)
         if other.get("config"):
             assert told_by(other).startswith(("dataset.root=", "config: "))
 
@@ -212,14 +219,14 @@ def test_what_this_machines_own_command_line_has_composed_is_trusted_to_the_byte
 def test_own_words_are_those_of_processes_started_here(monkeypatch):
     values = run_config(composed("seed=71"))
     monkeypatch.delenv("EDGEWIRE_OWN_WORDS")  # as in a process that somebody else has started
-    assert not is_own(values)
-    remember(values)
-    remember(values)
-    assert is_own(values)
+    assert not is_local(values)
+    mark_as_local(values)
+    mark_as_local(values)
+    assert is_local(values)
     for seed in range(100):
-        remember({"config": str(seed)})
-    assert is_own({"config": "99"})
-    assert not is_own(values)  # long over
+        mark_as_local({"config": str(seed)})
+    assert is_local({"config": "99"})
+    assert not is_local(values)  # long over
     assert len(os.environ["EDGEWIRE_OWN_WORDS"]) < 2000
 
 

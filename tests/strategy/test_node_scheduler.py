@@ -14,15 +14,15 @@ def state():
 @pytest.fixture
 def turns(state):
     made = BackoffScheduler(None, state)
-    assert made.meet([1, 2, 3]) == [1, 2, 3]
+    assert made.add([1, 2, 3]) == [1, 2, 3]
     return made
 
 
 def test_nodes_are_new_once(turns):
-    assert turns.meet([3, 4]) == [4]
+    assert turns.add([3, 4]) == [4]
     assert len(turns) == 4
-    turns.lose(3)
-    assert turns.meet([3, 4]) == [3]
+    turns.remove(3)
+    assert turns.add([3, 4]) == [3]
 
 
 def test_a_nodes_messages_are_numbered(turns):
@@ -35,23 +35,23 @@ def test_who_fails_again_and_again_rests_ever_longer(turns):
     for _ in range(10):
         turns.useless(1)
         at = 0
-        if turns.rests(1, 0):
-            while turns.over(at, idle=False) != [1]:
+        if turns.should_wait(1, 0):
+            while turns.ready(at, idle=False) != [1]:
                 at += 1
         rests.append(at)
     expected = [3 * (min(2**failures, LONGEST) - 1) for failures in range(10)]
     assert rests == expected
-    assert not turns.rests(2, 0)
+    assert not turns.should_wait(2, 0)
     turns.used(1)
-    assert not turns.rests(1, 0)
+    assert not turns.should_wait(1, 0)
 
 
 def test_an_idle_server_asks_who_rests(turns):
     turns.useless(1), turns.useless(1)
-    assert turns.rests(1, done=10)
-    assert turns.over(10, idle=False) == []
-    assert turns.over(10, idle=True) == [1]
-    assert turns.over(10, idle=True) == []
+    assert turns.should_wait(1, done=10)
+    assert turns.ready(10, idle=False) == []
+    assert turns.ready(10, idle=True) == [1]
+    assert turns.ready(10, idle=True) == []
 
 
 def test_the_run_is_hopeless_once_nobodys_messages_bring_anything(turns):
@@ -64,12 +64,12 @@ def test_the_run_is_hopeless_once_nobodys_messages_bring_anything(turns):
 
 def test_who_is_too_far_ahead_rests(state):
     turns = BackoffScheduler(2.0, state)
-    turns.meet([1, 2, 3])
+    turns.add([1, 2, 3])
     for node, count in ((1, 5), (2, 2), (3, 2)):
         for _ in range(count):
             turns.next(node)
-    assert [turns.rests(node, 9) for node in (1, 2, 3)] == [True, False, False]
-    assert turns.over(12, idle=False) == [1]
+    assert [turns.should_wait(node, 9) for node in (1, 2, 3)] == [True, False, False]
+    assert turns.ready(12, idle=False) == [1]
 
 
 def test_nothing_is_kept_of_who_is_gone(turns, state):
@@ -77,6 +77,6 @@ def test_nothing_is_kept_of_who_is_gone(turns, state):
         turns.next(node)
         for _ in range(MAX_CONSECUTIVE_FAILURES):
             turns.useless(node)
-        turns.rests(node, 0)
+        turns.should_wait(node, 0)
     turns.forget({1, 2, 3})
     assert state == BackoffSchedulerState()

@@ -9,7 +9,7 @@ import pytest
 
 FAULTS = """
 import os, resource, torch
-from task.process import settle
+from task.process import configure_process
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -19,10 +19,10 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 os.environ["MALLOC_TRIM_THRESHOLD_"] = "100000"  # the user has chosen
-settle()
+configure_process()
 chosen = faults()
 del os.environ["MALLOC_TRIM_THRESHOLD_"]
-settle()
+configure_process()
 faults()
 print(chosen, faults(), torch.get_num_threads())
 """

@@ -78,7 +78,7 @@ assert compression is before and Layout is same
 assert compression.zstd is zstd and zstd.__file__.startswith(LIBRARY)
 assert compression.__file__ == {str(ROOT / "compression" / "__init__.py")!r}
 assert compression.__path__ == [os.path.dirname(compression.__file__), LIBRARY + "/compression"]
-{package}.take_place()
+{package}.avoid_stdlib_collision()
 assert compression.Layout is Layout
 """
     run(script, *path)

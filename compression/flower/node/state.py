@@ -176,7 +176,7 @@ class NodeState:
         if applied is not None and applied > self.sequence:
             self._start_anew(applied)
         if applied is not None and not arrived and self.last is not None:
-            codec.put_back(self.last, left_out(layout, self._tied), self.memory)
+            codec.restore(self.last, left_out(layout, self._tied), self.memory)
             self.last = None
             self.save()  # now: what follows may raise
         other = self._untie(codec, layout, tied)

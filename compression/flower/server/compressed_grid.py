@@ -31,12 +31,12 @@ from .inbox import (
     Asked,
     InFlight,
     answered,
-    came,
+    count_received,
+    count_used,
     expect_weight,
     expected,
     inconsistent,
     rebuilt,
-    used,
 )
 from .inferred_acks import InferredAcks, InferredAcksState
 from .model_sync import DeltaSync, DeltaSyncState
@@ -186,7 +186,7 @@ class CompressedGrid(GridWrapper):
         found = list(found)
         asked = [self._underway.asked(reply) for reply in found]
         replies = self._screened([self._incoming(reply) for reply in found], asked)
-        self.traffic.client_updates += used(replies, asked)
+        self.traffic.client_updates += count_used(replies, asked)
         if replies and self._untouched:
             self._untouched.answered()
         return replies
@@ -217,7 +217,9 @@ class CompressedGrid(GridWrapper):
         if replies and self._untouched:
             self._untouched.answered()
         if train:
-            self._course.end_round(self.state.round, used(replies, asked), came(replies))
+            self._course.end_round(
+                self.state.round, count_used(replies, asked), count_received(replies)
+            )
         return replies
 
     def end(self) -> None:
@@ -301,7 +303,7 @@ class CompressedGrid(GridWrapper):
             self._look_at_reply(reply, None)
             return self._readable(reply)
         if sent is None:
-            self.traffic.came(measured(reply.content, NOTE), 0)
+            self.traffic.count_received(measured(reply.content, NOTE), 0)
             node = reply.metadata.src_node_id
             reason = "its message was answered before, or never sent"
             return self._refused(reply, node, self.state.round, reason)
@@ -377,7 +379,9 @@ class CompressedGrid(GridWrapper):
         """Note what of a reply travels as it is."""
         if self._untouched and self._untouched.open:
             kind, found = reply.metadata.message_type, payload_of(reply.content)
-            self._untouched.came(kind, reply.content, found and found[0], sent is not None)
+            self._untouched.count_received(
+                kind, reply.content, found and found[0], sent is not None
+            )
 
     def _look_at_names(
         self, form: TensorSplit, payload: bytes, exact: tuple[int, ...] = ()

@@ -244,12 +244,12 @@ NOT_REACHED = (  # errors that a grid makes in a node's place
 )
 
 
-def came(replies: Sequence[Message]) -> int:
+def count_received(replies: Sequence[Message]) -> int:
     """Return how many replies nodes have sent: the others are a grid's."""
     return sum(not r.has_error() or r.error.code not in NOT_REACHED for r in replies)
 
 
-def used(replies: Sequence[Message], asked: Sequence[Asked | None]) -> int:
+def count_used(replies: Sequence[Message], asked: Sequence[Asked | None]) -> int:
     """Return how many replies hold an update that can be used."""
     pairs = zip(replies, asked, strict=True)
     return sum(sent is not None and sent.train and not r.has_error() for r, sent in pairs)

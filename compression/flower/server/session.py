@@ -257,7 +257,7 @@ class ServerSession:
             self._given.add(node)
         sent = cache[key]
         self.ledger.send(node, sent.parcel)
-        self.traffic.went(sent.size, plain_bytes)
+        self.traffic.count_sent(sent.size, plain_bytes)
         return sent
 
     def _with_natives(
@@ -310,7 +310,7 @@ class ServerSession:
                 self._given.discard(node)
             raise PayloadError(reason_of(reply))
         payloads = payloads_of(reply.content)
-        self.traffic.came(measured(reply.content, NOTE), plain_bytes if payloads else 0)
+        self.traffic.count_received(measured(reply.content, NOTE), plain_bytes if payloads else 0)
         native = self.initial.arrays and native_payload(reply.content) is not None
         if len(payloads) > 1 + bool(native):
             raise PayloadError(f"the reply holds {len(payloads)} payloads, one is asked for")

@@ -145,13 +145,13 @@ class UpdateFilter:
         """Whether all nodes weigh the same."""
         return self._options.equal
 
-    def look(self, lengths: Iterable[float]) -> None:
+    def observe(self, lengths: Iterable[float]) -> None:
         """Take the lengths of a round's updates, while too few were used to know what is usual."""
         found = [*self._state.lengths.values(), *lengths]
         few = len(found) < LEAST or self.knows
         self._now = 0.0 if few else max(median_of(found), self._floor)
 
-    def share(self, node: int, long: float, model: Vector | None, rate: float = 1.0) -> float:
+    def clip_factor(self, node: int, long: float, model: Vector | None, rate: float = 1.0) -> float:
         """Return the factor by which a node's update is to be shortened, at most 1: it is used.
 
         `long`: its length, and `rate`: by which it would change the `model` (None: who knows).
@@ -187,7 +187,9 @@ class UpdateFilter:
             state.since = 0
             state.usual = max(state.usual, median_of(state.lengths.values()), self._floor)
 
-    def weigh(self, weights: dict[int, float], *, evaluated: bool = False) -> dict[int, float]:
+    def cap_weights(
+        self, weights: dict[int, float], *, evaluated: bool = False
+    ) -> dict[int, float]:
         """Return nodes' weights, none above its limit; they are what is usual from now on.
 
         `evaluated`: of evaluations, of which others are usual than of updates.
@@ -254,7 +256,7 @@ class StatisticsScreen:
         """Whether it is known where statistics are: else look at all of a round's first."""
         return len(self._state.reports) >= LEAST
 
-    def look(self, layout: Layout, found: Iterable[tuple[Vector, Vector]]) -> None:
+    def observe(self, layout: Layout, found: Iterable[tuple[Vector, Vector]]) -> None:
         """Take a round's statistics, with those that were sent, while too few are known."""
         self._begin(layout)
         reports = list(found)
@@ -368,15 +370,15 @@ def screened(
     ]
     screen = screens.vectors
     if not screen.knows:
-        screen.look(long.vector for *_, long in trained)
-        screens.beside.look(long.beside for *_, long in trained)
+        screen.observe(long.vector for *_, long in trained)
+        screens.beside.observe(long.beside for *_, long in trained)
     for layout in dict.fromkeys(statistics_of(sent.form)[0] for _, sent, _ in trained):
         pairs = [
             (long.statistics, long.sent)
             for _, sent, long in trained
             if statistics_of(sent.form)[0] == layout
         ]
-        screens.statistics.look(layout, pairs)
+        screens.statistics.observe(layout, pairs)
     bad, good = dict[int, str](), []
     for reply, sent, long in trained:
         start = sent.start
@@ -386,8 +388,8 @@ def screened(
                 sent.node, layout, reported, long.sent, start.vector
             )
             if start.own or sent.natives:
-                screens.beside.share(sent.node, long.beside, None)
-            share = screen.share(sent.node, long.vector, start.vector)
+                screens.beside.clip_factor(sent.node, long.beside, None)
+            share = screen.clip_factor(sent.node, long.vector, start.vector)
         except PayloadError as error:
             bad[id(reply)] = str(error)
             continue
@@ -442,7 +444,7 @@ def _weigh(
         if key in metrics
     }
     said = {node: cast(float, metrics[key]) for node, metrics in found.items()}
-    for node, weight in screen.weigh(said, evaluated=evaluated).items():
+    for node, weight in screen.cap_weights(said, evaluated=evaluated).items():
         if weight != said[node]:
             found[node][key] = int(weight) if isinstance(said[node], int) else weight
             if not screen.equal:

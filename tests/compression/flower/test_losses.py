@@ -239,12 +239,12 @@ def test_nodes_converge_to_a_model_that_stands_still(downlink):
 def test_payload_of_a_change_is_smaller_than_the_model():
     sizes = []
 
-    def weigh(message, context):
+    def cap_weights(message, context):
         sizes.append(len(payload_of(message.content)[1]))
         return inner(message, context)
 
     inner = app_with(CompressionMod(make_codec()), {})
-    pool = make_pool(NodeHostSpec(weigh, NODES, 1, {}), 1)
+    pool = make_pool(NodeHostSpec(cap_weights, NODES, 1, {}), 1)
     link = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=3)
     whole, changes = sizes[:NODES], sizes[NODES:]

@@ -239,14 +239,14 @@ def test_the_mean_is_over_the_nodes_that_remain():
 def test_bytes_are_the_payloads_lengths():
     lengths = {"up": 0, "down": 0}
 
-    def weigh(message, context, call_next):
+    def cap_weights(message, context, call_next):
         lengths["down"] += len(payload_of(message.content)[1])
         reply = call_next(message, context)
         lengths["up"] += len(payload_of(reply.content)[1])
         return reply
 
     inner = node_app(CompressionMod("int8"))
-    app = lambda message, context: weigh(message, context, inner)  # noqa: E731
+    app = lambda message, context: cap_weights(message, context, inner)  # noqa: E731
     _, traffic = linked(FedAvg(fraction_evaluate=0), app)
     assert traffic.uplink_bytes == lengths["up"] > 0
     assert traffic.downlink_bytes == lengths["down"] > 0

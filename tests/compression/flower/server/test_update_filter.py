@@ -34,11 +34,11 @@ def screened(options, lengths):
 
 def use(screen, lengths):
     if not screen.knows:
-        screen.look(lengths)
+        screen.observe(lengths)
     found = []
     for node, long in enumerate(lengths):
         try:
-            found.append(screen.share(node, long, MODEL))
+            found.append(screen.clip_factor(node, long, MODEL))
         except PayloadError:
             found.append(None)
     return found
@@ -60,9 +60,9 @@ def test_a_long_one_among_others_is_refused_whenever_it_comes(first, huge):
 
 def test_a_first_update_far_longer_than_the_model_is_refused():
     with pytest.raises(PayloadError, match="as long as the model"):
-        UpdateFilter().share(1, 101.0, MODEL)
-    assert UpdateFilter().share(1, 99.0, MODEL) == 1
-    assert UpdateFilter().share(1, 990.0, MODEL, rate=0.1) == 1
+        UpdateFilter().clip_factor(1, 101.0, MODEL)
+    assert UpdateFilter().clip_factor(1, 99.0, MODEL) == 1
+    assert UpdateFilter().clip_factor(1, 990.0, MODEL, rate=0.1) == 1
 
 
 def test_late_in_a_run_an_update_as_at_its_beginning_is_used():
@@ -75,9 +75,9 @@ def test_late_in_a_run_an_update_as_at_its_beginning_is_used():
 def test_who_sends_often_does_not_set_what_is_usual():
     _, screen = screened(Screening(refuse=10), [1.0] * 5)
     for _ in range(100):
-        screen.share(0, 9.0, MODEL)
+        screen.clip_factor(0, 9.0, MODEL)
     with pytest.raises(PayloadError, match=r"11 times as long as usual \(screen.refuse=10\)"):
-        screen.share(1, 11.0, MODEL)
+        screen.clip_factor(1, 11.0, MODEL)
 
 
 def test_clipping_shortens_to_so_many_times_the_usual_length():
@@ -88,16 +88,18 @@ def test_clipping_shortens_to_so_many_times_the_usual_length():
 @pytest.mark.parametrize("node", [0, 3])
 def test_no_weight_is_more_than_so_many_times_the_usual_one(node):
     weights = dict.fromkeys(range(4), 5.0) | {node: 1e18}
-    assert UpdateFilter(Screening(weight=10)).weigh(weights)[node] == 50
-    assert UpdateFilter(Screening(weight=None)).weigh(weights)[node] == 1e18
-    assert UpdateFilter().weigh({0: 1e18, 1: 1.0})[0] == 1e18  # of two nobody knows which is usual
+    assert UpdateFilter(Screening(weight=10)).cap_weights(weights)[node] == 50
+    assert UpdateFilter(Screening(weight=None)).cap_weights(weights)[node] == 1e18
+    assert (
+        UpdateFilter().cap_weights({0: 1e18, 1: 1.0})[0] == 1e18
+    )  # of two nobody knows which is usual
 
 
 def test_what_weighs_evaluations_is_usual_by_itself():
     screen = UpdateFilter(Screening(weight=10))
-    screen.weigh(dict.fromkeys(range(4), 1000.0))
+    screen.cap_weights(dict.fromkeys(range(4), 1000.0))
     weights = dict.fromkeys(range(4), 5.0) | {2: 1e18}
-    assert screen.weigh(weights, evaluated=True)[2] == 50
+    assert screen.cap_weights(weights, evaluated=True)[2] == 50
 
 
 @pytest.mark.parametrize("lies", ["train", "evaluate"])
@@ -130,7 +132,7 @@ def test_lengths_beyond_float32_are_infinite_without_a_warning():
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(1e-3, 1e18), min_size=1))
 def test_all_weigh_the_same_if_that_is_wanted(weights):
-    assert set(UpdateFilter(Screening(equal=True)).weigh(weights).values()) == {1.0}
+    assert set(UpdateFilter(Screening(equal=True)).cap_weights(weights).values()) == {1.0}
 
 
 @pytest.mark.parametrize("options", [{"refuse": 0.5}, {"clip": float("nan")}, {"weight": -1}])
@@ -143,7 +145,7 @@ def test_a_screen_goes_on_from_its_state():
     state = UpdateFilterState()
     use(UpdateFilter(None, state), [1.0] * 4)
     with pytest.raises(PayloadError):
-        UpdateFilter(None, state).share(9, 1e4, MODEL)
+        UpdateFilter(None, state).clip_factor(9, 1e4, MODEL)
 
 
 BN = Layout(("n.running_mean", "n.running_var"), ((8,), (8,)), ("float32",) * 2)
@@ -161,7 +163,7 @@ def reports(seed, nodes, *, move=1.0, spread=0.1):
 
 def take(screen, found, sent=START):
     """Take a round's; return them as they are used, None for who is refused."""
-    screen.look(BN, [(report, sent) for report in found])
+    screen.observe(BN, [(report, sent) for report in found])
     taken = []
     for node, report in enumerate(found):
         try:
