@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from compression import Layout, Update, decode_update, describe, make_codec
 from compression.flower.headers import NOTE, UplinkHeader
 from compression.flower.records import STYPE
-from compression.native_tensors import Own
+from compression.native_tensors import NativeTensor
 from tests.compression.surgery import Surgery
 
 NUMBERS = (0, 1, -1, 2, 3, 10**6, 2**31, 2**40, 2**62, 2**63 - 1, 10**300, 0.0, -0.5, 1e30,
@@ -268,53 +268,53 @@ class Mutator:
             reply.content[NOTE] = ConfigRecord({**note, "named": int(named)})
         return f"{name}: {', '.join(done)}, named {named}"
 
-    def rename_tensor(self, tensors: list[Any], own: list[Own]) -> str:
+    def rename_tensor(self, tensors: list[Any], own: list[NativeTensor]) -> str:
         self.some(tensors)[0] = name = self.some(
             ("w", "", "x" * 300, tensors[0][0], "a.running_var")
         )
         return f"renamed {name[:20]}"
 
-    def double_tensor(self, tensors: list[Any], own: list[Own]) -> str:
+    def double_tensor(self, tensors: list[Any], own: list[NativeTensor]) -> str:
         tensors.insert(int(self.draw.integers(len(tensors) + 1)), list(self.some(tensors)))
         return "doubled"
 
-    def drop_tensor(self, tensors: list[Any], own: list[Own]) -> str:
+    def drop_tensor(self, tensors: list[Any], own: list[NativeTensor]) -> str:
         del tensors[int(self.draw.integers(len(tensors)))]
         return "dropped"
 
-    def resize_tensor(self, tensors: list[Any], own: list[Own]) -> str:
+    def resize_tensor(self, tensors: list[Any], own: list[NativeTensor]) -> str:
         tensor = self.some(tensors)
         size = self.some((0, 1, tensor[3].size + 1, max(tensor[3].size - 1, 0), 2 * tensor[3].size))
         tensor[3], tensor[1] = np.resize(tensor[3], size), [size]
         return f"resized to {size}"
 
-    def retype_tensor(self, tensors: list[Any], own: list[Own]) -> str:
+    def retype_tensor(self, tensors: list[Any], own: list[NativeTensor]) -> str:
         self.some(tensors)[2] = dtype = self.some(TYPES)
         return f"as {dtype}"
 
-    def move_out(self, tensors: list[Any], own: list[Own]) -> str:
+    def move_out(self, tensors: list[Any], own: list[NativeTensor]) -> str:
         """Make a tensor of the vector one of its own type."""
         place = int(self.draw.integers(len(tensors)))
         name, shape, _, values = tensors[place]
         if self.draw.integers(2):
             del tensors[place]
         dtype = self.some(("float32", "float64", "int64", "float16"))
-        own.append(Own(place, name, values.reshape(shape).astype(dtype)))
+        own.append(NativeTensor(place, name, values.reshape(shape).astype(dtype)))
         own.sort()
         return f"moved out as {dtype}"
 
-    def move_in(self, tensors: list[Any], own: list[Own]) -> str:
+    def move_in(self, tensors: list[Any], own: list[NativeTensor]) -> str:
         each = own.pop(int(self.draw.integers(len(own))))
         values = each.array.astype(np.float32).reshape(-1)
         tensors.insert(each.position, [each.name, each.array.shape, "float32", values])
         return "moved in"
 
-    def swap_tensors(self, tensors: list[Any], own: list[Own]) -> str:
+    def swap_tensors(self, tensors: list[Any], own: list[NativeTensor]) -> str:
         one, other = (int(self.draw.integers(len(tensors))) for _ in range(2))
         tensors[one], tensors[other] = tensors[other], tensors[one]
         return f"swapped {one}, {other}"
 
-    def set_values(self, tensors: list[Any], own: list[Own]) -> str:
+    def set_values(self, tensors: list[Any], own: list[NativeTensor]) -> str:
         tensor, value = self.some(tensors), self.some((0, -1, 5, 1e5, 1e-30, 3e38))
         tensor[3] = np.full_like(tensor[3], value)
         return f"of {value}"

@@ -11,7 +11,7 @@ import client.app
 from compression import Layout, PayloadError, make_codec
 from compression.flower.batch_tensors import pack_labels
 from compression.flower.records import STYPE
-from compression.native_tensors import Own
+from compression.native_tensors import NativeTensor
 from compression.wire_header import varint
 from tests.strategy.cut import QUICK, SPLIT, run
 from tests.strategy.pipeline.test_dispatcher import missing, spoiling
@@ -34,7 +34,7 @@ def adding(name, data, also=False):
 
 
 def labels_of(labels):
-    return RAW.encode(np.empty(0, np.float32), EMPTY, own=[Own(0, "labels", labels)])
+    return RAW.encode(np.empty(0, np.float32), EMPTY, own=[NativeTensor(0, "labels", labels)])
 
 
 NO_LABELS = {

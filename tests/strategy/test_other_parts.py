@@ -8,7 +8,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from compression import decode_update, describe, make_codec
-from compression.native_tensors import Own
+from compression.native_tensors import NativeTensor
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
@@ -25,7 +25,7 @@ def first_beside(payload):
     update, said = decode_update(payload), describe(payload)
     codec = make_codec(quantizer=said.quantizer, coder=said.coder)
     name, shape = update.layout.names[0], update.layout.shapes[0]
-    own = [Own(0, name, np.ones(shape, np.float32))]
+    own = [NativeTensor(0, name, np.ones(shape, np.float32))]
     rest = update.layout.without((0,))
     made = bytearray(codec.encode(np.ones(rest.size, np.float32), rest, own=own))
     made[4] = payload[4]  # the sparsifier
