@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from report.course import Row
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import whole
 from report.jobs import MISSING, Group, group_jobs, read_jobs, varying
+from report.learning_curve import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

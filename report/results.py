@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from report.definitions import POINTS, PageDefinition, TableDefinition, read_definitions
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import wrap
 from report.kept import ROOT, kept_file, read_kept
-from report.looked_up import LookedUp
 from report.measured import measured_file, read_measured
-from report.page import HEAD, Filled, FilledTable, fill, filled, markdown, picture_name
-from report.picture import Picture
-from report.scatter import scatter
-from report.traces import traces
+from report.pages.benchmark_table import LookedUp
+from report.pages.definitions import POINTS, PageDefinition, TableDefinition, read_definitions
+from report.pages.page import HEAD, Filled, FilledTable, fill, filled, markdown, picture_name
+from report.pages.picture import Picture
+from report.pages.scatter import scatter
+from report.pages.traces import traces
 
 FOLDER = Path("docs/results")
 INDEX = Path("docs/results.md")

@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from report.course import Row, first_at, smoothed
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import human_bytes, human_seconds, markdown_row, percent, whole
 from report.jobs import Group, Job, group_jobs, read_jobs, varying
+from report.learning_curve import Row, first_at, smoothed
 from report.summary import whole_bytes
 
 Numbers = dict[str, Any]

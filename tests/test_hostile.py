@@ -1,6 +1,6 @@
 """One bad node of ten: no attack ends a run or spoils its model.
 
-The whole matrix, with accuracies, is `python -m benchmarks.hostile_nodes`.
+The whole matrix, with accuracies, is `python -m tests.system.hostile_nodes`.
 """
 
 import json

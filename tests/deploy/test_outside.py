@@ -1,7 +1,7 @@
 """A server as it is meant to be run, asked from outside: none of its runs and nodes is touched.
 
 Outside is who comes by an address of this machine that is no loopback one. From a network namespace
-`python -m benchmarks.namespaces --outside` asks the same.
+`python -m benchmarks.devices.namespaces --outside` asks the same.
 """
 
 import hashlib

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from benchmarks.fault_field import Field, TheRun, eventually
 from tests.proxied import EXCEPTIONS, dead_proxies
+from tests.system.fault_field import Field, TheRun, eventually
 
 WORDS = ["algorithm=esgd", "rounds=60", "eval_every=60", "checkpoint_every=5", "batch_size=16"]
 

@@ -8,9 +8,9 @@ from statistics import fmean
 import pytest
 from omegaconf import OmegaConf
 
-from report.course import settled
-from report.definitions import read_definition
 from report.kept import kept_file, read_kept
+from report.learning_curve import settled
+from report.pages.definitions import read_definition
 
 ROOT = Path(__file__).parents[2]
 # Pages, the searches of their rates, of how many evaluations an accuracy there is the mean, and

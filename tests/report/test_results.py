@@ -8,12 +8,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from conf.sweeper import split_case
-from report.definitions import read_definitions
 from report.errors import ResultsError
 from report.jobs import WITHOUT_EFFECT
 from report.kept import in_order, kept_file, read_kept
-from report.looked_up import FilledLookedUp, LookedUp
 from report.measured import measured_file, read_measured
+from report.pages.benchmark_table import FilledLookedUp, LookedUp
+from report.pages.definitions import read_definitions
 from report.results import main, outputs
 from tests.report.pages import PAGE, define, written
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.linked_apps import WAYS, linked
+from benchmarks.apps.linked_apps import WAYS, linked
 from tests.simulation.any_app.apps import APPS, simulate_here, summary
 
 NODES = 4

@@ -2,10 +2,10 @@
 
 import pytest
 
-from report.columns import COLUMNS, Beside
-from report.course import settled
 from report.jobs import ResultsError
 from report.kept import KeptRun
+from report.learning_curve import settled
+from report.pages.columns import COLUMNS, Beside
 
 ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from report.course import Row, first_at, settled_at
 from report.errors import ResultsError
 from report.estimate import Estimate, estimate, paired
 from report.format import human_bytes, human_seconds
 from report.kept import KeptRun
+from report.learning_curve import Row, first_at, settled_at
 
 NOTHING = "-"
 NOT_RUN = "not run yet"

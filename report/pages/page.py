@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from report.columns import COLUMNS, NOT_RUN, NOTHING, ONE_SEED, Beside, Shown, remark
-from report.course import settled
-from report.definitions import (
+from report.errors import ResultsError
+from report.format import markdown_row, wrap
+from report.kept import KeptRun, command
+from report.learning_curve import settled
+from report.measured import Measured
+from report.pages.benchmark_table import FilledLookedUp, LookedUp
+from report.pages.columns import COLUMNS, NOT_RUN, NOTHING, ONE_SEED, Beside, Shown, remark
+from report.pages.definitions import (
     PAPER,
     PICTURES,
     POINTS,
@@ -18,11 +23,6 @@ from report.definitions import (
     RowDefinition,
     TableDefinition,
 )
-from report.errors import ResultsError
-from report.format import markdown_row, wrap
-from report.kept import KeptRun, command
-from report.looked_up import FilledLookedUp, LookedUp
-from report.measured import Measured
 
 HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml. -->"
 MEANS = (

@@ -15,10 +15,10 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.fault_field import Field, TheRun, eventually
 from benchmarks.timing import ROOT
 from deploy.device.throttled_log import TOLD
 from task.datasets.digits import FILE
+from tests.system.fault_field import Field, TheRun, eventually
 
 HOOKS = ["claim-before", "claim-after", "answered-before", "answered-after", "rename-before"]
 HOOKS += ["rename-after", "commit-after", "push-after"]  # see tests/deploy/killed.py

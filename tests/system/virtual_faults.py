@@ -1,7 +1,7 @@
 """Replies that are lost and nodes that crash on the virtual network: 10,000, each counted.
 
-    python -m benchmarks.virtual_faults            # JSON on stdout; two or three minutes
-    python -m benchmarks.virtual_faults --rounds 20 --cases esgd
+    python -m tests.system.virtual_faults            # JSON on stdout; two or three minutes
+    python -m tests.system.virtual_faults --rounds 20 --cases esgd
 
 Digits. A reply of five is lost, and after one of ten its node crashes, its memory is gone, and it
 is back after 5 s. `faults` is what the clock has drawn. Of what was asked each message is used, or

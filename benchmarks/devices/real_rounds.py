@@ -1,8 +1,8 @@
 """Rounds of eSGD on real processes, TLS and keys on, beside Flower's own server and nodes.
 
-    python -m benchmarks.real_rounds                       # as root; JSON on stdout; 10 minutes
-    python -m benchmarks.real_rounds --cases ours2,stock2
-    python -m benchmarks.real_rounds --cases mnist4 --data FOLDER     # with MNIST below it
+    python -m benchmarks.devices.real_rounds                       # as root; JSON; 10 minutes
+    python -m benchmarks.devices.real_rounds --cases ours2,stock2
+    python -m benchmarks.devices.real_rounds --cases mnist4 --data FOLDER  # with MNIST below it
 
 A server and nodes have a network namespace each, with lines as fast as they go. `ours`: both are
 ours; `untouched`: nodes of ours, Flower's SuperLink; `stock`: both are Flower's. The number is that
@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.cases import chosen, printed
-from benchmarks.namespaces import FIRST, field
+from benchmarks.devices.cases import chosen, printed
+from benchmarks.devices.namespaces import FIRST, field
 
 
 class Case(NamedTuple):
@@ -60,7 +60,7 @@ def peaks() -> list[float]:
             status = (folder / "status").read_text()
         except OSError:
             continue
-        if b"benchmarks.timed_node" in words and b"netns" not in words:
+        if b"benchmarks.devices.timed_node" in words and b"netns" not in words:
             peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
             found.append(round(int(peak.split()[1]) / 1000, 1))
     return found

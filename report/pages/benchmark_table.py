@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from report.errors import ResultsError
-from report.fields import expect_different, expect_keys, identifier, joined, list_of, text_of
 from report.format import markdown_row
 from report.measured import Measured, measured_file
+from report.pages.fields import expect_different, expect_keys, identifier, joined, list_of, text_of
 
 COLUMN, ROW = "column", "row"  # in a path: the key of a table's column, of its row
 KEYS = {

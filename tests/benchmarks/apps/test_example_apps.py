@@ -4,8 +4,8 @@ import ast
 
 import pytest
 
-from benchmarks.example_apps import run
-from benchmarks.linked_apps import with_link, with_uplink
+from benchmarks.apps.example_apps import run
+from benchmarks.apps.linked_apps import with_link, with_uplink
 from tests.simulation.any_app.apps import CLIENT, SERVER, write
 
 MAIN = """

@@ -1,7 +1,7 @@
 """Runs of a real server, real nodes and a real ServerApp, and faults done to all of them.
 
-    python -m benchmarks.faults        # JSON on stdout; half an hour, as root (for a full disk)
-    python -m benchmarks.faults --kinds killed,serverapp --count 10 --nodes 2 --algorithm adacomp
+    python -m tests.system.faults        # JSON on stdout; half an hour, as root (for a full disk)
+    python -m tests.system.faults --kinds killed,serverapp --count 10 --nodes 2 --algorithm adacomp
 
 Digits, TLS and keys on. Faults come one after the other, each once the one before is over and a
 round more is done. A run that was ended is resumed by its one command. Synchronous runs are held
@@ -28,11 +28,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.fault_field import Field, TheRun, eventually
-from benchmarks.fault_kinds import GONE, Faults, Ill
 from benchmarks.timing import ROOT
 from deploy.device.store import open_shelf
 from deploy.device.throttled_log import AGAIN
+from tests.system.fault_field import Field, TheRun, eventually
+from tests.system.fault_kinds import GONE, Faults, Ill
 
 SAME = ("accuracy", "loss", "uplink_bytes", "client_updates")
 ASYNCHRONOUS = ("adacomp", "asgd")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from report.curves import Curve, X, Y, curve
-from report.page import FilledTable
-from report.picture import Picture, add_legend, logarithmic, panels
+from report.pages.page import FilledTable
+from report.pages.picture import Picture, add_legend, logarithmic, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,7 +1,7 @@
 """Apps in the layout of Flower's examples, plain and with the link's two lines, on two engines.
 
-    python -m benchmarks.linked_apps              # JSON on stdout, about ten minutes
-    python -m benchmarks.linked_apps --apps sklearn_float64 --engines local --nodes 4
+    python -m benchmarks.apps.linked_apps              # JSON on stdout, about ten minutes
+    python -m benchmarks.apps.linked_apps --apps sklearn_float64 --engines local --nodes 4
 
 An app is copied, the library goes into it under another name, and its two lines are put in: the
 app is otherwise as it was. Engines: the local one, and Flower's own simulation (Ray), by the path
@@ -24,7 +24,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.any_app import ON_RAY
+from benchmarks.apps.any_app import ON_RAY
 from benchmarks.timing import ROOT
 
 APPS = ROOT / "tests" / "apps"

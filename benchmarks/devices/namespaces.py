@@ -1,10 +1,10 @@
 """Real processes over thin lines: bytes of the interfaces beside those of `result.json`.
 
-    python -m benchmarks.namespaces                        # as root; JSON on stdout; 15 minutes
-    python -m benchmarks.namespaces --cases esgd,adacomp   # some of them
-    python -m benchmarks.namespaces --cases '' --idle 300  # what nothing costs
-    python -m benchmarks.namespaces --cases '' --outside   # what one without a key gets
-    python -m benchmarks.namespaces --plain                # Flower's own SuperLink in place of ours
+    python -m benchmarks.devices.namespaces                        # as root; JSON on stdout; 15 min
+    python -m benchmarks.devices.namespaces --cases esgd,adacomp   # some of them
+    python -m benchmarks.devices.namespaces --cases '' --idle 300  # what nothing costs
+    python -m benchmarks.devices.namespaces --cases '' --outside   # what one without a key gets
+    python -m benchmarks.devices.namespaces --plain                # with Flower's own SuperLink
 
 A server (`deploy.server`, TLS and keys) and four nodes (`deploy.node`) have a network namespace
 each, with 10 Mbit/s from each node to the server. All cases follow each other on the same nodes.
@@ -32,8 +32,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import chosen, printed
-from benchmarks.netns import SERVER, Lines, lines
+from benchmarks.devices.cases import chosen, printed
+from benchmarks.devices.netns import SERVER, Lines, lines
 from benchmarks.timing import ROOT
 from simulation.errors import UsageError
 
@@ -173,7 +173,8 @@ class Field:
                 "--node-config", f"partition-id={place} num-partitions={count}",
             ]  # fmt: skip
         return [
-            sys.executable, "-m", "benchmarks.timed_node", "--superlink", f"{SERVER}:{PORT}",
+            sys.executable, "-m", "benchmarks.devices.timed_node",
+            "--superlink", f"{SERVER}:{PORT}",
             "--state", str(self.folder / name), "--root-certificates", str(keys / "ca.crt"),
             "--auth-supernode-private-key", str(keys / "nodes" / f"{name}.key"),
             "--node-config", f"partition-id={place} num-partitions={count}",

@@ -1,7 +1,7 @@
 """One bad node of ten: every attack of `tests/hostile.py` on every strategy.
 
-    python -m benchmarks.hostile_nodes                       # JSON on stdout; about an hour
-    python -m benchmarks.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
+    python -m tests.system.hostile_nodes                       # JSON on stdout; about an hour
+    python -m tests.system.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
 
 Of each strategy: the accuracy without the bad node's attack, and those attacks that end the run,
 leave values that are not finite, or cost more than two points. scikit-learn's digits, an MLP, or

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from benchmarks.namespaces import beside
-from benchmarks.netns import SERVER, lines
+from benchmarks.devices.namespaces import beside
+from benchmarks.devices.netns import SERVER, lines
 from simulation.errors import UsageError
 
 SENDS = """

@@ -12,9 +12,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from report.columns import COLUMNS
 from report.errors import ResultsError
-from report.fields import (
+from report.kept import in_order, kept_file
+from report.pages.benchmark_table import LookedUp, looked_up
+from report.pages.columns import COLUMNS
+from report.pages.fields import (
     expect_different,
     expect_keys,
     identifier,
@@ -24,8 +26,6 @@ from report.fields import (
     text_of,
     whole_number,
 )
-from report.kept import in_order, kept_file
-from report.looked_up import LookedUp, looked_up
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the one column that is not measured

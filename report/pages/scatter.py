@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from report.estimate import estimate
-from report.page import FilledTable
-from report.picture import MEGABYTE, Picture, add_legend, logarithmic, panels
+from report.pages.page import FilledTable
+from report.pages.picture import MEGABYTE, Picture, add_legend, logarithmic, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
 """Memory of a server whose nodes come and go: 10,000 of them, on the virtual clock.
 
-    python -m benchmarks.churn             # JSON on stdout; an hour and a half
-    python -m benchmarks.churn --rounds 300 --cases esgd
+    python -m tests.system.churn             # JSON on stdout; an hour and a half
+    python -m tests.system.churn --rounds 300 --cases esgd
 
 `esgd`, `adacomp`: one reply of ten is a node's last for a while, so that a tenth of the nodes is
 away at any time; its state is lost. `esgd, new ids`: with every round 50 nodes come back as others,

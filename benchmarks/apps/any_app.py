@@ -1,7 +1,7 @@
 """Wall time of a whole run of somebody else's app, here and in Flower's simulation (Ray), in turns.
 
-    python -m benchmarks.any_app              # JSON on stdout, about two minutes
-    python -m benchmarks.any_app APP --nodes 10 --cycles 5 --run-config 'num-server-rounds=3'
+    python -m benchmarks.apps.any_app              # JSON on stdout, about two minutes
+    python -m benchmarks.apps.any_app APP --nodes 10 --cycles 5 --run-config 'num-server-rounds=3'
 
 Both from the start of a Python process to its end, with as many workers as actors: what a person
 waits for. Flower's goes the way of `flwr run` with an environment that is there already: a

@@ -1,10 +1,10 @@
 """Other people's apps under `python -m simulation`: do they run, and are their bytes true?
 
-    python -m benchmarks.example_apps FOLDER                      # JSON on stdout, a row a run
-    python -m benchmarks.example_apps FOLDER --ways plain int8 --settings settings.json
+    python -m benchmarks.apps.example_apps FOLDER                      # JSON on stdout, a row a run
+    python -m benchmarks.apps.example_apps FOLDER --ways plain int8 --settings settings.json
 
 Each folder in FOLDER with a `pyproject.toml` is an app, and is not changed; with a way other than
-`plain` a copy of it gets the two lines of `benchmarks.linked_apps`. Every message is counted a
+`plain` a copy of it gets the two lines of `benchmarks.apps.linked_apps`. Every message is counted a
 second time, where Flower's own ServerApp and ClientApp are called: at the server what it sends and
 gets, at the nodes what comes and goes, record by record.
 
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.linked_apps import WAYS, linked
+from benchmarks.apps.linked_apps import WAYS, linked
 from benchmarks.timing import ROOT
 
 COUNTING = """

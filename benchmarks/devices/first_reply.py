@@ -1,7 +1,7 @@
 """How long a device takes to come online and to reply once its program starts, and its memory.
 
-    python -m benchmarks.first_reply                       # JSON on stdout; two minutes
-    python -m benchmarks.first_reply --python ENV/bin/python --words 'model=lenet5 dataset=mnist'
+    python -m benchmarks.devices.first_reply                  # JSON on stdout; two minutes
+    python -m benchmarks.devices.first_reply --python ENV/bin/python --words 'model=lenet5'
 
 One node of a run of eSGD that goes on all the while, TLS and keys on, is killed and started again.
 `fresh` ones have no app on their disk: its bundle is fetched and unpacked first. `python`: of an
@@ -21,13 +21,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.cases import printed
-from benchmarks.fault_field import Field, TheRun, eventually
-from benchmarks.fault_kinds import copy_digits
+from benchmarks.devices.cases import printed
 from deploy.device.throttled_log import TOLD
 from simulation.errors import UsageError
+from tests.system.fault_field import Field, TheRun, eventually
+from tests.system.fault_kinds import copy_digits
 
-PROGRAM = ("-m", "benchmarks.timed_node")
+PROGRAM = ("-m", "benchmarks.devices.timed_node")
 REPLIES = 50  # until when the memory is looked at
 WORDS = "model=lenet5 dataset=digits dataset.size=28"
 

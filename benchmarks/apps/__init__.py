@@ -1,0 +1,1 @@
+"""Other people's apps: their bytes, their time, and both with the two lines."""

@@ -1,0 +1,1 @@
+"""Real processes over thin lines, in network namespaces: rounds, bytes, first replies."""

@@ -1,0 +1,1 @@
+"""Pages of results: what their definitions (YAML) say, and how they are filled and drawn."""
