@@ -152,7 +152,7 @@ def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
 
 def test_without_losses_nothing_is_put_back(monkeypatch):
     codec = make_codec("topk", density=0.05)
-    monkeypatch.setattr(type(codec), "put_back", None)  # would raise
+    monkeypatch.setattr(type(codec), "restore", None)  # would raise
     pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), NODES, 1, {}), 1)
     link = CompressedGrid(LocalGrid(pool, NODES))
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=5)
