@@ -26,7 +26,7 @@ from compression.flower.server.update_filter import UpdateFilter
 from conf.load import compose_config, run_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
-from strategy import pushes, rounds
+from strategy import asynchronous, synchronous
 
 CASES = {
     "engine": overrides(Work(), 20),
@@ -39,8 +39,8 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "screening": [
         (compressed_grid, "length"),
         (compressed_grid, "screened"),
-        (rounds, "length"),
-        (pushes, "length"),
+        (synchronous, "length"),
+        (asynchronous, "length"),
         (UpdateFilter, "clip_factor"),
         (UpdateFilter, "observe"),
         (UpdateFilter, "cap_weights"),

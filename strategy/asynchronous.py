@@ -3,24 +3,84 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from logging import getLogger
+from typing import Any, NamedTuple, cast
 
-from flwr.app import ArrayRecord, ConfigRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
-from compression import Codec, Layout
-from compression.flower import to_arrays
+from compression import Codec, Layout, PayloadError, Update, decode_update
+from compression.base import Indices, Vector, is_finite
+from compression.decoder import quiet
+from compression.flower import flat_record, to_arrays
+from compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
+from compression.flower.native_tensors import Arrays, native_bytes, with_natives
+from compression.flower.node_replica import MODEL, Replica
+from compression.flower.server.model_sync import DeltaSync, DeltaSyncState, StepLogSync
+from compression.flower.server.session import ModelUpdate, ServerSession, ServerSessionState
+from compression.flower.server.update_filter import (
+    StatisticsScreen,
+    StatisticsState,
+    UpdateFilter,
+    UpdateFilterState,
+    length,
+)
+from compression.flower.tensor_split import Model, form_of_updates
+from compression.flower.traffic import flower_bytes
 from conf.schema import FOREVER
-from strategy.base import FLOWER, EvaluateFn, ParameterServer, expect_positive
+from strategy.aggregation import MeanState, MixState, SparseMean, StatisticsMix
+from strategy.base import (
+    FLOWER,
+    MAX_CONSECUTIVE_FAILURES,
+    STEP_MESSAGE,
+    EvaluateFn,
+    ParameterServer,
+    ServerState,
+    expect_positive,
+)
+from strategy.collector import Stragglers, StragglersState
+from strategy.native_aggregation import NativeMix, NativeState, mean_of
+from strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
 from strategy.ordered_grid import OrderedGrid
-from strategy.pushes import Pushes, PushesState
-from strategy.staleness import Ignored, Staleness
+from strategy.staleness import Counted, Ignored, Seen, Staleness
+from task.optimizers import SGD
 
 log = getLogger("edgewire")
 IGNORED = Ignored()
 SOME = Layout(("weight",), ((2, 2),), ("float32",))  # enough to see who keeps a memory
+
+
+@dataclass
+class PushesState(ServerState):
+    """`done`: pushes; `flight`: messages under way by their ids, in the order of sending; `losses`
+    with their weights, and `stale`ness, since the last record; `looked`: when to look for new
+    nodes; `buffered`: updates in `mean` and `mix`; `now`: when the state was what it is.
+    """
+
+    done: int = 0
+    replica: dict[str, NDArray[Any]] = field(default_factory=dict)
+    dialogue: ServerSessionState = field(default_factory=ServerSessionState)
+    differences: DeltaSyncState = field(default_factory=DeltaSyncState)
+    counted: Counted = field(default_factory=Counted)
+    flight: dict[str, Sent] = field(default_factory=dict)
+    late: StragglersState = field(default_factory=StragglersState)
+    turns: BackoffSchedulerState = field(default_factory=BackoffSchedulerState)
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
+    looked: float = -math.inf
+    buffered: int = 0
+    mean: MeanState = field(default_factory=MeanState)
+    mix: MixState = field(default_factory=MixState)
+    natives: NativeState = field(default_factory=NativeState)
+    screen: UpdateFilterState = field(default_factory=UpdateFilterState)
+    statistics: StatisticsState = field(default_factory=StatisticsState)
+    now: float = 0.0
 
 
 class Asynchronous(ParameterServer):
@@ -144,3 +204,274 @@ class Asynchronous(ParameterServer):
             self._turned()
         result.arrays = to_arrays(pushes.model, pushes.layout, pushes.natives.arrays)
         return result
+
+
+class Sent(NamedTuple):
+    """What the server remembers of a message under way."""
+
+    node: int
+    number: int  # among the node's messages
+    when: float  # a moment of the grid's `now`
+    version: int  # of the model in it
+    seen: Seen | None  # of the staleness policy
+    model: NDArray[np.float32] | None  # that the node got, if it is to be mixed
+    statistics: NDArray[np.float32]  # of the model at that time
+
+
+class Pushes:
+    """What `Asynchronous` does reply by reply; all that it has come to is in `state`.
+
+    `config` holds the run's rate, "lr", which may change.
+    """
+
+    def __init__(
+        self,
+        strategy: Asynchronous,
+        grid: OrderedGrid,
+        initial_arrays: ArrayRecord,
+        state: PushesState,
+        timeout: float,
+        config: ConfigRecord,
+    ) -> None:
+        self._strategy, self._grid, self._state = strategy, grid, state
+        self._timeout, self._config = timeout, config
+        if state.replica and grid.virtual_seconds is None:  # real moments are of another process
+            self._shift(grid.now - state.now)
+        self._replica, self.layout = Replica.of(SGD(), initial_arrays, state.replica)
+        self._whole = StepLogSync(self._replica, self.layout, follow=False)
+        self._downlink: DeltaSync | None = None
+        if strategy.downlink is not None:
+            self._downlink = DeltaSync(strategy.downlink, strategy.seed, state.differences)
+        self.natives = NativeMix(strategy.initial, state.natives, strategy.screening)
+        self._dialogue = ServerSession(
+            self._downlink or self._whole,
+            state.traffic,
+            self.layout,
+            flower_bytes(initial_arrays) + native_bytes(strategy.initial),
+            state.dialogue,
+            strategy.uplink,
+            self.natives.initial,
+        )
+        self._statistics = StatisticsMix(self.layout, state.mix)
+        self._mean = SparseMean(self._statistics.trained, state.mean)
+        self._late, self._turns = (
+            Stragglers(grid, state.late),
+            BackoffScheduler(strategy.most, state.turns),
+        )
+        self._screen = UpdateFilter(strategy.screening, state.screen)
+        self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
+        self._staleness = strategy.staleness
+        self._staleness.start(self.layout.size, state.counted)
+
+    def _shift(self, by: float) -> None:
+        """Move all moments."""
+        flight = self._state.flight
+        for message_id, sent in flight.items():
+            flight[message_id] = sent._replace(when=sent.when + by)
+        self._state.looked += by
+
+    @property
+    def _lr(self) -> float:
+        return cast(float, self._config["lr"])
+
+    @property
+    def model(self) -> Vector:
+        """The newest model, float32 (n,): the next turn changes it."""
+        return self._replica.model
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The newest model as one flat vector, which the next turn changes, and what is beside."""
+        return with_natives(flat_record(self.model), self.natives.arrays)
+
+    def turn(self, record: Callable[[int], None]) -> bool:
+        """Take the next replies, each with a message sent anew; `record` is called when it is time.
+
+        Return False if nothing can happen any more.
+        """
+        state, strategy = self._state, self._strategy
+        self._greet()
+        for node in self._turns.ready(state.done, idle=not state.flight):
+            self._send(node)
+        replies = self._grid.pull_before(state.flight, self._deadline())
+        if not replies and not self._anybody():
+            if state.done % strategy.record_every:
+                self._sum_up()
+                record(state.done)
+            return False
+        for reply in replies:
+            sent = state.flight.pop(reply.metadata.reply_to_message_id)
+            if state.late.messages:  # else there is nobody to whom it matters
+                self._late.answered(sent.node, sent.number)
+            state.done += 1
+            self._receive(sent, reply)
+            last = state.done == strategy.pushes
+            if state.done % strategy.record_every == 0 or last:
+                self._sum_up()
+                record(state.done)
+            if last:
+                break
+            if not self._turns.should_wait(sent.node, state.done):
+                self._send(sent.node)
+        state.now = self._grid.now
+        return True
+
+    def _greet(self) -> None:
+        """Send the model to nodes that are new, and again to those that did not answer in time."""
+        state, grid = self._state, self._grid
+        while state.flight:
+            message_id, sent = next(iter(state.flight.items()))
+            if sent.when + self._timeout > grid.now:
+                break
+            del state.flight[message_id]
+            self._late.add(message_id, sent.node, sent.number)
+            self._useless(sent.node, f"no reply in time (timeout={self._timeout:g})")
+            if sent.node in grid.get_node_ids():
+                self._send(sent.node)
+            else:
+                self._turns.remove(sent.node)
+                state.looked = min(state.looked, grid.next_look)
+        if grid.now >= state.looked:
+            under_way = Counter(sent.node for sent in state.flight.values())
+            here = grid.get_node_ids()
+            if gone := self._dialogue.gone(lambda: here):
+                self._forget(gone)
+            for node in self._turns.add(here):
+                for _ in range(self._strategy.in_flight - under_way[node]):
+                    self._send(node)
+            state.looked = grid.next_look
+
+    def _forget(self, nodes: set[int]) -> None:
+        """Forget nodes that are gone, and what they were sent."""
+        state = self._state
+        screens = self._screen, self._screen_of_statistics, self.natives
+        for each in (self._late, *screens, self._strategy, self._turns):
+            each.forget(nodes)
+        state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
+
+    def _useless(self, node: int, reason: str) -> None:
+        """Count a message that brought nothing; the run ends when for long no node's has."""
+        self._strategy.fail(node, reason)
+        if self._turns.useless(node):
+            count = f"{MAX_CONSECUTIVE_FAILURES} updates of every node in a row"
+            raise PayloadError(f"{count} were of no use: {reason}")
+
+    def _deadline(self) -> float:
+        """Return when to look again, if no reply comes before."""
+        oldest = next(iter(self._state.flight.values()), None)
+        return min(self._state.looked, math.inf if oldest is None else oldest.when + self._timeout)
+
+    def _anybody(self) -> bool:
+        """Return whether anything can still happen."""
+        return self._deadline() < math.inf or bool(self._grid.virtual_seconds is None)
+
+    def _send(self, node: int) -> None:
+        """Send a node the model as it is now."""
+        state, strategy = self._state, self._strategy
+        count = self._turns.next(node)
+        if self._downlink:
+            self._offer(self._downlink)
+        note = DownlinkHeader(count, workers=strategy.buffer)
+        orders = TrainConfig(self._lr, count, strategy.proximal_mu)
+        ((message, parcel),) = self._dialogue.messages(
+            [node], STEP_MESSAGE, orders.config(), note, self.natives.arrays
+        )
+        (message_id,) = self._grid.push_messages([message], self._timeout)
+        now, version, seen = self._grid.now, self._replica.version, self._staleness.seen()
+        model = self._received(parcel) if strategy.mix else None
+        statistics = self._statistics.of(self._replica.model).copy()
+        state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
+
+    def _offer(self, downlink: DeltaSync) -> None:
+        """Give the newest model to a downlink of differences."""
+        if downlink.crowded(len(self._turns)):
+            downlink.tidy(self._dialogue.ledger.held)
+        model = Model(self._replica.model)
+        downlink.offer(model, form_of_updates(self.layout), named=False)
+
+    def _received(self, parcel: ModelUpdate) -> Vector:
+        """Return the model that a node has once it has got a parcel."""
+        if parcel.received is not None:
+            return parcel.received.vector
+        return decode_update(parcel.arrays[MODEL].data, self.layout).dense()
+
+    def _receive(self, sent: Sent, reply: Message) -> None:
+        """Apply a reply, or say why not."""
+        try:
+            update, metrics, natives = self._dialogue.read(reply, sent.node, sent.number, [LOSS])
+            self._apply(sent, update, natives)
+        except PayloadError as error:
+            self._useless(sent.node, str(error))
+            return
+        self._turns.used(sent.node)
+        self._dialogue.receipts.applied([sent.node])
+        self._state.traffic.client_updates += 1
+        self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
+
+    @quiet
+    def _apply(self, sent: Sent, update: Update, natives: Arrays) -> None:
+        """Take the step. Raises `PayloadError` if it would leave float32: the model stays."""
+        state, strategy = self._state, self._strategy
+        stale = self._replica.version - sent.version
+        rate = self._lr if strategy.rate is None else strategy.rate
+        indices, values, statistics = self._statistics.cut(update)
+        model = self._replica.model
+        self.natives.expect_usual(sent.node, natives)
+        statistics = self._screen_of_statistics.taken(
+            sent.node, self._statistics.layout, statistics, sent.statistics, model
+        )
+        part = self._screen.clip_factor(sent.node, length(values), model, rate)
+        if part < 1:
+            values = values * np.float32(part)
+        if sent.model is not None:
+            indices, values = None, self._towards(sent.model, indices, values)
+        touched = None if indices is None else update.indices
+        factor = self._staleness.factor(stale, sent.seen, touched)
+        share: Vector | np.float32 = factor
+        every = factor
+        if isinstance(factor, np.ndarray):
+            factor, share = factor[: len(values)], factor[len(values) :]
+        values = values * factor
+        self._expect_finite(indices, values, rate)
+        state.stale.append(stale)
+        of_rate = 1 if strategy.update == "gradient" else rate
+        self._statistics.add(statistics, share * of_rate)
+        if natives:
+            self.natives.add(natives, part * of_rate * mean_of(every))
+        if strategy.buffer > 1:
+            self._mean.add(indices, values)
+            state.buffered += 1
+            if state.buffered < strategy.buffer:
+                return
+            (indices, values), state.buffered = self._mean.take(), 0
+        indices, values = self._statistics.joined(indices, values, self._replica.model)
+        if strategy.buffer > 1:
+            self._expect_finite(indices, values, rate)
+        self._replica.apply(indices, values, rate)
+        self.natives.take()
+        self._staleness.applied(indices)
+        self._whole.add(b"", rate)
+
+    def _expect_finite(self, indices: Indices | None, values: Vector, rate: float) -> None:
+        moved = self._replica.model[slice(len(values)) if indices is None else indices]
+        after = np.float32(rate) * values
+        if not is_finite(np.subtract(moved, after, out=after)):
+            raise PayloadError("its update is beyond float32")
+
+    def _towards(self, model: Vector, indices: Indices | None, values: Vector) -> Vector:
+        """Return x less the node's own model, what it trains: mixing subtracts a share of it."""
+        size = self._statistics.trained
+        trained = model[:size].copy()
+        trained[slice(None) if indices is None else indices] -= values
+        return cast(Vector, self._replica.model[:size] - trained)
+
+    def _sum_up(self) -> None:
+        """Set `train_metrics` to the means since the last record."""
+        state = self._state
+        state.train_metrics = None
+        if state.losses:
+            total = sum(weight for _, weight in state.losses)
+            loss = sum(loss * weight for loss, weight in state.losses) / total
+            staleness = sum(state.stale) / len(state.stale)
+            state.train_metrics = {LOSS: loss, "staleness": staleness}
+        state.losses, state.stale = [], []

@@ -2,28 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+import random
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from logging import getLogger
-from typing import cast
+from typing import Any, NamedTuple, cast
 
-from flwr.app import ArrayRecord, ConfigRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
 
-from compression import Codec
-from compression.flower import to_arrays
-from compression.flower.headers import EXAMPLES, STEPS
+from compression import Codec, PayloadError, decode_update
+from compression.base import DIVERGED, Indices, Vector, is_finite
+from compression.flower import flat_record, to_arrays
+from compression.flower.headers import (
+    DRIFT,
+    EXAMPLES,
+    LOSS,
+    STEPS,
+    DownlinkHeader,
+    TrainConfig,
+    number,
+)
+from compression.flower.native_tensors import NONE, Arrays, native_bytes, with_natives
+from compression.flower.node_replica import Replica
+from compression.flower.server.model_sync import StepLogSync
+from compression.flower.server.session import ServerSession, ServerSessionState
+from compression.flower.server.update_filter import (
+    StatisticsScreen,
+    StatisticsState,
+    UpdateFilter,
+    UpdateFilterState,
+    length,
+)
+from compression.flower.traffic import flower_bytes
 from conf import Config
-from strategy.base import FLOWER, EvaluateFn, ParameterServer
+from strategy.aggregation import SparseMean, StatisticsMix
+from strategy.base import (
+    FLOWER,
+    MAX_CONSECUTIVE_FAILURES,
+    STEP_MESSAGE,
+    EvaluateFn,
+    ParameterServer,
+    ServerState,
+)
+from strategy.collector import RoundCollector, RoundCollectorState
 from strategy.flower_checks import expect_trained
+from strategy.native_aggregation import NativeMix, NativeState
 from strategy.ordered_grid import OrderedGrid
-from strategy.robust_aggregation import ABSENT, KINDS
-from strategy.rounds import AveragingState, Rounds
+from strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from task.optimizers import SGD, ServerOptimizer
 
 WEIGHTS = (None, EXAMPLES, STEPS)  # metrics that every node reports
 PLAIN_SGD = SGD()
 log = getLogger("edgewire")
+
+
+@dataclass
+class AveragingState(ServerState):
+    """`replica`: the model and the optimiser's memory; `recent`: the updates applied last, with
+    their rates; `memory`: the downlink codec's; `hopeless`: rounds in a row of no use.
+    """
+
+    round: int = 0
+    replica: dict[str, NDArray[Any]] = field(default_factory=dict)
+    recent: deque[tuple[bytes, float]] = field(default_factory=deque)
+    memory: dict[str, NDArray[Any]] = field(default_factory=dict)
+    dialogue: ServerSessionState = field(default_factory=ServerSessionState)
+    exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
+    screen: UpdateFilterState = field(default_factory=UpdateFilterState)
+    statistics: StatisticsState = field(default_factory=StatisticsState)
+    natives: NativeState = field(default_factory=NativeState)
+    hopeless: int = 0
 
 
 class SparseAveraging(ParameterServer):
@@ -145,3 +199,218 @@ class SparseAveraging(ParameterServer):
             self._turned()
         result.arrays = to_arrays(rounds.model, rounds.layout, rounds.natives.arrays)
         return result
+
+
+MOST = 2**63  # samples or weight of a node
+
+
+class Looked(NamedTuple):
+    """A node's update, looked at: its trained part, its statistics, its metrics, its weight, its
+    length, its native tensors.
+    """
+
+    indices: Indices | None
+    values: Vector
+    statistics: Vector
+    metrics: MetricRecord
+    weight: float
+    length: float
+    natives: Arrays
+
+
+class Rounds:
+    """What `SparseAveraging` does round by round; all that it has come to is in `state`."""
+
+    def __init__(
+        self,
+        strategy: SparseAveraging,
+        grid: OrderedGrid,
+        initial_arrays: ArrayRecord,
+        state: AveragingState,
+    ) -> None:
+        self._strategy, self._grid, self._state = strategy, grid, state
+        self._downlink = strategy.downlink
+        self._replica, self.layout = Replica.of(strategy.optimizer, initial_arrays, state.replica)
+        follow = self._downlink is not None
+        self._steps = StepLogSync(self._replica, self.layout, follow=follow, recent=state.recent)
+        self._dialogue = ServerSession(
+            self._steps,
+            state.traffic,
+            self.layout,
+            flower_bytes(initial_arrays) + native_bytes(strategy.initial),
+            state.dialogue,
+            strategy.uplink,
+            strategy.initial or NONE,
+        )
+        self.natives = NativeMix(
+            strategy.initial, state.natives, strategy.screening, robust=strategy.mean != "mean"
+        )
+        self._exchange = RoundCollector(grid, state.exchange)
+        kind, trim, absent = strategy.mean, strategy.trim, strategy.absent
+        self._statistics = StatisticsMix(self.layout, kind=kind, trim=trim)
+        size = self._statistics.trained
+        self._mean: SparseMean | RobustMean = SparseMean(size)
+        if kind != "mean":
+            self._mean = RobustMean(size, kind, trim=trim, absent=absent)
+        self._screen = UpdateFilter(strategy.screening, state.screen)
+        self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
+        self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
+
+    @property
+    def model(self) -> NDArray[np.float32]:
+        """The newest model, float32 (n,): the next turn changes it."""
+        return self._replica.model
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The newest model as one flat vector, which the next turn changes, and what is beside."""
+        return with_natives(flat_record(self.model), self.natives.arrays)
+
+    def turn(self, lr: float, timeout: float) -> bool:
+        """Do a round at the rate `lr`; return False if there are no nodes to ask."""
+        number = self._state.round + 1
+        asked, needed = self._drawn(number)
+        if not asked:
+            return False
+        messages = self._messages(number, asked, needed, lr)
+        replies = self._exchange(messages, needed, timeout)
+        self._aggregate(number, asked, replies, lr)
+        self._state.round = number
+        return True
+
+    def _messages(self, number: int, asked: list[int], needed: int, lr: float) -> list[Message]:
+        """Bring each node to the newest version. Nodes alike share one content."""
+        verify = self._downlink is not None and self._strategy.verify_every
+        checksum = self._steps.checksum() if verify and not number % verify else None
+        note = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
+        orders = TrainConfig(lr, number).config()
+        made = self._dialogue.messages(asked, STEP_MESSAGE, orders, note, self.natives.arrays)
+        return [message for message, _ in made]
+
+    def _drawn(self, number: int) -> tuple[list[int], int]:
+        """Return which nodes are asked, in their own order, and how many replies will do.
+
+        They are drawn from (seed, round) alone; those that rest are left out unless all do.
+        """
+        nodes, strategy = self._grid.wait_for_nodes(), self._strategy
+        if gone := self._dialogue.gone(lambda: nodes):
+            screens = self._screen, self._screen_of_statistics, self.natives
+            for each in (self._exchange, *screens, strategy):
+                each.forget(gone)
+        count = max(int(len(nodes) * strategy.fraction_train), strategy.min_train_nodes)
+        if count < len(nodes):
+            draw = random.Random(f"{strategy.seed} {number} train")
+            nodes = [nodes[i] for i in sorted(draw.sample(range(len(nodes)), count))]
+        needed = math.ceil(round(strategy.quorum * len(nodes), 6))
+        resting = self._exchange.resting()
+        return [node for node in nodes if node not in resting] or nodes, needed
+
+    def _aggregate(
+        self, number: int, asked: list[int], replies: Mapping[int, Message], lr: float
+    ) -> None:
+        """Decode the replies, average what can be used in the order of the nodes, take the step.
+
+        Raises `PayloadError` when for `MAX_CONSECUTIVE_FAILURES` rounds there were replies, and
+        none was of use.
+        """
+        state, reason = self._state, ""
+        used: dict[int, MetricRecord] = {}
+        rate = lr if self._strategy.rate is None else self._strategy.rate
+        here = [n for n in asked if n in replies or self._exchange.time_was_up]
+        ready = {} if self._screen.knows else self._look_at_all(here, replies)
+        for node in here:  # of the others enough were there before
+            try:
+                found = ready.pop(node, None) or self._look(node, replies.get(node))
+                used[node] = self._add(node, found, rate)
+            except PayloadError as error:
+                reason = str(error)
+                self._strategy.fail(node, reason, f"round {number}: ")
+        state.hopeless = 0 if used or not replies else state.hopeless + 1
+        if state.hopeless == MAX_CONSECUTIVE_FAILURES:
+            raise PayloadError(
+                f"no update could be used in {MAX_CONSECUTIVE_FAILURES} rounds: {reason}"
+            )
+        state.train_metrics = self._averaged(list(used.values())) if used else None
+        if used:
+            self._step(rate)
+            self._dialogue.receipts.applied(used)
+            state.traffic.client_updates += len(used)
+
+    def _look_at_all(
+        self, nodes: list[int], replies: Mapping[int, Message]
+    ) -> dict[int, Looked | PayloadError]:
+        """Look at all replies before one is used: among them it is seen what is usual."""
+        found: dict[int, Looked | PayloadError] = {}
+        for node in nodes:
+            try:
+                found[node] = self._look(node, replies.get(node))
+            except PayloadError as error:
+                found[node] = error
+        good = {node: look for node, look in found.items() if isinstance(look, Looked)}
+        there = self._statistics.of(self._replica.model)
+        pairs = [(look.statistics, there) for look in good.values()]
+        self._screen_of_statistics.observe(self._statistics.layout, pairs)
+        self._screen.observe(look.length for look in good.values())
+        self.natives.observe(look.natives for look in good.values())
+        self._screen.cap_weights({node: look.weight for node, look in good.items()})
+        return found
+
+    def _look(self, node: int, reply: Message | None) -> Looked:
+        """Decode a node's reply. Raises `PayloadError` if it cannot be used."""
+        if reply is None:
+            raise PayloadError("no reply in time")
+        number_ = self._state.round + 1
+        update, metrics, natives = self._dialogue.read(reply, node, number_, self._measured)
+        name = self._strategy.weighted_by_key
+        weight = number(metrics, name) if name else 1.0
+        if not 0 < weight < MOST:
+            raise PayloadError("its weight must be above 0, below 2^63")
+        indices, values, statistics = self._statistics.cut(update)
+        long = length(values)
+        return Looked(indices, values, statistics, metrics, weight, long, natives)
+
+    def _add(self, node: int, found: Looked | PayloadError, rate: float) -> MetricRecord:
+        """Add a node's update; return its metrics. Raises `PayloadError` if it is refused."""
+        if isinstance(found, PayloadError):
+            raise found
+        indices, values, statistics, metrics, weight, long, natives = found
+        model = self._replica.model
+        self.natives.expect_usual(node, natives)
+        statistics = self._screen_of_statistics.taken(
+            node, self._statistics.layout, statistics, self._statistics.of(model), model
+        )
+        share = self._screen.clip_factor(node, long, model, rate)
+        if self._strategy.weighted_by_key:
+            weight = self._screen.cap_weights({node: weight})[node]
+        self._mean.add(indices, values if share == 1 else values * np.float32(share), weight)
+        share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
+        self._statistics.add(statistics, share, weight)
+        self.natives.add(natives, share, weight)
+        return metrics
+
+    def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
+        """Return the mean loss (and drift), weighed by the nodes' samples."""
+        weights = [cast(float, each[EXAMPLES]) for each in metrics]
+        return {
+            name: sum(w * cast(float, m[name]) for w, m in zip(weights, metrics, strict=True))
+            / sum(weights)
+            for name in self._measured
+        }
+
+    def _step(self, rate: float) -> None:
+        """Take the optimiser's step with the mean of what was added, as all nodes will."""
+        indices, values = self._mean.take()
+        if self._downlink is None and not is_finite(values):  # else encoding looks
+            raise PayloadError(f"the mean of the updates is beyond float32: {DIVERGED}")
+        indices, values = self._statistics.joined(indices, values, self._replica.model)
+        payload = b""
+        if self._downlink is not None:
+            seed = (self._strategy.seed << 64) | self._replica.version
+            payload = self._downlink.encode_sparse(
+                indices, values, self.layout, memory=self._state.memory, seed=seed
+            )
+            if not self._downlink.exact:
+                _, indices, values, *_ = decode_update(payload, self.layout)
+        self._replica.apply(indices, values, rate)
+        self.natives.take()
+        self._steps.add(payload, rate)

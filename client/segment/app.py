@@ -9,18 +9,45 @@ with. What a reply holds: `output`; `labels`, from the first node; `gradients`, 
 from __future__ import annotations
 
 import time
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
 
 from client.batches import Samples
+from client.node import Node
 from client.segment.stage import Place, Stage
 from client.segment.state import SegmentState
-from client.segment.step import SegmentStep
 from compression import PayloadError
 from compression.flower import filled
-from compression.flower.batch_tensors import NO_SEGMENT, unpack_copy
-from compression.flower.headers import NOTE, SECONDS, STEPS, SegmentTask, UplinkHeader, written
+from compression.flower.batch_tensors import (
+    ACTIVATIONS,
+    GRADIENTS,
+    GRADIENTS_OF,
+    NO_SEGMENT,
+    pack,
+    pack_copy,
+    pack_labels,
+    unpack,
+    unpack_copy,
+    unpack_labels,
+)
+from compression.flower.headers import (
+    ERROR,
+    EXAMPLES,
+    LOSS,
+    NOTE,
+    REFUSED,
+    SECONDS,
+    STEPS,
+    SegmentTask,
+    UplinkHeader,
+    written,
+)
+from compression.flower.node.mod import codec_seed
 from compression.flower.records import payload_records
 from conf import Config
 from conf.build import data_of
@@ -96,3 +123,209 @@ def segments_for(config: Config, folder: str | None) -> Segments:
         hosts.clear()
         hosts[key] = Segments(config, folder)
     return hosts[key]
+
+
+class SegmentStep:
+    """One message's work on a segment."""
+
+    def __init__(
+        self,
+        host: Segments,
+        stage: Stage,
+        work: SegmentTask,
+        arrays: ArrayRecord,
+        kept: SegmentState,
+    ) -> None:
+        self._host, self._stage, self._work, self._kept = host, stage, work, kept
+        self._arrays = {name: array.data for name, array in arrays.items()}
+        self.sent: dict[str, bytes] = {}
+        self.metrics: dict[str, Any] = {}
+
+    def take(self) -> None:
+        """Train the module by the gradients that have come; then what the message asks for.
+
+        The input is looked at first: where it is refused, nothing has changed.
+        """
+        if self._work.phase == "backward":
+            self._backward()
+        elif self._work.phase:
+            inputs, labels = self._inputs()
+            if self._work.phase == "train":
+                self._learn()
+                self._train(inputs, labels)
+            else:
+                self._forward(inputs, labels)
+        if self._work.copy:
+            vectors = self._stage.arrays(whole=self._work.copy == "all")
+            self.sent["copy"] = pack_copy(vectors, self._stage.beside())
+
+    def _learn(self) -> None:
+        """Train the module on what this node has sent; what is of no use is left out."""
+        errors: list[float] = []
+        refused = 0
+        for name, payload in self._arrays.items():
+            if not name.startswith(GRADIENTS):
+                continue
+            first = int(name.removeprefix(GRADIENTS))
+            sent = self._kept.taken(first)
+            self._kept.forget(first)
+            if sent is None:  # it was kept by a node that this one stands for
+                continue
+            try:
+                errors += self._lesson(first, payload, *sent)
+            except PayloadError:
+                refused += 1
+        if errors:
+            self.metrics[ERROR] = sum(errors) / len(errors)
+        if refused:
+            self.metrics[REFUSED] = refused
+
+    def _lesson(self, first: int, payload: bytes, outputs: Any, labels: Any) -> list[float]:
+        """Train the module on one message's mini-batches; return the errors."""
+        shape = (outputs.shape[1], *self._stage.part.output)
+        targets = unpack(payload, len(outputs), shape, f"{GRADIENTS_OF} {first}")
+        errors: list[float] = []
+        for k, target in enumerate(targets):
+            of = None if labels is None else torch.from_numpy(labels[k])
+            h, t = self._tensor(outputs[k]), self._tensor(target)
+            error = self._stage.learn(h, of, t, self._work.lr[0])
+            errors += [] if error is None else [error]
+        return errors
+
+    def _train(self, inputs: list[Tensor], labels: list[Tensor] | None) -> None:
+        """Take a step with each mini-batch of the message."""
+        work, place = self._work, self._stage.place
+        sees = place.ends or bool(self._host.config.strategy["conditioned"])
+        outputs: list[Any] = []
+        back: list[Any] = []
+        losses, done = [], 0
+        for k, x in enumerate(inputs):
+            of = labels[k] if labels is not None and sees else None
+            passed = self._stage.train(x, of, work.batch + k, work.lr[k])
+            done += len(x)
+            for found, into in ((passed.output, outputs), (passed.back, back)):
+                if found is not None:
+                    into.append(found.cpu().numpy())
+            if passed.loss is not None:
+                losses.append(passed.loss)
+        if losses:
+            self.metrics[LOSS] = sum(losses) / len(losses)
+        self.metrics[EXAMPLES] = done
+        kept = None if labels is None or not sees else np.stack([t.cpu().numpy() for t in labels])
+        if outputs:
+            self._kept.put(work.batch, _stacked(outputs), kept)
+            self._send("output", outputs)
+        if back:
+            self._send("gradients", back)
+        if place.begins and not place.ends and labels is not None:
+            every = np.stack([t.cpu().numpy() for t in labels])
+            self.sent["labels"] = pack_labels(every, self._host.data.classes)
+
+    def _forward(self, inputs: list[Tensor], labels: list[Tensor] | None) -> None:
+        """Pass a micro-batch on, or through the loss and back."""
+        work, stage, (x,) = self._work, self._stage, inputs
+        key = f"{work.batch}.{work.micro}"
+        if work.micro == 0:
+            stage.forget(work.batch)
+            self._kept.forget(work.batch)
+        self.metrics[EXAMPLES] = len(x)
+        if stage.place.ends:
+            assert labels is not None
+            passed = stage.loss(x, labels[0], key, first=work.micro == 0)
+            self.metrics[LOSS] = passed.loss
+            self._step_if_last()
+            if passed.back is not None:
+                self._send("gradients", [passed.back.cpu().numpy()])
+            return
+        output = stage.forward(x, key)
+        if not stage.place.begins:
+            self._kept.put(work.batch, x.cpu().numpy()[None], None, work.micro)
+        self._send("output", [output.cpu().numpy()])
+        if stage.place.begins and labels is not None:
+            self.sent["labels"] = pack_labels(
+                labels[0].cpu().numpy()[None], self._host.data.classes
+            )
+
+    def _backward(self) -> None:
+        """Take a micro-batch's gradient back through the segment."""
+        work, stage = self._work, self._stage
+        payload = self._arrays.get(f"{GRADIENTS}{work.batch}")
+        if payload is None:
+            raise PayloadError(f"mini-batch {work.batch}: the message holds no gradients")
+        shape = (work.samples, *stage.part.output)
+        what = f"{GRADIENTS_OF} {work.batch}"
+        (given,) = unpack(payload, 1, shape, what)
+        key = f"{work.batch}.{work.micro}"
+        back = stage.backward(key, self._tensor(given), self._again, first=work.micro == 0)
+        self.metrics[EXAMPLES] = work.samples
+        self._step_if_last()
+        if back is not None:
+            self._send("gradients", [back.cpu().numpy()])
+
+    def _step_if_last(self) -> None:
+        """Step when the mini-batch's last micro-batch is through."""
+        work = self._work
+        if work.micro == work.micros - 1:
+            self._stage.finish(work.lr[0])
+
+    def _again(self) -> Tensor:
+        """Return the input of a forward pass that another process made."""
+        if self._stage.place.begins:
+            return self._images()[0][0]
+        kept = self._kept.taken(self._work.batch, self._work.micro)
+        if kept is None:
+            raise PayloadError(f"mini-batch {self._work.batch} was not passed on by this node")
+        return self._tensor(kept[0][0])
+
+    def _inputs(self) -> tuple[list[Tensor], list[Tensor] | None]:
+        """Return the mini-batches' inputs, and their labels where they are known."""
+        work = self._work
+        if self._stage.place.begins:
+            return self._images()
+        what = f"{ACTIVATIONS} {work.batch}"
+        if "input" not in self._arrays:
+            raise PayloadError(f"{what}: the message holds none")
+        shape = (work.samples, *self._stage.part.input)
+        inputs = [self._tensor(x) for x in unpack(self._arrays["input"], work.batches, shape, what)]
+        if "labels" not in self._arrays:
+            if self._stage.place.ends:
+                raise PayloadError(f"labels of mini-batch {work.batch}: the message holds none")
+            return inputs, None
+        labels = unpack_labels(
+            self._arrays["labels"], (work.batches, work.samples), self._host.data.classes
+        )
+        return inputs, list(torch.from_numpy(labels).to(self._host.samples.device))
+
+    def _images(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the first node's own mini-batches, as inputs travel, or a micro-batch of one."""
+        work, inputs, labels = self._work, [], []
+        for number in range(work.batch, work.batch + work.batches):
+            x, y = self._host.samples.batch(Node(0, 1), number)
+            if work.micros > 1:
+                x, y = (
+                    x.tensor_split(work.micros)[work.micro],
+                    y.tensor_split(work.micros)[work.micro],
+                )
+            if not len(x):
+                raise PayloadError(f"a mini-batch of fewer than {work.micros} samples")
+            inputs.append(self._stage.segment.to_wire(x))
+            labels.append(y)
+        return inputs, labels
+
+    def _send(self, name: str, tensors: list[Any]) -> None:
+        host, segment = self._host, self._stage.place.segment
+        codec = host.activations if name == "output" else host.gradients
+        seed = codec_seed(host.config.seed, 2 * segment + (name == "output"), self._work.batch)
+        memory = self._kept.memory(name) if host.feedback else None
+        self.sent[name] = pack(tensors, codec, memory=memory, seed=seed)
+
+    def _tensor(self, array: Any) -> Tensor:
+        """Return a tensor that may be written to; a payload's memory may not."""
+        if array.flags.writeable:
+            return torch.from_numpy(array).to(self._host.samples.device)
+        return torch.tensor(array, device=self._host.samples.device)
+
+
+def _stacked(arrays: list[Any]) -> NDArray[Any]:
+    """Return arrays as one; of one alone, a view."""
+    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)

@@ -22,7 +22,12 @@ from tests.conf.hostile import ASKING, HIDDEN, PATHS, RUN, SECRET, plain, put, s
 from tests.runs import composed
 
 KEYS = ["device", "algorithm", "lr", "rounds", "verbose", "x", "dataset.root", "model.name"]
-KEYS += ["strategy._target_", "strategy.pushes", "optimizer.momentum", "network.classes.a.share"]
+KEYS += [
+    "strategy._target_",
+    "strategy.pushes",
+    "optimizer.momentum",
+    "network.classes.a.share",
+]
 KEYS += ["compression.quantizer", "dataset.classes", "engine.workers", "partition"]
 TEXTS = [*ASKING, *PATHS, "torch.utils.collect_env.run", "???", "", "inf", "[[[", "\ud800"]
 

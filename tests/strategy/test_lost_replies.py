@@ -135,7 +135,7 @@ def test_an_answer_that_comes_again_is_refused(downlink, applied):
 
 def test_without_losses_nothing_is_put_back(monkeypatch):
     federation = Federation(Trainer(**CODECS["topk"]))
-    monkeypatch.setattr(type(federation.codec), "put_back", None)  # would raise
+    monkeypatch.setattr(type(federation.codec), "restore", None)  # would raise
     assert federation.run(5).traffic.failures == 0
 
 
