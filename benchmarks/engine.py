@@ -38,8 +38,8 @@ from conf.load import compose_config, to_config
 from launch.ray import run_ray
 from simulation.job import Job
 from simulation.local import run_local
-from strategy.app import Run
 from strategy.ordered_grid import OrderedGrid
+from strategy.run.run import Run
 from strategy.run.run_log import RunLog
 
 FOREVER = 1_000_000

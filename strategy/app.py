@@ -5,42 +5,27 @@ from __future__ import annotations
 import logging
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor
 
-from compression import Layout, PayloadError
-from compression.batchnorm import variances
-from compression.flower import to_vector
-from compression.flower.headers import NOTE
-from compression.flower.native_tensors import Arrays, Initial, native_bytes, natives_of
-from compression.flower.traffic import flower_bytes
-from conf import Config, ConfigError, load_config
-from conf.build import model_of, server_data_of
+from compression import PayloadError
+from conf import ConfigError, load_config
 from conf.check import check_target
 from conf.submitted_runs import output_of
 from conf.virtual_only import expect_real_time
-from deploy.protocol.choose_grid import bundled, was_stopped
+from deploy.protocol.choose_grid import bundled
+from deploy.protocol.errors import was_stopped
 from deploy.protocol.flower_releases import older_superlink
-from strategy.factory import asks_nodes, expect_named, scheme_for
-from strategy.federated import Federated
-from strategy.lr_schedule import Schedule
 from strategy.ordered_grid import OrderedGrid, count_nodes
-from strategy.pipeline.strategy import PipelineStrategy
 from strategy.run.checkpoint_file import forget
 from strategy.run.checkpointer import CheckpointedGrid, RunCheckpointer
 from strategy.run.graceful_shutdown import GracefulShutdown
 from strategy.run.membership import MembershipGrid
+from strategy.run.run import Run
 from strategy.run.run_log import RunLog
-from task.errors import TaskError
-from task.flat_model import FlatModel, expect_numbers
 from task.process import configure_process
-from task.rng import IsolatedRng
-from task.steps import Evaluation, evaluate, prepare
 
-OWN = ("drift", "staleness", "prediction_error")  # what some strategies measure beside the loss
 app = ServerApp()
 log = logging.getLogger("edgewire")
 
@@ -104,175 +89,3 @@ def why(error: BaseException, *, wanted: bool = False) -> str:
         return "interrupted"
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[-1] if said else ''}"
-
-
-class Run:
-    """One run on the server: the strategy, the model it measures, the records it keeps."""
-
-    def __init__(self, config: Config, grid: OrderedGrid, records: RunLog) -> None:
-        self.config = config
-        self.grid = grid
-        self.records = records
-        self.data = server_data_of(config)
-        self.model = FlatModel(model_of(config, self.data), config.device)
-        self.strategy = scheme_for(config, self.data)
-        self.schedule = Schedule(config.schedule, config.lr)
-        self.train_config = ConfigRecord({"lr": self.schedule.lr})
-        self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
-        self.labels = self.data.test.labels.to(config.device)
-        names, shapes = self.model.names, self.model.shapes
-        layout = Layout(names, shapes, ("float32",) * len(names))
-        self.variances = variances(layout)
-        if not isinstance(self.strategy, PipelineStrategy):
-            expect_named(config, layout)
-        self.stepped = 0  # rounds that the schedule knows of
-        self.newest: ArrayRecord | None = None  # the last round's model, if it was not measured
-        self.initial: ArrayRecord | None = None  # what it begins with
-        self.natives: Arrays = {}  # of the model in the module
-        expect_numbers(self.model.module)
-        if not self.model.num_parameters:
-            raise TaskError(f"model={config.model.name}: no parameter is to be trained")
-
-    def prepare(self) -> None:
-        """Take the model that the run begins with, and say to the grid what it is."""
-        self.initial = arrays = ArrayRecord(self.model.state_dict())
-        self.natives = self.model.natives()
-        self.strategy.initial = Initial(self.natives) if self.natives else None
-        if getattr(self.strategy, "sends_models", True):
-            size = flower_bytes(arrays) + native_bytes(self.strategy.initial)
-            self.grid.follow(size, NOTE)
-        if not len(self.labels):
-            log.warning("%s", self._untested())
-
-    def _untested(self) -> str:
-        """Return in one line what becomes of the accuracy where the server has no test data."""
-        said = "no photos at the server to test on: accuracy is"
-        if asks_nodes(self.strategy):
-            return f"{said} of what the nodes hold back (dataset.holdout)"
-        if isinstance(self.strategy, Federated):
-            return f"{said} not measured (strategy.fraction_evaluate=1 dataset.holdout=0.2 does)"
-        return f"{said} not measured"
-
-    def start(self) -> None:
-        """Train: the strategy's rounds, each measured and recorded by `round_done`."""
-        if self.initial is None:
-            self.prepare()
-        assert self.initial is not None
-        self.strategy.start(
-            self.grid,
-            self.initial,
-            num_rounds=self.config.rounds,
-            timeout=self.config.timeout,
-            train_config=self.train_config,
-            evaluate_fn=self.round_done,
-        )
-
-    def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Measure the model after a round (0: before the first), write the row, set the next lr."""
-        last = server_round == self.config.rounds
-        metrics, self.newest = MetricRecord(), arrays
-        if not len(self.labels):
-            metrics = self._only_at_nodes()
-        elif last or server_round % self.config.eval_every == 0:
-            metrics = MetricRecord(self._measure(arrays)._asdict())
-        trained = self.strategy.train_metrics if server_round else None
-        train_loss = None if trained is None else float(trained["loss"])
-        self.records.add(
-            {
-                "round": server_round,
-                "rounds": self.config.rounds,
-                **{name: metrics.get(name) for name in Evaluation._fields},
-                "train_loss": train_loss,
-                "lr": self.schedule.lr,
-                **{name: trained[name] for name in OWN if trained and name in trained},
-                **self._measured_at_nodes(),
-                **self._least_variance(arrays),
-                **self.strategy.traffic.as_dict(),
-                **self._own("details"),
-                "virtual_seconds": self.grid.virtual_seconds,
-            }
-        )
-        if self.records.due:
-            self.show(arrays)
-            self.records.keep(self.weights())
-        self.schedule.step(train_loss, server_round - self.stepped)
-        self.stepped = server_round
-        self.train_config["lr"] = self.schedule.lr
-        return metrics
-
-    def _own(self, name: str) -> dict[str, Any]:
-        """Return what a strategy of ours says beside what all of them do."""
-        found: dict[str, Any] = getattr(self.strategy, name, dict)()
-        return found
-
-    def show(self, arrays: ArrayRecord) -> None:
-        """Put a model into the module that is measured, and saved."""
-        self.natives = natives_of(arrays)
-        self.model.load(to_vector(arrays), self.natives)
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return the module's state dict, of the model that was put into it."""
-        self.model.reset(self.natives)  # a measurement may have left something
-        found: dict[str, Tensor] = self.model.module.state_dict()
-        return found
-
-    def _measure(self, arrays: ArrayRecord) -> Evaluation:
-        self.newest = None
-        self.show(arrays)
-        with IsolatedRng(self.model.state.device, self.config.seed):  # a model may draw here, too
-            return evaluate(self.model.module, self.test, self.labels, between=self.grid.tend)
-
-    def _measured_at_nodes(self) -> dict[str, float]:
-        """Return what the nodes' own evaluation gave, if they were asked (fraction_evaluate)."""
-        measured = self.strategy.evaluate_metrics
-        if measured is None:
-            return {}
-        return {f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss")}
-
-    def _only_at_nodes(self) -> MetricRecord:
-        """Return what the nodes' own evaluation gave, as the server's is named."""
-        measured = self.strategy.evaluate_metrics
-        if measured is None:
-            return MetricRecord()
-        return MetricRecord({name: cast(float, measured[name]) for name in Evaluation._fields})
-
-    def _least_variance(self, arrays: ArrayRecord) -> dict[str, float]:
-        """Return the smallest of BatchNorm's running variances, of a model that has any."""
-        if not self.variances:
-            return {}
-        vector = to_vector(arrays)
-        return {"least_variance": min(float(vector[a:b].min()) for a, b in self.variances)}
-
-    def finish(self, stopped: str | None = None, *, measure: bool = True) -> None:
-        """Write the result and the weights of the last round's model, however early that came.
-
-        `stopped`: why the run did not go on to its end; `measure`: that model, if it was not.
-        """
-        if not self.records.last:
-            return
-        if self.newest is not None and not (measure and len(self.labels)):
-            self.show(self.newest)
-        elif self.newest is not None:
-            self.records.measured(self._measure(self.newest)._asdict())
-        traffic = self.strategy.traffic
-        self.records.finish(
-            {
-                "uplink_ratio": traffic.uplink_ratio,
-                "downlink_ratio": traffic.downlink_ratio,
-                "sparsity": traffic.sparsity,
-                **self.grid.comparison,
-                "parameters": self.model.num_parameters,
-                "algorithm": self.config.algorithm,
-                "strategy": str(self.config.strategy["_target_"]).rpartition(".")[2],
-                "nodes": self.config.nodes,
-                "dataset": self.config.dataset.name,
-                "model": self.config.model.name,
-                "seed": self.config.seed,
-                "stopped": stopped,
-                "ended": stopped or "finished",
-                **traffic.as_dict(),
-                **self._own("outcome"),
-            },
-            self.weights(),
-            self.model.state,
-        )

@@ -129,7 +129,7 @@ def test_cut_models_keep_all_of_their_state(algorithm, start, tmp_path):
 
 @pytest.mark.parametrize("kind", ["a memory", "steps, followed", "pushes, buffered"])
 def test_a_run_goes_on_with_all_of_the_state(kind, tmp_path, monkeypatch):
-    from strategy.app import Run
+    from strategy.run.run import Run
 
     words = [*of("zoo_all"), *KINDS[kind], "checkpoint_every=1"]
     whole, done = run(tmp_path / "whole", words), Run.round_done

@@ -37,7 +37,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from compression.flower.timed_grid import PolledGrid
 from compression.flower.timeouts import FOREVER, gathered
 from deploy.protocol.bundle import OF_MANY, frames, parts_of
-from deploy.protocol.choose_grid import STOPPED, RunEnded
+from deploy.protocol.errors import STOPPED, RunEnded
 
 LONGEST_WAIT = 20.0  # seconds that one pull waits at the server
 MARGIN = 30.0  # seconds beyond that for a request

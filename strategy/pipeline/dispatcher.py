@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -31,20 +31,35 @@ from compression.flower.message_size import measured
 from compression.flower.records import payload_records
 from compression.flower.timeouts import Slowest
 from strategy.base import MAX_CONSECUTIVE_FAILURES
+from strategy.lr_schedule import Rates
 from strategy.ordered_grid import OrderedGrid
 from strategy.pipeline.activations import ActivationStore
 from strategy.pipeline.placement import Placement
 from strategy.pipeline.plan import Plan
-from strategy.pipeline.schedule import Task
+from strategy.pipeline.schedule import PipelineSchedule, PipelineScheduleState, Task
 from strategy.pipeline.snapshots import Snapshots
 from strategy.pipeline.state import LOST, PipelineState, UnderWay
 from strategy.pipeline.traffic import Opened, opened, plain_bytes
 
-if TYPE_CHECKING:
-    from strategy.pipeline.strategy import PipelineStrategy
-
 SEGMENT_MESSAGE = "train.segment"  # the type of these messages
 TRIES = 3  # failures in a row, and another node takes over
+
+
+class Scheduling(Protocol):
+    """What the dispatcher asks of its strategy, whose options are explained there."""
+
+    micros: int
+    synthetic: bool
+    conditioned: bool
+    segment_every: int
+    record_every: int
+    rates: Rates
+
+    def flow(self, segments: int, batches: int, state: PipelineScheduleState) -> PipelineSchedule:
+        """Return the schedule of a run."""
+
+    def fail(self, node: int, reason: str, when: str = "") -> None:
+        """Count a failure, and name its node in the log."""
 
 
 class Dispatcher:
@@ -57,7 +72,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        strategy: PipelineStrategy,
+        strategy: Scheduling,
         plan: Plan,
         grid: OrderedGrid,
         arrays: ArrayRecord,

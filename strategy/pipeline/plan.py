@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from numpy.typing import NDArray
@@ -32,10 +32,18 @@ from task.gradient_predictor import GradientModule
 from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
 from task.steps import prepare
 
-if TYPE_CHECKING:
-    from strategy.pipeline.strategy import PipelineStrategy
-
 AUTO = "auto"
+
+
+class CutOptions(Protocol):
+    """How a model is to be cut: the strategy's options, as `PipelineStrategy` explains them."""
+
+    cuts: Any
+    segments: int | None
+    memory_mb: Any
+    micros: int
+    hidden: int
+    conditioned: bool
 
 
 class Plan:
@@ -135,7 +143,7 @@ class Plan:
 
 
 def plan_of(
-    strategy: PipelineStrategy, config: Config, data: Data, cuts: tuple[int, ...] | None = None
+    strategy: CutOptions, config: Config, data: Data, cuts: tuple[int, ...] | None = None
 ) -> Plan:
     """Return a strategy's plan for the configured model. Raises `TaskError` if there is none.
 
@@ -171,9 +179,7 @@ def _module_entries(part: Part, classes: int, hidden: int) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _expect_enough(
-    strategy: PipelineStrategy, config: Config, data: Data, model: nn.Module
-) -> None:
+def _expect_enough(strategy: CutOptions, config: Config, data: Data, model: nn.Module) -> None:
     """Raise `TaskError` for mini-batches too small for what is to be done with them."""
     samples = min(config.batch_size, len(data.train.labels))
     least = samples // strategy.micros
@@ -188,7 +194,7 @@ def _expect_enough(
         )
 
 
-def _cuts(strategy: PipelineStrategy, config: Config, data: Data, layers: int) -> tuple[int, ...]:
+def _cuts(strategy: CutOptions, config: Config, data: Data, layers: int) -> tuple[int, ...]:
     """Return the cuts: those given, or the best for what layers take here."""
     if strategy.cuts != AUTO:
         given = strategy.cuts

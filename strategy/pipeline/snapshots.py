@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,9 @@ from compression import Layout
 from compression.base import Vector
 from compression.batchnorm import Extent
 from compression.flower.batch_tensors import STATE, pack_copy, unpack_copy
+from strategy.pipeline.plan import Plan
 from strategy.pipeline.schedule import Task
 from task.layers import Part
-
-if TYPE_CHECKING:
-    from strategy.pipeline.plan import Plan
 
 
 @dataclass

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,9 @@ from strategy.run import checkpoint_file
 from strategy.run.checkpoint_file import Checkpoints
 from strategy.run.graceful_shutdown import GracefulShutdown
 from strategy.run.membership import MembershipGrid, RunLineageState
+from strategy.run.run import Run
 from strategy.run.run_log import RunLogState
 from strategy.run.serialization import StateError, from_bytes, to_bytes
-
-if TYPE_CHECKING:
-    from strategy.app import Run
 
 T = TypeVar("T")
 RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint

@@ -11,8 +11,8 @@ from compression.flower import to_vector
 from conf import load_config, run_config
 from simulation.job import Job
 from simulation.local import run_local
-from strategy.app import Run
 from strategy.ordered_grid import OrderedGrid
+from strategy.run.run import Run
 from strategy.run.run_log import RunLog
 from tests.runs import composed, configured
 

@@ -9,8 +9,8 @@ import math
 import pytest
 
 from compression import PayloadError
-from strategy.app import Run
 from strategy.run import checkpoint_file
+from strategy.run.run import Run
 
 
 def rows_of(folder):

@@ -15,15 +15,16 @@ from safetensors.torch import load_file
 from compression.flower.timed_grid import GridWrapper
 from conf import ConfigError
 from conf.load import compose_config, run_config
-from deploy.protocol.choose_grid import RunEnded
+from deploy.protocol.errors import RunEnded
 from simulation.grid import LocalGrid
 from simulation.job import Job
 from simulation.local import run_local
 from simulation.node_host import NodeHostSpec
 from simulation.pool import make_pool
-from strategy.app import Run, main, mark_warnings
+from strategy.app import main, mark_warnings
 from strategy.ordered_grid import OrderedGrid
 from strategy.run import checkpoint_file
+from strategy.run.run import Run
 from strategy.run.run_log import RunLog
 from tests.runs import composed, configured
 

@@ -10,8 +10,8 @@ import pytest
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
-from strategy.app import Run
 from strategy.run import checkpoint_file
+from strategy.run.run import Run
 from tests.runs import composed
 
 ROOT = Path(__file__).parents[2]

@@ -30,8 +30,8 @@ from conf.load import compose_config, run_config, to_config
 from simulation.clock import VirtualClock
 from simulation.job import Job
 from simulation.local import run_local
-from strategy.app import Run
 from strategy.ordered_grid import OrderedGrid
+from strategy.run.run import Run
 from strategy.run.run_log import RunLog
 
 NODES = 50

@@ -15,7 +15,8 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
 from deploy.protocol.bundle import frames
 from deploy.protocol.bundled_grid import BundledGrid
-from deploy.protocol.choose_grid import RunEnded, bundled
+from deploy.protocol.choose_grid import bundled
+from deploy.protocol.errors import RunEnded
 from deploy.server import incomplete_replies
 from launch.superlink_client import Superlink
 from tests.deploy.served import FakeNode, Server, later, question

@@ -10,10 +10,10 @@ from conf import ConfigError
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
-from strategy.app import Run
 from strategy.federated import Federated
 from strategy.run import checkpoint_file
 from strategy.run.checkpoint_file import Checkpoints, read, write
+from strategy.run.run import Run
 from tests.runs import composed
 from tests.strategy.test_checkpoints import ROOT, SMALL
 
