@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+CROWDED = 18  # modules of a folder
 # What each package may know of the others (CONTRIBUTING.md, "The house").
 KNOWS = {
     "compression": set(),
@@ -63,8 +64,10 @@ def circle(graph: dict[str, set[str]]) -> list[str] | None:
     return None
 
 
-def test_modules_of_compression_import_each_other_in_one_direction():
-    graph = imports(ROOT / "compression")
+def test_modules_import_each_other_in_one_direction():
+    graph = {}
+    for package in KNOWS:
+        graph |= imports(ROOT / package)
     assert graph["compression.quantizers.qsgd"] >= {
         "compression.registry", "compression.quantizers.buckets"
     }  # fmt: skip
@@ -89,6 +92,14 @@ def test_a_circle_is_found_wherever_it_is_closed(late, tmp_path):
     assert circle(imports(tmp_path / "p")) is None
 
 
+def test_strategies_know_of_deploy_what_both_ends_of_a_message_need():
+    found = {name for names in imports(ROOT / "strategy").values() for name in names}
+    assert {name for name in found if name.startswith("deploy")} <= {
+        "deploy.protocol.choose_grid", "deploy.protocol.errors",
+        "deploy.protocol.flower_releases", "deploy.protocol.lineage",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("package", KNOWS)
 def test_a_package_knows_those_it_may_know(package):
     known = {name.partition(".")[0] for found in imports(ROOT / package).values() for name in found}
@@ -98,3 +109,12 @@ def test_a_package_knows_those_it_may_know(package):
 def test_every_package_has_its_rule():
     found = {file.parent.name for file in ROOT.glob("*/__init__.py")}
     assert found - {"benchmarks", "docs"} == set(KNOWS)
+
+
+def test_no_folder_is_crowded():
+    """Methods, one a file, are as many as there are; of others 18 are what one looks through."""
+    methods = {"compression/quantizers", "compression/sparsifiers", "compression/coders"}
+    for file in ROOT.glob("*/**/__init__.py"):
+        folder = file.parent.relative_to(ROOT)
+        if folder.parts[0] in KNOWS and str(folder) not in methods:
+            assert len(list(file.parent.glob("*.py"))) - 1 <= CROWDED, folder
