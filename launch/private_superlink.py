@@ -19,10 +19,10 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from launch import same_user_only
 from simulation.errors import EngineError
-from simulation.node_host import log
 from simulation.processes import ProcessTree, undisturbed
 from simulation.proxies import expect_usable_proxies, keep_loopback_direct
-from simulation.temp_dirs import TempDirs, sweep
+from simulation.workers.node_host import log
+from simulation.workers.temp_dirs import TempDirs, sweep
 
 _START_SECONDS = 90.0  # it takes 3 s on a laptop; small boards import slowly
 _GRACE_SECONDS = 3.0

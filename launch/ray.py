@@ -27,8 +27,8 @@ from flwr.proto.federation_config_pb2 import SimulationConfig
 
 from simulation.errors import EngineError, UsageError
 from simulation.job import Job
-from simulation.node_host import log
 from simulation.processes import orderly_exit
+from simulation.workers.node_host import log
 
 from .control import bundle, cause_of, follow, one_line
 from .private_superlink import private_superlink

@@ -34,8 +34,8 @@ from flwr.supercore.control import ControlHttpClient
 
 from simulation.errors import EngineError, UsageError
 from simulation.job import PLACE, Job
-from simulation.node_host import log
 from simulation.processes import orderly_exit, undisturbed
+from simulation.workers.node_host import log
 
 from .control import DIED, LogRelay, bundle, cause_of, deflated, follow
 from .run_files import GROWING, Near, Served, Source, fetch_all, follow_history

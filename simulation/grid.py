@@ -18,10 +18,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from .bandwidth_model import BandwidthModel
 from .clock import NEVER, VirtualClock, steps_of
 from .message_size import Size, measured
-from .pool import Pool
 from .replies import Replies
 from .stall import StallGuard
 from .state import GridState
+from .workers.pool import Pool
 
 SERVER = 0  # node ids are 1 to n
 _START = datetime(1970, 1, 1, tzinfo=UTC)  # of virtual time: all nodes register just after

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # who only asks for PLACE need not wait for Flower
     from flwr.app import Context
     from flwr.serverapp import Grid
 
-    from .node_host import Answering
+    from .workers.node_host import Answering
 
 PLACE = "superlink.json"  # in `folder`, of a run that a SuperLink has, and that has not ended
 

@@ -13,10 +13,10 @@ from .clock import VirtualClock
 from .errors import UsageError
 from .grid import SERVER, LocalGrid
 from .job import Job
-from .limits import Limits
-from .node_host import NodeHostSpec, load_object
-from .pool import make_pool
 from .processes import orderly_exit
+from .workers.limits import Limits
+from .workers.node_host import NodeHostSpec, load_object
+from .workers.pool import make_pool
 
 
 def run_local(
@@ -24,8 +24,8 @@ def run_local(
 ) -> None:
     """Run a job to its end. `workers`: processes for the nodes; 1: this one, 0: one a core.
 
-    `memory_mb`, `pin`: what each of these processes may use (`simulation.limits`); with limits a
-    single worker is a process, too.
+    `memory_mb`, `pin`: what each of these processes may use (`simulation.workers.limits`); with
+    limits a single worker is a process, too.
     """
     refuse(job, workers=workers, memory_mb=memory_mb, pin=pin)
     limits = Limits(memory_mb, pin)

@@ -17,7 +17,7 @@ from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, vali
 from flwr.serverapp import ServerApp
 
 from ..errors import Ended, UsageError, described
-from ..node_host import load_object
+from ..workers.node_host import load_object
 from .modules import enter
 
 T = TypeVar("T")

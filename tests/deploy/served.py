@@ -37,7 +37,7 @@ from deploy.server.api import Bundling
 from deploy.server.registry import Registry
 from deploy.server.server import bounds
 from deploy.signed_header import sealed
-from simulation.node_host import load_object
+from simulation.workers.node_host import load_object
 
 
 class Server:

@@ -1,11 +1,11 @@
 import pytest
 
-from simulation import pool as pool_module
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
-from simulation.work_queue import WorkQueue
+from simulation.workers import pool as pool_module
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
+from simulation.workers.work_queue import WorkQueue
 from tests.simulation.grids import NODES, app
 
 

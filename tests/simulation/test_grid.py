@@ -13,9 +13,9 @@ import pytest
 from simulation.clock import Ideal
 from simulation.errors import Ended
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import WINDOW, Processes, make_pool
 from simulation.processes import orderly_exit
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import WINDOW, Processes, make_pool
 from tests.simulation.grids import FORKED_SECONDS, NODES, app, messages, seen
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def test_a_stop_right_after_a_fork_ends_what_was_forked():
         "me = os.getpid()\n"
         "end = lambda: os.getpid() == me or os.kill(os.getpid(), signal.SIGTERM)\n"
         "os.register_at_fork(after_in_child=end)\n"
-        "from simulation.worker import ignore_stops\n"
+        "from simulation.workers.worker import ignore_stops\n"
         "ignore_stops()\n"
         "child = os.fork()\n"
         "if not child:\n"

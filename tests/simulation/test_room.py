@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from simulation import channel
 from simulation.errors import EngineError
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers import channel
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from tests.simulation.grids import NODES, app, messages, seen
 
 MEGABYTE = 1 << 20

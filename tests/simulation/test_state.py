@@ -9,8 +9,8 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from simulation.clock import Ideal
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from tests.simulation.grids import app, messages, seen
 
 NETWORK = Ideal(

@@ -19,8 +19,8 @@ from conf.build import server_optimizer_of
 from conf.schema import CompressionConfig, Config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from strategy.asynchronous import Asynchronous
 from strategy.synchronous import SparseAveraging
 

@@ -18,8 +18,8 @@ from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from strategy.factory import scheme_for
 from strategy.ordered_grid import OrderedGrid
 from task.flat_model import FlatModel

@@ -19,8 +19,8 @@ from deploy.protocol.errors import RunEnded
 from simulation.grid import LocalGrid
 from simulation.job import Job
 from simulation.local import run_local
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from strategy.app import main, mark_warnings
 from strategy.ordered_grid import OrderedGrid
 from strategy.run import checkpoint_file

@@ -12,8 +12,8 @@ from flwr.clientapp import ClientApp
 from compression.flower import timed_grid as polling
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from strategy.collector import RoundCollector
 from strategy.ordered_grid import OrderedGrid
 

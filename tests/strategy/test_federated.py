@@ -18,8 +18,8 @@ from compression.flower.traffic import flower_bytes
 from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from strategy.federated import METRICS, Federated
 from strategy.ordered_grid import OrderedGrid
 from strategy.run.serialization import StateError

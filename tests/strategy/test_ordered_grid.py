@@ -6,8 +6,8 @@ import pytest
 
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from strategy import ordered_grid
 from strategy.ordered_grid import LOOK_AGAIN, OrderedGrid, count_nodes
 from tests.compression.flower.fleet import Fleet

@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 from compression import make_codec
 from compression.flower import CompressedGrid, Traffic
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 
 NODES, ROUNDS = 6, 3
 SHAPES = {"conv.weight": (4, 1, 3, 3), "conv.bias": (4,), "scale": (), "fc.weight": (5, 36)}

@@ -25,8 +25,8 @@ from compression.flower.server.model_sync import DeltaSync
 from compression.flower.server.session import VersionTracker
 from compression.flower.tensor_split import Model, TensorSplit
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from tests.compression.flower.federation import NODES, SHAPES, initial
 
 ROUNDS = 25

@@ -22,8 +22,8 @@ from compression.flower import (
     to_vector,
 )
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from tests.compression.flower.apps import ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import INT8, NODES, initial, linked, run
 

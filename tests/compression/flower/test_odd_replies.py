@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from compression.flower import CompressedGrid, CompressionMod
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, only_of, to_targets
 from tests.compression.flower.federation import SHAPES, initial, linked, node_app
 from tests.mutations import HEADERS, ODD_TYPES, npy_of

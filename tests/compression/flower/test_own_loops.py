@@ -8,8 +8,8 @@ from flwr.supercore.run import Run
 from compression.flower import CompressedGrid, CompressionMod, Traffic
 from simulation.any_app.grid import GuestGrid
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import SHAPES, initial
 

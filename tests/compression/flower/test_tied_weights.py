@@ -19,8 +19,8 @@ from compression.flower.tied_weights import form_as_told
 from compression.layout import Layout
 from compression.native_tensors import NativeTensor
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from strategy.run.serialization import from_bytes, to_bytes
 from tests.compression.flower.apps import ask, grid_of, moving
 from tests.compression.flower.plain_grid import PlainGrid

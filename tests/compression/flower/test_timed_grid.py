@@ -11,8 +11,8 @@ from compression.flower.timed_grid import GridWrapper, PolledGrid, TimedGrid, ti
 from simulation.any_app.grid import GuestGrid
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from tests.compression.flower.fleet import Fleet, Remote
 
 DECLARED = {name: member for name, member in vars(TimedGrid).items() if not name.startswith("_")}

@@ -11,8 +11,8 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Krum
 from compression import PayloadError, make_codec
 from compression.flower import CompressedGrid, CompressionMod, StatisticsAveraging
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 
 INT8 = make_codec(quantizer="int8")
 LARGE = np.array([20, 60, 20_000, 2_000_000, 2**40 + 1])

@@ -14,8 +14,8 @@ from simulation.any_app.grid import GuestGrid
 from simulation.clock import Ideal, VirtualClock
 from simulation.grid import LocalGrid
 from simulation.message_size import size_of
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from tests.simulation.grids import NODES, app, messages
 
 LINK = {"up_mbps": 8e-3, "down_mbps": 8e-3}  # a second for 1,000 bytes

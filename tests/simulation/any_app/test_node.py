@@ -8,7 +8,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from simulation.any_app.app import read_app
 from simulation.any_app.node import GuestNode
-from simulation.node_host import NodeHost, NodeHostSpec
+from simulation.workers.node_host import NodeHost, NodeHostSpec
 from tests.simulation.any_app.apps import write
 
 CLIENT = """

@@ -17,8 +17,8 @@ from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from strategy.asynchronous import Asynchronous
 from strategy.collector import RoundCollectorState
 from strategy.factory import scheme_for

@@ -8,8 +8,8 @@ from compression import make_codec
 from compression.flower import CompressedGrid, CompressionMod, layout_of, payload_record, to_vector
 from compression.flower.node.state import MEMORY
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from tests.compression.flower.federation import INT8, PLAIN, ROUNDS, initial, linked, node_app
 
 

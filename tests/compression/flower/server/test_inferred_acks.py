@@ -8,8 +8,8 @@ from flwr.clientapp import ClientApp
 from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.node.state import MEMORY, kept
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 
 ENTRIES, NODES = 10, 2
 

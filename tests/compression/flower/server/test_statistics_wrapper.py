@@ -11,8 +11,8 @@ from compression import make_codec
 from compression.flower import CompressedGrid, CompressionMod, StatisticsAveraging
 from compression.flower.server.statistics_wrapper import mean, median
 from simulation.grid import LocalGrid
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 from tests.compression.flower.server.test_compressed_grid import STRATEGIES
 
 NODES, ROUNDS, SIZE = 6, 4, 5

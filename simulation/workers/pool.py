@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from flwr.app import Context, Message, RecordDict
 
+from ..errors import EngineError
 from .channel import Channel, Folders
-from .errors import EngineError
 from .limits import Limits
 from .node_host import NodeHost, NodeHostSpec, log, unavailable
 from .work_queue import WorkQueue

@@ -17,8 +17,8 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.app.metadata import Metadata
 
+from ..errors import EngineError
 from .channel import Channel
-from .errors import EngineError
 from .limits import Limits
 from .node_host import NodeHost, NodeHostSpec
 

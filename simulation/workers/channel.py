@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import Array
 
-from .errors import EngineError
+from ..errors import EngineError
 from .node_host import log
 from .temp_dirs import TempDirs, sweep
 

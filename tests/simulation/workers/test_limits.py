@@ -10,9 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from simulation.clock import VirtualClock
 from simulation.errors import UsageError
 from simulation.grid import LocalGrid
-from simulation.limits import Limits
-from simulation.node_host import NodeHostSpec
-from simulation.pool import make_pool
+from simulation.workers.limits import Limits
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has these limits")
 

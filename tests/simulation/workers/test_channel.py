@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from compression.flower import FlatArray, flat_record
-from simulation.channel import Channel, Folders
+from simulation.workers.channel import Channel, Folders
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any, cast
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from .errors import Ended
+from ..errors import Ended
 
 log = logging.getLogger("edgewire")
 

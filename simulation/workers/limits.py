@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import UsageError
+from ..errors import UsageError
 
 
 class Limits(NamedTuple):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from simulation.temp_dirs import TempDirs, sweep
+from simulation.workers.temp_dirs import TempDirs, sweep
 
 KILLED = """
 import os, sys, time
 from pathlib import Path
-from simulation.temp_dirs import TempDirs
+from simulation.workers.temp_dirs import TempDirs
 scratch = TempDirs(sys.argv[1])
 folder = scratch.path
 (folder / "file").write_bytes(b"x" * 1000)
