@@ -40,9 +40,9 @@ class DownlinkHeader(NamedTuple):
     without, the model comes whole. `rates`: of the steps that lead from `base` to `version`, a
     payload each; without, the payload is the difference. `checksum`: of the model that the node
     then has (xxh3, 8 bytes). `initial`: that of the native tensors, those beside a flat vector, as
-    the run began with them (`native.py`); of a model that has such. `copies`: names of tensors that
+    the run began with them (`native_tensors.py`); of a model that has such. `copies`: names of tensors that
     the payload leaves out, as they are equal to others of the model; `tied`: for each its place
-    among all tensors, and that of the other (`tied.py`).
+    among all tensors, and that of the other (`tied_weights.py`).
     """
 
     number: int | None = None

@@ -4,7 +4,7 @@ lock            held while a node runs on this folder
 key             a key of its own, where none is given (an open network, for trying out)
 node.json       which server, which key, and the node id there
 claim           the message that was taken from the server last, without its objects
-runs/ID/        what is kept of a run (`shelf.py`)
+runs/ID/        what is kept of a run (`store.py`)
 apps/HASH/      an app, unpacked (`apps.py`)
 """
 

@@ -102,7 +102,7 @@ class CompressedGrid(GridWrapper):
 
     `layout`: for nodes that know it, and a model of float32 alone, which then goes as one flat
     vector on both sides; `initial`: tensors beside that vector, as the run begins with them
-    (`native.py`); `plain_bytes`: of that model as Flower sends it. `state`: with which a
+    (`native_tensors.py`); `plain_bytes`: of that model as Flower sends it. `state`: with which a
     link of the same options goes on.
     """
 

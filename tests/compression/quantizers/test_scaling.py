@@ -1,4 +1,4 @@
-"""What holds for one quantizer only; what holds for all is in test_payload.py."""
+"""What holds for one quantizer only; what holds for all is in test_decoder.py."""
 
 import numpy as np
 import pytest
