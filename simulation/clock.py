@@ -179,7 +179,7 @@ class VirtualClock:
         )
         waiting, crashes = 0.0, False
         if net.waiting != "none" or net.crash:
-            waiting, crashes = self._life(node)
+            waiting, crashes = self.draw_life(node)
         expires, life = sent + ttl, self.state.crashes[node] if self.state.crashes else 0
         begins = max(received, self._busy_until(node))
         if begins > expires:
@@ -235,7 +235,7 @@ class VirtualClock:
             self.state.gone[node] = sent_back
             self.state.crashes[node] += 1
         arrived = self.state.server.receive(sent_back + net.latency_ms / 1e3, up, net.server_mbps)
-        return NEVER if net.loss and self._loses(node) else arrived
+        return NEVER if net.loss and self.draw_loss(node) else arrived
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
         """Return when the reply to a message sent at `sent` is there: `send` and `answer`."""
@@ -268,7 +268,7 @@ class VirtualClock:
         moments += [] if back is None else [gone + back for gone in self.state.gone.values()]
         return min((moment for moment in moments if moment > self.now), default=NEVER)
 
-    def _life(self, node: int) -> tuple[float, bool]:
+    def draw_life(self, node: int) -> tuple[float, bool]:
         """Draw a waiting time, and whether the node crashes after its reply."""
         net = self.network
         if node not in self._generators:
@@ -286,7 +286,7 @@ class VirtualClock:
         }[net.waiting]
         return waiting, second < net.crash
 
-    def _loses(self, node: int) -> bool:
+    def draw_loss(self, node: int) -> bool:
         """Draw from (seed, node, its replies so far) whether a node's next reply is lost."""
         self.state.answers[node] += 1
         random = np.random.default_rng([self.seed, node, self.state.answers[node], _LOSS])

@@ -3,7 +3,7 @@
 import pytest
 
 from report.results import BEGIN, END
-from tests.report.pages import ACCURACIES, PAGE, define, run
+from tests.report.made_pages import ACCURACIES, PAGE, define, run
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from report.measured import measured_file, read_measured
 from report.pages.benchmark_table import FilledLookedUp, LookedUp
 from report.pages.definitions import read_definitions
 from report.results import main, outputs
-from tests.report.pages import PAGE, define, written
+from tests.report.made_pages import PAGE, define, written
 
 ROOT = Path(__file__).parents[2]
 

@@ -71,7 +71,7 @@ class Drawn:
 
     def __init__(self) -> None:
         self.count = 0
-        self._real: Any = VirtualClock._loses, VirtualClock._life
+        self._real: Any = VirtualClock.draw_loss, VirtualClock.draw_life
 
     def __enter__(self) -> Drawn:
         loses, life = self._real
@@ -87,12 +87,12 @@ class Drawn:
             return waits, crashes
 
         names: Any = VirtualClock
-        names._loses, names._life = counted, lived
+        names.draw_loss, names.draw_life = counted, lived
         return self
 
     def __exit__(self, *error: object) -> None:
         names: Any = VirtualClock
-        names._loses, names._life = self._real
+        names.draw_loss, names.draw_life = self._real
 
 
 def tried(words: list[str], rounds: int) -> dict[str, Any]:

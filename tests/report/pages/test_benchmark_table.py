@@ -7,7 +7,7 @@ import pytest
 from report.measured import Measured, measured_file
 from report.measured import main as measure
 from report.results import main
-from tests.report.pages import define, written
+from tests.report.made_pages import define, written
 
 LOOKED_UP = """
 title: Sizes

@@ -8,7 +8,7 @@ import pytest
 
 from report.kept import kept_file, read_kept
 from report.results import main, outputs
-from tests.report.pages import ACCURACIES, PAGE, define, rows_of, run, written
+from tests.report.made_pages import ACCURACIES, PAGE, define, rows_of, run, written
 
 CLAIM = '"B is {b.verdict} A: {b.difference}."'
 

@@ -4,7 +4,7 @@ import pytest
 
 from report.kept import main as keep
 from report.results import main, outputs
-from tests.report.pages import PAGE, define, written
+from tests.report.made_pages import PAGE, define, written
 from tests.report.sweeps import add_job
 
 CURVES = PAGE.replace("    against: a\n", "    picture: accuracy\n    least: 50\n").replace(
