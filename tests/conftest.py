@@ -19,7 +19,8 @@ settings.load_profile("unhurried")
 
 
 LONGEST = {  # they wait for processes: one of them and another test at a time fill two cores
-    "test_engines.py", "test_ray.py", "test_on_ray.py", "test_resumed.py", "test_engine.py", "test_client.py",
+    "test_engines.py", "test_ray.py", "test_on_ray.py", "test_resumed.py", "test_engine.py",
+    "test_client.py",
     "test_killed.py", "test_outside.py", "test_wheel.py", "test_hostile.py", "test_run.py",
     "test_main.py", "test_resume.py", "test_stops.py", "test_deploy.py",
 }  # fmt: skip

@@ -36,13 +36,13 @@ class DownlinkHeader(NamedTuple):
     the model (0: none). `undecided`: 1 if nobody can say that, as another message to the node is
     under way. `workers`: how many updates make the server's next step. `exact`: patterns of names
     of tensors that travel in their own type. `version`: of the model that the node has once it has
-    read the message; it is to be kept. `base`: the version on which the payloads build;
-    without, the model comes whole. `rates`: of the steps that lead from `base` to `version`, a
-    payload each; without, the payload is the difference. `checksum`: of the model that the node
-    then has (xxh3, 8 bytes). `initial`: that of the native tensors, those beside a flat vector, as
-    the run began with them (`native_tensors.py`); of a model that has such. `copies`: names of tensors that
-    the payload leaves out, as they are equal to others of the model; `tied`: for each its place
-    among all tensors, and that of the other (`tied_weights.py`).
+    read the message; it is to be kept. `base`: the version on which the payloads build; without,
+    the model comes whole. `rates`: of the steps that lead from `base` to `version`, a payload each;
+    without, the payload is the difference. `checksum`: of the model that the node then has (xxh3, 8
+    bytes). `initial`: that of the native tensors, those beside a flat vector, as the run began with
+    them (`native_tensors.py`); of a model that has such. `copies`: names of tensors that the
+    payload leaves out, as they are equal to others of the model; `tied`: for each its place among
+    all tensors, and that of the other (`tied_weights.py`).
     """
 
     number: int | None = None

@@ -87,8 +87,8 @@ class CompressionMod:
 
     With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, no copies);
     without, as named arrays in their own shapes and types. `initial`: the tensors beside that
-    vector as the app's model begins with them, which it gets and returns by `native_tensors.py`. An app
-    that computes an update itself (a gradient, what the server is to subtract) returns it as
+    vector as the app's model begins with them, which it gets and returns by `native_tensors.py`. An
+    app that computes an update itself (a gradient, what the server is to subtract) returns it as
     `update_record`. `optimizer`: of a server whose steps nodes follow; `masked`: CE-SGD's line 7
     taken literally. With a `layout` `seconds` among the reply's metrics will be those of the mod,
     too.
