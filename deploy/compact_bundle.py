@@ -27,7 +27,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from deploy.protocol.bundle import LONGEST_NAME, MOST_PARTS
+from protocol.bundle import LONGEST_NAME, MOST_PARTS
 
 FORM = 1  # another one with all that is said here, and with the dictionary
 SMALL = 1 << 14  # bytes of a content that is looked into

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from deploy.findings import WRONG, Check, Finding, bits, findings, python
 from deploy.node import MISSING, parser
-from deploy.protocol.flower_releases import lacking
+from protocol.flower_releases import lacking
 
 PROG = "python -m deploy.doctor"
 

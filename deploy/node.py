@@ -21,7 +21,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from deploy.protocol.flower_releases import lacking
+from protocol.flower_releases import lacking
 from simulation.errors import UsageError
 from simulation.proxies import expect_usable_proxies, keep_loopback_direct, unproxied
 

@@ -14,9 +14,9 @@ from conf import ConfigError, load_config
 from conf.check import check_target
 from conf.submitted_runs import output_of
 from conf.virtual_only import expect_real_time
-from deploy.protocol.choose_grid import bundled
-from deploy.protocol.errors import was_stopped
-from deploy.protocol.flower_releases import older_superlink
+from protocol.choose_grid import bundled
+from protocol.errors import was_stopped
+from protocol.flower_releases import older_superlink
 from strategy.ordered_grid import OrderedGrid, count_nodes
 from strategy.run.checkpoint_file import forget
 from strategy.run.checkpointer import CheckpointedGrid, RunCheckpointer

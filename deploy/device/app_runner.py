@@ -24,8 +24,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from deploy.device.apps import AppError, OtherApp
 from deploy.device.throttled_log import ThrottledLog
 from deploy.device.transport import CONFIRM, REQUEST
-from deploy.protocol.bundle import frames
-from deploy.protocol.lineage import keeping
+from protocol.bundle import frames
+from protocol.lineage import keeping
 
 
 def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Message:

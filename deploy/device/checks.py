@@ -29,7 +29,7 @@ from deploy.findings import (
     secret,
 )
 from deploy.node import MistakenWord, client_of, key_of, node_config_of
-from deploy.protocol.flower_releases import WANTED, installed, is_known
+from protocol.flower_releases import WANTED, installed, is_known
 from simulation.proxies import by_proxy
 
 ENOUGH, LEAST = 600 << 20, 250 << 20  # bytes of memory for a node with a small model

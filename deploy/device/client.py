@@ -23,9 +23,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from google.protobuf.message import DecodeError, Message
 
 from deploy import compact_bundle
-from deploy.protocol.bundle import parts_of
 from deploy.server.duplicates import SIZE
 from deploy.signed_header import headers, sealed
+from protocol.bundle import parts_of
 
 LARGEST = 1 << 32  # bytes of a bundle that a server may send
 BUNDLED = "edgewire"  # what the path of a bundled call begins with

@@ -28,7 +28,7 @@ from deploy.device.node_folder import NodeFolder
 from deploy.device.store import NodeStore
 from deploy.device.throttled_log import TOLD, ThrottledLog
 from deploy.device.transport import ObjectGone, Transport
-from deploy.protocol.lineage import heard
+from protocol.lineage import heard
 
 _NO_SUCH_RUN = (RUN_IS_OVER, 2008, 2009)  # Flower's codes: over, unknown, without its app
 log = getLogger("edgewire")

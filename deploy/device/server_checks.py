@@ -30,7 +30,7 @@ from deploy.device.backoff import INTERVAL, ONLINE_SECONDS, WORTH_WAITING, clock
 from deploy.device.client import BUNDLED, FleetClient, Refusal, ahead_of, says_bundled
 from deploy.device.node_folder import known_id
 from deploy.findings import OK, WARNING, WRONG, Finding
-from deploy.protocol.flower_releases import installed, is_known
+from protocol.flower_releases import installed, is_known
 
 STATUS = f"{BUNDLED}/status"
 TIMES, SLOW = 5, 1.0  # round trips; seconds

@@ -36,7 +36,7 @@ from deploy.device.blobs import (
     size_of,
     write,
 )
-from deploy.protocol.lineage import Checkpoint, RunLineage, Turn, turn_of
+from protocol.lineage import Checkpoint, RunLineage, Turn, turn_of
 
 _SMALL = 4096  # bytes: what is no longer is written every time
 _ANSWERED = 16  # ids that are kept: a message that comes twice is replied to once

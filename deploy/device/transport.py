@@ -26,7 +26,7 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.node_pb2 import Node as ProtoNode
 
 from deploy.device.client import LARGEST, FleetClient
-from deploy.protocol.bundle import parts_of
+from protocol.bundle import parts_of
 
 REQUEST, CONFIRM = "request", "confirm"  # the first and the last part of a reply's bundle
 _EAGER, _IDLE, _GROWTH = 0.05, 3.0, 1.3  # seconds between questions to a server that cannot wait

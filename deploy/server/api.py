@@ -11,7 +11,7 @@
     GET  /v1/control/edgewire/runs/RUN         what a run has left, as JSON: name and size
     GET  /v1/control/edgewire/runs/RUN/FILE    one of these, from byte `?start=` on
 
-A pull's body is Flower's request of that name, a push's `deploy.protocol.bundle` with it as the
+A pull's body is Flower's request of that name, a push's `protocol.bundle` with it as the
 first part, "request". A pull gives frames, a push Flower's response. A header `edgewire-wait` says
 for how many seconds to wait. Thin ones begin with a `deploy.signed_header`, and their bundles are
 `deploy.compact_bundle`; a pull says by which number the node's process goes
@@ -54,7 +54,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from deploy import compact_bundle
-from deploy.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 from deploy.server import store
 from deploy.server.access import LIMIT, App, Scope, Send
 from deploy.server.duplicates import DuplicateNodes
@@ -64,6 +63,7 @@ from deploy.server.redelivery import Redelivery
 from deploy.server.registry import status_of
 from deploy.server.run_files import results_of
 from deploy.signed_header import LONGEST, SignedHeader, opened
+from protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 
 OURS = "edgewire"
 THIN = f"{OURS}-thin"

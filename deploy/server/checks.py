@@ -33,11 +33,11 @@ from deploy.findings import (
     secret,
 )
 from deploy.keys import GONE
-from deploy.protocol.flower_releases import WANTED, installed
 from deploy.server.flower_api import expect_handlers
 from deploy.server.registry import ONLINE, load
 from deploy.server.server import EXTENSIONS, NODES, has_place, is_local, module, output_of
 from launch.superlink_client import Superlink, one_line_errors
+from protocol.flower_releases import WANTED, installed
 from simulation.errors import UsageError
 from simulation.proxies import by_proxy
 

@@ -19,8 +19,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from starlette.concurrency import run_in_threadpool
 
-from deploy.protocol.flower_releases import installed
 from deploy.server.access import App, Scope, Send
+from protocol.flower_releases import installed
 from simulation.errors import UsageError
 
 KEPT = ("nodes", "node_public_key_to_node_id", "owner_to_node_ids", "lock")  # of Flower's state

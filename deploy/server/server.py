@@ -29,8 +29,8 @@ from typing import Any, TextIO
 
 from conf.submitted_runs import DATA, OUTPUT
 from deploy.certificates import CA, SERVER
-from deploy.protocol.flower_releases import WANTED, installed
 from deploy.server.access import LocalOnly
+from protocol.flower_releases import WANTED, installed
 from simulation.errors import UsageError
 from simulation.proxies import expect_usable_proxies, keep_loopback_direct
 

@@ -11,8 +11,8 @@ from types import ModuleType
 
 HOME = Path(__file__).parents[2]
 LIBRARY = {"compression"}  # the one part of ours that is made for other apps
-OURS = {"benchmarks", "client", "command", "conf", "deploy", "docs", "launch", "report",
-        "simulation", "strategy"}  # fmt: skip
+OURS = {"benchmarks", "client", "command", "conf", "deploy", "docs", "launch", "protocol",
+        "report", "simulation", "strategy"}  # fmt: skip
 OURS |= {"task", "tests", *LIBRARY}  # what lies in HOME
 
 

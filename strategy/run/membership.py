@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from compression.flower.timed_grid import GridWrapper, TimedGrid
 from conf import ConfigError
-from deploy.protocol.lineage import Checkpoint, RunLineage, keeps, told
+from protocol.lineage import Checkpoint, RunLineage, keeps, told
 from strategy.flower_checks import LEAST
 
 ASKS, SECONDS = 10, 10.0  # so often, and for so long, with nothing sent: that is who waits
@@ -35,7 +35,7 @@ class RunLineageState:
 class MembershipGrid(GridWrapper):
     """A grid whose nodes outlive this process: each message says by which checkpoint they go back.
 
-    `keeping`: the nodes that have said that they do (`deploy.protocol.lineage`). `most`: so many
+    `keeping`: the nodes that have said that they do (`protocol.lineage`). `most`: so many
     nodes take part; None: all.
     """
 

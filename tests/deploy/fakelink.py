@@ -17,9 +17,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from deploy import compact_bundle
 from deploy.device.transport import ids_of
-from deploy.protocol.bundle import frames, parts_of
 from deploy.server.duplicates import SIZE
 from deploy.signed_header import opened
+from protocol.bundle import frames, parts_of
 
 RUN = 77
 LIMIT = 1 << 30

@@ -20,8 +20,8 @@ from flwr.supercore.primitives.asymmetric import (
 from flwr.superlink.main import create_app
 
 from deploy.compact_bundle import thin
-from deploy.protocol.bundle import frames
 from deploy.signed_header import opened, sealed
+from protocol.bundle import frames
 
 OURS = [
     "/v1/fleet/edgewire/pull", "/v1/fleet/edgewire/push", "/v1/runtime/edgewire/pull",

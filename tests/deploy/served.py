@@ -31,12 +31,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.main import create_app
 
-from deploy.protocol.bundle import frames, parts_of
 from deploy.server.access import LocalOnly
 from deploy.server.api import Bundling
 from deploy.server.registry import Registry
 from deploy.server.server import bounds
 from deploy.signed_header import sealed
+from protocol.bundle import frames, parts_of
 from simulation.workers.node_host import load_object
 
 

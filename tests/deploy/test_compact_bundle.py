@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from compression.flower.records import payload_record
 from deploy.compact_bundle import FORM, SMALL, parts_of, thin
-from deploy.protocol.bundle import frames
+from protocol.bundle import frames
 from tests.deploy.served import question
 
 LIMIT = 1 << 24

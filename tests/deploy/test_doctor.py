@@ -11,7 +11,7 @@ from deploy.device.membership import Member
 from deploy.device.node_folder import NodeFolder, is_taken
 from deploy.findings import OK, WARNING, WRONG
 from deploy.node import key_of
-from deploy.protocol import flower_releases
+from protocol import flower_releases
 from task.datasets import digits
 
 MB = 1 << 20

@@ -23,8 +23,8 @@ from deploy.device.app_runner import answered, message_of
 from deploy.device.client import FleetClient, Refusal
 from deploy.device.membership import Member
 from deploy.device.throttled_log import ThrottledLog
-from deploy.protocol.choose_grid import bundled
 from deploy.signed_header import sealed
+from protocol.choose_grid import bundled
 from tests.deploy.served import FakeNode, Server, later, question
 
 

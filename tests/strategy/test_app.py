@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from compression.flower.timed_grid import GridWrapper
 from conf import ConfigError
 from conf.load import compose_config, run_config
-from deploy.protocol.errors import RunEnded
+from protocol.errors import RunEnded
 from simulation.grid import LocalGrid
 from simulation.job import Job
 from simulation.local import run_local

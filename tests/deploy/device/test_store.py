@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from compression.flower.node.state import keep, kept
 from compression.flower.records import FlatArray
 from deploy.device.store import NodeStore, open_shelf
-from deploy.protocol.lineage import Checkpoint, RunLineage
+from protocol.lineage import Checkpoint, RunLineage
 
 
 def state_of(draw):

@@ -13,12 +13,12 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.control_pb2 import StopRunRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
-from deploy.protocol.bundle import frames
-from deploy.protocol.bundled_grid import BundledGrid
-from deploy.protocol.choose_grid import bundled
-from deploy.protocol.errors import RunEnded
 from deploy.server import incomplete_replies
 from launch.superlink_client import Superlink
+from protocol.bundle import frames
+from protocol.bundled_grid import BundledGrid
+from protocol.choose_grid import bundled
+from protocol.errors import RunEnded
 from tests.deploy.served import FakeNode, Server, later, question
 
 

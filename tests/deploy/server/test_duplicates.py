@@ -9,8 +9,8 @@ from deploy.device.backoff import reason_of
 from deploy.device.client import FleetClient, Refusal
 from deploy.device.membership import Member
 from deploy.device.node_folder import NodeFolder
-from deploy.protocol.choose_grid import bundled
 from deploy.server.duplicates import GONE, DuplicateNodes
+from protocol.choose_grid import bundled
 from tests.deploy.served import Server, question
 
 ONE, TWO = b"1111", b"2222"

@@ -22,7 +22,7 @@ def bundled(grid: Grid | TimedGrid) -> Grid | TimedGrid:
         from flwr.superlink.grid.http_grid import HttpGrid
 
         if isinstance(grid, HttpGrid):
-            from deploy.protocol.bundled_grid import BundledGrid, Connection
+            from protocol.bundled_grid import BundledGrid, Connection
 
             client = Connection(grid)
             if client.takes_bundles():

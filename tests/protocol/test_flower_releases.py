@@ -12,10 +12,10 @@ import pytest
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 
-from deploy.protocol import flower_releases
-from deploy.protocol.choose_grid import bundled
 from deploy.server import registry, server
 from deploy.server.flower_api import expect, expect_handlers
+from protocol import flower_releases
+from protocol.choose_grid import bundled
 from simulation.errors import UsageError
 
 
@@ -42,7 +42,7 @@ def gated(*words):
     return [kind.__name__ for kind, _ in server.gated(server.parser().parse_args(words))]
 
 
-@pytest.mark.parametrize("lost", ["deploy.protocol.bundled_grid", "flwr.superlink.grid.http_grid"])
+@pytest.mark.parametrize("lost", ["protocol.bundled_grid", "flwr.superlink.grid.http_grid"])
 def test_a_server_app_goes_on_with_flowers_own_grid(lost, without, caplog):
     grid = HttpGrid.__new__(HttpGrid)
     without(lost)
@@ -53,13 +53,13 @@ def test_a_server_app_goes_on_with_flowers_own_grid(lost, without, caplog):
 
 def test_what_a_server_app_imports_first_asks_nothing_of_flowers_insides(without):
     without(
-        "deploy.protocol.bundled_grid",
+        "protocol.bundled_grid",
         "flwr.superlink",
         "flwr.supercore",
         "flwr.common",
         "flwr.proto",
     )
-    assert callable(fresh("deploy.protocol.choose_grid").bundled)
+    assert callable(fresh("protocol.choose_grid").bundled)
 
 
 @pytest.mark.parametrize("lost", ["deploy.server.store", "flwr.superlink.routers.fleet.node_auth"])

@@ -2,7 +2,7 @@
 
 Flower's own grid sends each object by itself, and asks again and again for replies. This one sends
 all messages with their objects at once, and its pull waits at the server until there is a reply
-(`deploy.server.api`). Chosen by `deploy.protocol.choose_grid.bundled`, where this Flower is one
+(`deploy.server.api`). Chosen by `protocol.choose_grid.bundled`, where this Flower is one
 that it goes with.
 """
 
@@ -36,8 +36,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from compression.flower.timed_grid import PolledGrid
 from compression.flower.timeouts import FOREVER, gathered
-from deploy.protocol.bundle import OF_MANY, frames, parts_of
-from deploy.protocol.errors import STOPPED, RunEnded
+from protocol.bundle import OF_MANY, frames, parts_of
+from protocol.errors import STOPPED, RunEnded
 
 LONGEST_WAIT = 20.0  # seconds that one pull waits at the server
 MARGIN = 30.0  # seconds beyond that for a request

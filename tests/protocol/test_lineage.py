@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from compression.flower.node.state import keep, kept
 from deploy.device.store import open_shelf
-from deploy.protocol.lineage import Checkpoint, RunLineage, heard, keeping, keeps, told
+from protocol.lineage import Checkpoint, RunLineage, heard, keeping, keeps, told
 
 NUMBERS = st.integers(1, 2**64 - 1)
 CHECKPOINTS = st.lists(st.builds(Checkpoint, NUMBERS, st.integers(0, 2**40)), max_size=4)
