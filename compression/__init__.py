@@ -1,12 +1,13 @@
-"""Model updates to bytes and back: sparsifier, quantizer, coder; no files, networks or models.
+"""Encodes model updates to bytes and decodes them: sparsifier, quantizer, coder.
 
-Each module here knows those before it alone: layout, base, batchnorm; registry, which finds the
-methods; wire_header, native_tensors, wire, the parts of a payload; decoder; codec, which encodes;
-make, which builds a codec from names.
+The package knows no files, networks or models. Each module imports only modules named before it:
+layout, base, batchnorm; registry, which finds the methods; wire_header, native_tensors and wire,
+the parts of a payload; decoder; codec, which encodes; make, which builds a codec from names.
 
-Names are imported when they are first asked for. Where this folder goes by the name `compression`,
-the modules of Python 3.14's package of that name are found in it, too, and whoever wants one of
-those must get no other module with it: `shutil` does, as it is being imported itself.
+A public name is imported on first use. Reason: where this folder is called `compression`, it hides
+Python 3.14's package of that name, so the standard library's modules are found through this
+package as well. `shutil` imports one of them while it is being imported itself, and that import
+must not load any further module.
 """
 
 import os
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """Return what this package offers under a name, and keep it."""
+        """Import a public name on first use and store it in the module."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f".{_HOMES[name]}", __name__), name)

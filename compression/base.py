@@ -1,8 +1,8 @@
-"""What a compression method implements: the three stages of ``Codec.encode`` and their types.
+"""Base classes of compression methods: the three stages of ``Codec.encode`` and their types.
 
 A method is a frozen dataclass with the class variables ``name`` and ``id``; its fields are its
-options. It is registered with ``compression.registry.register`` and lives in a module of its own
-in ``sparsifiers/``, ``quantizers/`` or ``coders/``, found there without being imported anywhere.
+options. The decorator ``compression.registry.register`` registers it. Each method has a module of
+its own in ``sparsifiers/``, ``quantizers/`` or ``coders/``; the registry imports these modules.
 """
 
 from abc import ABC, abstractmethod
@@ -22,19 +22,19 @@ from .scatter import add_at
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]  # one stream: 1-d, contiguous, little-endian
 Buffer = bytes | bytearray | memoryview
-Memory = dict[str, NDArray[Any]]  # what methods keep on one node, by name
+Memory = dict[str, NDArray[Any]]  # arrays that methods store on one node between steps, by name
 
 
 Bounds = NDArray[np.float64]
 
 
-DIVERGED = "training has diverged"  # in the reason of who finds that it has
+DIVERGED = "training has diverged"  # part of the message of every error that reports it
 
 
 class PayloadError(ValueError):
     """A payload that cannot be made (NaN, infinity) or is malformed, foreign or refused."""
 
-    one_line = True  # all that there is to say: who logs it leaves the traceback out
+    one_line = True  # the message says everything: loggers leave the traceback out
 
 
 class Kind(Enum):
@@ -56,22 +56,22 @@ class Spec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the stream as it is."""
+        """Size of the uncoded stream in bytes."""
         return self.size * self.dtype.itemsize
 
 
 class Selection(NamedTuple):
-    """What a sparsifier sends: ``values`` at ``indices``, or a whole vector (None)."""
+    """What a sparsifier sends: ``values`` at ``indices``; the whole vector if they are None."""
 
     indices: Indices | None  # (k,) uint32, strictly increasing
     values: Vector  # (k,) float32, contiguous
-    same: bool = False  # the very indices of this memory's last step
+    same: bool = False  # True: the indices equal those of this memory's last step
 
 
 class TensorSlices(NamedTuple):
-    """How values belong to tensors: ``values[segments[t]:segments[t + 1]]`` are tensor t's.
+    """Which values belong to which tensor: tensor t's are ``values[segments[t]:segments[t + 1]]``.
 
-    ``shapes``: the tensors' own where every entry is there, None where only some are.
+    ``shapes``: the tensors' shapes if every entry is sent, None if only some entries are.
     """
 
     segments: Segments
@@ -79,24 +79,24 @@ class TensorSlices(NamedTuple):
 
 
 class Rng:
-    """A numpy Generator made from a seed on first use: most methods draw nothing."""
+    """A numpy Generator, made from a seed on first use because most methods draw nothing."""
 
     def __init__(self, seed: int, stage: int) -> None:
         self._seed = (seed, stage)
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """The generator; each stage has a stream of its own."""
+        """The generator; each stage draws from a stream of its own."""
         return np.random.default_rng(self._seed)
 
 
 class SparsifyContext(NamedTuple):
-    """What a sparsifier knows of one step besides the update.
+    """What a sparsifier knows about one step besides the update.
 
-    ``memory``: raw arrays by name, empty at the first step; a method adds its own and changes
-    them in place. ``loss``: of the mini-batch or epoch that made the update, if anyone said.
-    ``workers``: how many updates the server's next step is made of, this one among them; 0 if
-    nobody said.
+    ``memory``: raw arrays by name, empty at the first step; a method adds its own arrays and
+    changes them in place. ``loss``: the loss of the mini-batch or epoch that made the update, None
+    if unknown. ``workers``: how many updates the server averages in its next step, including this
+    one; 0 if unknown.
     """
 
     layout: Layout
@@ -107,52 +107,53 @@ class SparsifyContext(NamedTuple):
 
 
 class Method:
-    """What all methods have: a name for people, an id for the payload (0 to 255, for ever)."""
+    """Base of all methods: a name for people, an id for the payload (0 to 255, never changed)."""
 
     name: ClassVar[str]
     id: ClassVar[int]
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Bytes that this method keeps on a node between steps."""
+        """Bytes that this method stores on a node between steps."""
         return 0
 
 
 class Sparsifier(Method, ABC):
-    """Which coordinates are sent, and the memory of those that are not. Nothing at the receiver."""
+    """Chooses which coordinates are sent and remembers the others; the receiver stores nothing."""
 
-    repeats: ClassVar[bool] = False  # may send the very indices of the last step
-    selects: ClassVar[bool] = True  # may leave something out
+    repeats: ClassVar[bool] = False  # may send the same indices as in the last step
+    selects: ClassVar[bool] = True  # may leave coordinates out
 
     @property
     def kept(self) -> str | None:
-        """Name of the memory that holds, for each coordinate, what is still to be sent."""
+        """Name of the memory array of unsent values, one per coordinate; None if there is none."""
         return None
 
     @abstractmethod
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Choose what to send of ``update`` (n,) float32, which is finite and must not be changed.
+        """Choose what to send of ``update``, (n,) finite float32, which must not be changed.
 
-        BatchNorm's running statistics are not among it.
+        ``update`` does not contain BatchNorm's running statistics.
         """
 
     @property
     def contracts(self) -> bool:
-        """Whether what is sent is closer to the update than nothing is: feedback needs that."""
+        """Whether |update - sent| < |update|: error feedback needs a contraction."""
         return True
 
     def restore(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
-        """Take back (k,) values that were chosen but have not arrived, or not exactly.
+        """Add (k,) values that were chosen but did not arrive, or not exactly, to the memory.
 
-        Only for a method that keeps what it does not send.
+        Only a method that keeps unsent values (``kept`` is not None) supports this.
         """
         assert self.kept is not None
         add_at(memory[self.kept], indices, values)
 
 
 class ResidualSparsifier(Sparsifier):
-    """A sparsifier that keeps what it does not send: *sent + kept == given*.
+    """A sparsifier that keeps what it does not send in a residual: *sent + kept == given*.
 
-    A step adds to what is kept (``accumulate``), chooses among the sum and takes that out of it.
+    A step adds the update to the residual (``accumulate``), chooses coordinates of the sum
+    (``choose``) and removes their values from the residual (``take``).
     """
 
     @property
@@ -161,21 +162,21 @@ class ResidualSparsifier(Sparsifier):
         return "residual"
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Four bytes a parameter: the residual."""
+        """Four bytes per parameter: the residual."""
         return 4 * layout.size
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
-        """Add the update to what is kept; return that memory itself: what there is to send."""
+        """Add the update to the residual; return the residual array itself, (n,) float32."""
         residual = get_or_zeros(step.memory, "residual", len(update), np.float32)
         residual += update
         return residual
 
     @abstractmethod
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return which of the (n,) accumulated values to send."""
+        """Return the indices of the (n,) accumulated values to send."""
 
     def take(self, given: Vector, indices: Indices) -> Vector:
-        """Return what is sent at ``indices``, and leave in ``given`` what is not."""
+        """Return the values to send at ``indices``; leave the rest in ``given``."""
         values = given[indices]
         given[indices] = 0
         return values
@@ -188,15 +189,15 @@ class ResidualSparsifier(Sparsifier):
 
 
 class Quantizer(Method, ABC):
-    """How values are written: float32 values to streams of small types and back."""
+    """Converts float32 values to streams of small types and back."""
 
     exact: ClassVar[bool] = False  # loses nothing
-    feedback: ClassVar[bool] = False  # needs error feedback to converge: on unless switched off
+    feedback: ClassVar[bool] = False  # needs error feedback to converge: on by default
     unbiased: ClassVar[bool] = False  # E[decoded] = values
-    keeps_norm: ClassVar[bool] = False  # |decoded| <= |values| but for rounding to nearest
+    keeps_norm: ClassVar[bool] = False  # |decoded| <= |values|, except for rounding to nearest
 
     def params(self) -> tuple[int, ...]:
-        """Non-negative integers that the decoder needs (levels, bucket size); sent as varints."""
+        """Return the non-negative integers that the decoder needs, such as levels; varints."""
         return ()
 
     @abstractmethod
@@ -205,15 +206,15 @@ class Quantizer(Method, ABC):
     ) -> Sequence[Array]:
         """Turn (k,) finite float32 values into the streams that ``specs`` describes.
 
-        ``memory``: as in `Step`. Streams may be views of ``values``.
+        ``memory``: as in `SparsifyContext`. Streams may be views of ``values``.
         """
 
     @classmethod
     @abstractmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams, floats before levels (alignment).
+        """Describe the streams; streams of floats come before levels, so that floats are aligned.
 
-        Raises PayloadError if ``params`` are not what ``params()`` could have returned.
+        Raises PayloadError if ``params()`` never returns ``params``.
         """
 
     @classmethod
@@ -228,7 +229,7 @@ class Quantizer(Method, ABC):
 
     @abstractmethod
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return (k,) float64: the largest |decoded - value| possible for these values."""
+        """Return (k,) float64: the largest possible |decoded - value| for each of these values."""
 
 
 class Coder(Method, ABC):
@@ -236,21 +237,21 @@ class Coder(Method, ABC):
 
     @abstractmethod
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
-        """Code a stream, or return None to leave it as it is."""
+        """Return the coded stream, or None to leave the stream uncoded."""
 
     @classmethod
     @abstractmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Return the stream, exactly ``spec.size`` entries of ``spec.dtype``.
+        """Return the stream: exactly ``spec.size`` entries of ``spec.dtype``.
 
-        Raises PayloadError for anything else, and never writes more than ``spec.nbytes`` + 1 bytes.
+        Raises PayloadError for anything else. Never writes more than ``spec.nbytes`` + 1 bytes.
         """
 
 
 def get_or_zeros(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Return a memory's array, all zero at first.
+    """Return the array of this name in ``memory``; create it, (size,) zeros, if it is missing.
 
-    Raises ValueError if it is another model's.
+    Raises ValueError if the array has another shape or dtype: it belongs to another model.
     """
     if name not in memory:
         memory[name] = np.zeros(size, dtype=dtype)
@@ -264,9 +265,9 @@ def get_or_zeros(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDAr
 
 
 def fallen(step: SparsifyContext) -> bool:
-    """Return whether the loss is below the last step's, and remember it (float64, 1 entry).
+    """Return whether the loss is below the last step's; store the loss (float64, 1 entry).
 
-    At the first step, and where either is not known, it has not fallen.
+    Returns False at the first step, and if either loss is unknown.
     """
     first = "loss" not in step.memory
     last = get_or_zeros(step.memory, "loss", 1, np.float64)
@@ -283,7 +284,8 @@ def expect_params(params: tuple[int, ...], count: int = 0) -> None:
 
 
 def is_finite(values: Vector) -> bool:
-    """Whether no entry of (k,) float32 is NaN or infinite."""
-    # A finite sum of squares proves it, in a third of the time of isfinite().all().
+    """Return whether no entry of (k,) float32 is NaN or infinite."""
+    # A finite sum of squares proves it, in a third of the time that isfinite().all() takes. The
+    # sum of finite values may overflow: then isfinite() decides.
     with np.errstate(all="ignore"):
         return bool(np.isfinite(np.dot(values, values)) or np.isfinite(values).all())

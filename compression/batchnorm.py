@@ -1,8 +1,9 @@
-"""BatchNorm's running statistics: no gradients, and a variance must not become negative.
+"""Separates BatchNorm's running statistics, which travel exactly, from the trained entries.
 
-So no sparsifier and no quantizer sees them; they travel beside the trained entries, exactly, and as
-values: a difference that is old, or scaled by an optimiser, can lead below zero. The same way goes
-what a codec's ``exact`` patterns name.
+Running statistics are no gradients, and a variance must not become negative. So no sparsifier and
+no quantizer gets them. They travel beside the trained entries, exactly, and as values: adding a
+difference that is stale, or scaled by an optimiser, could make a variance negative. Tensors that a
+codec's ``exact`` patterns name travel the same way.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,14 +23,14 @@ from .scatter import Indices, Vector, count_up, find, put_at
 # What torch's BatchNorm layers call their buffers.
 MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"
 BUFFERS = (MEAN, VARIANCE, COUNT)
-EPSILON = 1e-5  # what they add to a variance
-Extent = tuple[int, int]  # from, to
+EPSILON = 1e-5  # torch's default; BatchNorm adds it to a variance
+Extent = tuple[int, int]  # start, stop
 
 
 class Separation(NamedTuple):
-    """A vector cut in two: some tensors (the exact ones), and the rest (the trained ones)."""
+    """A vector cut in two: the exact tensors, and the rest (the trained ones)."""
 
-    exact: tuple[int, ...]  # which tensors, in order
+    exact: tuple[int, ...]  # numbers of the exact tensors, increasing
     layout: Layout  # of the trained tensors alone, end to end
     trained_runs: tuple[Extent, ...]  # of entries, in the whole vector
     exact_runs: tuple[Extent, ...]
@@ -37,7 +38,7 @@ class Separation(NamedTuple):
     borders: tuple[int, ...]  # how many trained entries come before each exact run
 
     def gather(self, vector: Vector) -> Vector:
-        """Return the trained entries: a view if they come first, as in a flat model."""
+        """Return the trained entries; a view if they are contiguous, as in a flat model."""
         return _gather(vector, self.trained_runs)
 
     def gather_exact(self, vector: Vector) -> Vector:
@@ -45,7 +46,10 @@ class Separation(NamedTuple):
         return _gather(vector, self.exact_runs)
 
     def merge(self, trained: Vector, exact: Vector, borders: Sequence[int] | None = None) -> Vector:
-        """Return the whole vector; of selected entries alone, with their ``borders``."""
+        """Return the whole vector from its trained and exact entries.
+
+        With ``borders`` (of `borders_of`), ``trained`` holds selected entries only.
+        """
         whole = np.empty(len(trained) + len(exact), dtype=trained.dtype)
         last = done = 0
         for (start, stop), border in zip(self.exact_runs, borders or self.borders, strict=True):
@@ -61,12 +65,12 @@ class Separation(NamedTuple):
         return find(indices, self.borders)
 
     def widen(self, indices: Indices, values: Vector, exact: Vector) -> tuple[Indices, Vector]:
-        """Return (k,) selected trained entries, with the exact ones, as entries of the whole."""
+        """Return indices and values in the whole vector: (k,) selected trained and all exact."""
         borders = self.borders_of(indices)
         return self.widen_indices(indices, borders), self.merge(values, exact, borders)
 
     def widen_indices(self, indices: Indices, borders: Sequence[int]) -> Indices:
-        """Return `widen`'s indices alone."""
+        """Return only the indices that `widen` returns."""
         whole = np.empty(len(indices) + self.exact_size, dtype=np.uint32)
         last = done = 0
         for (start, stop), border in zip(self.exact_runs, borders, strict=True):
@@ -77,7 +81,7 @@ class Separation(NamedTuple):
         return whole
 
     def narrow(self, indices: Indices, values: Vector) -> tuple[Indices, Vector, Vector]:
-        """Undo `widen`: selected trained indices and values, and the exact entries (absent: 0)."""
+        """Undo `widen`: return trained indices, their values, and exact entries (missing: 0)."""
         exact, done = np.zeros(self.exact_size, dtype=np.float32), 0
         for start, stop, low, high in self._met(indices):
             here = exact[done : done + stop - start]
@@ -87,7 +91,7 @@ class Separation(NamedTuple):
         return self.narrow_indices(indices), np.concatenate(pieces), exact
 
     def narrow_indices(self, indices: Indices) -> Indices:
-        """Return `narrow`'s indices alone."""
+        """Return only the indices that `narrow` returns."""
         trained, done = np.empty(len(indices), dtype=np.uint32), 0
         for piece, shift in self._trained_pieces(indices):
             stop = done + piece.stop - piece.start
@@ -96,7 +100,10 @@ class Separation(NamedTuple):
         return trained[:done]
 
     def _trained_pieces(self, indices: Indices) -> Iterator[tuple[slice, int]]:
-        """Yield where trained entries are among selected ones; how many exact ones come before."""
+        """Yield each slice of the selected entries that is trained, and the exact entries before.
+
+        The second item is how many entries of the whole vector before the slice are exact.
+        """
         last = done = 0
         for start, stop, low, high in self._met(indices):
             yield slice(last, low), done
@@ -104,18 +111,19 @@ class Separation(NamedTuple):
         yield slice(last, len(indices)), done
 
     def _met(self, indices: Indices) -> list[tuple[int, int, int, int]]:
-        """Return each exact run, and from where to where its entries are among selected ones."""
+        """Return start and stop of each exact run, and of the selected entries within it."""
         starts, stops = ([run[end] for run in self.exact_runs] for end in (0, 1))
         return list(zip(starts, stops, find(indices, starts), find(indices, stops), strict=True))
 
 
 class Scale:
-    """Measures how far statistics are from others, by what that does to the layers' outputs.
+    """Measures the distance between two sets of statistics by its effect on the layers' outputs.
 
-    BatchNorm's output is (x - mean) / sqrt(variance + epsilon). So a mean is as far off as it
-    shifts the outputs, in their standard deviations, and a variance by the logarithm of its ratio;
-    a tensor by the root of the mean square over its channels, and all by the farthest tensor.
-    `layout`: of the statistics alone, float32 (s,). Counters count for nothing.
+    BatchNorm's output is (x - mean) / sqrt(variance + epsilon). The distance of two means is the
+    shift of the outputs, in standard deviations. The distance of two variances is the logarithm of
+    their ratio. A tensor's distance is the root mean square over its channels; the whole distance
+    is that of the farthest tensor. Counters are ignored.
+    `layout`: the layout of the statistics alone, float32 (s,).
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -141,10 +149,11 @@ class Scale:
         self._sizes = np.array(sizes)
 
     def distance(self, one: Vector, other: Vector, around: Vector) -> float:
-        """Return how far two are from each other, in standard deviations `around` a third."""
+        """Return the distance of two (s,) statistics, in standard deviations of `around`."""
         if not len(self._sizes):
             return 0.0
-        wide = np.append(around.astype(np.float64), 1.0)  # of a mean without its variance
+        # The last entry is the variance of a mean whose tensor of variances is missing.
+        wide = np.append(around.astype(np.float64), 1.0)
         shift = one[self._means].astype(np.float64) - other[self._means]
         shift /= np.sqrt(np.maximum(wide[self._of], 0) + EPSILON)
         ratio = self._spread(one) / self._spread(other)
@@ -153,14 +162,14 @@ class Scale:
         return float(np.sqrt((total / self._sizes).max()))
 
     def between(self, start: Vector, end: Vector, share: float) -> Vector:
-        """Return statistics at a share of the distance from `start` to `end`."""
+        """Return the statistics at ``share`` of the way from `start` to `end`."""
         found = (start + share * (end.astype(np.float64) - start)).astype(np.float32)
         low, high = self._spread(start), self._spread(end)
         found[self._variances] = np.maximum(low * (high / low) ** share - EPSILON, 0)
         return found
 
     def _spread(self, statistics: Vector) -> NDArray[np.float64]:
-        """Return the variances as BatchNorm takes them."""
+        """Return the variances plus epsilon, as BatchNorm uses them."""
         spread: NDArray[np.float64] = statistics[self._variances].astype(np.float64) + EPSILON
         return spread
 
@@ -174,13 +183,13 @@ def is_statistic(name: str) -> bool:
 
 
 def own_name(name: str) -> str:
-    """Return a tensor's name within its module."""
+    """Return a tensor's name within its module: the part after the last dot."""
     return name.rpartition(".")[2]
 
 
 @lru_cache(maxsize=64)
 def exact_tensors(layout: Layout, patterns: tuple[str, ...] = ()) -> tuple[int, ...]:
-    """Return which tensors of a layout are running statistics, or match a pattern, by their names.
+    """Return the numbers of the tensors that are running statistics or match a pattern.
 
     A pattern is a name with `*`, `?` and `[...]` as in a shell (`fnmatch`).
     """
@@ -202,7 +211,7 @@ def expect_matches(layout: Layout, patterns: tuple[str, ...]) -> None:
 
 
 def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, ...] = ()) -> Vector:
-    """Return a new (n,) vector: ``model`` less ``start``, but exact tensors as they are."""
+    """Return a new (n,) vector: ``model`` - ``start``, but the model's values in exact tensors."""
     difference: Vector = model - start
     for first, last in runs(layout, exact_tensors(layout, patterns)):
         difference[first:last] = model[first:last]
@@ -211,12 +220,12 @@ def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, .
 
 @lru_cache(maxsize=64)
 def variances(layout: Layout) -> tuple[Extent, ...]:
-    """Return where running variances lie in the vector."""
+    """Return the extents of the running variances in the vector."""
     return runs(layout, [t for t, name in enumerate(layout.names) if own_name(name) == VARIANCE])
 
 
 def expect_counts(own: Iterable[NativeTensor]) -> None:
-    """Raise `PayloadError` if BatchNorm has counted mini-batches below 0: nodes divide by that."""
+    """Raise `PayloadError` if a count of mini-batches is negative: nodes divide by the count."""
     if any(own_name(each.name) == COUNT and (each.array < 0).any() for each in own):
         raise PayloadError("its update holds a count of mini-batches below 0")
 
@@ -228,9 +237,9 @@ def below_zero(layout: Layout, vector: Vector) -> bool:
 
 @lru_cache(maxsize=64)
 def trained_entries(layout: Layout) -> int:
-    """Return how many entries come before the statistics, which must be a layout's last tensors.
+    """Return how many entries precede the statistics, which must be a layout's last tensors.
 
-    Raises ValueError if others follow them.
+    Raises ValueError if other tensors follow the statistics.
     """
     statistics = exact_tensors(layout)
     first = len(layout) - len(statistics)
@@ -241,7 +250,7 @@ def trained_entries(layout: Layout) -> int:
 
 @lru_cache(maxsize=64)
 def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
-    """Cut a layout at the tensors ``exact``, increasing numbers below len(layout)."""
+    """Separate the tensors ``exact`` (increasing numbers below len(layout)) from the others."""
     chosen = set(exact)
     trained = [t for t in range(len(layout)) if t not in chosen]
     exact_runs = runs(layout, exact)
@@ -257,7 +266,7 @@ def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
 
 
 def runs(layout: Layout, tensors: Sequence[int]) -> tuple[Extent, ...]:
-    """Return where these tensors, in increasing order, lie in the vector: neighbours as one run."""
+    """Return the extents of these tensors, given in increasing order; neighbours are merged."""
     bounds = layout.offsets.tolist()
     found: list[Extent] = []
     for tensor in tensors:

@@ -1,7 +1,7 @@
-"""Scratch arrays that are kept: fresh memory costs more than most work done in it.
+"""Reuses scratch arrays, because fresh memory costs more than most work done in it.
 
-A fresh ``x.abs()`` of 45 MB takes as long as nine copies, nearly all of it in page faults; in
-memory that was touched before it takes one.
+``x.abs()`` of 45 MB into fresh memory takes as long as nine copies, nearly all of it page faults.
+Into memory that was used before it takes as long as one copy.
 """
 
 import threading
@@ -10,8 +10,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-# Kept a thread, at most: five vectors of ResNet18 (45 MB as float32) or one of AlexNet (244 MB).
-# Beyond it the system gets the memory back after use, and what is touched is paid for each time.
+# Bytes of buffers per thread, at most: five vectors of ResNet18 (45 MB as float32), or one of
+# AlexNet (244 MB). Memory beyond the limit returns to the system after use and faults in again.
 LIMIT = 256 << 20
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -24,12 +24,12 @@ def workspace(
 ) -> np.ndarray[tuple[int], np.dtype[Scalar]]:
     """Return (size,) ``dtype``, a view of this thread's buffer of that name; contents undefined.
 
-    It is the caller's until the same thread asks for the same name again, with whatever dtype. So
-    it is for use within a function and not returned from one, and names start with the module's.
+    The view is valid until the same thread asks for the same name again, with any dtype. So use it
+    within one function, do not return it, and begin its name with the module's name.
 
-    A buffer only grows, and pages of it that nobody touches cost nothing: ask for the most that
-    may be needed. Of buffers of more than LIMIT bytes in all, those not asked for longest are given
-    up, and one larger than that is never kept; a view that somebody still holds stays good.
+    A buffer only grows, and untouched pages cost nothing: ask for the most that may be needed. If
+    the buffers exceed LIMIT bytes in all, the least recently used ones are dropped. A single buffer
+    larger than LIMIT is never stored. A view that a caller still holds stays valid.
     """
     kept = buffers()
     nbytes = size * np.dtype(dtype).itemsize
@@ -40,16 +40,16 @@ def workspace(
             return buffer.view(dtype)
         while nbytes + sum(each.nbytes for each in kept.values()) > LIMIT:
             del kept[next(iter(kept))]
-    kept[name] = buffer  # as the last: the one most recently asked for
+    kept[name] = buffer  # inserted last: the most recently used
     return buffer[:nbytes].view(dtype)
 
 
 def buffers() -> dict[str, NDArray[np.uint8]]:
-    """Return this thread's buffers by name, the one not asked for longest first."""
+    """Return this thread's buffers by name, the least recently used first."""
     kept: dict[str, NDArray[np.uint8]] = _kept.__dict__.setdefault("buffers", {})
     return kept
 
 
 def release() -> None:
-    """Give up all buffers of this thread."""
+    """Drop all buffers of this thread."""
     _kept.__dict__.clear()

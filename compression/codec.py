@@ -1,4 +1,4 @@
-"""From an update to one self-describing payload. See docs/payload.md."""
+"""Encodes an update into one self-describing payload. See docs/payload.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,19 +34,19 @@ from .scatter import add_at, subtract_at
 from .wire import ALL, INDICES, REPEATED, digest, ids_of, seal, tables, with_own
 from .wire_header import varint
 
-_SMALL = 64  # streams of fewer bytes are left as they are: coding gains nothing
-_ERROR = "error"  # the memory of the generic error feedback, float32 (n,)
+_SMALL = 64  # streams of fewer bytes stay uncoded: coding gains nothing
+_ERROR = "error"  # name of the codec's own error feedback memory, float32 (n,)
 
 
 @dataclass(frozen=True)
 class Codec:
-    """Three stages: which coordinates, how their values are written, lossless coding.
+    """Three stages: the sparsifier selects, the quantizer writes values, the coder compresses.
 
-    ``feedback``: what the quantizer loses is added to the next update (error feedback, Seide et
-    al. 2014; Karimireddy et al. 2019): to what the sparsifier keeps anyway, or, if that keeps
-    nothing, to a memory of the codec's own, which then also holds what was not selected.
-    ``exact_names``: patterns of tensors' names that no stage but the coder touches, as it is with
-    BatchNorm's running statistics always; they are not kept, if a payload is lost, either.
+    ``feedback``: the next update gets what the quantizer loses (error feedback, Seide et al. 2014;
+    Karimireddy et al. 2019). The loss goes into the sparsifier's residual. A sparsifier without a
+    residual gets a memory of the codec's own, which then also holds what was not selected.
+    ``exact_names``: patterns of names of tensors that only the coder touches. BatchNorm's running
+    statistics are always treated so. These tensors have no residual, even if a payload is lost.
     """
 
     sparsifier: Sparsifier
@@ -64,16 +64,16 @@ class Codec:
 
     @property
     def exact(self) -> bool:
-        """Whether what is decoded is what was given, bit for bit."""
+        """Whether the decoded update equals the given one, bit for bit."""
         return self.quantizer.exact and not self.sparsifier.selects and not self.feedback
 
     @property
     def keeps(self) -> bool:
-        """Whether what is not sent is kept, so that a lost payload can be put back."""
+        """Whether unsent values are kept, so that `restore` can take a lost payload back."""
         return self.feedback or self.sparsifier.kept is not None
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Bytes that a node keeps between two updates."""
+        """Bytes that a node stores between two updates."""
         inner = self._separation(layout)
         trained = layout if inner is None else inner.layout
         own = 4 * trained.size if self.feedback and self.sparsifier.kept is None else 0
@@ -93,19 +93,20 @@ class Codec:
         as_before: bool = False,
         own: Sequence[NativeTensor] = (),
     ) -> bytes:
-        """Encode (layout.size,) contiguous float32, and tensors of their own type beside it.
+        """Encode (layout.size,) contiguous float32, and tensors in their own type beside it.
 
-        ``memory``: the arrays kept on this node, changed in place; without, every update is the
-        first. ``seed``: for methods that draw; the global random state is never touched.
-        ``names``: add the tensors' names and dtypes, for a receiver that has no layout. ``loss``:
-        of the data that made the update, for methods that steer by it. ``workers``: how many
-        updates make the server's next step, for methods that clip by it (0: nobody said).
-        ``as_before``: the receiver has decoded this memory's last payload and kept its indices,
-        which need no sending again.
-        ``own``: by position, which is that among all tensors of the model.
-        Raises ValueError for a vector or memory that does not fit the layout, PayloadError for NaN
-        or infinity in the update, of which the memory has then not heard, and for sums with
-        what is kept that are beyond float32; then the memory is emptied, to start anew.
+        ``memory``: the arrays stored on this node, changed in place; without it, every update is
+        treated as the first. ``seed``: for methods that draw; the global random state is never
+        used. ``names``: add the tensors' names and dtypes, for a receiver without a layout.
+        ``loss``: the loss on the data that made the update, for methods that depend on it.
+        ``workers``: how many updates the server averages in its next step, for methods that clip
+        by that number (0: unknown).
+        ``as_before``: the receiver has decoded this memory's last payload and stored its indices,
+        so equal indices need not be sent again.
+        ``own``: tensors in their own type, sorted by position among all tensors of the model.
+        Raises ValueError for a vector or memory that does not fit the layout. Raises PayloadError
+        for NaN or infinity in the update, with the memory unchanged; and where update and residual
+        add up beyond float32, with the memory emptied.
         """
         _check_update(update, layout)
         raw = own_bytes(own) if own else None
@@ -143,11 +144,12 @@ class Codec:
         memory: Memory | None = None,
         seed: int = 0,
     ) -> bytes:
-        """Encode a vector that is zero but for (k,) float32 at strictly increasing indices.
+        """Encode a vector of (k,) float32 at strictly increasing indices and zeros elsewhere.
 
-        ``indices`` None: (layout.size,) values. What is sparse already, as a mean of sparse updates
-        is, needs no selecting: the cost is that of k values, unless this codec selects or feeds
-        back, which takes the whole vector. ``memory``, ``seed`` and errors as in `encode`.
+        ``indices`` None: ``values`` is the whole vector, (layout.size,). A vector that is sparse
+        already, such as a mean of sparse updates, needs no selection: the cost is that of k
+        values. A codec that selects or uses error feedback encodes the dense vector instead.
+        ``memory``, ``seed`` and errors as in `encode`.
         """
         if indices is None or self.sparsifier.selects or self.feedback:
             dense = Update(layout, indices, values, type(self.sparsifier)).dense()
@@ -165,10 +167,11 @@ class Codec:
         return self._assemble(head, _listed(own, exact, indices), streams, parts)
 
     def restore(self, payload: Buffer, layout: Layout, memory: Memory) -> None:
-        """Add to what is kept a payload, this memory's last one, that was not received or applied.
+        """Add a payload that was lost or not applied, this memory's last, back to the residual.
 
-        Then *sent + kept == given* as if it had never been sent; running statistics are no sums,
-        and are not kept. Raises PayloadError for a payload that is not this memory's last.
+        Afterwards *sent + kept == given* holds as if the payload had never been sent. Exact
+        tensors, such as running statistics, are values and not sums: they are not restored. Raises
+        PayloadError for a payload that is not this memory's last.
         """
         sent = memory.get("sent")
         last = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
@@ -181,20 +184,20 @@ class Codec:
             add_at(get_or_zeros(memory, _ERROR, size, np.float32), indices, values)
 
     def exact_tensors(self, layout: Layout) -> tuple[int, ...]:
-        """Return which tensors of a layout a payload of this codec holds exactly."""
+        """Return the tensors of a layout, by position, that this codec's payloads hold exactly."""
         inner = self._separation(layout)
         return () if inner is None else inner.exact
 
     def _separation(self, layout: Layout) -> Separation | None:
-        """Return where trained entries are and where exact ones, if there are such."""
+        """Return where trained and exact entries lie; None if no tensor needs separation."""
         if self.exact and not self.exact_names:
-            return None  # all are exact, and nothing is kept
+            return None  # every tensor is exact, and there is no residual
         expect_matches(layout, self.exact_names)
         exact = exact_tensors(layout, self.exact_names)
         return separate(layout, exact) if exact else None
 
     def _given(self, update: Vector, memory: Memory) -> Vector:
-        """Return the update with what the generic feedback has kept of earlier ones."""
+        """Return the update plus the error that the codec's own feedback has stored."""
         if not self.feedback or self.sparsifier.kept is not None:
             return update
         given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
@@ -203,11 +206,11 @@ class Codec:
 
     @cached_property
     def ids(self) -> bytes:
-        """What names the three stages in a payload."""
+        """The three bytes that name the stages in a payload."""
         return bytes((self.sparsifier.id, self.quantizer.id, self.coder.id))
 
     def made(self, payload: Buffer) -> bool:
-        """Return whether a payload names these stages; their options it does not hold."""
+        """Return whether a payload names these three stages; it does not hold their options."""
         return ids_of(payload) == self.ids
 
     def _head(
@@ -249,7 +252,7 @@ class Codec:
 def _listed(
     layout: Layout, exact: Vector | None, indices: Indices | None
 ) -> list[tuple[Any, Spec]]:
-    """Return the streams that come before the values'."""
+    """Return the streams that precede the values' streams: exact tensors, then indices."""
     listed: list[tuple[Any, Spec]] = []
     if exact is not None:
         listed.append((exact, exact_spec(len(exact))))

@@ -1,4 +1,4 @@
-"""From one payload back to an update; what a payload says about itself. See docs/payload.md."""
+"""Decodes a payload into an update, and describes a payload. See docs/payload.md."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -26,7 +26,7 @@ from .wire_header import MAX_TENSORS
 
 MAX_SIZE = 1 << 28  # entries decode() accepts when no layout says how many there are
 _U4, _F4 = np.dtype("<u4"), np.dtype("<f4")
-# What overflows is found by looking at the result, whatever the caller's numpy settings.
+# Overflow is detected in the result, so the caller's numpy settings must not raise or warn.
 quiet = np.errstate(all="ignore")
 
 
@@ -34,7 +34,7 @@ class Update(NamedTuple):
     """What a payload holds."""
 
     layout: Layout
-    indices: Indices | None  # (k,) uint32, strictly increasing; None: every entry is there
+    indices: Indices | None  # (k,) uint32, strictly increasing; None: every entry is present
     values: Vector  # (k,) float32, all finite; may be a read-only view of the payload
     sparsifier: type[Sparsifier]
     exact: tuple[int, ...] = ()  # tensors of the layout that no sparsifier or quantizer has touched
@@ -44,13 +44,13 @@ class Update(NamedTuple):
 
     @property
     def selected(self) -> Indices | None:
-        """What a later payload may repeat: the indices among trained entries."""
+        """The indices among trained entries, which a later payload may repeat."""
         if self.indices is None or not self.exact:
             return self.indices
         return separate(self.layout, self.exact).narrow_indices(self.indices)
 
     def dense(self, out: Vector | None = None) -> Vector:
-        """Return the (n,) float32 vector; ``out``, (n,) float32, is used if entries are missing."""
+        """Return the (n,) float32 vector; if entries are missing, ``out`` (n,) float32 is used."""
         if self.indices is None:
             return self.values
         if out is None:
@@ -69,10 +69,10 @@ class Update(NamedTuple):
         return total
 
     def model_from(self, vector: Vector) -> Vector:
-        """Return a new (n,) vector: ``vector`` plus these changes of it, made by `changes`.
+        """Return a new (n,) vector: ``vector`` plus this update, whose sender called `changes`.
 
-        Exact tensors, BatchNorm's statistics always, are values and no changes. Raises PayloadError
-        if entries of these are missing.
+        Exact tensors, which include BatchNorm's statistics, hold values: these replace the entries
+        of ``vector``. Raises PayloadError if entries of exact tensors are missing.
         """
         total = self.added_to(vector)
         values = sorted({*self.exact, *exact_tensors(self.layout)})
@@ -81,9 +81,9 @@ class Update(NamedTuple):
         return total
 
     def entries(self, start: int, stop: int) -> Vector:
-        """Return the values of the entries from ``start`` to ``stop``: all of them must be there.
+        """Return the values of the entries from ``start`` up to, not including, ``stop``.
 
-        Raises PayloadError if some are missing.
+        Raises PayloadError if any of them is missing.
         """
         if self.indices is None:
             return self.values[start:stop]
@@ -102,17 +102,17 @@ class Description:
     quantizer: str
     coder: str
     n: int  # entries of the whole vector
-    selected: int  # entries that are there
-    tensors: int
-    bytes: int  # of the payload
+    selected: int  # entries that the payload holds
+    tensors: int  # tensors in the vector
+    bytes: int  # size of the payload
 
 
 def decode(
     payload: Buffer, layout: Layout | None = None, *, max_size: int = MAX_SIZE
 ) -> tuple[Vector, Layout]:
-    """Return the (n,) float32 vector, all finite, and its layout: `decode_update`, made dense.
+    """Return the dense (n,) float32 vector, all finite, and its layout; see `decode_update`.
 
-    The vector may be a read-only view of ``payload``.
+    The vector may be a read-only view of ``payload``. Raises PayloadError as `decode_update` does.
     """
     update = decode_update(payload, layout, max_size=max_size)
     return update.dense(), update.layout
@@ -129,15 +129,17 @@ def decode_update(
     max_size: int = MAX_SIZE,
     max_tensors: int = MAX_TENSORS,
 ) -> Update:
-    """Return what a payload holds, all finite.
+    """Return what a payload holds; all values of the vector are finite.
 
-    With a ``layout``, of the whole model, the payload must hold the same shapes, and if it has
-    names the same names and dtypes. Its tensors ``own``, by increasing position among all, must
-    travel in their own type, all others in the vector; and of the vector's tensors ``exact``, by
-    their position in it, exactly (None: any may). Without a layout, all that the payload says is
-    taken, up to so many entries and tensors.
-    ``before``: `Update.selected` of the sender's last payload, for one that repeats it. Raises
-    PayloadError for everything else, before memory is allocated for what the payload declares.
+    ``layout``: the layout of the whole model. The payload must have the same shapes, and the same
+    names and dtypes if it has names. Without a layout, what the payload declares is accepted, up to
+    ``max_size`` entries and ``max_tensors`` tensors.
+    ``own``: increasing positions, among all tensors, of those that must travel in their own type;
+    all others must be in the vector. ``exact``: positions, among the vector's tensors, of those
+    that must be exact (None: any may be).
+    ``before``: `Update.selected` of the sender's last payload, for a payload that repeats its
+    indices. Raises PayloadError for everything else, before it allocates memory for what the
+    payload declares.
     """
     parsed = parse(payload, layout, max_size, max_tensors, own=own, exact=exact)
     beside = _own(parsed)
@@ -158,9 +160,9 @@ def decode_update(
 def decode_trained(
     payload: Buffer, layout: Layout, before: Indices | None
 ) -> tuple[Indices | None, Vector]:
-    """Return indices and values among the trained entries alone; as `decode_update`.
+    """Return indices and values of the trained entries only; otherwise as `decode_update`.
 
-    ``layout``: of the vector, without tensors of their own type.
+    ``layout``: the layout of the vector, without the tensors in their own type.
     """
     return _trained(parse(payload, layout, MAX_SIZE, of_vector=True), before)
 
@@ -172,9 +174,9 @@ def expect(
     own: tuple[int, ...] = (),
     exact: tuple[int, ...] | None = None,
 ) -> None:
-    """Raise PayloadError unless the header says what was asked for, as `decode_update` takes it.
+    """Raise PayloadError unless a payload's header is one that `decode_update` would accept.
 
-    Checksum and lengths are checked, no value is decoded.
+    Arguments as in `decode_update`. Checks checksum and lengths; decodes no value.
     """
     parse(payload, layout, MAX_SIZE, own=own, exact=exact)
 
@@ -182,11 +184,12 @@ def expect(
 def declared(
     payload: Buffer, *, max_size: int = MAX_SIZE, max_tensors: int = MAX_TENSORS
 ) -> tuple[Layout, tuple[int, ...]]:
-    """Return the tensors that a header declares, and which of them are in their own type.
+    """Return the tensors that a header declares, and the positions of those in their own type.
 
-    With these `decode_update` takes the payload. It has at most so many entries and tensors.
-    Checksum and lengths are checked, no value is decoded. Raises PayloadError as that, and for two
-    tensors of one name, or a position that there is not.
+    With both as ``layout`` and ``own``, `decode_update` accepts the payload. Checks checksum and
+    lengths; decodes no value. Raises PayloadError as `decode_update` does, for more than
+    ``max_size`` entries or ``max_tensors`` tensors, for two tensors of the same name, and for a
+    position beyond the last tensor.
     """
     parsed = parse(payload, None, max_size, max_tensors)
     layout, own = parsed.layout, {each.position: each for each in parsed.own}
@@ -207,9 +210,9 @@ def declared(
 
 
 def describe(payload: Buffer) -> Description:
-    """Return what the header says; checksum and lengths are checked, no value is decoded.
+    """Return what the header says; check checksum and lengths; decode no value.
 
-    Nothing bounds that: hold it against what was asked (`expect`) before it is used.
+    The numbers are not bounded: check the payload with `expect` before you use them.
     """
     parsed = parse(payload, None, 1 << 62)
     selected = parsed.layout.size
@@ -228,7 +231,7 @@ def describe(payload: Buffer) -> Description:
 
 
 def _own(parsed: Parsed) -> tuple[NativeTensor, ...]:
-    """Return the tensors in their own type: their bytes are the last stream."""
+    """Return the tensors in their own type, whose bytes are the last stream."""
     if not parsed.own:
         return ()
     if not parsed.bodies:
@@ -238,7 +241,7 @@ def _own(parsed: Parsed) -> tuple[NativeTensor, ...]:
 
 
 def _exact(parsed: Parsed) -> Vector | None:
-    """Return the values of the exact tensors, (s,) float32, if there are any."""
+    """Return the values of the exact tensors, (s,) float32; None without exact tensors."""
     if not parsed.exact:
         return None
     spec = exact_spec(separate(parsed.layout, parsed.exact).exact_size)
@@ -286,7 +289,7 @@ def index_spec(count: int, size: int) -> Spec:
 
 
 def parts_of(indices: Indices | None, layout: Layout) -> TensorSlices:
-    """Return how the values at ``indices`` belong to the layout's tensors."""
+    """Return which of the values at ``indices`` belong to which of the layout's tensors."""
     if indices is None:
         return TensorSlices(layout.offsets, layout.shapes)
     bounds = layout.offsets.astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Where each tensor of a model lies in one flat float32 vector."""
+"""Layout of a model's tensors in one flat float32 vector."""
 
 import math
 from collections.abc import Collection
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Layout:
-    """Tensors laid end to end in one flat float32 vector.
+    """Names, shapes and dtypes of tensors that lie end to end in one flat float32 vector.
 
     ``dtypes`` are the tensors' own dtype names ("float32", "int64", ...); in the vector every entry
-    is float32. A 0-d tensor holds one entry; zero-size tensors and an empty layout are legal.
+    is float32. A 0-d tensor has one entry. Tensors of size zero and an empty layout are legal.
     """
 
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ class Layout:
         return True
 
     def without(self, tensors: Collection[int]) -> "Layout":
-        """Return the layout of all tensors but these, in their order; itself if there are none."""
+        """Return the layout of all tensors except these, in order; itself if none are given."""
         return self if not tensors else _without(self, frozenset(tensors))
 
     @cached_property
@@ -61,11 +61,11 @@ class Layout:
         return hash((self.names, self.shapes, self.dtypes))
 
     def __hash__(self) -> int:
-        # Layouts key the caches on the hot path; hashing 122 names anew each time would show.
+        # Layouts are cache keys on the hot path, and hashing 122 names on each call is slow.
         return self._hash
 
     def __reduce__(self) -> tuple[type["Layout"], tuple[object, ...]]:
-        # Without the cached values: another process hashes strings differently.
+        # Leaves the cached values out: another process hashes strings differently.
         return Layout, (self.names, self.shapes, self.dtypes)
 
 

@@ -1,4 +1,4 @@
-"""A codec from names and options, as a configuration gives them."""
+"""Builds a codec from names and options, as a configuration gives them."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -19,11 +19,11 @@ def make_codec(
 ) -> Codec:
     """Build a codec from names and options; an option that is None counts as not given.
 
-    ``feedback``: error feedback (`Codec`); if not given, on for quantizers that need it.
-    ``exact``: patterns of names of tensors that travel as float32, exactly ("head.*").
+    ``feedback``: error feedback (`Codec`); None turns it on for the quantizers that need it.
+    ``exact``: patterns of names of tensors that travel exactly, as float32 ("head.*").
 
-    Raises ValueError, one line, for an unknown method, an option that none of the three has, or
-    a value that is of the wrong type or out of range.
+    Raises ValueError with a one-line message for an unknown method, for an option that none of the
+    three methods has, and for a value of the wrong type or out of range.
     """
     chosen = {"sparsifier": sparsifier, "quantizer": quantizer, "coder": coder}
     classes = {stage: get(stage, name) for stage, name in chosen.items()}

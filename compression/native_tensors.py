@@ -1,7 +1,7 @@
-"""Tensors that travel in their own type beside the float32 vector: integers, and what is asked for.
+"""Tensors that travel in their own type beside the float32 vector: integers, and others on request.
 
-They are values, never changes, and exact to the last bit. In a payload: a table before that of
-shapes, and the last stream, their bytes end to end.
+They are values, never changes, and exact to the last bit. A payload declares them in a table before
+the table of shapes. Its last stream holds their bytes, end to end.
 """
 
 import math
@@ -30,7 +30,7 @@ _U1 = np.dtype("u1")
 
 
 class NativeTensor(NamedTuple):
-    """A tensor in its own type, and where it stands among all tensors of the model, from 0."""
+    """A tensor in its own type, and its position among all tensors of the model, from 0."""
 
     position: int
     name: str
@@ -38,7 +38,7 @@ class NativeTensor(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """Such a tensor as a payload's table declares it."""
+    """A tensor in its own type as a payload's table declares it."""
 
     position: int
     name: str
@@ -47,12 +47,12 @@ class Declared(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def own_table(own: Sequence[NativeTensor]) -> bytes:
-    """Return the table; ValueError for a dtype, shape or name that the format does not know."""
+    """Return the table; raise ValueError for a dtype, shape or name that the format lacks."""
     return _table([Declared(p, n, array.dtype.name, array.shape) for p, n, array in own])
 
 
@@ -73,7 +73,7 @@ def _table(declared: Sequence[Declared]) -> bytes:
 
 @lru_cache(maxsize=64)
 def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declared, ...]]:
-    """Return the table of these tensors of a model, and what it declares."""
+    """Return the table of a model's tensors ``own``, by position, and what the table declares."""
     tensors = list(zip(model.names, model.dtypes, map(tuple, model.shapes), strict=True))
     declared = tuple(Declared(position, *tensors[position]) for position in own)
     return _table(declared), declared
@@ -82,9 +82,9 @@ def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declare
 def expect_own(
     reader: Reader, flagged: bool, model: Layout, own: tuple[int, ...]
 ) -> tuple[Declared, ...]:
-    """Read past the table, which must be that of the tensors `own` of the model, by position.
+    """Read past the table, which must declare the model's tensors `own`, by position.
 
-    ``flagged``: whether there is a table. Raises PayloadError for any other.
+    ``flagged``: whether the payload has a table. Raises PayloadError for any other table.
     """
     if not own and not flagged:
         return ()
@@ -100,7 +100,7 @@ def _lacks(tensor: Declared) -> str:
 
 
 def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> str:
-    """Return the first difference of a table to the expected one; no more of it is read."""
+    """Return the first difference between a table and the expected one; read no further."""
     count, position = reader.varint(), -1
     for place in range(max(count, len(expected))):
         wanted = expected[place] if place < len(expected) else None
@@ -125,7 +125,7 @@ def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> 
 
 
 def read_own(reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS) -> tuple[Declared, ...]:
-    """Read the table: of tensors of at most 8 ``max_size`` bytes in all."""
+    """Read the table; raise PayloadError for more than 8 ``max_size`` bytes of tensors in all."""
     count = reader.varint()
     if not 0 < count <= max_tensors:
         raise PayloadError(f"payload declares {count} tensors of their own type")
@@ -149,12 +149,12 @@ def _declared(reader: Reader, position: int, max_size: int) -> Declared:
 
 
 def own_spec(declared: Sequence[Declared]) -> Spec:
-    """Describe the stream of their bytes."""
+    """Describe the stream of the tensors' bytes."""
     return Spec(Kind.BYTES, _U1, sum(each.nbytes for each in declared))
 
 
 def own_bytes(own: Sequence[NativeTensor]) -> Array:
-    """Return the stream, (bytes,) uint8. Raises PayloadError for NaN; infinity may be meant."""
+    """Return the stream, (bytes,) uint8. Raises PayloadError for NaN; infinity is allowed."""
     parts = []
     for _, name, array in own:
         if array.dtype.kind == "f" and _has_nan(array):
@@ -165,12 +165,12 @@ def own_bytes(own: Sequence[NativeTensor]) -> Array:
 
 
 def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[NativeTensor, ...]:
-    """Return the tensors in a stream. Raises PayloadError for bytes that are no such values."""
+    """Return the tensors in a stream. Raises PayloadError for NaN, and for bools not 0 or 1."""
     found, start = [], 0
     for position, name, dtype, shape in declared:
         kind = np.dtype(dtype).newbyteorder("<")
         stop = start + math.prod(shape) * kind.itemsize
-        raw = stream[start:stop].copy()  # aligned, and not the payload's any more
+        raw = stream[start:stop].copy()  # aligned, and independent of the payload's memory
         if kind.kind == "b" and raw.size and raw.max() > 1:
             raise PayloadError(f"payload holds a bool that is neither 0 nor 1 in {name}")
         array = raw.view(kind).astype(np.dtype(dtype), copy=False).reshape(shape)
@@ -182,5 +182,5 @@ def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[NativeTens
 
 
 def _has_nan(array: NDArray[Any]) -> bool:
-    """Whether an array of floats holds NaN, which is then its minimum; no array is made of it."""
+    """Return whether an array of floats holds NaN: NaN is then its minimum. Makes no new array."""
     return bool(array.size and np.isnan(array.min()))

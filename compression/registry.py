@@ -1,4 +1,4 @@
-"""The methods of each stage, by name and by id, and the options they have."""
+"""Registry of the methods of each stage, by name and by id, and of their options."""
 
 import importlib
 import pkgutil
@@ -20,10 +20,11 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register(stage: str) -> Callable[[M], M]:
-    """Class decorator that adds a method to a stage.
+    """Return a class decorator that adds a method to a stage.
 
-    Raises TypeError for a class that is no frozen dataclass with defaults or not of the stage,
-    ValueError for a name or id that is taken or an option whose type differs in another method.
+    The decorator raises TypeError for a class that is no dataclass with defaults, or that does not
+    derive from the stage's base. It raises ValueError for an id that does not fit a byte, for a
+    name or id that is taken, and for an option that has another type in another method.
     """
 
     def add(cls: M) -> M:
@@ -49,12 +50,12 @@ def register(stage: str) -> Callable[[M], M]:
 
 
 def names(stage: str) -> list[str]:
-    """Names of a stage's methods, sorted."""
+    """Return the names of a stage's methods, sorted."""
     return sorted(_stage(stage))
 
 
 def get(stage: str, name: str) -> type[Method]:
-    """Return the class of a method; ValueError listing the names if there is none."""
+    """Return the class of a method; raise ValueError, listing the names, if there is none."""
     methods = _stage(stage)
     if name not in methods:
         raise ValueError(f"no {stage} is called {name!r}; there are {', '.join(sorted(methods))}")
@@ -63,7 +64,7 @@ def get(stage: str, name: str) -> type[Method]:
 
 @cache
 def by_id(stage: str, number: int) -> type[Method]:
-    """Return the class with this id; PayloadError if there is none."""
+    """Return the class with this id; raise PayloadError if there is none."""
     for cls in _stage(stage).values():
         if cls.id == number:
             return cls
@@ -71,7 +72,7 @@ def by_id(stage: str, number: int) -> type[Method]:
 
 
 def options_of(cls: type[Method]) -> dict[str, type]:
-    """Return a method's options by name, and their types."""
+    """Return the types of a method's options, by option name."""
     if not is_dataclass(cls):
         return {}
     hints = get_type_hints(cls)
@@ -79,7 +80,7 @@ def options_of(cls: type[Method]) -> dict[str, type]:
 
 
 def option_fields() -> list[tuple[str, type, list[str]]]:
-    """Every option of every method: its name, its type, the names of the methods that have it."""
+    """Return every option: its name, its type, and the names of the methods that have it."""
     for stage in STAGES:
         _discover(stage)
     return _owned(_all_registered())

@@ -1,4 +1,4 @@
-"""What selections share: samples that tell of a whole vector, random bits, a fair end to ties."""
+"""Helpers of the selections: samples of a vector, random 16-bit numbers, breaking of ties."""
 
 import math
 from functools import cache, lru_cache
@@ -8,31 +8,37 @@ from numpy.typing import NDArray
 
 from .buffers import Scalar
 
-BLOCK = 1 << 17  # entries worked on at a time; with half of it calls cost 8 % more
-TINY = 1 << 11  # a sample of so few is not worth it
-SAMPLE = 1 << 16
-STEPS = 1 << 16  # what 16 random bits can be
+BLOCK = 1 << 17  # entries per block; half as many cost 8 % more
+TINY = 1 << 11  # a vector of at most so many entries is not sampled: it would not pay off
+SAMPLE = 1 << 16  # the largest sample, entries
+STEPS = 1 << 16  # number of different values of 16 random bits
 
 
 def sample(values: NDArray[Scalar], size: int = 0) -> NDArray[Scalar]:
-    """Return (size,) of (n,) values, one at random from each of so many parts: no period fits."""
+    """Return (size,) of (n,) values: one random value from each of ``size`` equal parts.
+
+    A regular stride could coincide with a period of the values; random places cannot.
+    """
     n = len(values)
     size = size or min(int(n ** (2 / 3)), SAMPLE)  # more would cost more than it saves
     return values.take(_places(n, size), mode="clip")
 
 
 def rank(size: int, share: float, side: int = 1) -> int:
-    """Return how many of a sample are a share of the whole, 3 sigma more or (``side`` -1) less."""
+    """Return ``share`` of a sample of ``size``, plus 3 sigma (``side`` 1) or minus 3 sigma (-1)."""
     return math.floor(size * share + side * (3 * math.sqrt(size * share * (1 - share)) + 3))
 
 
 def bits16(size: int, generator: np.random.Generator) -> NDArray[np.uint16]:
-    """Return (size,) uint16, all values equally likely; 64 bits at a time, twice as fast."""
+    """Return (size,) uniform uint16, drawn 64 bits at a time, which is twice as fast."""
     return generator.integers(0, 1 << 64, -(-size // 4), dtype=np.uint64).view(np.uint16)[:size]
 
 
 def keep(keys: NDArray[np.int32] | NDArray[np.int64], k: int, least: int) -> NDArray[np.bool]:
-    """Return (m,) bool: the k largest of (m,) keys, ``least`` being the k-th; of ties the first."""
+    """Return an (m,) mask of the k largest of (m,) keys; the first of equal keys win.
+
+    ``least`` is the k-th largest key.
+    """
     mask: NDArray[np.bool] = np.greater_equal(keys, least)
     surplus = np.count_nonzero(mask) - k
     if surplus:

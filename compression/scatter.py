@@ -1,8 +1,8 @@
-"""Entries of a vector at strictly increasing indices, gone through in blocks.
+"""Reads and changes a vector's entries at strictly increasing indices, block by block.
 
-numpy makes int64 of all indices it is given, twice their size, and compares them with Python's
-numbers as int64, too. A payload of a few hundred bytes may select every entry: here nothing is made
-that is larger than a block. Blocks stay in cache, which takes half of the time.
+numpy converts all indices it gets to int64, twice their size, and also compares them with Python
+integers as int64. A payload of a few hundred bytes may select every entry, so these functions never
+allocate more than a block. Blocks stay in cache, which halves the time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,9 @@ Vector = NDArray[np.float32]
 Indices = NDArray[np.uint32]
 Places = NDArray[np.intp]
 
-BLOCK = 1 << 15  # entries; with their places 384 kB
-_LEAST, _PARTS = 1 << 12, 16  # of few indices a part: what is made beside them stays small
+BLOCK = 1 << 15  # entries; 384 kB with their int64 places
+# Few indices are cut in 16 parts, of at least 4096 entries: temporary arrays stay small.
+_LEAST, _PARTS = 1 << 12, 16
 
 
 def put_at(vector: Vector, indices: Indices, values: Vector) -> None:
@@ -33,7 +34,7 @@ def add_at(vector: Vector, indices: Indices | None, values: Vector) -> None:
 
 
 def subtract_at(vector: Vector, indices: Indices | None, values: Vector) -> None:
-    """Take (k,) values out of a vector at ``indices`` (None: everywhere)."""
+    """Subtract (k,) values from a vector at ``indices`` (None: everywhere)."""
     _change(np.subtract, vector, indices, values)
 
 
@@ -64,7 +65,7 @@ def _step(indices: Indices) -> int:
 
 
 def _blocks(indices: Indices) -> Iterator[tuple[slice, Places]]:
-    """Cut indices into blocks; yield where each lies among them, and it as numpy wants it."""
+    """Cut indices into blocks; yield each block's slice, and its indices as numpy's intp."""
     step = _step(indices)
     work = np.empty(step, dtype=np.intp)
     for start in range(0, len(indices), step):

@@ -1,11 +1,11 @@
-"""Which coordinates of a vector are sent: by magnitude, by threshold, or drawn at random.
+"""Selects coordinates of a vector: by magnitude, by threshold, or at random.
 
-Vectors are gone through in blocks that stay in cache, and only the few entries that can matter are
-kept; what decides among those is exact. Indices are uint32, strictly increasing, and depend on the
-arguments only.
+The functions go through a vector in blocks that stay in cache and collect the few candidates. The
+final choice among the candidates is exact. Indices are uint32, strictly increasing, and depend on
+the arguments only.
 
 Magnitudes are compared as integers: the bits of a float32 without its sign have the same order.
-``partition`` is nearly twice as fast on them, and subnormal numbers stay apart even where torch
+``partition`` is nearly twice as fast on integers, and subnormal numbers stay distinct even if torch
 has told the processor to flush them to zero.
 """
 
@@ -19,16 +19,16 @@ from .buffers import workspace
 from .sampling import BLOCK, STEPS, TINY, bits16, keep, rank, sample
 from .weighted_sampling import Weights, first_to_ring, horizon
 
-Bits = NDArray[np.int32]  # of float32; without their signs, magnitudes
+Bits = NDArray[np.int32]  # the bits of float32 values; without the sign bit: magnitudes
 
-DENSE = 1 << 16  # a sample of so few is not worth it, if a quarter is wanted
-MOST = 0x7FFFFFFF  # of a magnitude; and all bits but the sign
+DENSE = 1 << 16  # at most so many entries are not sampled if more than a quarter is wanted
+MOST = 0x7FFFFFFF  # the largest magnitude, and the mask of all bits except the sign
 
 
 def largest(values: Vector, k: int) -> Indices:
-    """Return (k,) uint32: the k entries of (n,) finite float32 largest in magnitude.
+    """Return (k,) uint32: indices of the k entries of (n,) finite float32 largest in magnitude.
 
-    Of those equal to the k-th largest, the ones at the lowest indices.
+    Among entries equal to the k-th largest, those at the lowest indices are chosen.
     Raises ValueError for another dtype, and unless 0 <= k <= n < 2**32.
     """
     bits, n = bits_of(values, k), len(values)
@@ -38,14 +38,14 @@ def largest(values: Vector, k: int) -> Indices:
         return _largest_of_few(bits, k)
     low, high = _bracket(bits, k)
     found, magnitudes = _collect(bits, low, k)
-    if len(found) < k:  # the sample misled, as it does less than once in 700 times
+    if len(found) < k:  # the sample misled, which happens less than once in 700 calls
         low = 0
         found, magnitudes = _collect(bits, low, n)
     return found[keep(magnitudes, k, _kth(magnitudes, k, low, high))]
 
 
 def _largest_of_few(bits: Bits, k: int) -> Indices:
-    """Return `largest` of (n,) entries, n <= BLOCK, that are not worth a sample."""
+    """Return what `largest` returns, without a sample: for n <= BLOCK entries."""
     n = len(bits)
     magnitudes = np.bitwise_and(bits, MOST, out=workspace("selection.block", n, np.int32))
     if k == 1:
@@ -56,9 +56,9 @@ def _largest_of_few(bits: Bits, k: int) -> Indices:
 
 
 def above(values: Vector, threshold: float, inclusive: bool = False) -> Indices:
-    """Return (m,) uint32: all i with |values[i]| > threshold, or >= if ``inclusive``.
+    """Return (m,) uint32: all i with |values[i]| > threshold, or >= threshold if ``inclusive``.
 
-    ``values`` is (n,) finite float32; the threshold is compared as it is, not rounded to float32.
+    ``values`` is (n,) finite float32; the threshold is not rounded to float32.
     Raises ValueError for a threshold that is NaN, and for another dtype.
     """
     bits, low = bits_of(values, 0), 0
@@ -73,16 +73,18 @@ def above(values: Vector, threshold: float, inclusive: bool = False) -> Indices:
 
 
 def uniform(n: int, k: int, generator: np.random.Generator) -> Indices:
-    """Return (k,) uint32: k of n without replacement, every set of k equally likely.
+    """Return (k,) uint32: k of n indices without replacement, every set of k equally likely.
 
     Raises ValueError unless 0 <= k <= n < 2**32.
     """
     check(n, k)
-    # numpy draws few of many into a set, else it shuffles all n: 7 to 18 times slower than below.
+    # numpy draws few of many into a set. Otherwise it shuffles all n, which takes 7 to 18 times as
+    # long as the code below.
     if n <= 10_000 or 50 * k < n:
         return np.sort(generator.choice(n, k, replace=False, shuffle=False).astype(np.uint32))
-    # Each entry by itself, at odds that give fewer than k rarely (4 sigma). Given how many there
-    # are, all sets of so many are equally likely, and still are without a uniform part of them.
+    # Draw each entry independently, with odds that rarely give fewer than k entries (4 sigma).
+    # All sets of the number drawn are equally likely. Deleting a uniform choice of the surplus
+    # leaves a uniform set of k.
     share = k / n
     odds = math.ceil((share + 4 * math.sqrt(share * (1 - share) / n)) * STEPS)
     found = workspace("selection.found", n, np.uint32)
@@ -99,14 +101,15 @@ def uniform(n: int, k: int, generator: np.random.Generator) -> Indices:
 
 @np.errstate(divide="ignore", over="ignore", under="ignore", invalid="ignore")
 def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indices:
-    """Return (k,) uint32: k of n without replacement, drawn one after the other by weight.
+    """Return (k,) uint32: k of n indices without replacement, drawn successively by weight.
 
-    ``weights`` is (n,) float32 or float64, finite, and 0 or >= 1e-300. The law is that of
-    torch.multinomial without replacement. If fewer than k are positive, all of those and a uniform
-    choice of the others. Raises ValueError unless 0 <= k <= n < 2**32.
+    ``weights`` is (n,) float32 or float64, finite, each 0 or >= 1e-300. The distribution is that of
+    torch.multinomial without replacement. If fewer than k weights are positive, all of these are
+    chosen, and a uniform choice of the others. Raises ValueError unless 0 <= k <= n < 2**32.
 
-    Entry i gets a clock -log(1 - U_i) / w_i, U_i uniform, and the first k to ring are it
-    (Efraimidis & Spirakis, Information Processing Letters 97(5), 2006: algorithm A).
+    Entry i gets an exponential clock that rings at -log(1 - U_i) / w_i, U_i uniform. The first k
+    clocks to ring are chosen (Efraimidis & Spirakis, Information Processing Letters 97(5), 2006:
+    algorithm A).
     """
     n = len(weights)
     check(n, k)
@@ -120,12 +123,13 @@ def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indice
         chosen = np.sort(np.concatenate([chosen, rung]))
         if len(rung) == left or until == math.inf:
             break
-        # Too few rang before the horizon. What is left of the other clocks is exponential again,
-        # with the same rates and independent of what rang: new ones have the same law.
+        # Too few clocks rang before the horizon. The exponential distribution has no memory: the
+        # remaining times of the others have their old rates, so fresh clocks have the same law.
         weights = weights.copy()
         weights[rung] = 0
     if len(chosen) < k:
-        ranks = uniform(n - len(chosen), k - len(chosen), generator)  # among the others
+        # Draw ranks among the entries not chosen yet; turn each rank into an index of the whole.
+        ranks = uniform(n - len(chosen), k - len(chosen), generator)
         before = np.searchsorted(chosen - np.arange(len(chosen)), ranks, side="right")
         chosen = np.sort(np.concatenate([chosen, (ranks + before).astype(np.uint32)]))
     return chosen
@@ -138,7 +142,7 @@ def check(n: int, k: int) -> None:
 
 
 def bits_of(values: Vector, k: int) -> Bits:
-    """Return (n,) float32 as the bits it is made of. Raises ValueError as `largest` does."""
+    """Return the bits of (n,) float32 as int32, a view. Raises ValueError as `largest` does."""
     check(len(values), k)
     if values.dtype != np.float32:
         raise ValueError(f"values are {values.dtype} instead of float32")
@@ -146,10 +150,10 @@ def bits_of(values: Vector, k: int) -> Bits:
 
 
 def _collect(bits: Bits, low: int, most: int) -> tuple[Indices, Bits]:
-    """Return indices (m,) and magnitudes (m,), in the workspace, of entries >= ``low``.
+    """Return (m,) indices and (m,) magnitudes, in the workspace, of entries >= ``low``.
 
-    Once there are ``most``, only of those above it: the first ``most`` in size are among these. An
-    update may be zeros but for a few entries.
+    After ``most`` entries it collects only those > ``low``: the ``most`` largest are still among
+    the entries found. Without this, an update of almost only zeros would be collected as a whole.
     """
     n = len(bits)
     work = workspace("selection.block", BLOCK, np.int32)
@@ -169,9 +173,9 @@ def _collect(bits: Bits, low: int, most: int) -> tuple[Indices, Bits]:
 
 
 def _bracket(bits: Bits, k: int) -> tuple[int, int]:
-    """Return two magnitudes, nearly always below and above the k-th largest of (n,), or it.
+    """Return two magnitudes that nearly always enclose the k-th largest of (n,), or equal it.
 
-    They are a sample's, 3 sigma to both sides of where the k-th largest of n would be in it.
+    They are magnitudes of a sample, 3 sigma below and above the rank that corresponds to k.
     """
     found = sample(bits) & MOST
     found.sort()
@@ -181,10 +185,10 @@ def _bracket(bits: Bits, k: int) -> tuple[int, int]:
 
 
 def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
-    """Return the k-th largest of (m,) magnitudes, which is not less than ``low``.
+    """Return the k-th largest of (m,) magnitudes, which is at least ``low``.
 
-    ``partition`` gets only what is strictly between the two or beyond: it is 30 times slower where
-    one value dominates, and such a value is one of the two.
+    ``partition`` gets only magnitudes strictly between ``low`` and ``high``, or above ``high``.
+    Reason: it is 30 times slower where one value dominates, and such a value is one of the bounds.
     """
     if np.count_nonzero(magnitudes > low) < k:
         return low
@@ -201,6 +205,6 @@ def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
 
 
 def _tied(magnitudes: Bits) -> bool:
-    """Whether one value dominates (n,) magnitudes: ``sort`` is fast then, ``partition`` is not."""
+    """Return whether one value dominates (n,) magnitudes: then ``sort`` beats ``partition``."""
     found = np.sort(sample(magnitudes, 256))
     return bool((found[16:] == found[:-16]).any())

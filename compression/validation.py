@@ -1,16 +1,16 @@
-"""Checks of methods' options: each raises ValueError, one line, for a value out of range."""
+"""Checks of methods' options: each raises ValueError with one line for a value out of range."""
 
 from collections.abc import Sequence
 
 
 def expect_share(method: str, option: str, value: float) -> None:
-    """Refuse a share that is not above 0 and at most 1."""
+    """Refuse a share outside of (0, 1]."""
     if not 0 < value <= 1:  # `not` also refuses NaN
         raise ValueError(f"option {option} of {method} must be above 0 and up to 1, not {value:g}")
 
 
 def expect_below_one(method: str, option: str, value: float) -> None:
-    """Refuse a share to leave out that is not from 0 to below 1."""
+    """Refuse a share to leave out that lies outside of [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"option {option} of {method} must be from 0 to below 1, not {value:g}")
 

@@ -1,4 +1,7 @@
-"""Exponential clocks, one an entry: the first to ring are a draw by weight."""
+"""Weighted sampling by exponential clocks, one per entry: the first k clocks to ring are chosen.
+
+Entry i's clock rings at -log(1 - U_i) / w_i, U_i uniform (Efraimidis & Spirakis 2006).
+"""
 
 import math
 
@@ -13,10 +16,11 @@ Weights = NDArray[np.float32] | NDArray[np.float64]
 
 
 def horizon(weights: Weights, k: int) -> float:
-    """Return a time by which k of the clocks have rung, nearly always, and few others.
+    """Return a time by which nearly always k of the clocks have rung, and few more.
 
-    From a sample: where sum(1 - exp(-t * w)) is the rank, by Newton's steps,
-    which from below never overshoot. Infinity if the sample has too few.
+    On a sample of the weights w, Newton's method solves sum(1 - exp(-t * w)) = rank for t. The
+    sum is concave in t, so steps that start from below never overshoot. Returns infinity if the
+    sample has too few positive weights.
     """
     if len(weights) <= TINY:
         return math.inf
@@ -37,16 +41,17 @@ def horizon(weights: Weights, k: int) -> float:
 def first_to_ring(
     weights: Weights, k: int, until: float, generator: np.random.Generator
 ) -> Indices:
-    """Return (m,) uint32: the first k clocks to ring before the time `until`, or fewer.
+    """Return (m,) uint32, m <= k: the first k clocks that ring before the time `until`, or fewer.
 
-    Only where U < until * w can that be. 16 bits of U rule out nearly all others; 53 bits more
-    are drawn for the rest.
+    A clock can ring by then only if U < until * w. The first 16 bits of U rule out nearly all other
+    entries. For the remaining ones 53 more bits are drawn.
     """
     n = len(weights)
-    scale = until * STEPS * (1 + 1e-6)  # a product rounded down must not rule out any
+    scale = until * STEPS * (1 + 1e-6)  # so that a product rounded down rules out no entry
     real = np.float32 if weights.dtype == np.float32 and 1e-30 < scale < 1e30 else np.float64
     limits = workspace("clocks.limits", BLOCK, real)
-    mask = workspace("selection.mask", BLOCK, np.bool)  # two that `selection` does not need now
+    # `topk` does not use these two buffers while this function runs.
+    mask = workspace("selection.mask", BLOCK, np.bool)
     found = workspace("selection.found", n, np.uint32)
     clocks = workspace("clocks.times", n, np.float64)
     done = 0
@@ -65,5 +70,6 @@ def first_to_ring(
         done = stop
     if done <= k:
         return found[:done].copy()
-    keys = ~clocks[:done].view(np.int64)  # floats >= 0 are ordered as these integers are
+    # The bits of floats >= 0 have the floats' order; inverted, the earliest clock is the largest.
+    keys = ~clocks[:done].view(np.int64)
     return found[:done][keep(keys, k, int(np.partition(keys, done - k)[done - k]))]

@@ -1,4 +1,4 @@
-"""The payload as a whole: prefix, tables, directory, bodies, checksum. See docs/payload.md."""
+"""Reads and writes a whole payload: prefix, tables, bodies, checksum. See docs/payload.md."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -33,13 +33,13 @@ from .wire_header import (
 
 MAGIC = b"EWP"
 VERSION = 1
-# Flags: the table of names, of exact tensors, of tensors of their own type is there.
+# Flags: the payload has a table of names, of exact tensors, of tensors in their own type.
 NAMED, EXACT, OWN = 1, 2, 4
 ALL, INDICES, REPEATED = 0, 1, 2  # selections
 _PREFIX = 8  # bytes before the tables
-_IDS = slice(4, 7)  # of the stages, among these
-_CHECKSUM = 8
-_MOST_NUMBERS = 16  # streams, and parameters of a quantizer
+_IDS = slice(4, 7)  # the stages' ids in the prefix
+_CHECKSUM = 8  # bytes at the end
+_MOST_NUMBERS = 16  # the most streams, and the most parameters of a quantizer
 
 
 class Body(NamedTuple):
@@ -56,17 +56,17 @@ class Parsed(NamedTuple):
     quantizer: type[Quantizer]
     coder: type[Coder]
     layout: Layout  # of the float32 vector
-    own: tuple[Declared, ...]  # tensors that are not in it
-    exact: tuple[int, ...]  # tensors of it that travel beside the others, exactly
-    selected: int | None  # number of indices; None: every coordinate is there
-    repeated: int | None  # digest of the last payload's indices, which these are too
+    own: tuple[Declared, ...]  # tensors in their own type, which are not in the vector
+    exact: tuple[int, ...]  # tensors of the vector that travel beside the others, exactly
+    selected: int | None  # number of indices; None: every coordinate is present
+    repeated: int | None  # digest of the last payload's indices, if this payload repeats them
     params: tuple[int, ...]
     bodies: list[Body]
 
 
 @lru_cache(maxsize=64)
 def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> bytes:
-    """Return everything that stands before the selection and is the same for every update."""
+    """Return the bytes before the selection, which are the same for every update of a codec."""
     flags = bytes((NAMED * named | EXACT * bool(exact),))
     parts = [MAGIC, bytes((VERSION,)), ids, flags, shape_table(layout)]
     if named:
@@ -78,12 +78,12 @@ def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> b
 
 
 def ids_of(payload: Buffer) -> bytes:
-    """Return what names the stages of a payload; of anything else some bytes."""
+    """Return the bytes at the place of the stages' ids; the payload is not checked."""
     return bytes(memoryview(payload)[_IDS])
 
 
 def with_own(head: bytes, own: Sequence[NativeTensor]) -> bytes:
-    """Return what `tables` gives, with the table of tensors of their own type in it."""
+    """Return the bytes of `tables` with the table of tensors in their own type inserted."""
     if not own:
         return head
     flags = bytes((head[_PREFIX - 1] | OWN,))
@@ -91,7 +91,7 @@ def with_own(head: bytes, own: Sequence[NativeTensor]) -> bytes:
 
 
 def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
-    """Join header, padding, bodies and checksum: the only copy of the values that is made."""
+    """Join header, padding, bodies and checksum; this is the only copy of the values."""
     parts = [head + bytes(-len(head) % 8), *bodies]
     checksum = xxh3_64()
     for part in parts:
@@ -109,11 +109,12 @@ def parse(
     exact: tuple[int, ...] | None = None,
     of_vector: bool = False,
 ) -> Parsed:
-    """Check the checksum, then everything but the streams' contents.
+    """Check the checksum, then everything except the streams' contents.
 
-    ``layout``: of the whole model; the tensors ``own``, by position, travel in their own type, all
-    others in the vector, and of these ``exact``, by position in it, exactly (None: any).
-    ``of_vector``: it is the vector's, without tensors of their own type, whatever these are.
+    ``layout``: the layout of the whole model. ``own``: positions of the tensors that travel in
+    their own type; all others are in the vector. ``exact``: positions, in the vector, of the
+    tensors that are exact (None: any). ``of_vector``: ``layout`` is that of the vector, and any
+    tensors in their own type are accepted. Raises PayloadError for anything else.
     """
     view = memoryview(payload).cast("B")
     if len(view) < _PREFIX + _CHECKSUM or view[:3] != MAGIC:
@@ -164,7 +165,7 @@ def _read_exact(reader: Reader, tensors: int) -> tuple[int, ...]:
 
 
 def digest(indices: Indices) -> int:
-    """Return 32 bits by which two ends know that they mean the same indices."""
+    """Return a 32-bit hash by which sender and receiver check that they use the same indices."""
     return xxh3_64_intdigest(np.ascontiguousarray(indices, dtype="<u4").data) & 0xFFFFFFFF
 
 
@@ -199,7 +200,7 @@ def _read_bodies(reader: Reader) -> list[Body]:
 
 
 def unpack(coder: type[Coder], body: Body, spec: Spec) -> Array:
-    """Return a stream, as a view of the payload where it is not coded."""
+    """Return a stream; an uncoded, aligned stream is a view of the payload."""
     if not body.coded:
         if len(body.view) != spec.nbytes:
             raise PayloadError(

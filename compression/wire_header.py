@@ -1,4 +1,4 @@
-"""The front of a payload: varints, the tables of shapes and names. See docs/payload.md."""
+"""Reads and writes a payload's header: varints, tables of shapes and names. See docs/payload.md."""
 
 import math
 from functools import lru_cache
@@ -10,7 +10,7 @@ MAX_TENSORS = 1 << 14
 MAX_DIMENSIONS = 32
 MAX_NAME = 1 << 10  # bytes of a tensor's name
 
-# In the table of names a dtype is one byte; the order is part of the format, append only.
+# In the table of names a dtype is one byte. The order is part of the format: only append to it.
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
     *("uint8", "uint16", "uint32", "uint64", "bool"),
@@ -18,7 +18,7 @@ DTYPES = (
 
 
 def varint(number: int) -> bytes:
-    """Unsigned LEB128, in as few bytes as possible."""
+    """Return a number as unsigned LEB128, in as few bytes as possible."""
     if number < 128:
         return bytes((number,))
     out = bytearray()
@@ -30,7 +30,7 @@ def varint(number: int) -> bytes:
 
 
 class Reader:
-    """A cursor over bytes that are not trusted; every step past the end is a PayloadError."""
+    """A cursor over untrusted bytes; reading past the end raises PayloadError."""
 
     def __init__(self, view: memoryview, position: int = 0) -> None:
         self.view = view
@@ -49,7 +49,7 @@ class Reader:
         return self.take(1)[0]
 
     def varint(self) -> int:
-        """Return the next varint, below 2**63 and minimal."""
+        """Return the next varint; raise PayloadError unless it is below 2**63 and minimal."""
         number = shift = 0
         while True:
             byte = self.byte()
@@ -66,7 +66,7 @@ class Reader:
 
 @lru_cache(maxsize=64)
 def shape_table(layout: Layout) -> bytes:
-    """Return the shapes as they stand in a payload; ValueError beyond the format's limits."""
+    """Return the shapes as a payload encodes them; raise ValueError beyond the format's limits."""
     if len(layout) > MAX_TENSORS:
         raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {len(layout)}")
     parts = [varint(len(layout))]
@@ -79,9 +79,9 @@ def shape_table(layout: Layout) -> bytes:
 
 @lru_cache(maxsize=64)
 def name_table(layout: Layout) -> bytes:
-    """Return dtypes and names as they stand in a payload, length first.
+    """Return dtypes and names as a payload encodes them, preceded by the table's length.
 
-    Raises ValueError for equal or too long names and a dtype that the format does not know.
+    Raises ValueError for equal names, for a name that is too long, and for an unknown dtype.
     """
     if len(set(layout.names)) < len(layout):
         raise ValueError("two tensors have the same name")
@@ -95,7 +95,7 @@ def name_table(layout: Layout) -> bytes:
 
 
 def named(name: str) -> bytes:
-    """Return a tensor's name as it stands in a payload, length first; ValueError if too long."""
+    """Return a tensor's name as a payload encodes it, length first; ValueError if too long."""
     text = name.encode()
     if len(text) > MAX_NAME:
         raise ValueError(f"tensor {name[:40]}... has a name of more than {MAX_NAME} bytes")
@@ -103,7 +103,7 @@ def named(name: str) -> bytes:
 
 
 def read_name(reader: Reader) -> str:
-    """Read what `named` returns."""
+    """Read a name that `named` wrote."""
     length = reader.varint()
     if length > MAX_NAME:
         raise PayloadError(f"payload holds a tensor name of more than {MAX_NAME} bytes")
@@ -116,7 +116,7 @@ def read_name(reader: Reader) -> str:
 def read_layout(
     reader: Reader, has_names: bool, max_size: int, max_tensors: int = MAX_TENSORS
 ) -> Layout:
-    """Read both tables into a layout of so many entries and tensors at most."""
+    """Read both tables; the layout has at most ``max_size`` entries and ``max_tensors`` tensors."""
     shapes = _read_shapes(reader, max_size, max_tensors)
     if not has_names:
         names = tuple(str(tensor) for tensor in range(len(shapes)))
@@ -134,7 +134,7 @@ def read_layout(
 
 
 def skip_layout(reader: Reader, has_names: bool, layout: Layout) -> None:
-    """Read past both tables; PayloadError unless shapes, and names if there, are the layout's."""
+    """Read past both tables; PayloadError unless shapes, and names if any, are the layout's."""
     if not skip(reader, shape_table(layout)):
         raise PayloadError(f"payload is for another model: {_difference(reader, layout)}")
     if has_names and not skip(reader, _names_of(layout)):
@@ -142,7 +142,7 @@ def skip_layout(reader: Reader, has_names: bool, layout: Layout) -> None:
 
 
 def _names_of(layout: Layout) -> bytes:
-    """Return `name_table`; PayloadError for a layout that can have none, and so nobody's."""
+    """Return `name_table`; PayloadError for a layout whose names no payload can hold."""
     try:
         return name_table(layout)
     except ValueError as error:
@@ -150,7 +150,7 @@ def _names_of(layout: Layout) -> bytes:
 
 
 def skip(reader: Reader, table: bytes) -> bool:
-    """Return whether this table comes next, and read past it."""
+    """Return whether this table comes next; if so, read past it."""
     start = reader.position
     if reader.view[start : start + len(table)] != table:
         return False
@@ -180,14 +180,14 @@ def read_shape(reader: Reader, max_size: int) -> tuple[int, ...]:
     if dimensions > MAX_DIMENSIONS:
         raise PayloadError(f"payload declares a tensor of {dimensions} dimensions")
     shape = tuple([reader.varint() for _ in range(dimensions)])
-    # An empty tensor's other dimensions count too: numpy refuses huge ones.
+    # An empty tensor's other dimensions count as well: numpy refuses huge ones.
     if math.prod(d for d in shape if d) > max_size:
         raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
     return shape
 
 
 def _difference(reader: Reader, layout: Layout) -> str:
-    """Return the first difference of a table to the layout's; no more of it is read."""
+    """Return the first difference between a table and the layout's; read no further."""
     tensors = reader.varint()
     if tensors != len(layout):
         return f"it holds {tensors} tensors, {len(layout)} are expected"

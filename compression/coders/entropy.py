@@ -1,4 +1,4 @@
-"""Coding by what a stream holds, close to its entropy: index sets, levels, floats."""
+"""Entropy coding by what a stream holds: index sets, levels, floats."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,26 +12,28 @@ from ..base import Array, Coder, Kind, PayloadError, Spec
 from ..registry import register
 from .zstd import Zstd, planes, zstd
 
-# Tags, the first byte of a coded stream; Rice codes with b low bits have 32 + b.
+# Tags, the first byte of a coded stream; Rice codes with b low bits have the tag 32 + b.
 _ZSTD, _PCODEC, _BITMAP, _RICE = 0, 1, 2, 32
 
-_FEW = 2048  # indices up to which pcodec's tables weigh: 2 to 4 % of so many, 19 % of 64
-_PIECE = 1 << 16  # entries tried out in either half of a longer stream
-_WORTH = 0.97  # pcodec takes 5 to 15 times zstd's time: it must save 3 %
+# Up to so many indices Rice codes are tried: pcodec's tables cost 2 to 4 % of 2048, 19 % of 64.
+_FEW = 2048
+_PIECE = 1 << 16  # entries of each of the two samples of a longer stream
+_WORTH = 0.97  # pcodec takes 5 to 15 times zstd's time, so it must save 3 %
 _BLOCK = 1 << 18  # bytes that pcodec codes with one table
-_BITS = 1 << 14  # of a bitmap looked at at a time
-# Not float16: where zstd has tables of their own for its planes, pcodec saves nothing.
+_BITS = 1 << 14  # bits of a bitmap that are unpacked at a time
+# float16 is missing: zstd has one table for each of its byte planes, and pcodec saves nothing.
 _PCODEC_NAMES = {"|u1": "u8", "|i1": "i8", "<u2": "u16", "<u4": "u32", "<f4": "f32"}
-# The first byte of pcodec's tables: mode classic (low half), differences not taken or taken
-# (high half). Its other modes are never written; in one of them 43 bytes ask for 128 MB.
+# The first byte of pcodec's tables: mode classic (low half), deltas off or on (high half).
+# Encoders never write other modes, and in one of these 43 bytes request 128 MB.
 _PCODEC_MODES = (b"\x00", b"\x10")
-# Level 1 takes matches of 5 bytes in short streams: accidents among levels, up to 5 % larger.
+# Level 1 accepts matches of 5 bytes in short streams. Among levels these are accidental, and the
+# result is up to 5 % larger.
 _FAST: dict[int, int] = {
     zstd.CompressionParameter.compression_level: 1,
     zstd.CompressionParameter.min_match: 7,
 }
-# Where much repeats (15 % below order-0 entropy) level 6 may take 5 % more off, in 5 times the
-# time: in gradients on images with pixels that are always black.
+# If a stream repeats much (15 % below its order-0 entropy), level 6 may save 5 % more in 5 times
+# the time. Example: gradients on images with pixels that are always black.
 _REPEATS = 0.85
 _DEEP: dict[int, int] = {zstd.CompressionParameter.compression_level: 6}
 
@@ -39,11 +41,11 @@ _DEEP: dict[int, int] = {zstd.CompressionParameter.compression_level: 6}
 @register("coder")
 @dataclass(frozen=True)
 class Entropy(Coder):
-    """A tag byte, then zstd 1, pcodec 1.1, a bitmap or Rice codes, what suits the stream.
+    """Writes a tag byte, then zstd 1, pcodec 1.1, a bitmap or Rice codes: what suits the stream.
 
-    Uniform sets among a million: at most 1.025 n H(k/n) bits at densities of 0.1 to 70 %; top-k of
-    real updates as large: 0.35 to 0.84 of that. A million levels: at most 1.04 of their order-0
-    entropy.
+    Measured on a million entries: uniform index sets take at most 1.025 n H(k/n) bits at densities
+    of 0.1 to 70 %, top-k indices of real updates 0.35 to 0.84 of that; levels take at most 1.04
+    times their order-0 entropy.
     """
 
     name: ClassVar[str] = "entropy"
@@ -61,7 +63,7 @@ class Entropy(Coder):
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Decode by the tag; takes no more memory than the stream, once more, and 128 kB."""
+        """Decode by the tag; use at most twice the stream's size and 128 kB of memory."""
         tag, body = (coded[0], coded[1:]) if len(coded) else (-1, coded)
         if tag == _PCODEC and spec.dtype.str in _PCODEC_NAMES:
             return _from_pcodec(body, spec)
@@ -76,10 +78,11 @@ class Entropy(Coder):
 
 
 def _index_codings(indices: Array, spec: Spec) -> Iterator[bytes]:
-    """Yield what could be the smallest: sizes of uniform sets cross near 1 of 4.
+    """Yield the codings that could be the smallest.
 
-    A bitmap takes a fifth of pcodec's time. Clustered sets are up to 7 % smaller in it from
-    1 of 10 on; below 1 of 16, where making it takes longer than pcodec, hardly ever.
+    For uniform sets a bitmap is smaller than pcodec from a density of about 1/4 on, and takes a
+    fifth of pcodec's time. For clustered sets a bitmap is up to 7 % smaller from 1/10 on. Below
+    1/16 it takes longer than pcodec and is hardly ever smaller.
     """
     if 16 * spec.size >= spec.bound:
         yield _bitmap(indices, spec.bound)
@@ -90,10 +93,10 @@ def _index_codings(indices: Array, spec: Spec) -> Iterator[bytes]:
 
 
 def _numbers(data: Array, spec: Spec) -> bytes:
-    """Code levels or floats with zstd or pcodec, judged by two pieces if they are many.
+    """Code levels or floats with zstd or pcodec; two samples of a long stream decide.
 
-    zstd: dense int8 and dense floats. pcodec: QSGD and sparse ternary levels, smaller by 10 to
-    50 %; top-k float32 of small models and bfloat16 of any, smaller by 3 to 15 %.
+    zstd wins for dense int8 and dense floats. pcodec wins for QSGD and sparse ternary levels, by 10
+    to 50 %, and for top-k float32 of small models and bfloat16 of any, by 3 to 15 %.
     """
     pieces = [data]
     if data.size > 2 * _PIECE:
@@ -112,20 +115,20 @@ def _numbers(data: Array, spec: Spec) -> bytes:
 
 
 def _order_0(pieces: list[Array]) -> float:
-    """Return about how many bytes pcodec makes of bytes, in a twentieth of its time."""
+    """Estimate pcodec's output for 1-byte values, in bytes; takes a twentieth of pcodec's time."""
     size = 0.0
     for piece in pieces:
         counts = np.bincount(piece.view(np.uint8))
         counts = counts[counts > 0]
         size += float(counts @ np.log2(piece.size / counts)) / 8
-        size += 3 * len(counts) / len(pieces)  # a table for all: 3 bytes a value
+        size += 3 * len(counts) / len(pieces)  # one table for all pieces: 3 bytes per value
     return size
 
 
 def _zstd(data: Array, spec: Spec) -> bytes:
-    """Code floats by planes, as Zstd() does, each with tables of its own.
+    """Code floats by byte planes, as Zstd() does, but with separate tables for each plane.
 
-    That makes float16 streams of up to 128 kB, where Zstd() has one table for all, 10 % smaller.
+    This makes float16 streams of up to 128 kB 10 % smaller; there Zstd() uses one table for all.
     """
     rows = np.split(planes(data), data.itemsize) if spec.kind is Kind.FLOATS else [data]
     return _frame(_ZSTD, rows)
@@ -133,7 +136,7 @@ def _zstd(data: Array, spec: Spec) -> bytes:
 
 def _frame(tag: int, rows: list[Array], options: dict[int, int] = _FAST) -> bytes:
     compressor = zstd.ZstdCompressor(options=options)
-    # So that the frame declares no larger a window than it needs.
+    # The pledged size makes the frame declare the smallest window that it needs.
     compressor.set_pledged_input_size(sum(row.nbytes for row in rows))
     parts = [compressor.compress(row.data, compressor.FLUSH_BLOCK) for row in rows]
     return b"".join((bytes((tag,)), *parts, compressor.flush()))
@@ -142,8 +145,9 @@ def _frame(tag: int, rows: list[Array], options: dict[int, int] = _FAST) -> byte
 def _pcodec(data: Array, delta: DeltaSpec) -> bytes:
     """Code block by block: tables and values, end to end, without counts or lengths."""
     step = _BLOCK // data.itemsize
-    # Bytes have no more than 256 bins at any level; 12 finds rare ones that 8 misses (30 % of
-    # ternary levels of which 1 % are not 0). Others: 0.3 % for 2 to 20 times the time.
+    # Bytes have at most 256 bins at any level. Level 12 finds rare bins that level 8 misses, which
+    # saves 30 % of ternary levels of which 1 % are not 0. For other types level 12 saves 0.3 % in
+    # 2 to 20 times the time.
     config = ChunkConfig(
         compression_level=12 if data.itemsize == 1 else 8,
         mode_spec=ModeSpec.classic(),
@@ -164,7 +168,7 @@ def _from_pcodec(coded: memoryview, spec: Spec) -> Array:
     step = _BLOCK // spec.dtype.itemsize
 
     def ahead() -> bytes:
-        return bytes(coded[at : at + 2 * _BLOCK])  # a block with its tables, and room to spare
+        return bytes(coded[at : at + 2 * _BLOCK])  # more than a block with its tables
 
     try:
         decompressor, at = FileDecompressor.new(bytes(coded[:16]))
@@ -196,7 +200,7 @@ def _from_bitmap(coded: memoryview, spec: Spec) -> Array:
     packed = Zstd.decode(coded, as_bytes).view(np.uint8)
     indices = np.empty(spec.size, dtype=spec.dtype)
     count = 0
-    for start in range(0, spec.bound, _BITS):  # piecewise: flatnonzero takes 8 bytes an index
+    for start in range(0, spec.bound, _BITS):  # piecewise: flatnonzero takes 8 bytes per index
         bits = np.unpackbits(packed[start // 8 : (start + _BITS) // 8])
         found = np.flatnonzero(bits.view(np.bool_))  # as bool: 3 times as fast
         found += start
@@ -211,7 +215,10 @@ def _from_bitmap(coded: memoryview, spec: Spec) -> Array:
 
 
 def _rice(indices: Array) -> bytes:
-    """Code gaps: the low bits of all, then the rest of each: so many zeros, and a one."""
+    """Rice-code the gaps: the low bits of all gaps, then each gap's high part in unary.
+
+    A high part h is h zeros and a one. The number of low bits is the best of three near the mean.
+    """
     gaps = indices.astype(np.int64)
     gaps[1:] -= gaps[:-1] + 1
     about = int(gaps.mean()).bit_length()
@@ -228,7 +235,7 @@ def _from_rice(coded: memoryview, low: int, spec: Spec) -> Array:
     cut = -(-spec.size * low // 8)
     rest = np.unpackbits(np.frombuffer(coded[cut : cut + spec.nbytes], dtype=np.uint8))
     ends = np.flatnonzero(rest) if np.count_nonzero(rest) == spec.size else rest[:0]
-    padding = (1 << 8 * cut - spec.size * low) - 1 if cut else 0  # mask of the unused low bits
+    padding = (1 << 8 * cut - spec.size * low) - 1 if cut else 0  # mask of the last byte's padding
     spilled = bool(padding and len(coded) >= cut and coded[cut - 1] & padding)
     if len(coded) - cut > spec.nbytes or not len(ends) or len(rest) - ends[-1] > 8 or spilled:
         raise PayloadError(f"payload holds Rice codes of other than {spec.size} indices")

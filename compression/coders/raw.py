@@ -1,4 +1,4 @@
-"""No coding."""
+"""No coding: streams stay uncompressed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,16 +10,16 @@ from ..registry import register
 @register("coder")
 @dataclass(frozen=True)
 class Raw(Coder):
-    """Leave every stream as it is."""
+    """Leaves every stream uncoded."""
 
     name: ClassVar[str] = "raw"
     id: ClassVar[int] = 0
 
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
-        """Return None."""
+        """Return None: the stream stays uncoded."""
         return None
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Refuse: this coder codes nothing."""
+        """Raise PayloadError: this coder never codes a stream."""
         raise PayloadError("payload holds a coded stream where none can be")

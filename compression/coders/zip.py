@@ -13,18 +13,18 @@ from ..registry import register
 @register("coder")
 @dataclass(frozen=True)
 class Zip(Coder):
-    """A zlib stream (RFC 1950) at level 6, bytes in their own order."""
+    """Codes a stream as a zlib stream (RFC 1950) at level 6; does not reorder bytes."""
 
     name: ClassVar[str] = "zip"
     id: ClassVar[int] = 1
 
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
-        """Deflate."""
+        """Compress with Deflate."""
         return zlib.compress(data.data, 6)
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Inflate one byte beyond the expected size at most."""
+        """Decompress, at most one byte beyond the expected size."""
         inflater = zlib.decompressobj()
         try:
             data = inflater.decompress(coded, spec.nbytes + 1)

@@ -15,18 +15,19 @@ else:
     from backports import zstd as zstd
 
 _WINDOW_LOG_MAX = zstd.DecompressionParameter.window_log_max
-# Blocks that a frame may have: these, and one for so many bytes of its stream. Encoders make blocks
-# of 128 kB, which they split into 196 at most. One of 5 bytes takes 20 times as long a byte.
+# A frame may have _BLOCKS blocks, and one more for each _LEAST bytes of its stream. Encoders make
+# blocks of 128 kB and split each into at most 196. Reason for a limit: blocks of 5 bytes take 20
+# times as long per byte to decode.
 _BLOCKS, _LEAST = 16, 512
 
 
 @register("coder")
 @dataclass(frozen=True)
 class Zstd(Coder):
-    """One frame a stream; floats with their bytes in planes: all first bytes, all second, ...
+    """Codes a stream as one frame; floats as byte planes: all first bytes, all second, ...
 
-    Planes of one significance cost about 4 % less than float32 in its own order and code in
-    about half of the time. ``level``: 1 to 19.
+    Byte planes of float32 are about 4 % smaller after coding than its original order, and are
+    coded in about half of the time. ``level``: 1 to 19.
     """
 
     name: ClassVar[str] = "zstd"
@@ -45,7 +46,7 @@ class Zstd(Coder):
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Decompress one byte beyond the expected size at most, window no larger than needed."""
+        """Decompress at most one byte beyond the expected size, with the smallest window."""
         window = min(23, max(10, spec.nbytes.bit_length()))
         if _crowded(coded, _BLOCKS + spec.nbytes // _LEAST):
             raise PayloadError("payload holds a zstd frame of needlessly many blocks")
@@ -62,20 +63,21 @@ class Zstd(Coder):
 
 
 def _crowded(coded: memoryview, most: int) -> bool:
-    """Whether a frame has more blocks; whether it is a frame at all is for zstd to say."""
+    """Return whether a frame has more than ``most`` blocks; zstd itself checks the frame."""
     if len(coded) < 5:
         return False
-    says = coded[4]  # the frame header's descriptor: which of the fields below are there
+    says = coded[4]  # the frame header's descriptor: which fields follow, and their sizes
     single = says >> 5 & 1
     content = (single, 2, 4, 8)[says >> 6]
-    at = 5 + (1 - single) + (0, 1, 2, 4)[says & 3] + content  # the window, a dictionary, the size
+    # Skip window descriptor, dictionary id and content size (RFC 8878, section 3.1.1.1).
+    at = 5 + (1 - single) + (0, 1, 2, 4)[says & 3] + content
     for _ in range(most):
         if at + 3 > len(coded):
             return False
         header = int.from_bytes(coded[at : at + 3], "little")
-        if header & 1:  # the last one
+        if header & 1:  # the last block
             return False
-        at += 3 + (1 if header >> 1 & 3 == 1 else header >> 3)  # 1: one byte, repeated
+        at += 3 + (1 if header >> 1 & 3 == 1 else header >> 3)  # type 1: one repeated byte
     return True
 
 

@@ -1,4 +1,4 @@
-"""The upper half of a float32: its whole range, two to three decimal digits."""
+"""bfloat16, the upper half of a float32: float32's range, two to three decimal digits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .rounding import widen
 from .scaling import BLOCK
 
 _U2 = np.dtype("<u2")
-_LARGEST = 0x7F7F  # the bits of the largest finite bfloat16, 3.39e38; magnitudes compare alike
+_LARGEST = 0x7F7F  # the bits of the largest finite bfloat16, 3.39e38; bits order as magnitudes do
 
 
 @register("quantizer")
@@ -33,7 +33,8 @@ _LARGEST = 0x7F7F  # the bits of the largest finite bfloat16, 3.39e38; magnitude
 class BFloat16(Quantizer):
     """The upper 16 bits of each float32, rounded to nearest, ties to even; never to infinity.
 
-    No scales: the exponent is float32's. Error: at most |x| 2^-8, among subnormals 2^-134.
+    It needs no scales, because the exponent is float32's. Error: at most |x| 2^-8, and 2^-134 for
+    subnormal numbers.
     Stream: k uint16, the bits.
     """
 
@@ -44,7 +45,7 @@ class BFloat16(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Round and shift, block by block; what rounds to infinity becomes the largest."""
+        """Round and shift, block by block; use the largest finite number instead of infinity."""
         halves = np.empty(len(values), dtype=_U2)
         bits = values.view(np.uint32)
         work = np.empty(min(BLOCK, len(values)), dtype=np.uint32)
@@ -52,7 +53,8 @@ class BFloat16(Quantizer):
             given, found = bits[start : start + BLOCK], halves[start : start + BLOCK]
             rounded = np.right_shift(given, 16, out=work[: len(given)])
             rounded &= 1
-            rounded += 0x7FFF  # half of a step less one, one more where the last bit is odd
+            # Adds half of a step less one, plus the last bit that stays: ties go to even.
+            rounded += 0x7FFF
             rounded += given
             rounded >>= 16
             np.copyto(found, rounded, casting="unsafe")
@@ -70,7 +72,7 @@ class BFloat16(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Shift back; the bits of NaN and infinity are refused."""
+        """Shift back; raise PayloadError for the bits of NaN and infinity."""
         halves = streams[0]
         values = np.empty(len(halves), dtype=np.float32)
         for start in range(0, len(halves), BLOCK):
@@ -81,10 +83,10 @@ class BFloat16(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Half a unit in the last place; it holds for what would round to infinity, too."""
+        """Return half a unit in the last place; this also bounds values cut to the largest."""
         return np.maximum(np.abs(values.astype(np.float64)) * 2.0**-8, 2.0**-134)
 
 
 def _largest(halves: NDArray[Any]) -> int:
-    """Return the largest bits without a sign of (m,) uint16, m > 0."""
+    """Return the largest of (m,) uint16 with the sign bits cleared, m > 0."""
     return int((halves & 0x7FFF).max())

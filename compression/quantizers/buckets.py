@@ -1,4 +1,4 @@
-"""What quantizers with one scale for so many consecutive values share, whatever their tensors."""
+"""Helpers of quantizers that use one scale per bucket: consecutive values, across tensors."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from ..base import PayloadError, TensorSlices, Vector
 from .scaling import BLOCK
 
-# Values a bucket. No payload makes a decoder work on more scales, or on larger parts at once.
+# The smallest and the largest bucket, in values. They bound how many scales a payload can make a
+# decoder process, and how large the parts are that it works on at once.
 SMALLEST, LARGEST = 16, 1 << 16
 _TINY = np.finfo(np.float32).smallest_normal
 _HUGE = float(np.finfo(np.float32).max)
@@ -26,9 +27,10 @@ def count(parts: TensorSlices, size: int) -> int:
 
 
 def chunks(values: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """Cut so many values where buckets end, into parts that stay in cache.
+    """Cut ``values`` values, at ends of buckets, into parts that stay in cache.
 
-    Yields the values and their buckets; all but the last part hold an even number of values.
+    Yields the slice of values and the slice of buckets. Every part except the last holds an even
+    number of values, so that two 4-bit levels never span two parts.
     """
     step = max(2, BLOCK // size // 2 * 2)
     for first in range(0, values, step * size):
@@ -37,7 +39,7 @@ def chunks(values: int, size: int) -> Iterator[tuple[slice, slice]]:
 
 
 def scratch(values: int, size: int) -> Vector:
-    """Return an array as long as the largest of `chunks`."""
+    """Return an uninitialised array as long as the largest part that `chunks` yields."""
     return np.empty(min(max(BLOCK, 2 * size), values), dtype=np.float32)
 
 
@@ -54,7 +56,7 @@ def magnitudes(values: Vector, size: int) -> Vector:
 
 
 def norms(values: Vector, size: int) -> Vector:
-    """Return (b,) float32: the Euclidean norm of each bucket, float32's largest if beyond it."""
+    """Return (b,) float32: each bucket's Euclidean norm, at most float32's largest number."""
     largest = magnitudes(values, size)
     found = np.empty(len(largest))
     work = scratch(len(values), size)
@@ -68,9 +70,10 @@ def norms(values: Vector, size: int) -> Vector:
 
 
 def steps(largest: Vector, levels: int) -> Vector:
-    """Return (b,) float32 ``largest / levels``, so that ``levels`` steps are finite.
+    """Return (b,) float32 ``largest / levels``, such that ``levels`` steps are finite.
 
-    To the nearest; but rounded up among the subnormal numbers, where that can be half of it.
+    The quotient is rounded to nearest. A subnormal quotient is rounded up instead, because there
+    the rounding error can be half of the quotient.
     """
     found = largest / np.float32(levels)
     reach = found.astype(np.float64) * levels
@@ -82,8 +85,9 @@ def steps(largest: Vector, levels: int) -> Vector:
 
 
 def divide(values: Vector, scales: Vector, size: int, work: Vector) -> Vector:
-    """Return x / scale for (m,) values from the start of a bucket on, in ``work``."""
-    # Not times 1 / scale, which overflows for the smallest scales; all is 0 where a scale is 0.
+    """Return x / scale, in ``work``, for (m,) values that begin at the start of a bucket."""
+    # Does not multiply by 1 / scale, which overflows for the smallest scales. A bucket of scale 0
+    # holds only zeros.
     divisors = np.where(scales == 0, np.float32(1), scales)
     scaled = work[: len(values)]
     _by_bucket(np.divide, values, divisors, size, scaled)
@@ -91,13 +95,13 @@ def divide(values: Vector, scales: Vector, size: int, work: Vector) -> Vector:
 
 
 def multiply(levels: NDArray[np.int8], scales: Vector, size: int, out: Vector) -> None:
-    """Set (m,) ``out``, which starts a bucket, to each level times its bucket's scale."""
+    """Set (m,) ``out``, which begins a bucket, to each level times its bucket's scale."""
     np.copyto(out, levels)
     _by_bucket(np.multiply, out, scales, size, out)
 
 
 def _by_bucket(how: np.ufunc, values: Vector, scales: Vector, size: int, out: Vector) -> None:
-    """Apply ``how`` to each value and its bucket's scale; the last bucket may be short."""
+    """Apply ``how`` to each value and its bucket's scale; the last bucket may be shorter."""
     rows = len(values) // size
     whole = rows * size
     how(

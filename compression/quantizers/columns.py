@@ -1,4 +1,4 @@
-"""Groups of values, one or several a tensor: as wide as a tensor or as a column of weights."""
+"""Cuts values into groups, one or several per tensor: whole tensors, or columns of weights."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,11 +13,11 @@ NARROW = 64  # values: 8 bytes of one bit each, as much as two float32
 
 
 class Column(NamedTuple):
-    """Up to BLOCK values: rows of equal length, each of one group."""
+    """Up to BLOCK values: rows of equal length, one group (or a part of it) per row."""
 
     here: slice  # in the vector
-    groups: slice
-    shape: tuple[int, int]
+    groups: slice  # the numbers of the rows' groups
+    shape: tuple[int, int]  # rows, values per row
 
 
 def count(parts: TensorSlices, columns: bool) -> int:
@@ -37,17 +37,17 @@ def pieces(parts: TensorSlices, columns: bool) -> Iterator[Column]:
             rows = min(step, groups - group)
             which = slice(first + group, first + group + rows)
             for left in range(start + group * width, start + (group + 1) * width, BLOCK):
-                # A group longer than BLOCK comes alone and in parts.
+                # A group longer than BLOCK is yielded alone, in parts.
                 length = min(BLOCK, start + (group + 1) * width - left)
                 yield Column(slice(left, left + rows * length), which, (rows, length))
         first += groups
 
 
 def _groups(parts: TensorSlices, columns: bool) -> list[int]:
-    """Return the number of groups of each tensor: one, or one an index of its first dimension.
+    """Return the number of groups of each tensor: one, or one per index of its first dimension.
 
-    The latter with ``columns``, for tensors of two or more dimensions that are there as a whole
-    and have NARROW or more values in each group.
+    A tensor has several groups if ``columns`` is set, it has two or more dimensions, all of its
+    entries are present, and each group has at least NARROW values.
     """
     sizes = np.diff(parts.segments).tolist()
     if parts.shapes is None or not columns:

@@ -39,24 +39,24 @@ _MOST = float(np.finfo(np.float32).max)
 @register("quantizer")
 @dataclass(frozen=True)
 class Drive(Quantizer):
-    """The signs of y = H D x and one scale a chunk: x is read as scale D H sign(y).
+    """Sends the signs of y = H D x and one scale per chunk; decodes x as scale D H sign(y).
 
-    Algorithm 1 with a structured rotation: D are random signs, H is Hadamard's matrix of entries
-    1 and -1 (see `rotation.transform`). A chunk is up to 8,192 values of one tensor, with zeros to
-    fill it up to d, a power of two, 8 at least. The paper rotates the whole vector at once and
-    leaves the seed to the two sides; here the seed is sent, a new one with each payload.
+    Algorithm 1 with a structured rotation: D is a diagonal of random signs, H is Hadamard's matrix
+    of entries 1 and -1 (see `rotation.transform`). A chunk is up to 8,192 values of one tensor,
+    padded with zeros to d values, d a power of two, at least 8. The paper rotates the whole vector
+    at once, and its two sides agree on the seed beforehand. Here each payload holds a new seed.
 
-    ``scale``: "unbiased" is |x|²/|y|₁, for the mean of many nodes without error feedback; the
-    squared error of one node is π/2 - 1 = 0.571 of |x|² for large d. "least" is |y|₁/d², the
-    scale of least error, 1 - 2/π = 0.363: for a single sender, or with error feedback, which makes
-    up for its bias (it gives 2/π of x on average).
+    ``scale``: "unbiased" is |x|²/|y|₁, for the mean of many nodes without error feedback. The
+    squared error of one node is then π/2 - 1 = 0.571 of |x|² for large d. "least" is |y|₁/d², the
+    scale of least error, 1 - 2/π = 0.363 of |x|². Its decoded value is 2/π of x on average, so it
+    suits a single sender, or error feedback, which corrects that bias.
 
-    ``unbiased`` stays False: that a Hadamard rotation is as good as a uniform one holds only for
-    x without a few entries that outweigh the rest. The mean of many nodes comes as close as
-    0.0005 |x|² for Gaussian x of 64 entries or more, but may stay at 0.3 |x|² where all but four
-    entries are 0, and loses every entry but the largest where that one outweighs all others.
+    ``unbiased`` stays False: a Hadamard rotation is as good as a uniform one only if no few entries
+    of x outweigh the rest. The squared error of the mean of many nodes falls to 0.0005 |x|² for
+    Gaussian x of 64 entries or more. It may stay at 0.3 |x|² if all but four entries are 0. If one
+    entry outweighs all others, all entries but this one are lost.
 
-    Streams: the seed, one uint64; C float32 scales; the signs, one bit each, d bits a chunk.
+    Streams: the seed, one uint64; C float32 scales; the signs, one bit each, d bits per chunk.
     """
 
     name: ClassVar[str] = "drive"
@@ -70,7 +70,7 @@ class Drive(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Draw a seed; rotate, take the signs and the scale: batch by batch, in cache."""
+        """Draw a seed; rotate, compute signs and scales, batch by batch in cache."""
         seed, scales, bits = (np.empty(spec.size, spec.dtype) for spec in self.specs((), parts))
         seed[:] = rng.generator.bit_generator.random_raw(1)
         signs = random_bits(int(seed[0]), len(bits))
@@ -86,7 +86,7 @@ class Drive(Quantizer):
         return cast(Sequence[Array], (seed, scales, bits))
 
     def scales_of(self, largest: Vector, squares: Vector, totals: Vector, size: int) -> Bounds:
-        """Return (c,) scales from max |x|, and |x|² and |y|₁ of x over max |x|."""
+        """Return (c,) scales from max |x|, and from |x|² and |y|₁ of the normalised x / max |x|."""
         scales: Bounds = largest.astype(np.float64)
         if self.scale == "least":
             scales *= totals / np.float32(size * size)
@@ -96,7 +96,7 @@ class Drive(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One seed, one scale a chunk, one bit for each value and each zero that fills a chunk."""
+        """One seed, one scale per chunk, one bit for each value and each padding zero."""
         expect_params(params)
         chunks = size = 0
         for run in runs(parts.segments):
@@ -112,9 +112,10 @@ class Drive(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Rotate the signs back, times the scale; refuses scales that are negative or not finite.
+        """Rotate the signs back and multiply by the scale.
 
-        H sign(y) are integers up to d, exact on any machine: only their product is rounded.
+        H sign(y) holds integers up to d, which are exact on any machine; only the product with the
+        scale is rounded. Raises PayloadError for scales that are negative or not finite.
         """
         scales, bits = cast(Vector, streams[1]), cast(NDArray[np.uint8], streams[2])
         check_scales(scales, 1)
@@ -132,10 +133,10 @@ class Drive(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """|x| sqrt(d - 1) of the chunk where unbiased, |x| where of least error; for any seed.
+        """Return |x| sqrt(d - 1) of the chunk ("unbiased"), or |x| ("least"); holds for any seed.
 
-        With s = scale sqrt(d) the squared error is d s² - |x|², and s at most |x|, for the one, and
-        |x|² - d s² for the other.
+        The squared error of "unbiased" is d s² - |x|² with s = scale sqrt(d), and s is at most |x|.
+        The squared error of "least" is |x|² - d s².
         """
         bounds = np.empty(len(values))
         for batch in batches(parts.segments):

@@ -1,4 +1,4 @@
-"""Values as they are."""
+"""float32: values unchanged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,12 +51,12 @@ class Float32(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Return the stream itself once it is known to be finite."""
+        """Return the stream itself; raise PayloadError for NaN or infinity."""
         values = cast(Vector, streams[0].astype(np.float32, copy=False))
         if not is_finite(values):
             raise PayloadError("payload holds NaN or infinity")
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Nothing is lost."""
+        """Return zeros: nothing is lost."""
         return np.zeros(len(values))

@@ -1,4 +1,4 @@
-"""Four bits a value, one scale for every few dozen values."""
+"""int4: four bits per value, one scale for every few dozen values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,20 +29,21 @@ from .rounding import widen
 _U2 = np.dtype("<u2")
 _U1 = np.dtype("u1")
 _LEVELS = 7
-# The upper bits of float32's largest / 7: 7 times that bfloat16 is finite, 7 times the next not.
+# The upper bits of float32's largest / 7: 7 times this bfloat16 is finite, 7 times the next is not.
 _LARGEST = int((np.finfo(np.float32).max / np.float32(_LEVELS)).view(np.uint32)) >> 16
 
 
 @register("quantizer")
 @dataclass(frozen=True)
 class Int4(Quantizer):
-    """x is written as rint(x / scale) in [-7, 7], one scale for ``block`` consecutive values.
+    """Writes x as rint(x / scale) in [-7, 7], with one scale for ``block`` consecutive values.
 
-    Blocks run over all k values, whatever their tensors. scale = max |x| / 7 of the block,
-    rounded up to a bfloat16: half the size of a float32 scale, at most 1/128 larger, of the same
-    range; a level times it is exact. Error: at most scale / 2, and float32's own rounding.
-    Streams: uint16 upper bits of a block's scale; two levels a byte, in two's complement, the
-    first in the lower nibble.
+    Blocks run over all k values, across tensors. scale = max |x| / 7 of the block, rounded up to a
+    bfloat16. That is half the size of a float32 scale, has the same range, and is at most 1/128
+    larger; the product of a level and a scale is exact. Error: at most scale / 2, and float32's own
+    rounding.
+    Streams: the upper 16 bits of each block's scale as uint16; two levels per byte, in two's
+    complement, the first in the lower nibble.
     """
 
     name: ClassVar[str] = "int4"
@@ -60,7 +61,7 @@ class Int4(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round half to even, pack: several blocks at once, in cache."""
+        """Divide, round half to even and pack, several blocks at a time, in cache."""
         halves = _scales(values, self.block)
         scales = widen(halves)
         packed = np.empty(-(-len(values) // 2), dtype=_U1)
@@ -70,14 +71,14 @@ class Int4(Quantizer):
             scaled = buckets.divide(values[here], scales[which], self.block, work)
             np.rint(scaled, out=scaled)
             np.copyto(levels[: len(scaled)], scaled, casting="unsafe")
-            levels[len(scaled)] = 0  # fills the last byte up
+            levels[len(scaled)] = 0  # pads the last byte
             part = packed[here.start // 2 : -(-here.stop // 2)]
             part[:] = pack_nibbles(levels[: 2 * len(part)])
         return halves, packed
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One scale a block, one byte for two values."""
+        """One scale per block, one byte for two values."""
         expect_params(params, 1)
         buckets.check_param(params[0])
         scales = Spec(Kind.FLOATS, _U2, buckets.count(parts, params[0]))
@@ -89,8 +90,8 @@ class Int4(Quantizer):
     ) -> Vector:
         """Multiply by the scales.
 
-        -8, padding that is not 0 and scales that are negative or whose 7-fold is infinite are
-        refused.
+        Raises PayloadError for the level -8, for padding other than 0, and for scales that are
+        negative or infinite when multiplied by 7.
         """
         halves, packed = streams[0], cast(NDArray[np.uint8], streams[1])
         values = np.empty(int(parts.segments[-1]), dtype=np.float32)
@@ -107,7 +108,7 @@ class Int4(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Half a level, and float32's own rounding; no scale is there for the smallest numbers."""
+        """Return half a scale, and float32's own rounding; the smallest numbers become 0."""
         scales = widen(_scales(values, self.block)).astype(np.float64)
         return np.repeat(scales * (0.5 + 2.0**-20) + 2.0**-147, self.block)[: len(values)]
 

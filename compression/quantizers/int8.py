@@ -1,4 +1,4 @@
-"""F2I: float32 to int8, symmetric, one scale a tensor (Edgify, large-batch training on edge)."""
+"""F2I: float32 to int8, symmetric, one scale per tensor (Edgify, large-batch training on edge)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _SAFE = np.float32(_HUGE / 128)  # 127 times any scale up to here is finite
 @register("quantizer")
 @dataclass(frozen=True)
 class Int8(Quantizer):
-    """x is written as rint(x / scale), scale = max |x| / 127 of its tensor, 0 if all is zero.
+    """Writes x as rint(x / scale), scale = max |x| / 127 of its tensor, 0 if all x are 0.
 
     Error: at most scale / 2, and float32's own rounding.
     Streams: T float32 scales, k int8 in [-127, 127].
@@ -53,7 +53,7 @@ class Int8(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round half to even, cast: block by block, in cache."""
+        """Divide, round half to even and cast, block by block in cache."""
         scales = _scales(magnitudes(values, parts.segments))
         levels = np.empty(len(values), dtype=_I1)
         work = scratch(parts.segments)
@@ -65,7 +65,7 @@ class Int8(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One scale a tensor, one level a value."""
+        """One scale per tensor, one level per value."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.LEVELS, _I1, int(parts.segments[-1]))
@@ -74,7 +74,7 @@ class Int8(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Multiply by the scales; -128 and scales whose 127-fold is infinite are refused."""
+        """Multiply by the scales; raise PayloadError for -128, and if 127 scale is infinite."""
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
         levels = streams[1]
         check_scales(scales, _LEVELS)
@@ -83,7 +83,7 @@ class Int8(Quantizer):
         return multiply(levels, scales, parts.segments)
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Half a level, and float32's own rounding."""
+        """Return half a scale, and float32's own rounding."""
         scales = _scales(magnitudes(values, parts.segments)).astype(np.float64)
         return np.repeat(scales * (0.5 + 2.0**-16), np.diff(parts.segments))
 
@@ -93,7 +93,7 @@ def _scales(largest: Vector) -> Vector:
     scales = largest / np.float32(_LEVELS)
     if len(scales) and (scales.min() < _TINY or scales.max() > _SAFE):
         exact = scales.astype(np.float64)
-        # Among subnormals the quotient's own rounding can be half of it: round up instead.
+        # The rounding error of a subnormal quotient can be half of the quotient: round up instead.
         low = exact * (_LEVELS + 0.5) < largest
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
         high = exact * _LEVELS > _HUGE

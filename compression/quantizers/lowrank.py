@@ -1,4 +1,4 @@
-"""Tensors as matrices, and matrices as products of two thin ones."""
+"""Low-rank approximation: tensors as matrices, and matrices as products of two thin matrices."""
 
 import math
 from itertools import pairwise
@@ -13,25 +13,28 @@ _MOST = float(np.finfo(np.float32).max)
 
 
 class Matrix(NamedTuple):
-    """A tensor that is sent as a product, and where its parts lie in the streams."""
+    """A tensor that is sent as a product P Q^T, and where P and Q lie in the streams."""
 
     values: slice  # in the vector
     rows: int
     cols: int
-    p: slice
-    q: slice
+    p: slice  # in the stream of all P
+    q: slice  # in the stream of all Q
 
 
 class Shares(NamedTuple):
-    """Which tensors are sent as products, and which as they are."""
+    """Which tensors are sent as products, and which uncompressed."""
 
     matrices: list[Matrix]
-    raw: list[slice]  # in the vector
-    sizes: tuple[int, int, int, int]  # entries: products, their P, their Q, the others
+    raw: list[slice]  # the uncompressed tensors, in the vector
+    sizes: tuple[int, int, int, int]  # streams' entries: scales (one per product), P, Q, raw
 
 
 def plan(parts: TensorSlices, rank: int) -> Shares:
-    """Give each tensor its place; rank, sizes and shapes decide, which both sides know."""
+    """Return which tensors are sent as products: those larger than their P and Q together.
+
+    Rank, sizes and shapes decide, and both sides know these.
+    """
     matrices: list[Matrix] = []
     raw: list[slice] = []
     p = q = others = 0
@@ -50,7 +53,7 @@ def plan(parts: TensorSlices, rank: int) -> Shares:
 
 
 def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
-    """Return rows and columns: the tensor's own, or near a square if entries are missing."""
+    """Return rows and columns: the tensor's own, or nearly a square if entries are missing."""
     if shape is None:
         cols = math.isqrt(max(size - 1, 0)) + 1
         return -(-size // cols), cols
@@ -59,7 +62,7 @@ def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
 
 
 def as_matrix(values: Vector, matrix: Matrix) -> Vector:
-    """Return a tensor's values as (rows, cols), with zeros for what the last row lacks."""
+    """Return a tensor's values as (rows, cols), the last row padded with zeros."""
     missing = matrix.rows * matrix.cols - len(values)
     if missing:
         values = np.concatenate([values, np.zeros(missing, dtype=np.float32)])
@@ -67,7 +70,10 @@ def as_matrix(values: Vector, matrix: Matrix) -> Vector:
 
 
 def revive(q: Vector, rng: Rng) -> None:
-    """Draw columns of zeros anew, in place: a matrix of low rank leaves some, and M 0 = 0."""
+    """Replace columns of zeros by Gaussian ones, in place.
+
+    A matrix M of low rank leaves such columns in Q, and M 0 = 0 would keep them zero for ever.
+    """
     dead = ~q.any(axis=0)
     if dead.any():
         shape = (len(q), int(np.count_nonzero(dead)))
@@ -75,7 +81,7 @@ def revive(q: Vector, rng: Rng) -> None:
 
 
 def iterate(m: Vector, q: Vector) -> tuple[Vector, Vector]:
-    """One step of subspace iteration for (rows, cols) from (cols, rank).
+    """Take one step of subspace iteration with M = ``m`` (rows, cols) and Q = ``q`` (cols, rank).
 
     Returns P (rows, rank), an orthonormal basis of M Q, and the next Q (cols, rank), M^T P.
     """
@@ -84,7 +90,7 @@ def iterate(m: Vector, q: Vector) -> tuple[Vector, Vector]:
 
 
 def multiply(p: Vector, q: Vector, scale: float, out: Vector) -> None:
-    """Write scale P Q^T to ``out``, row by row, less what was added to the last; all finite."""
+    """Write scale P Q^T to the flat ``out``, without the last row's padding; all finite."""
     rows, cols = len(p), len(q)
     step = min(rows, max(1, _BLOCK // cols))
     work = np.empty((step, cols), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Several small levels in one byte: nibbles, base-3 digits, bits; the first is the lowest."""
+"""Packs several small levels in one byte: nibbles, base-3 digits; the first level is lowest."""
 
 from functools import cache
 
@@ -11,11 +11,11 @@ Bytes = NDArray[np.uint8]
 Levels = NDArray[np.int8]
 
 TRITS = 5  # base-3 digits in a byte: 3^5 = 243
-_AT_ONCE = 13_107  # bytes of trits: with their 65,535 levels they stay in cache
+_AT_ONCE = 13_107  # packed bytes per block: their 65,535 levels stay in cache
 
 
 def pack_nibbles(levels: Levels) -> Bytes:
-    """Return (m / 2,) uint8: two int8 levels in [-8, 7] a byte, m even, in two's complement."""
+    """Return (m / 2,) uint8: two int8 levels in [-8, 7] per byte, two's complement, m even."""
     pairs = levels.view("<u2") & 0x0F0F
     pairs |= pairs >> 4
     return pairs.astype(np.uint8)
@@ -35,7 +35,7 @@ def unpack_nibbles(packed: Bytes) -> Levels:
 def pack_trits(levels: Levels) -> Bytes:
     """Return (m / 5 rounded up,) uint8 below 243 from (m,) levels in {-1, 0, 1}.
 
-    A byte is the sum of (level + 1) 3^j over its five levels j; levels 0 fill the last one up.
+    A byte is the sum of (level_j + 1) 3^j over its five levels j. Levels 0 pad the last byte.
     """
     packed = np.empty(-(-len(levels) // TRITS), dtype=np.uint8)
     for start in range(0, len(packed), _AT_ONCE):
@@ -48,12 +48,14 @@ def pack_trits(levels: Levels) -> Bytes:
         for place in range(TRITS - 2, -1, -1):
             here *= 3
             here += digits[:, place]
-        here += 121  # 1 + 3 + 9 + 27 + 81: for the ones added to the levels; all modulo 256
+        # Levels -1 are 255 as uint8; all sums are modulo 256. 121 = 1 + 3 + 9 + 27 + 81 adds the 1
+        # of each (level + 1).
+        here += 121
     return packed
 
 
 def unpack_trits(packed: Bytes, count: int) -> Levels:
-    """Return (count,) int8 in {-1, 0, 1}; PayloadError for what `pack_trits` does not make."""
+    """Return (count,) int8 in {-1, 0, 1}; raise PayloadError for what `pack_trits` never makes."""
     if len(packed) and packed.max() >= 3**TRITS:
         raise PayloadError("payload holds a byte that is not five base-3 digits")
     table = _trits()
@@ -68,7 +70,7 @@ def unpack_trits(packed: Bytes, count: int) -> Levels:
 
 
 def check_padding(packed: Bytes, count: int, bits: int) -> None:
-    """Raise PayloadError unless all is 0 after ``count`` levels of ``bits`` bits (1, 2 or 4)."""
+    """Raise PayloadError unless all bits after ``count`` levels of ``bits`` (1, 2 or 4) are 0."""
     used = count * bits % 8
     if used and packed[-1] >> used:
         raise PayloadError("payload holds padding that is not 0")
@@ -76,6 +78,6 @@ def check_padding(packed: Bytes, count: int, bits: int) -> None:
 
 @cache
 def _trits() -> Levels:
-    """(243, 5) int8: the levels of each byte."""
+    """Return (243, 5) int8: the five levels of each byte."""
     digits = np.arange(3**TRITS)[:, None] // 3 ** np.arange(TRITS) % 3
     return (digits - 1).astype(np.int8)

@@ -33,17 +33,17 @@ _I1 = np.dtype("i1")
 @register("quantizer")
 @dataclass(frozen=True)
 class Qsgd(Quantizer):
-    """x becomes one of the two multiples of scale = norm / ``levels`` around it; x on average.
+    """Rounds x at random to a neighbouring multiple of scale = norm / ``levels``; x on average.
 
     QSGD, "Communication-Efficient SGD via Gradient Quantization and Encoding", section 3.1, in
-    buckets of ``bucket`` consecutive values across tensors (section 4). ``norm`` of a bucket:
-    "max", the largest magnitude, as in the paper's experiments, has the smaller variance for the
-    same levels; "l2", the Euclidean norm of its theory, has bounds that do not depend on the
-    data and leaves at most about levels (levels + sqrt(bucket)) levels that are not 0.
-    Defaults: the paper's 4 bits and buckets of 512. Not coded as in the paper (Elias): coders do.
+    buckets of ``bucket`` consecutive values across tensors (section 4). ``norm`` of a bucket: "max"
+    is the largest magnitude, as in the paper's experiments; it has the smaller variance for the
+    same levels. "l2" is the Euclidean norm of the paper's theory; its bounds do not depend on the
+    data, and at most about levels (levels + sqrt(bucket)) levels are not 0.
+    Defaults: the paper's 4 bits and buckets of 512. The paper's Elias coding is left to the coder.
 
     Error: less than one scale. Unbiased to 2^-23 (|x| + scale).
-    Streams: float32 scale of each bucket, k int8 in [-levels, levels].
+    Streams: one float32 scale per bucket, k int8 in [-levels, levels].
     """
 
     name: ClassVar[str] = "qsgd"
@@ -60,13 +60,13 @@ class Qsgd(Quantizer):
         expect_one_of(self.name, "norm", self.norm, ("max", "l2"))
 
     def params(self) -> tuple[int, ...]:
-        """Levels and the bucket's size; the scales are the same whatever the norm was."""
+        """Return levels and bucket size; decoding needs scales only, not the kind of norm."""
         return self.levels, self.bucket
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round by chance, cast: several buckets at once, in cache."""
+        """Divide, round at random and cast, several buckets at a time, in cache."""
         scales = self._scales(values)
         levels = np.empty(len(values), dtype=_I1)
         work = buckets.scratch(len(values), self.bucket)
@@ -79,7 +79,7 @@ class Qsgd(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One scale a bucket, one level a value."""
+        """One scale per bucket, one level per value."""
         expect_params(params, 2)
         if not 1 <= params[0] <= 127:
             raise PayloadError(f"payload holds {params[0]} levels of qsgd")
@@ -93,7 +93,8 @@ class Qsgd(Quantizer):
     ) -> Vector:
         """Multiply by the scales.
 
-        Levels beyond the highest and scales that are negative or too large for it are refused.
+        Raises PayloadError for levels beyond the highest, and for scales that are negative or
+        infinite when multiplied by the highest level.
         """
         top, size = params
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
@@ -108,11 +109,11 @@ class Qsgd(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """One level, and float32's own rounding."""
+        """Return one scale, and float32's own rounding."""
         scales = self._scales(values).astype(np.float64) * (1 + 2.0**-14)
         return np.repeat(scales, self.bucket)[: len(values)]
 
     def _scales(self, values: Vector) -> Vector:
-        # A norm beyond float32 becomes float32's largest, which no value exceeds either.
+        # A norm beyond float32 becomes float32's largest; no value exceeds that either.
         norm = buckets.norms if self.norm == "l2" else buckets.magnitudes
         return buckets.steps(norm(values, self.bucket), self.levels)

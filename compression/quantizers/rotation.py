@@ -1,4 +1,4 @@
-"""Random rotation of chunks: random signs, then Hadamard's matrix, as two products of matrices."""
+"""Rotates chunks at random: random signs, then Hadamard's matrix as two matrix products."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ..base import Segments, Vector
 
 CHUNK = 1 << 13  # values rotated together
-_LEAST = 8  # so that the bits of a chunk are whole bytes
-_BATCH = 1 << 14  # entries worked on at a time; two arrays of 64 kB
+_LEAST = 8  # the smallest padded chunk: the bits of a chunk are whole bytes
+_BATCH = 1 << 14  # entries worked on at a time, in two arrays of 64 kB
 _SIGNS = 1 - 2 * np.unpackbits(
     np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
 ).astype(np.float32)
@@ -21,26 +21,26 @@ while len(_HADAMARD) < 128:  # the upper left corners are the smaller matrices
 
 
 class Stretch(NamedTuple):
-    """Chunks of one size, one after another."""
+    """Consecutive chunks of one size."""
 
-    length: int  # values of each
-    padded: int  # of each, filled up with zeros to a power of two
+    length: int  # values per chunk
+    padded: int  # length of a chunk padded with zeros to a power of two
     chunks: int
 
 
 class Batch(NamedTuple):
-    """Some chunks of a run, (c, padded) each in two arrays to work in, which hold anything."""
+    """Some chunks of a `Stretch`, and two uninitialised work arrays (c, padded)."""
 
     values: slice  # in the vector
-    chunks: slice
-    bits: slice  # bytes, padded / 8 a chunk
-    length: int
+    chunks: slice  # numbers of the chunks
+    bits: slice  # bytes, padded / 8 per chunk
+    length: int  # values per chunk
     work: Vector
     spare: Vector
 
 
 def runs(segments: Segments) -> Iterator[Stretch]:
-    """Cut each tensor into chunks of CHUNK values and one of what is left over."""
+    """Cut each tensor into chunks of CHUNK values and one chunk of the remaining values."""
     for length, equal in groupby(np.diff(segments).tolist()):
         tensors = sum(1 for _ in equal)
         if 0 < length <= CHUNK:
@@ -53,7 +53,7 @@ def runs(segments: Segments) -> Iterator[Stretch]:
 
 
 def batches(segments: Segments) -> Iterator[Batch]:
-    """Go through all chunks in order; the two arrays always are in the same memory."""
+    """Yield all chunks in order, in batches; all batches share the memory of the work arrays."""
     most = sum(run.padded * run.chunks for run in runs(segments))
     work, spare = np.empty((2, min(most, _BATCH)), dtype=np.float32)
     value = chunk = byte = 0
@@ -73,13 +73,13 @@ def batches(segments: Segments) -> Iterator[Batch]:
 
 
 def normalise(values: Vector, batch: Batch) -> Vector:
-    """Put (c, length) values over the largest of their chunk, and zeros, into ``batch.work``.
+    """Divide (c, length) values by their chunk's largest magnitude, into ``batch.work``.
 
-    Returns (c,) the largest magnitudes.
+    Zeros pad each chunk. Returns the (c,) largest magnitudes.
     """
     here = (slice(None), slice(batch.length))
     largest: Vector = np.abs(values, out=batch.spare[here]).max(axis=1)
-    # Not times 1 / largest, which overflows for the smallest.
+    # Does not multiply by 1 / largest, which overflows for the smallest magnitudes.
     np.divide(values, np.where(largest, largest, np.float32(1))[:, None], out=batch.work[here])
     batch.work[:, batch.length :] = 0
     return largest
@@ -88,14 +88,14 @@ def normalise(values: Vector, batch: Batch) -> Vector:
 def random_bits(seed: int, size: int) -> NDArray[np.uint8]:
     """Return ``size`` bytes of Philox4x64-10 (Salmon et al. 2011), key (seed, 0), counter from 1.
 
-    Of numpy's generators only the raw words are promised to stay what they are (NEP 19).
+    numpy guarantees only a bit generator's raw words to be the same in all versions (NEP 19).
     """
     words = np.random.Philox(key=seed).random_raw(-(-size // 8))
     return words.astype("<u8", copy=False).view(np.uint8)[:size]
 
 
 def as_signs(bits: NDArray[np.uint8], out: Vector) -> None:
-    """Write 1 for each bit that is 0 and -1 for each that is 1, the lowest of a byte first."""
+    """Write 1 for each 0 bit and -1 for each 1 bit; the lowest bit of a byte is first."""
     # mode="raise" would need a second array; no byte is out of bounds.
     np.take(_SIGNS, bits, axis=0, out=out.reshape(-1, 8), mode="clip")
 
@@ -103,8 +103,9 @@ def as_signs(bits: NDArray[np.uint8], out: Vector) -> None:
 def transform(work: Vector, spare: Vector) -> tuple[Vector, Vector]:
     """Multiply each of (c, d) rows by Hadamard's matrix; return the product and the other array.
 
-    Sylvester's, not normalised: entry (i, j) is -1 to the number of ones that i and j share. It
-    is H_a ⊗ H_b with d = a b: H_a X H_b for a row as the matrix X of (a, b).
+    The matrix is Sylvester's, not normalised: entry (i, j) is (-1) to the number of one bits that i
+    and j share. It equals H_a ⊗ H_b with d = a b, so the product of a row, taken as a matrix X of
+    shape (a, b), is H_a X H_b.
     """
     rows, size = work.shape
     inner = min(size, len(_HADAMARD))

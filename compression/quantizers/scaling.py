@@ -1,4 +1,4 @@
-"""What quantizers with one scale a tensor share: the vector cut in blocks that stay in cache."""
+"""Helpers of quantizers with one scale per tensor: cut the vector in blocks that stay in cache."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,21 +20,21 @@ class Piece(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Up to BLOCK entries and the non-empty pieces of tensors that they are made of."""
+    """Up to BLOCK entries, and the non-empty pieces of tensors that make them up."""
 
-    whole: slice
+    whole: slice  # in the vector
     pieces: tuple[Piece, ...]
-    tensors: NDArray[np.intp]  # (P,) of the pieces
-    starts: NDArray[np.intp]  # (P,) of the pieces, in the block
+    tensors: NDArray[np.intp]  # (P,) the pieces' tensors
+    starts: NDArray[np.intp]  # (P,) the pieces' starts, in the block
 
 
 def blocks(segments: Segments) -> tuple[Block, ...]:
-    """Cut (n,) values at (T+1,) segments into blocks; remembered for the layouts in use."""
+    """Cut (n,) values at (T+1,) segments into blocks; the result is cached."""
     return _blocks(segments.tobytes())
 
 
 def scratch(segments: Segments) -> Vector:
-    """Return an array as long as the largest block."""
+    """Return an uninitialised array as long as the largest block."""
     return np.empty(min(BLOCK, int(segments[-1])), dtype=np.float32)
 
 
@@ -51,19 +51,19 @@ def magnitudes(values: Vector, segments: Segments) -> Vector:
 
 
 def divide(values: Vector, scales: Vector, block: Block, work: Vector) -> Vector:
-    """Return x / scale for a block, in ``work``; a tensor of scale 0 holds zeros only."""
+    """Return x / scale for a block, in ``work``; a tensor of scale 0 holds only zeros."""
     divisors = scales.tolist()
-    if len(set(divisors)) == 1:  # one call in place of one a tensor
+    if len(set(divisors)) == 1:  # one call instead of one per tensor
         whole_block = work[: block.whole.stop - block.whole.start]
         return np.divide(values[block.whole], divisors[0] or 1.0, out=whole_block)
     for tensor, whole, here in block.pieces:
-        # Not times 1 / scale, which overflows for the smallest scales.
+        # Does not multiply by 1 / scale, which overflows for the smallest scales.
         np.divide(values[whole], divisors[tensor] or 1.0, out=work[here])
     return work[: block.whole.stop - block.whole.start]
 
 
 def multiply(stream: NDArray[np.generic], scales: Vector, segments: Segments) -> Vector:
-    """Return (n,) float32: each entry of a stream of small numbers times its tensor's scale."""
+    """Return (n,) float32: each entry of a stream of levels times its tensor's scale."""
     values = np.empty(len(stream), dtype=np.float32)
     factors = scales.tolist()
     if len(set(factors)) == 1:
@@ -79,7 +79,7 @@ def multiply(stream: NDArray[np.generic], scales: Vector, segments: Segments) ->
 
 
 def check_scales(scales: Vector, levels: int) -> None:
-    """Raise PayloadError unless all scales are >= 0 and finite when times ``levels``."""
+    """Raise PayloadError unless all scales are >= 0, and finite when multiplied by ``levels``."""
     if not np.isfinite(scales * np.float32(levels)).all() or np.signbit(scales).any():
         raise PayloadError("payload holds a scale that is negative or not finite")
 

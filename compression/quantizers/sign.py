@@ -1,4 +1,4 @@
-"""1-bit SGD: signs, and the mean of each side (Seide et al., Interspeech 2014)."""
+"""1-bit SGD: sends signs, and the mean of each sign's values (Seide et al., Interspeech 2014)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,16 +35,16 @@ _HUGE = np.finfo(np.float32).max
 @register("quantizer")
 @dataclass(frozen=True)
 class Sign(Quantizer):
-    """One bit a value: x >= 0 becomes the mean of such values, x < 0 the mean of the others.
+    """One bit per value: x >= 0 becomes the mean of all x >= 0, x < 0 the mean of all x < 0.
 
-    1-bit SGD: a threshold of 0, and means, which minimise the squared error. It converges with
-    error feedback only. ``means``: "column" has two for each column of a weight matrix, as in
-    the paper. Its layers are W^T x + a: a column leads to one output unit, and that is one index
-    of the first dimension in torch, (out, in, ...). Tensors with fewer than two dimensions or
-    fewer than 64 values a column have two in all, and so has every tensor with "tensor" or where
-    only a part of the values is sent.
+    1-bit SGD: the threshold is 0, and the means minimise the squared error. It converges only with
+    error feedback. ``means``: "column" sends two means for each column of a weight matrix, as in
+    the paper. The paper's layers are W^T x + a, so a column leads to one output unit; in torch that
+    is one index of the first dimension of (out, in, ...). A tensor has only two means with
+    "tensor", if it has fewer than two dimensions or fewer than 64 values per column, and if only a
+    part of its values is sent.
 
-    Streams: float32 means, those of the negative sides, then the others; eight bits a byte.
+    Streams: float32 means, those of the negative sides first; signs, eight per byte.
     """
 
     name: ClassVar[str] = "sign"
@@ -57,13 +57,13 @@ class Sign(Quantizer):
         expect_one_of(self.name, "means", self.means, _MODES)
 
     def params(self) -> tuple[int, ...]:
-        """0 for means of tensors, 1 for those of columns."""
+        """Return 0 for means of tensors, 1 for means of columns."""
         return (_MODES.index(self.means),)
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Compare and sum up each side, piece by piece, in cache."""
+        """Compare with 0 and sum up each side, piece by piece in cache."""
         signs = np.empty(len(values), dtype=np.bool_)
         sums, counts = self._sides(values, parts, signs, np.float32)
         if not np.isfinite(sums).all():
@@ -73,7 +73,7 @@ class Sign(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Two means a group, one byte for eight values."""
+        """Two means per group, one byte for eight values."""
         expect_params(params, 1)
         if params[0] >= len(_MODES):
             raise PayloadError(f"payload holds the kind of means {params[0]}")
@@ -84,9 +84,10 @@ class Sign(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Put a mean for each bit.
+        """Return a mean for each bit.
 
-        Means that are not finite or on the wrong side of 0 and padding that is not 0 are refused.
+        Raises PayloadError for means that are not finite or have the wrong sign, and for padding
+        other than 0.
         """
         low, high = streams[0].astype(np.float32, copy=False).reshape(2, -1)
         if not np.isfinite(streams[0]).all() or (low > 0).any() or (high < 0).any():
@@ -100,11 +101,11 @@ class Sign(Quantizer):
             bits = values[piece.here].view(np.uint32).reshape(piece.shape)
             np.copyto(bits, signs[piece.here].reshape(piece.shape))
             bits *= change[piece.groups, None]
-            bits ^= zeros[piece.groups, None]  # low's bits, or high's where the sign is 1
+            bits ^= zeros[piece.groups, None]  # the bits of low, or of high where the sign is 1
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """What the error is: nothing is drawn."""
+        """Return the error itself: nothing is drawn."""
         streams = self.encode(values, parts, {}, Rng(0, 0))
         decoded = self.decode(self.params(), streams, parts)
         return np.abs(decoded.astype(np.float64) - values)
@@ -118,7 +119,7 @@ class Sign(Quantizer):
     ) -> tuple[Bounds, NDArray[np.int64]]:
         """Return (2, G) sums and counts of the negative values and of the others; set ``signs``.
 
-        ``dtype``: what up to BLOCK values are summed up in.
+        ``dtype``: the type of sums of up to BLOCK values.
         """
         by_column = self.means == "column"
         sums = np.zeros((2, columns.count(parts, by_column)))
@@ -131,7 +132,7 @@ class Sign(Quantizer):
             sums[1, which] += np.add.reduce(side, axis=1, dtype=dtype)
             np.subtract(rows, side, out=side)
             sums[0, which] += np.add.reduce(side, axis=1, dtype=dtype)
-            # Of one row, all at once is ten times as fast.
+            # For a single row, counting without an axis is ten times as fast.
             counts[1, which] += np.count_nonzero(positive, axis=1 if len(rows) > 1 else None)
             counts[0, which] += shape[1]
         counts[0] -= counts[1]

@@ -1,4 +1,4 @@
-"""TernGrad: -1, 0 or 1 by chance, times one scale a tensor (Wen et al., NeurIPS 2017)."""
+"""TernGrad: random levels -1, 0 or 1, times one scale per tensor (Wen et al., NeurIPS 2017)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,16 +40,17 @@ _U1 = np.dtype("u1")
 @register("quantizer")
 @dataclass(frozen=True)
 class Ternary(Quantizer):
-    """x becomes sign(x) scale with probability |x| / scale, otherwise 0; x on average.
+    """Replaces x by sign(x) scale with probability |x| / scale, otherwise by 0; x on average.
 
-    TernGrad, with its layer-wise scales, max |x| of a tensor, after gradient clipping: values
-    beyond ``clip`` standard deviations of their tensor are cut there; 0 switches that off. It is
-    unbiased for the values so clipped. The deviation is taken about 0 (the root mean square),
-    not about the mean: a tensor of one entry, or of equal ones, would have none. Each node
-    has scales of its own: the paper's workers agree on the largest to add up ternary gradients.
+    TernGrad with its layer-wise scales, max |x| of a tensor, after gradient clipping: values beyond
+    ``clip`` standard deviations of their tensor are clipped there; 0 switches clipping off. The
+    method is unbiased for the clipped values. The deviation is the root mean square, about 0 and
+    not about the mean: a tensor of one entry, or of equal entries, has no deviation about its mean.
+    Each node has scales of its own; the paper's workers agree on the largest scale in order to add
+    up ternary gradients.
 
     Error: at most max(|x|, scale). Unbiased to 2^-22 scale.
-    Streams: T float32 scales; five levels a byte as base-3 digits of level + 1.
+    Streams: T float32 scales; five levels per byte, as base-3 digits of level + 1.
     """
 
     name: ClassVar[str] = "ternary"
@@ -64,20 +65,20 @@ class Ternary(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round by chance, cast: block by block, in cache; then pack."""
+        """Divide, round at random and cast, block by block in cache; then pack."""
         scales = self._scales(values, parts.segments)
         levels = np.empty(len(values), dtype=np.int8)
         work = scratch(parts.segments)
         draws = np.empty_like(work)
         for block in blocks(parts.segments):
             scaled = divide(values, scales, block, work)
-            round_by_chance(scaled, 1, rng.generator, draws[: len(scaled)])  # clips, too
+            round_by_chance(scaled, 1, rng.generator, draws[: len(scaled)])  # this also clips
             np.copyto(levels[block.whole], scaled, casting="unsafe")
         return scales.astype(_F4, copy=False), cast(Array, pack_trits(levels))
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One scale a tensor, one byte for five values."""
+        """One scale per tensor, one byte for five values."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // TRITS), 3**TRITS)
@@ -88,8 +89,8 @@ class Ternary(Quantizer):
     ) -> Vector:
         """Multiply by the scales.
 
-        Bytes above 242, padding other than levels 0 and scales that are negative or not finite
-        are refused.
+        Raises PayloadError for bytes above 242, for padding other than levels 0, and for scales
+        that are negative or not finite.
         """
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
         check_scales(scales, 1)
@@ -97,14 +98,17 @@ class Ternary(Quantizer):
         return multiply(levels, scales, parts.segments)
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Down to 0 or up to the scale; beyond the scale, it is what clipping cuts off."""
+        """Return the larger of |x| (rounded to 0) and the distance to the scale (rounded to it).
+
+        Values beyond the scale are clipped: their error is the distance to the scale.
+        """
         sizes = np.abs(values.astype(np.float64))
         scales = np.repeat(self._scales(values, parts.segments), np.diff(parts.segments))
         lost = np.where(sizes < scales, sizes, 0)  # if it becomes 0
         return np.maximum(lost, np.abs(scales - sizes))
 
     def _scales(self, values: Vector, segments: Segments) -> Vector:
-        """Return (T,) scales: max |x| of what clipping leaves."""
+        """Return (T,) scales: max |x| after clipping."""
         largest = magnitudes(values, segments)
         if not self.clip:
             return largest

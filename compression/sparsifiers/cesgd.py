@@ -1,4 +1,4 @@
-"""CE-SGD: coordinates drawn by how often they were there when the loss fell, and by gradient."""
+"""CE-SGD: draws coordinates by how often they were sent when the loss fell, and by gradient."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,12 +20,12 @@ OPERATORS = ("union", "map", "gradient", "proportional", "largest")
 @register("sparsifier")
 @dataclass(frozen=True)
 class CESGD(Sparsifier):
-    """Send the coordinates of a selection vector V; keep nothing of the rest.
+    """Sends the coordinates of a selection vector V; keeps nothing of the rest.
 
     Tao, Xia, Li, Cheng, "CE-SGD: Communication-efficient distributed machine learning",
-    Algorithm 2, Definitions 1 to 3, layer by layer (``scope="tensor"``; ``"global"``, ours: those
-    of the whole model compete). V starts random with ``density``. While the loss falls V stays;
-    else V ~ Bernoulli(p), with the ``operator``
+    Algorithm 2, Definitions 1 to 3. Coordinates compete layer by layer (``scope="tensor"``), or
+    across the whole model (``"global"``, which is ours). V starts random with ``density``. V stays
+    while the loss falls. Otherwise V ~ Bernoulli(p), where the ``operator`` determines p:
 
         map            p = M / max M                                (line 14, equation 7)
         gradient       p = |g| / max |g|                           (text of Definition 3)
@@ -33,12 +33,13 @@ class CESGD(Sparsifier):
         proportional   p = min(1, c |g| (1 + M / max M)), sum of p = density n     (ours)
         largest        p = 1 for the density n largest |g| (1 + M / max M), else 0 (ours)
 
-    M is the sum of every V for ``map``, literally; for the others only of those V that came with a
-    falling loss ("previously sending the exact gradient will make the loss function decrease"). The
-    first three send what comes of it; the last two send the ``density``, in the mean, at every
-    step (c as in Wangni et al. 2018, "Gradient sparsification", Algorithm 3). The speculative
-    update adds a share of rarely sent coordinates to each new V. A map that is all zero stands for
-    ``density`` everywhere; density 1 sends everything, always.
+    M, the map, is the sum of all V with ``map``, as in the paper. With the other operators it is
+    the sum of only those V with which the loss fell ("previously sending the exact gradient will
+    make the loss function decrease"). The first three operators do not control how much is sent.
+    The last two send ``density`` on average, at every step (c as in Wangni et al. 2018, "Gradient
+    sparsification", Algorithm 3). The ``speculative`` update adds a share of rarely sent
+    coordinates to each new V. A map of zeros counts as ``density`` everywhere. Density 1 always
+    sends everything.
     """
 
     name: ClassVar[str] = "cesgd"
@@ -59,11 +60,11 @@ class CESGD(Sparsifier):
         expect_one_of(self.name, "scope", self.scope, SCOPES)
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Five bytes a parameter (map, sent or not) and the last loss."""
+        """Five bytes per parameter (map, sent or not) and the last loss."""
         return 5 * layout.size + 8
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Keep V if the loss fell, else draw it anew."""
+        """Keep V if the loss fell; otherwise draw a new V."""
         memory, size = step.memory, len(update)
         first, better = "map" not in memory, fallen(step)
         weights = get_or_zeros(memory, "map", size, np.float32)
@@ -83,7 +84,7 @@ class CESGD(Sparsifier):
         return Selection(indices, update[indices], better)
 
     def _chances(self, update: Vector, weights: Vector, layout: Layout, out: Vector) -> None:
-        """Write p of each coordinate, for those that compete together."""
+        """Write p of each coordinate to ``out``, tensor by tensor or for the whole model."""
         for start, stop in pairwise(layout.offsets if self.scope == "tensor" else [0, len(out)]):
             if stop > start and self.density < 1:
                 here = slice(start, stop)
@@ -99,7 +100,7 @@ class CESGD(Sparsifier):
             return
         np.abs(update, out=p)
         if highest := float(p.max()):
-            # Divided first: the smallest magnitudes have no reciprocal in float32.
+            # Does not multiply by 1 / highest: the smallest magnitudes have no float32 reciprocal.
             p /= np.float32(highest)
         if self.operator == "proportional":
             p *= 1 + seen
@@ -115,7 +116,7 @@ class CESGD(Sparsifier):
             p[:] = 1 - (1 - seen) * (1 - p)
 
     def _speculate(self, weights: Vector, step: SparsifyContext) -> None:
-        """Add the least seen of some coordinates drawn at random."""
+        """Add to V the least often sent of some coordinates that are drawn at random."""
         size = len(weights)
         wanted = int(self.speculative * size)
         drawn = uniform(size, min(size, 4 * wanted), step.rng.generator)
@@ -125,9 +126,10 @@ class CESGD(Sparsifier):
 
 
 def _scale_to(weights: Vector, total: float) -> None:
-    """Turn (n,) weights into chances, min(1, c w) with the sum ``total``, in place.
+    """Turn (n,) weights w into probabilities min(1, c w) with the sum ``total``, in place.
 
-    Those at 1 only grow in number from step to step, and seldom in more than a few steps.
+    Each pass scales the weights below 1 to the sum that is left and fixes those that reach 1. The
+    number of weights fixed at 1 only grows, so the loop ends, mostly after a few passes.
     """
     free, left = np.ones(len(weights), dtype=np.bool_), total
     while (mass := float(weights.sum(where=free))) > 0 and left > 0:

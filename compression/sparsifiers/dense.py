@@ -1,4 +1,4 @@
-"""Everything is sent."""
+"""No sparsification: sends every coordinate."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from ..registry import register
 @register("sparsifier")
 @dataclass(frozen=True)
 class Dense(Sparsifier):
-    """Send every coordinate; there is nothing to remember."""
+    """Sends every coordinate; has no memory."""
 
     name: ClassVar[str] = "dense"
     id: ClassVar[int] = 0

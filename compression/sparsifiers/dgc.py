@@ -1,4 +1,4 @@
-"""Deep gradient compression."""
+"""Deep gradient compression (Lin et al., ICLR 2018)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,23 +14,24 @@ from ..validation import expect_at_least, expect_below_one, expect_between, expe
 
 LAYERS = ("all", "conv")
 WARMUP = (0.75, 0.9375, 0.984375, 0.996)  # sparsities of the warm-up's four parts
-MASKED_FROM = 0.99  # masking the momentum at the warm-up's sparsities kills it
+MASKED_FROM = 0.99  # at the warm-up's lower sparsities, masking would remove all momentum
 
 
 @register("sparsifier")
 @dataclass(frozen=True)
 class DGC(ResidualSparsifier):
-    """Send 1 - ``sparsity`` of each tensor's velocity; momentum lives at the node.
+    """Sends the largest 1 - ``sparsity`` of each tensor's velocity; the node applies the momentum.
 
     Lin, Han, Mao, Wang, Dally 2018, "Deep gradient compression", Algorithm 4: u = momentum u + g,
-    v = v + u; the largest of v are sent and taken out of it, and out of u too (momentum factor
-    masking) once the sparsity is 0.99. ``clip_norm`` (0: off): the gradient's norm is held below
-    clip_norm / sqrt(N) (section 3.2). N is the number of updates that the server averages, as it
-    says with each message, unless ``workers`` (0: not given) is one. ``warmup_steps``: the sparsity
-    rises over so many steps, from 75 % in four parts (section 3.3). Biases and norms (tensors of at
-    most one dimension) go whole, and with ``layers="conv"`` everything but convolutions (Edgify).
-    Of each tensor exactly the share is sent, at least 1: the threshold comes from a sample and is
-    then made exact (`compression.topk.largest`), as by their hierarchical selection.
+    v = v + u. The largest entries of v are sent and set to 0 in v; from a sparsity of 0.99 on they
+    are also set to 0 in u (momentum factor masking). ``clip_norm`` (0: off) limits the gradient's
+    norm to clip_norm / sqrt(N) (section 3.2). N is ``workers``, or, if that is 0, the number of
+    updates that the server averages, which its messages say. ``warmup_steps``: the sparsity rises
+    over this many steps, from 75 %, in four parts (section 3.3). Biases and norms (tensors of at
+    most one dimension) are sent whole, and with ``layers="conv"`` everything except convolutions
+    (Edgify). Exactly the share of each tensor is sent, at least 1 entry: the threshold comes from a
+    sample and is then made exact (`compression.topk.largest`), like the paper's hierarchical
+    selection.
     """
 
     name: ClassVar[str] = "dgc"
@@ -57,7 +58,7 @@ class DGC(ResidualSparsifier):
         return "velocity"
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Eight bytes a parameter (momentum u, velocity v) and the number of steps."""
+        """Eight bytes per parameter (momentum u, velocity v) and the number of steps."""
         return 8 * layout.size + 8
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
@@ -71,7 +72,7 @@ class DGC(ResidualSparsifier):
         return velocity
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return the largest of each tensor, and the whole of those that are not sparsified."""
+        """Return the largest entries of each tensor; all entries of tensors sent whole."""
         wanted = counts(1 - self.sparsity_at(_steps(step)), step.layout)
         sizes = np.diff(step.layout.offsets)
         wanted = np.where(self._whole(step.layout), sizes, wanted)
@@ -98,7 +99,7 @@ class DGC(ResidualSparsifier):
         return np.float32(limit / norm if norm > limit else 1)
 
     def _mask(self, indices: Indices, step: SparsifyContext) -> None:
-        """Stop the momentum of what was selected; tensors that go whole keep theirs."""
+        """Set the momentum of selected entries to 0; tensors that are sent whole keep theirs."""
         momentum, bounds = step.memory["momentum"], step.layout.offsets.tolist()
         whole = np.flatnonzero(self._whole(step.layout)).tolist()
         kept = [momentum[bounds[t] : bounds[t + 1]].copy() for t in whole]
@@ -107,8 +108,8 @@ class DGC(ResidualSparsifier):
             momentum[bounds[tensor] : bounds[tensor + 1]] = values
 
     def _whole(self, layout: Layout) -> NDArray[np.bool_]:
-        """Return (T,) which tensors are sent whole."""
-        sparse = 3 if self.layers == "conv" else 2  # dimensions from which on a tensor is not
+        """Return (T,) bool: which tensors are sent whole."""
+        sparse = 3 if self.layers == "conv" else 2  # tensors of as many dimensions are sparsified
         return np.array([len(shape) < sparse for shape in layout.shapes], dtype=np.bool_)
 
 

@@ -1,4 +1,4 @@
-"""eSGD: important coordinates found by the loss, large residuals sent now and then."""
+"""eSGD: finds important coordinates by the loss; also sends large residuals."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,17 +28,17 @@ RESIDUALS = ("momentum", "ema")
 @register("sparsifier")
 @dataclass(frozen=True)
 class ESGD(Sparsifier):
-    """Send 1 - ``drop`` of the coordinates: those sent when the loss fell, and large residuals.
+    """Sends 1 - ``drop`` of the coordinates: those sent when the loss fell, and large residuals.
 
     Tao & Li 2018, "eSGD: Communication efficient distributed deep learning on the edge", Algorithms
-    1 and 2. While the loss falls the same set is sent and its hidden weights H grow by 1; else a
-    new set is drawn with weights H + 1. Of the unsent, those whose residual exceeds the mean |g|
-    (largest first, at most ``cap`` of the set) take the places of the set's lowest H.
+    1 and 2. While the loss falls, the same set S is sent and its hidden weights H grow by 1.
+    Otherwise a new set is drawn with weights H + 1. Unsent coordinates whose residual exceeds the
+    mean |g| (Q; the largest first, at most ``cap`` of the set) replace the members of lowest H.
 
-    ``residual="momentum"``: r = beta r + g, and what is sent is that sum, so nothing is lost but
-    by the decay. ``residual="ema"``, literally Algorithm 2: r = beta r + (1 - beta) g, g itself is
-    sent where no residual took the place, and what was left there is forgotten. The paper's
-    "sum g / d" (line 3) is read as the mean of |g|: the signed mean is near 0.
+    ``residual="momentum"``: r = beta r + g, and r is sent, so only the decay loses anything.
+    ``residual="ema"`` is Algorithm 2 as written: r = beta r + (1 - beta) g. Coordinates of Q send
+    r, the other members send g, and r of all that were sent becomes 0. The paper's "sum g / d"
+    (line 3) is read as the mean of |g|, because the signed mean is near 0.
     """
 
     name: ClassVar[str] = "esgd"
@@ -62,11 +62,11 @@ class ESGD(Sparsifier):
         return "residual"
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Nine bytes a parameter (residual, hidden weight, sent or not) and the last loss."""
+        """Nine bytes per parameter (residual, hidden weight, sent or not) and the last loss."""
         return 9 * layout.size + 8
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
-        """Decay the residual and add the update, or (1 - beta) of it."""
+        """Decay the residual; add the update ("momentum"), or 1 - beta times it ("ema")."""
         residual = get_or_zeros(step.memory, "residual", len(update), np.float32)
         residual *= np.float32(self.beta)
         if self.residual == "momentum":
@@ -77,7 +77,7 @@ class ESGD(Sparsifier):
         return residual
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Return the set, with large residuals in place of its least important members."""
+        """Return the set S with its least important members replaced by large residuals."""
         memory, generator = step.memory, step.rng.generator
         given = self.accumulate(update, step)
         chosen, same = self._set(step, len(update))
@@ -97,7 +97,7 @@ class ESGD(Sparsifier):
         return Selection(chosen, values, same)
 
     def _set(self, step: SparsifyContext, size: int) -> tuple[Indices, bool]:
-        """Return S, and whether it is the last step's."""
+        """Return the set S, and whether it is the last step's set."""
         memory, generator = step.memory, step.rng.generator
         first, better = "sent" not in memory, fallen(step)
         sent = get_or_zeros(memory, "sent", size, np.bool_)

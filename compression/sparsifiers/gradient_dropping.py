@@ -1,4 +1,4 @@
-"""Gradient dropping: a threshold that drops a share of the entries."""
+"""Gradient dropping (Aji & Heafield 2017): a threshold drops a share of the entries."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,19 +13,19 @@ from ..topk import above, largest
 from ..validation import expect_below_one, expect_one_of
 
 THRESHOLDS = ("exact", "sampled")
-SAMPLE = 0.001  # the paper's share; at least LEAST entries
+SAMPLE = 0.001  # share of the entries in the sample, the paper's; at least LEAST entries
 LEAST = 1000
 
 
 @register("sparsifier")
 @dataclass(frozen=True)
 class GradientDropping(ResidualSparsifier):
-    """Drop the ``drop`` of residual + update that is smallest in magnitude, keep it for later.
+    """Drops the share ``drop`` of smallest magnitude of residual + update; keeps it for later.
 
     Aji & Heafield 2017, "Sparse communication for distributed gradient descent", Algorithm 1: one
-    threshold for the model (``scope="global"``, their choice) or for each tensor.
+    threshold for the model (``scope="global"``, the paper's choice) or one for each tensor.
     ``cut="sampled"``, the paper's: the threshold comes from a random sample of 0.1 %, at least
-    1,000 entries, so the number sent varies; ``cut="exact"``: exactly the share is sent.
+    1,000 entries, so the number of entries sent varies. ``cut="exact"`` sends exactly the share.
     """
 
     name: ClassVar[str] = "gradient_dropping"
@@ -58,12 +58,13 @@ class GradientDropping(ResidualSparsifier):
 
 
 def _sampled(values: Vector, share: float, generator: np.random.Generator) -> Indices:
-    """Return where |x| is above the sample's own quantile."""
+    """Return the indices where |x| reaches the quantile of a random sample."""
     size = min(len(values), max(LEAST, int(SAMPLE * len(values))))
     if not size:
         return np.empty(0, dtype=np.uint32)
     sample = np.abs(values[generator.integers(len(values), size=size)])
     last = largest(sample, count(share, size))
     threshold = float(sample[last].min(initial=np.inf))
-    # Not below: entries equal to the threshold are as large as the sample's last one. Zeros never.
+    # Entries equal to the threshold are selected as well, zeros never: `above` is exclusive, so
+    # compare with the next smaller float32.
     return above(values, np.nextafter(np.float32(threshold), np.float32(0)) if threshold else 0.0)

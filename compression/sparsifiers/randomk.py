@@ -1,4 +1,4 @@
-"""Random entries."""
+"""Random-k: sends random entries (Stich, Cordonnier, Jaggi 2018)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,11 +15,12 @@ from ..validation import expect_one_of, expect_share
 @register("sparsifier")
 @dataclass(frozen=True)
 class RandomK(ResidualSparsifier):
-    """Send ``density`` of residual + update, drawn anew at each step, all equally likely.
+    """Sends a uniformly random share ``density`` of residual + update, new at each step.
 
     Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", the rand-k operator (Definition
-    2.1). ``rescale=true`` instead keeps nothing and multiplies what is sent by n / k, so that its
-    mean is the update (their equation 3; Konecny et al. 2016, "random mask"): unbiased, but noisy.
+    2.1). ``rescale=true`` has no residual and multiplies the values sent by n / k, so that their
+    mean is the update (the paper's equation 3; Konecny et al. 2016, "random mask"). That is
+    unbiased, but noisy.
     """
 
     name: ClassVar[str] = "randomk"
@@ -35,24 +36,24 @@ class RandomK(ResidualSparsifier):
 
     @property
     def contracts(self) -> bool:
-        """Not when rescaled: its error is n / k times the update, and would grow without end."""
+        """False when rescaled: the error is n / k times the update, and feedback would diverge."""
         return not self.rescale
 
     @property
     def kept(self) -> str | None:
-        """The residual; nothing when rescaled."""
+        """The residual; None when rescaled."""
         return None if self.rescale else super().kept
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Four bytes a parameter; none when rescaled."""
+        """Four bytes per parameter; 0 when rescaled."""
         return 0 if self.rescale else super().memory_bytes(layout)
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Draw."""
+        """Return indices drawn uniformly."""
         return random_in(step.layout, self.density, self.scope, step.rng.generator)
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Accumulate, draw, take; or draw and multiply."""
+        """Accumulate, draw, take; when rescaled, draw and multiply."""
         if not self.rescale:
             return super().select(update, step)
         indices = self.choose(update, step)

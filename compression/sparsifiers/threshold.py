@@ -1,4 +1,4 @@
-"""A fixed threshold, the rest kept for later."""
+"""Fixed threshold (Strom 2015): sends entries above it and keeps the rest for later."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,12 +16,12 @@ SENT = ("tau", "value")
 @register("sparsifier")
 @dataclass(frozen=True)
 class Threshold(ResidualSparsifier):
-    """Send where residual + update exceeds a fixed ``threshold`` in magnitude.
+    """Sends the entries of residual + update whose magnitude exceeds a fixed ``threshold``.
 
     Strom 2015, "Scalable distributed DNN training using commodity GPU cloud computing", Algorithm
-    1: ``sent="tau"`` sends the threshold itself with the entry's sign and keeps the difference (a
-    bit an entry: `quantizer=sign` or `ternary` with clip 0 lose nothing of it); ``sent="value"``
-    sends the entry whole. At the first step nothing is kept yet.
+    1: ``sent="tau"`` sends the threshold with the entry's sign and keeps the difference. That is
+    one bit per entry: `quantizer=sign`, or `ternary` with clip 0, loses nothing of it.
+    ``sent="value"`` sends the whole entry. The residual is 0 at the first step.
     """
 
     name: ClassVar[str] = "threshold"
@@ -39,11 +39,11 @@ class Threshold(ResidualSparsifier):
             )
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return where the magnitude is above the threshold."""
+        """Return the indices where the magnitude is above the threshold."""
         return above(given, self.threshold)
 
     def take(self, given: Vector, indices: Indices) -> Vector:
-        """Take the threshold, or the whole."""
+        """Take the threshold with the entry's sign ("tau"), or the whole entry ("value")."""
         if self.sent == "value":
             return super().take(given, indices)
         values = np.copysign(np.float32(self.threshold), given[indices])

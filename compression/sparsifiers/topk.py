@@ -1,4 +1,4 @@
-"""The largest entries, the rest kept for later."""
+"""Top-k: sends the largest entries and keeps the rest (Stich, Cordonnier, Jaggi 2018)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,11 +12,11 @@ from ..validation import expect_one_of, expect_share
 @register("sparsifier")
 @dataclass(frozen=True)
 class TopK(ResidualSparsifier):
-    """Send exactly the ``density`` of largest magnitude of residual + update.
+    """Sends exactly the share ``density`` of largest magnitude of residual + update.
 
     Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", Algorithm 1 (Mem-SGD) with its
-    top-k operator (Definition 2.1). ``scope``: of the whole model ("global"), or of each tensor, at
-    least 1 ("tensor"). Ties go to the lower index.
+    top-k operator (Definition 2.1). ``scope``: the share is of the whole model ("global"), or of
+    each tensor, at least 1 entry ("tensor"). Of equal magnitudes, the lower index is sent.
     """
 
     name: ClassVar[str] = "topk"
@@ -30,5 +30,5 @@ class TopK(ResidualSparsifier):
         expect_one_of(self.name, "scope", self.scope, SCOPES)
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return the largest."""
+        """Return the indices of the largest magnitudes."""
         return largest_in(given, step.layout, self.density, self.scope)
