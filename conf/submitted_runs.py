@@ -1,10 +1,11 @@
-"""Whose words a run's configuration is, and what the words of others may reach on this machine.
+"""Which configurations a machine trusts, and what a submitted configuration may reach on it.
 
-What this machine's own command line has composed (`python run.py`) may name any class and any
-folder: whoever types it can do all of that anyway. Every other configuration comes with a run that
-somebody has submitted, to a node or to a server, and is as little trusted as whoever that was. It
-names classes by `conf.targets` alone and those of packages that this machine allows, folders below
-those that this machine has set apart, and neither environment variables nor files.
+A machine trusts the configurations that its own command line has composed (`python run.py`). They
+may name any class and any folder: whoever types the command can do all of that anyway. Every other
+configuration comes with a run that somebody has submitted to a node or to a server, and is not
+trusted. It may name only the classes of `conf.targets` and those of packages that this machine
+allows, and only folders below those that this machine has set apart. It cannot read environment
+variables or files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A server as it is meant to be run, asked from outside: none of its runs and nodes is touched.
+"""A client outside the server's machine cannot read or change a server's runs and nodes.
 
-Outside is who comes by an address of this machine that is no loopback one. From a network namespace
-`python -m benchmarks.devices.namespaces --outside` asks the same.
+Here a client counts as outside if it connects to an address of this machine other than loopback.
+`python -m benchmarks.devices.namespaces --outside` sends the same requests from a network namespace.
 """
 
 import hashlib
