@@ -1,7 +1,7 @@
 """A client outside the server's machine cannot read or change a server's runs and nodes.
 
 Here a client counts as outside if it connects to an address of this machine other than loopback.
-`python -m benchmarks.devices.namespaces --outside` sends the same requests from a network namespace.
+`python -m benchmarks.devices.namespaces --outside` sends the requests from a network namespace.
 """
 
 import hashlib
