@@ -1,4 +1,4 @@
-"""What is looked at of certificates: for whom they are, and until when."""
+"""Checks of certificates: which names they are for, and when they expire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.findings import OK, SOON, WARNING, WRONG, Finding
 
 
 def lasting(what: str, name: str, certificate: x509.Certificate, renew: str) -> Finding:
-    """Return what a certificate's dates are; `renew`: what to do about one that ends."""
+    """Return a finding on a certificate's dates. `renew`: the advice for one that expires."""
     now = datetime.datetime.now(datetime.UTC)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     days = (ends - now).days
@@ -24,7 +24,7 @@ def lasting(what: str, name: str, certificate: x509.Certificate, renew: str) -> 
 
 
 def names_of(certificate: x509.Certificate) -> str:
-    """Return for which names and addresses a certificate is, "" for none."""
+    """Return the names and addresses that a certificate is for, "" for none."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

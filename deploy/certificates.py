@@ -1,8 +1,8 @@
 """Keys and certificates as files: a CA, a server's certificate, nodes' keys. No key is overwritten.
 
-ca.key, ca.crt            the CA: who has its key can pose as the server
+ca.key, ca.crt            the CA's; whoever has its key can pose as the server
 server.key, server.crt    the server's
-nodes/NAME.key, .pub      a node's, in OpenSSH's form, as Flower takes them
+nodes/NAME.key, .pub      a node's, in OpenSSH's format, which Flower reads
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from simulation.errors import UsageError
 
 CA, SERVER, NODES = "ca", "server", "nodes"
-ALWAYS = ("localhost", "127.0.0.1", "::1")  # what the server's own processes call it
+ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes reach it by these
 CA_DAYS, SERVER_DAYS = 3650, 825
-EARLIER = datetime.timedelta(days=1)  # a device whose clock is behind takes a new certificate
+EARLIER = datetime.timedelta(days=1)  # validity begins earlier: a device's clock may be behind
 SECRET, PUBLIC = 0o600, 0o644
 HOST = re.compile(r"(?=.{1,253}$)(\*\.)?([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.?)+")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def make_ca(keys: Path) -> list[Path]:
-    """Make a CA if there is none; return the files that were made."""
+    """Make a CA unless one exists; return the files that were made."""
     if (keys / f"{CA}.key").exists() and (keys / f"{CA}.crt").exists():
         return []
     key = ec.generate_private_key(ec.SECP384R1())
@@ -57,7 +57,7 @@ def make_ca(keys: Path) -> list[Path]:
 def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]:
     """Make a server's key, and a certificate for its names and addresses; return the files.
 
-    `renew`: make a new certificate for the key that is there. Raises `UsageError`.
+    `renew`: make a new certificate for the existing key. Raises `UsageError`.
     """
     subject = x509.SubjectAlternativeName(alternatives(names))
     ca_key, ca = _ca(keys)
@@ -97,7 +97,7 @@ def make_node(keys: Path, name: str) -> list[Path]:
 
 
 def node_files(keys: Path, name: str) -> tuple[Path, Path]:
-    """Return the files of a node's key: private, public. Raises `UsageError` for a bad name."""
+    """Return the paths of a node's private and public key. Raises `UsageError` for a bad name."""
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is no name for a node: letters, digits, . _ -, a letter or digit first"
@@ -106,7 +106,7 @@ def node_files(keys: Path, name: str) -> tuple[Path, Path]:
 
 
 def public_key(keys: Path, name: str) -> bytes:
-    """Return a node's public key as Flower registers it. Raises `UsageError`."""
+    """Return a node's public key in the form that Flower registers. Raises `UsageError`."""
     _, file = node_files(keys, name)
     try:
         key = load_ssh_public_key(file.read_bytes())
@@ -120,7 +120,7 @@ def public_key(keys: Path, name: str) -> bytes:
 
 
 def alternatives(names: list[str]) -> list[x509.GeneralName]:
-    """Return what a certificate is for, this machine's own names among it. Raises `UsageError`."""
+    """Return a certificate's names, with this machine's own names. Raises `UsageError`."""
     found: list[x509.GeneralName] = []
     for name in dict.fromkeys([*names, *ALWAYS]):
         try:
@@ -133,7 +133,7 @@ def alternatives(names: list[str]) -> list[x509.GeneralName]:
 
 
 def write_new(path: Path, content: bytes, mode: int) -> Path:
-    """Write a file that is not there yet; return it. Raises `UsageError` if it is."""
+    """Write a new file; return its path. Raises `UsageError` if it exists."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -142,7 +142,7 @@ def write_new(path: Path, content: bytes, mode: int) -> Path:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     with open(handle, "wb") as file:
-        os.fchmod(handle, mode)  # whatever the umask
+        os.fchmod(handle, mode)  # the umask may have removed bits
         file.write(content)
     return path
 

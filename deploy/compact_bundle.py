@@ -1,22 +1,25 @@
-"""A bundle as few bytes: what the other side can work out is not sent.
+"""A compact bundle: it leaves out what the receiver can compute.
 
-Seven small objects make one message of Flower's. Each is named by the SHA-256 of its content, in 64
-digits, and the objects around it say the name two or three times more. Here a name that is the hash
-of a small content is not sent at all, one within a content is the number of the part that it names,
-any other is 32 bytes, and what is left of the small contents is deflated together. Large ones are
-payloads, compressed already, and go as they are.
+A message of Flower consists of seven small objects. The name of an object is the SHA-256 of its
+content, in 64 hexadecimal digits, and the objects around it repeat the name two or three times.
+This format leaves out a name that is the hash of a small content. It replaces a name within a
+content by the number of the part with that name, and writes any other name in 32 bytes. It deflates
+the rest of all small contents together. Large contents are payloads, which are compressed already:
+it copies them.
 
-    u8 the form's number, u32 bytes of the deflated, the deflated, and raw: large contents and other
-    names, in the order in which they are come upon
+    bundle    u8 number of the format, u32 size of `deflated` in bytes, `deflated`, `raw`
+    raw       large contents, and names of 32 bytes, in the order in which the numbers use them
 
-    deflated: u32 bytes of numbers; numbers; text: names in letters, and what is between the names
-              in a small content
-    numbers   (LEB128): parts; how many of them, the first ones, go last here, for they name others;
-              then of each part
-              its name: 0 the hash of its content, 1 another of 32 bytes, else bytes in letters + 2
-              its size + 1 if it is large, else 0; how many names are in it; before each of these
-              the bytes of text, and after these bytes the name: 0 another, else part + 1; and the
-              bytes of text that are left
+    deflated  u32 size of `numbers` in bytes, `numbers`, `text`
+    text      names that are no SHA-256, and what lies between the names in a small content
+    numbers   (LEB128) count of the parts; how many of the first parts are moved to the end, because
+              they name other parts; then for each part
+              - its name: 0 the hash of its content; 1 the next 32 bytes of `raw`; else 2 + its
+                bytes in `text`
+              - its size: 0 for a small content, else 1 + its bytes in `raw`
+              - of a small content: how many names are in it; before each name the bytes of text,
+                then the name: 0 the next 32 bytes of `raw`, else the number of the part, from 1;
+                and the bytes of text after the last name
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ from collections.abc import Sequence
 
 from protocol.bundle import LONGEST_NAME, MOST_PARTS
 
-FORM = 1  # another one with all that is said here, and with the dictionary
-SMALL = 1 << 14  # bytes of a content that is looked into
-MOST = 1 << 24  # bytes of all that is deflated together
-_LETTERS = 64  # of a name that is a SHA-256
+FORM = 1  # raise it with every change of the format or of the dictionary
+SMALL = 1 << 14  # bytes: the names within contents up to this size are replaced
+MOST = 1 << 24  # bytes: the most that is deflated together
+_LETTERS = 64  # hexadecimal digits of a SHA-256
 _NAME = re.compile(rb"[0-9a-f]{64}")
 _HEAD, _SIZE = struct.Struct("<BI"), struct.Struct("<I")
-_WORDS = (  # what is likely, the likeliest last
+_WORDS = (  # the dictionary of zlib: likely strings, the likeliest last
     b"evaluate query \x12\x02129 client-app accuracy top5 error proximal-mu server-round segment "
     b"weights gradients label drift exact checksum whole named "
     b"ConfigRecord  31\x00\n\x0f\n\x02lr\x12\t\t\n\x0c\n\x06number\x12\x02\x10"
@@ -53,7 +56,8 @@ _WORDS = (  # what is likely, the likeliest last
 
 
 def thin(parts: Sequence[tuple[str, bytes]]) -> bytes:
-    """Return the thin bundle of these (name, content), of which `parts_of` makes them again."""
+    """Return the compact bundle of these (name, content); `parts_of` decodes it."""
+    # A part can name only earlier parts, so what comes before the first object is put last.
     first = next((i for i, (name, _) in enumerate(parts) if _hashed(name)), len(parts))
     made = _Writer()
     made.numbers += [len(parts), first]
@@ -66,7 +70,7 @@ def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str,
     """Return what `thin` was given.
 
     Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for anything
-    malformed. What is said in few bytes may be at most 16 MB (`MOST`).
+    malformed. The deflated part may be at most 16 MB (`MOST`) when it is inflated.
     """
     if len(data) > limit:
         raise ValueError(f"a bundle of {len(data)} bytes, and no more than {limit} are taken")
@@ -84,14 +88,14 @@ def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str,
 
 
 class _Writer:
-    """What a bundle is made of, part by part."""
+    """Encodes a bundle, part by part."""
 
     def __init__(self) -> None:
         self.numbers = list[int]()
         self._text, self._raw = list[bytes](), list[bytes]()
-        self._places: dict[bytes, int] = {}  # of names, counted from 1
+        self._places: dict[bytes, int] = {}  # name -> number of its part, from 1
         self._count = 0
-        self._room = MOST // 2  # the numbers take less than the other half
+        self._room = MOST // 2  # bytes left for text; the numbers take less than the other half
 
     def put(self, name: bytes, content: bytes) -> None:
         """Add a part."""
@@ -139,7 +143,7 @@ class _Writer:
 
 
 class _Reader:
-    """Reads a bundle, part by part. Raises what `parts_of` makes one error of."""
+    """Decodes a bundle, part by part. `parts_of` turns all that it raises into one error."""
 
     def __init__(self, data: bytes, limit: int) -> None:
         form, size = _HEAD.unpack_from(data)
@@ -185,7 +189,7 @@ class _Reader:
             pieces.append(self._text.take(self.number()))
             place = self.number()
             name = self._names[place - 1] if place else self._raw.take(32).hex().encode()
-            if len(name) != _LETTERS:  # a longer one could be repeated without end
+            if len(name) != _LETTERS:  # references to a long name could fill the memory
                 raise ValueError("the bundle has a part in a part's content by a name that is none")
             pieces.append(name)
         pieces.append(self._text.take(self.number()))
@@ -208,11 +212,11 @@ class _Cursor:
 
     @property
     def left(self) -> int:
-        """How many bytes are left."""
+        """The number of bytes left."""
         return len(self._data) - self.at
 
     def take(self, size: int) -> bytes:
-        """Return the next bytes. Raises `IndexError` if there are less."""
+        """Return the next `size` bytes. Raises `IndexError` if fewer are left."""
         if size > self.left:
             raise IndexError("it ends too early")
         self.at += size

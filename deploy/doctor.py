@@ -21,7 +21,7 @@ PROG = "python -m deploy.doctor"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print what was found; return an exit code."""
+    """Print the findings; return an exit code."""
     words = list(sys.argv[1:] if words is None else words)
     wrong = False
     for finding in findings(_for_server(words) if "--server" in words else _for_node(words)):

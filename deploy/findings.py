@@ -1,4 +1,4 @@
-"""What a doctor finds: ok, a warning, or wrong; and what any machine is looked at for."""
+"""The doctor's findings (ok, warning, wrong), and the checks that every machine needs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
-PYTHONS = ((3, 11), (3, 14))  # the first and the last
+PYTHONS = ((3, 11), (3, 14))  # the first and the last supported version
 MEMINFO, LIMITS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 LITTLE_DISK, NO_DISK = 1 << 30, 100 << 20  # bytes
-SOON = 30  # days
+SOON = 30  # days before a certificate expires
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: how it is, what was looked at, and what to know or do."""
+    """One line: the level, what was checked, and what to know or do."""
 
     level: str
     what: str
@@ -35,7 +35,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def findings(checks: Iterable[tuple[str, Check]]) -> Iterable[Finding]:
-    """Make checks, one after the other; one that fails by itself is a finding, too."""
+    """Yield the findings of the checks, in order; a check that raises makes a finding too."""
     for what, check in checks:
         try:
             yield from check()
@@ -44,7 +44,7 @@ def findings(checks: Iterable[tuple[str, Check]]) -> Iterable[Finding]:
 
 
 def python() -> Iterable[Finding]:
-    """Look at this interpreter."""
+    """Check the version of Python."""
     (first, last), found = PYTHONS, sys.version_info[:2]
     says = platform.python_version()
     if first <= found <= last:
@@ -55,7 +55,7 @@ def python() -> Iterable[Finding]:
 
 
 def bits() -> Iterable[Finding]:
-    """Look at whether this is 64 bit, as PyTorch's packages are."""
+    """Check that Python is a 64-bit build, which PyTorch's packages need."""
     machine = platform.machine()
     if sys.maxsize > 1 << 32:
         yield Finding(OK, "64 bit", machine)
@@ -64,7 +64,7 @@ def bits() -> Iterable[Finding]:
 
 
 def memory(free: int | None, enough: int, least: int) -> Iterable[Finding]:
-    """Compare free bytes of memory with what is enough, and with the least there must be."""
+    """Compare the free bytes of memory with the recommended and with the least amount."""
     if free is None:
         yield Finding(WARNING, "memory", "this system does not say how much is free")
         return
@@ -77,20 +77,20 @@ def memory(free: int | None, enough: int, least: int) -> Iterable[Finding]:
 
 
 def free_memory(meminfo: Path = MEMINFO, limits: Path = LIMITS) -> int | None:
-    """Return the bytes that a new process can have, as Linux and its limits of groups say."""
+    """Return the bytes of memory for a new process, by Linux and its cgroup's limit; or None."""
     found = []
     with suppress(OSError, StopIteration, ValueError, IndexError):
         lines = meminfo.read_text().splitlines()
         line = next(each for each in lines if each.startswith("MemAvailable:"))
         found.append(int(line.split()[1]) << 10)
-    with suppress(OSError, ValueError):  # "max": no limit
+    with suppress(OSError, ValueError):  # ValueError for "max": the group has no limit
         limit = int((limits / "memory.max").read_text())
         found.append(limit - int((limits / "memory.current").read_text()))
     return min(found, default=None)
 
 
 def disk(folder: Path, option: str) -> Iterable[Finding]:
-    """Look at the place in a folder, and whether it can be written to; nothing stays in it."""
+    """Check a folder's free space, and that it can be written to; leave nothing in it."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -115,6 +115,6 @@ def disk(folder: Path, option: str) -> Iterable[Finding]:
 
 
 def secret(file: Path, what: str) -> Iterable[Finding]:
-    """Warn of a key that others than its owner may read."""
+    """Warn of a key file that other users may read."""
     if file.stat().st_mode & 0o077:
         yield Finding(WARNING, what, f"others may read {file}: chmod 600 {file}")

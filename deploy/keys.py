@@ -35,7 +35,7 @@ GONE = ("unregistered", "deleted")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do what the words say; return an exit code. A mistake is one line, and code 2, else 1."""
+    """Run the command line; return an exit code: 2 and one line for a user's mistake, else 1."""
     given, others = parser().parse_known_args(words)
     try:
         if others:
@@ -51,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     text, _, more = (__doc__ or "").partition("\n\n")
     made = argparse.ArgumentParser(
         prog="python -m deploy.keys",
@@ -139,7 +139,7 @@ def _list(given: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
-    """Yield a client of the SuperLink that was named. Raises `EngineError`, one line."""
+    """Yield a client of the given SuperLink. Raises `EngineError`, one line."""
     root = None if given.insecure else str(given.keys / f"{CA}.crt")
     superlink = Superlink(given.superlink, root, ("--superlink ", "--keys: "))
     control = superlink.control()

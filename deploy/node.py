@@ -35,16 +35,16 @@ try:
     from .device.membership import Member
     from .device.node_folder import FolderError, NodeFolder
     from .device.node_loop import Device
-except ImportError as error:  # another release of Flower, or none: said when it is called
+except ImportError as error:  # an unsupported release of Flower, or none: `main` says so
     MISSING = error
 
 log = logging.getLogger("edgewire")
 
 
 def main(words: list[str] | None = None, client: type[FleetClient] | None = None) -> None:
-    """Run a node by the words on the command line. A mistake in them ends with code 2.
+    """Run a node with the options of the command line; exit with code 2 after a mistake in them.
 
-    `client`: what it speaks to the server with; None: `FleetClient`.
+    `client`: the class of the client for the server; None: `FleetClient`.
     """
     reader = parser()
     given = reader.parse_args(words)
@@ -68,7 +68,8 @@ def main(words: list[str] | None = None, client: type[FleetClient] | None = None
         Device(fleet, journal, member, config, apps=given.app).serve()
     except OtherApp:
         log.info("another app: this process starts anew for it")
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # and is online all along
+        # Another app needs a new process; the node stays online, as nothing deactivates it.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -77,11 +78,11 @@ def main(words: list[str] | None = None, client: type[FleetClient] | None = None
 
 
 class MistakenWord(ValueError):
-    """One line about an option that will not do."""
+    """An option's value cannot be used; the message is one line."""
 
 
 def key_of(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Return a node's private key from a file of OpenSSH's form. Raises `MistakenWord`."""
+    """Return a node's private key from a file in OpenSSH's format. Raises `MistakenWord`."""
     try:
         key = load_ssh_private_key(file.read_bytes(), None)
     except OSError as error:
@@ -104,7 +105,7 @@ def node_config_of(words: str | None) -> UserConfig:
 
 
 def expect_digests(words: list[str]) -> None:
-    """Raise `MistakenWord` for what is no SHA-256."""
+    """Raise `MistakenWord` for a value that is no SHA-256."""
     for word in words:
         if not re.fullmatch("[0-9a-f]{64}", word):
             raise MistakenWord(f"--app {word} is no SHA-256: `python -m deploy.keys app` says it")
@@ -115,7 +116,7 @@ def client_of(
     key: ec.EllipticCurvePrivateKey,
     kind: type[FleetClient] | None = None,
 ) -> FleetClient:
-    """Return a client of the server that is named. Raises `MistakenWord`."""
+    """Return a client of the given server. Raises `MistakenWord`."""
     certificates = given.root_certificates
     if given.insecure and certificates is not None:
         raise MistakenWord("--insecure and --root-certificates exclude each other")
@@ -145,12 +146,12 @@ def client_of(
 
 
 def _ended(number: int, frame: object) -> NoReturn:
-    """End in order: what is on disk is whole at any moment."""
+    """End the process at once: every file on disk is complete at any moment."""
     raise SystemExit(0)
 
 
 def parser(prog: str = "python -m deploy.node", text: str | None = None) -> argparse.ArgumentParser:
-    """Return what reads a node's words; `prog`, `text`: whose they are, and what that does."""
+    """Return the parser of a node's options. `prog`: the command's name; `text`: its text."""
     made = argparse.ArgumentParser(prog=prog, description=text or __doc__)
     add = made.add_argument
     add("--superlink", required=True, metavar="HOST:PORT", help="the server's Fleet API")

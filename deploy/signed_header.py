@@ -1,9 +1,10 @@
-"""Who asks, in 130 bytes: what Flower's nodes say in three headers of 450.
+"""A node's signature in 130 bytes, in place of Flower's three HTTP headers of 450 bytes.
 
-The server knows the key of each node that it counts, so a request names the node and not its key.
-What is signed is the same, the time in ISO's form, and it is Flower that checks it.
+The server knows the key of each registered node, so a request carries the node's id in place of
+its key. The signed text is the same as Flower's, the time in ISO format, and Flower checks it.
 
-    i64 microseconds since 1970, u64 the node, u16 seconds to wait, u8 bytes of the signature
+    i64 microseconds since 1970, u64 node id, u16 seconds to wait, u8 length of the signature in
+    bytes, the signature
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import NamedTuple
 
 _EPOCH, _TICK = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 _SEAL = struct.Struct("<qQHB")
-LONGEST = _SEAL.size + 255  # bytes of a seal
+LONGEST = _SEAL.size + 255  # bytes of the longest signed header
 
 
 class SignedHeader(NamedTuple):
-    """Who asks, since when, and for how many seconds the reply may take."""
+    """A request's node id, seconds to wait, time stamp and signature."""
 
     node_id: int
     wait: int
@@ -28,12 +29,12 @@ class SignedHeader(NamedTuple):
     signature: bytes
 
     def headers(self, public_key: bytes) -> dict[str, str]:
-        """Return the headers by which Flower knows its nodes."""
+        """Return the HTTP headers by which Flower authenticates its nodes."""
         return headers(public_key, self.stamp, self.signature)
 
 
 def headers(public_key: bytes, stamp: str, signature: bytes) -> dict[str, str]:
-    """Return the headers by which Flower knows its nodes."""
+    """Return the HTTP headers by which Flower authenticates its nodes."""
     return {
         "flwr-public-key": b64encode(public_key).decode(),
         "flwr-timestamp": stamp,
@@ -42,7 +43,7 @@ def headers(public_key: bytes, stamp: str, signature: bytes) -> dict[str, str]:
 
 
 def sealed(node_id: int, wait: int, sign: Callable[[bytes], bytes]) -> bytes:
-    """Return what a request begins with: who asks, now."""
+    """Return the signed header of a request that is sent now, as bytes."""
     now = datetime.now(UTC)
     signature = sign(now.isoformat().encode())
     head = _SEAL.pack((now - _EPOCH) // _TICK, node_id, wait, len(signature))
@@ -50,7 +51,7 @@ def sealed(node_id: int, wait: int, sign: Callable[[bytes], bytes]) -> bytes:
 
 
 def opened(data: bytes) -> tuple[SignedHeader, bytes]:
-    """Return who asks, and what comes after that. Raises `ValueError` for what is none."""
+    """Return the signed header and the bytes after it. Raises `ValueError` for a malformed one."""
     try:
         ticks, node_id, wait, size = _SEAL.unpack_from(data)
         stamp = (_EPOCH + ticks * _TICK).isoformat()

@@ -1,1 +1,1 @@
-"""The two engines beside the local one: Flower's Simulation Runtime (Ray), and a SuperLink."""
+"""The two engines besides the local one: Flower's Simulation Runtime (Ray), and a SuperLink."""

@@ -1,4 +1,4 @@
-"""Runs at a SuperLink, by its Control API: submitted, followed, and why they have failed."""
+"""Submits and follows runs by a SuperLink's Control API, and finds why they have failed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from simulation.errors import EngineError, UsageError
 
 screen = getLogger("edgewire")
 _POLL_SECONDS = 0.5
-_PENDING_SECONDS = 30.0  # until a run that nobody starts is said to wait
+_PENDING_SECONDS = 30.0  # before the log says that a run waits to be started
 _WARNING = "WARNING:edgewire:"
-_LAST_LINES_SECONDS = 3.0  # how long a finished run's log may take to arrive
+_LAST_LINES_SECONDS = 3.0  # for the last log lines of a finished run to arrive
 
 
 def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
-    """Return a bundle of the app, as `fab-include` says, and its `[tool.flwr.app]`.
+    """Return a bundle of the app's files that `fab-include` lists, and its `[tool.flwr.app]`.
 
     Raises `EngineError` for a folder without an app, `UsageError` for a key of `run_config` that
     the app does not have.
@@ -52,7 +52,7 @@ def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
 
 
 def deflated(fab: Fab) -> Fab:
-    """Return the same app in a bundle of 0.4 times the bytes: Flower's own is not compressed."""
+    """Return the app in a compressed bundle: 0.4 times the bytes of Flower's own."""
     made = BytesIO()
     with ZipFile(BytesIO(fab.content)) as plain, ZipFile(made, "w", ZIP_DEFLATED) as target:
         for entry in plain.infolist():
@@ -63,7 +63,7 @@ def deflated(fab: Fab) -> Fab:
 
 
 def _files(app_dir: Path) -> dict[str, bytes | Path]:
-    """What `flwr run` collects, but for hidden folders: looking through a `.venv` takes seconds."""
+    """Return the files that `flwr run` collects; skip hidden folders (a `.venv` takes seconds)."""
     files: dict[str, bytes | Path] = {}
     for entry in app_dir.resolve().iterdir():
         if entry.is_file():
@@ -76,9 +76,9 @@ def _files(app_dir: Path) -> dict[str, bytes | Path]:
 def follow(
     client: ControlHttpClient, run_id: int, log: Path, on_poll: Callable[[], None] | None
 ) -> RunStatus:
-    """Wait for the run's end, its output going to `log`; returns its last status.
+    """Wait for the run's end, and copy its output to `log`; return its last status.
 
-    A run that nobody starts is said to wait, at ever longer intervals.
+    While nothing starts the run, the log says so, at ever longer intervals.
     """
     began, say_after = time.monotonic(), _PENDING_SECONDS
     copier = threading.Thread(target=_copy_log, args=(client, run_id, log), daemon=True)
@@ -110,16 +110,16 @@ def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
 
 
 class LogRelay:
-    """The app's own warnings in a ServerApp's log, for the screen of who follows it.
+    """Repeats the app's own warnings, found in a ServerApp's log, in this process's log.
 
-    They are lines of the logger `edgewire` in `logging.BASIC_FORMAT`.
+    They are the lines of the logger `edgewire` in `logging.BASIC_FORMAT`.
     """
 
     def __init__(self, file: Path) -> None:
         self._file, self._read = file, 0
 
     def repeat(self) -> None:
-        """Say what has come since."""
+        """Repeat the warnings since the last call."""
         with self._file.open("rb") as text:
             text.seek(self._read)
             new = text.read()
@@ -133,7 +133,7 @@ class LogRelay:
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*(?P<line>[A-Z]\w*: (?P<message>.+))")
 _PREFIXES = ("Simulation failed with exception: ", "ServerApp failed with exception: ")
-DIED = "No heartbeat received from the task"  # Flower's words for a process that is gone
+DIED = "No heartbeat received from the task"  # Flower's message for a dead process
 _EMPTY_WORDS = {
     "": "the run failed without saying why",
     "An error was encountered. Ending simulation.": "the simulation failed",
@@ -142,7 +142,7 @@ _EMPTY_WORDS = {
 
 
 def cause_of(status: RunStatus, log: str) -> str:
-    """Return why the run failed, one line: the ServerApp's exception, or the log's first."""
+    """Return one line: why the run failed; the ServerApp's exception, or the log's first."""
     if status.sub_status == "stopped":
         return "the run was stopped"
     details = status.details
@@ -152,7 +152,7 @@ def cause_of(status: RunStatus, log: str) -> str:
     lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
     raised = [match for match in map(_RAISED.fullmatch, lines) if match]
     if details not in _EMPTY_WORDS:
-        # Flower leaves out the exception's name, without which a KeyError says only 'name'.
+        # Flower's details lack the exception's type, and a KeyError then says only 'name'.
         named = (match["line"] for match in raised if match["message"] == details)
         return next(named, details)
     return raised[0]["line"] if raised else _EMPTY_WORDS[details]

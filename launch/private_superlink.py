@@ -32,12 +32,12 @@ _GRACE_SECONDS = 3.0
 def private_superlink(
     log_file: Path, ray_address: str | None = None
 ) -> Iterator[tuple["subprocess.Popen[bytes]", ControlHttpClient]]:
-    """Start a SuperLink, yield it and a client of its Control API, and leave nothing of it behind.
+    """Start a SuperLink; yield it and a client of its Control API; at the end remove all traces.
 
-    Its state is in memory, and Flower's home is a temporary folder: neither the user's `~/.flwr`
-    nor a SuperLink that runs for other work is touched. Whatever it has started ends with it, Ray
-    included, except a cluster at `ray_address`. On Linux it serves this user alone, and so does
-    Ray; elsewhere the log says that any user of the machine can reach it.
+    Its state is in memory, and Flower's home is a temporary folder: the user's `~/.flwr` and other
+    SuperLinks are not touched. All processes that it has started end with it, Ray's too, except a
+    cluster at `ray_address`. On Linux it serves this user alone, and so does Ray; elsewhere the log
+    warns that any user of the machine can reach it.
 
     Raises:
         EngineError: it did not start; its output is then in `log_file`.
@@ -78,22 +78,22 @@ def private_superlink(
 
 
 def _superlink(path: str) -> list[str]:
-    """Return the command that starts a SuperLink, for this user alone where the system helps."""
+    """Return the command that starts a SuperLink, on Linux for this user alone."""
     if same_user_only.can_tell():
         return [
             sys.executable,
             "-P",
             same_user_only.__file__,
-        ]  # -P: not our modules before all others
+        ]  # -P: without it this folder's modules would come before all others
     log.warning("any user of this machine can list, read and stop this run while it goes on")
     return [shutil.which("flower-superlink", path=path) or "flower-superlink"]
 
 
 def _settings(home: Path, ray_address: str | None) -> dict[str, str]:
-    """What the SuperLink's processes find in their environment beside the user's own settings."""
+    """Return the environment variables that the SuperLink's processes get besides the user's."""
     scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
     settings = {
-        # They start each other by bare name, whether the Python environment is active or not.
+        # They start each other by bare name, even if the Python environment is not activated.
         "PATH": os.pathsep.join([scripts, path]),
         "FLWR_HOME": str(home / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -103,9 +103,9 @@ def _settings(home: Path, ray_address: str | None) -> dict[str, str]:
         "RAY_ADDRESS": ray_address or "",  # empty counts as none
     }
     if ray_address is None:
-        # In the usual folder Ray would find, and join, a cluster that `ray start` left word of.
+        # In its usual folder Ray would find, and join, a cluster that `ray start` has noted there.
         settings["RAY_TMPDIR"] = str(home)
-        if "RAY_AUTH_MODE" not in os.environ:  # a Ray of our own talks to who has its token
+        if "RAY_AUTH_MODE" not in os.environ:  # this Ray then accepts only clients with its token
             settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return settings
 
@@ -117,7 +117,7 @@ def _free_port() -> int:
 
 
 def _wait_until_up(server: "subprocess.Popen[bytes]", port: int) -> str:
-    """Return an empty string when it answers, else what is wrong with it."""
+    """Wait until the SuperLink answers; return "" then, else what is wrong with it."""
     health = f"http://127.0.0.1:{port}/health"
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:

@@ -34,16 +34,16 @@ from .control import bundle, cause_of, follow, one_line
 from .private_superlink import private_superlink
 
 RESULT = "result.json"
-STOP = "stop"  # the file in the run folder that tells a ServerApp of ours to end
-_END_SECONDS = 20.0  # for what it has to write then, after the round in hand
+STOP = "stop"  # the file in the run folder that tells this project's ServerApp to end
+_END_SECONDS = 20.0  # for the ServerApp to finish its round and write its files
 
 
 def run_on_ray(
     job: Job, *, actors: int = 0, gpus_per_client: float = 0.0, address: str | None = None
 ) -> None:
-    """Run a job to its end; options as `run_ray`, `actors` 0: one a core. Its log: `ray.log`.
+    """Run a job to its end; options as in `run_ray`; `actors` 0: one per core. Its log: `ray.log`.
 
-    Raises `UsageError` for what Ray would drop without a word, and as `run_ray`.
+    Raises `UsageError` for settings that Ray would ignore silently, and what `run_ray` raises.
     """
     refuse(job, actors=actors, gpus_per_client=gpus_per_client, address=address)
     stop = job.folder / STOP
@@ -64,10 +64,10 @@ def run_on_ray(
 
 
 def ask_to_end(folder: Path) -> None:
-    """Let a run end after the round in hand, with a result; wait for that, but not for long.
+    """Ask a run to end with a result after its current round; wait at most 20 s for that.
 
-    It is interrupted once more by whoever does not want to wait at all. A run that has not begun
-    has nothing to keep.
+    A second interrupt ends the wait. A run that has not begun has nothing to write, so it is not
+    waited for.
     """
     if not (folder / "history.jsonl").exists():
         return
@@ -81,7 +81,7 @@ def ask_to_end(folder: Path) -> None:
 def refuse(
     job: Job, *, actors: int = 0, gpus_per_client: float = 0.0, address: str | None = None
 ) -> None:
-    """Raise `UsageError` for what this engine cannot honour, and for options that cannot be."""
+    """Raise `UsageError` for a job that this engine cannot honour, and for invalid options."""
     if job.only_virtual:
         raise UsageError(
             f"engine=ray has no virtual clock and cannot honour {job.only_virtual}, or engine=local"
@@ -114,24 +114,24 @@ def run_ray(
     """Run the Flower app in `app_dir` (its folder with `pyproject.toml`) to its end.
 
     Args:
-        app_dir: the app; a bundle of it travels, as `fab-include` says.
+        app_dir: the app; a bundle of the files in `fab-include` is sent.
         run_config: overrides of `[tool.flwr.app.config]`; every key must exist there.
         num_nodes: simulated SuperNodes, with `partition-id` 0 to `num_nodes` - 1.
-        actors: ClientApps at a time (default: as many as cores). Not with `address`: an existing
-            cluster runs one for each of its CPUs.
-        gpus_per_client: the share of a GPU each ClientApp gets.
-        address: an existing Ray cluster (what Ray reads from RAY_ADDRESS); it is left running. The
-            cluster's machines must see the same Python packages and the same temporary folder.
-        log_file: where the run's log goes; without it a temporary file, kept after a failure.
-        on_poll: called about twice a second while the run goes on.
-        on_stop: called when this process is told to stop, before the run's processes are ended;
-            those hear no signals.
+        actors: concurrent ClientApps (default: the number of cores). Not with `address`: an
+            existing cluster runs one for each of its CPUs.
+        gpus_per_client: the share of a GPU that each ClientApp gets.
+        address: an existing Ray cluster (as in RAY_ADDRESS), which stays running. The cluster's
+            machines must have the same Python packages and the same temporary folder.
+        log_file: the file of the run's log; None: a temporary file, which stays after a failure.
+        on_poll: called about twice a second during the run.
+        on_stop: called when this process is told to stop, before it ends the run's processes, which
+            receive no signals themselves.
 
     The ServerApp and the ClientApps run in this process's working directory, with its environment.
 
     Raises:
-        UsageError: an argument cannot be.
-        EngineError: the run could not start, failed or was stopped; says where its log lies.
+        UsageError: an argument is invalid.
+        EngineError: the run could not start, failed or was stopped; names the log's file.
     """
     expect_options(num_nodes, actors, gpus_per_client, address)
     if address is not None:
@@ -173,7 +173,7 @@ def run_ray(
 def expect_options(
     num_nodes: int, actors: int | None, gpus_per_client: float, address: str | None
 ) -> None:
-    """Raise `UsageError` for arguments of `run_ray` that cannot be."""
+    """Raise `UsageError` for invalid arguments of `run_ray`."""
     if num_nodes < 1:
         raise UsageError(f"engine=ray needs at least one node, not {num_nodes}")
     if actors is not None and actors < 1:
@@ -186,7 +186,7 @@ def expect_options(
 
 
 def _check_gpus(share: float, address: str | None) -> None:
-    """Refuse shares that Ray would wait for without a word."""
+    """Raise `UsageError` for a share of a GPU for which Ray would wait silently."""
     if not 0 <= share < float("inf"):
         raise UsageError(f"engine.gpus_per_client must be 0 or more, not {share:g}")
     if not share or address is not None:
@@ -198,10 +198,10 @@ def _check_gpus(share: float, address: str | None) -> None:
 
 
 def _reach(address: str) -> None:
-    """Refuse a cluster that is not there; Ray itself would wait for it without a word."""
+    """Raise `UsageError` for a cluster that cannot be reached; Ray itself would wait silently."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
-        return  # "auto" and the like: Ray knows
+        return  # "auto" and other words that Ray resolves itself
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except OSError as error:
@@ -209,7 +209,10 @@ def _reach(address: str) -> None:
 
 
 def _refuse_namesakes(app: dict[str, Any], app_dir: Path) -> None:
-    """Ray's actors look for modules in the working directory before they look in the app."""
+    """Raise `UsageError` for modules in the working directory that would hide the app's own.
+
+    Ray's actors search the working directory before the app.
+    """
     here = Path.cwd()
     for reference in app["components"].values():
         package = reference.split(":")[0].split(".")[0]

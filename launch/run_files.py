@@ -1,4 +1,4 @@
-"""What a run leaves on another machine, or in another folder, brought here while it grows."""
+"""Copies a run's files here from another machine or folder, the history while it grows."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Protocol
 
 import httpx
 
-GROWING = "history.jsonl"  # what is followed; all else is fetched at the end
-_PART = ".part"  # of a file that is still being written
+GROWING = "history.jsonl"  # the file copied during the run; the others are copied at its end
+_PART = ".part"  # the ending of a file whose copy is incomplete
 
 
 class Source(Protocol):
-    """Where a run's files are."""
+    """The place of a run's files."""
 
     def sizes(self) -> dict[str, int]:
-        """Return the names of the files there are, with their bytes; none if there is no run."""
+        """Return the files' names and sizes in bytes; empty if there is no such run."""
 
     def read(self, name: str, start: int, into: Path) -> None:
-        """Append a file, from byte `start` on, to another."""
+        """Append a file's content from byte `start` on to the local file `into`."""
 
 
 class Served:
-    """Files that a server of ours hands out (`deploy.server.run_files`)."""
+    """Files that this project's server serves (`deploy.server.run_files`)."""
 
     def __init__(self, http: httpx.Client, run: str) -> None:
         self._http, self._path = http, f"/v1/control/edgewire/runs/{run}"
@@ -47,7 +47,7 @@ class Served:
 
 
 class Near:
-    """Files in a folder of this machine."""
+    """Files in a folder on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,11 +68,11 @@ class Near:
 
 
 def follow_history(source: Source, folder: Path) -> None:
-    """Append to the folder's history what the run's has more."""
+    """Append to the folder's history the new bytes of the run's history."""
     here = folder / GROWING
     have = here.stat().st_size if here.exists() else 0
     there = source.sizes().get(GROWING, 0)
-    if there < have:  # a run that was resumed has cut off what came after its checkpoint
+    if there < have:  # a resumed run has cut off the rows after its checkpoint
         here.unlink()
         have = 0
     if there > have:
@@ -80,7 +80,7 @@ def follow_history(source: Source, folder: Path) -> None:
 
 
 def fetch_all(source: Source, folder: Path) -> list[str]:
-    """Bring all files that a run has left into the folder, whole; return their names."""
+    """Copy all of a run's files into the folder, each atomically; return their names."""
     names = [name for name in source.sizes() if not name.endswith(_PART)]
     for name in names:
         partial = folder / f"{name}{_PART}"

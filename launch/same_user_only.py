@@ -1,11 +1,11 @@
-"""Flower's SuperLink, open to the user who has started it and to nobody else on the machine.
+"""Starts Flower's SuperLink so that it serves only the user who has started it.
 
-A SuperLink of its own accord asks nobody who they are: any user of the machine could list its runs,
-read their logs and stop them, or submit one that is run as its owner. On Linux the system says
-whose a connection within the machine is (/proc/net/tcp, as identd did), and here it is asked at
-each request. SuperExec and the ServerApp, which Flower starts, are the same user's.
+A SuperLink does not authenticate local clients: any user of the machine could list its runs, read
+their logs and stop them, or submit a run that executes as its owner. On Linux /proc/net/tcp tells
+the user of a connection within the machine (identd used the same table). This module checks it at
+each request. SuperExec and the ServerApp, which Flower starts, belong to the same user.
 
-This file is run as a script, by its path: it imports nothing of ours.
+This file runs as a script, by its path: it imports no module of this project.
 """
 
 import os
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path("/proc/net/tcp")
-_ESTABLISHED = "01"  # of what is closed already the table does not know the user
+_ESTABLISHED = "01"  # for a connection in another state the table may lack the user
 Scope = MutableMapping[str, Any]
 Send = Callable[[Scope], Awaitable[None]]
 App = Callable[[Scope, Any, Send], Awaitable[None]]
 
 
 def can_tell() -> bool:
-    """Return whether this system says whose connections are."""
+    """Return whether this system tells the users of connections."""
     return sys.platform == "linux" and os.access(TABLE, os.R_OK)
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the user who holds the client's end of an IPv4 connection within this machine."""
+    """Return the id of the user with the client's end of a local IPv4 connection; None: unknown."""
     ends = [_as_in_table(client), _as_in_table(server)]
     for line in TABLE.read_text().splitlines()[1:]:
         fields = line.split()
@@ -43,13 +43,13 @@ def _as_in_table(end: tuple[str, int]) -> str:
 
 
 class OwnUser:
-    """Wraps an ASGI app: requests of other users get status 403."""
+    """Wraps an ASGI app: a request of another user gets status 403."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Forward a request, or refuse it."""
         if scope["type"] == "lifespan" or self._is_own(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -66,7 +66,7 @@ class OwnUser:
 
 
 def main() -> None:
-    """Start a SuperLink by the words on the command line."""
+    """Start a SuperLink with the options of the command line."""
     import flwr.superlink.main
     from flwr.superlink.cli.flower_superlink import flower_superlink
 

@@ -1,11 +1,11 @@
-"""`engine=superlink`: a job on real devices, by a SuperLink that runs already.
+"""`engine=superlink`: runs a job on real devices, at a SuperLink that is already running.
 
-The ServerApp is a process of the SuperLink's machine, and leaves its files there. They are brought
-into the run folder: by the server, if it is one of ours (`deploy.server`), or from this machine's
-own EDGEWIRE_OUTPUT; else a line says where they are.
+The ServerApp is a process on the SuperLink's machine, and writes its files there. This engine
+copies them into the run folder: from this project's server (`deploy.server`), or from this
+machine's own EDGEWIRE_OUTPUT; else a line says where they are.
 
-A run that has not come to its end is resumed there, in the folder where it was: which that is stays
-in `superlink.json` until then.
+A run that has not reached its end is resumed at the SuperLink, in the same folder there. Until the
+run ends, `superlink.json` holds that folder's name.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from .control import DIED, LogRelay, bundle, cause_of, deflated, follow
 from .run_files import GROWING, Near, Served, Source, fetch_all, follow_history
 from .superlink_client import Superlink, one_line_errors
 
-RESULT, CHECKPOINT = "result.json", "checkpoint"  # files of the app, that say how far it came
-RESUME = "resume"  # the app's word for a run that is to go on
-_MOST_RUNS = 100  # of a SuperLink, the newest, that are looked through for one
+RESULT, CHECKPOINT = "result.json", "checkpoint"  # files of the app that tell its progress
+RESUME = "resume"  # the app's run-config key for a run that continues
+_MOST_RUNS = 100  # the newest runs of a SuperLink among which it looks for one
 _LOOK_SECONDS = 1.0
-_END_SECONDS = 15.0  # for a ServerApp that was stopped to write what it has
+_END_SECONDS = 15.0  # for a stopped ServerApp to write its files
 _OUTPUT = "EDGEWIRE_OUTPUT"
 
 
@@ -55,10 +55,10 @@ def run_on_superlink(
     """Run a job to its end at the SuperLink at `address`. Its log: `superlink.log`.
 
     `certificate`: the file of the CA that has signed the SuperLink's certificate; None: no TLS.
-    `wait`: seconds for as many nodes as the job has to come online.
+    `wait`: the most seconds to wait until the job's number of nodes is online.
 
-    Raises `UsageError` for what cannot be, `EngineError` for a run that failed, was stopped, or has
-    left no result.
+    Raises `UsageError` for invalid settings, `EngineError` for a run that failed, was stopped, or
+    has left no result.
     """
     refuse(job, address=address, certificate=certificate, wait=wait)
     superlink = Superlink(str(address), certificate)
@@ -80,7 +80,7 @@ def run_on_superlink(
 def refuse(
     job: Job, *, address: str | None = None, certificate: str | None = None, wait: float = 3600.0
 ) -> None:
-    """Raise `UsageError` for what this engine cannot honour, and for options that cannot be."""
+    """Raise `UsageError` for a job that this engine cannot honour, and for invalid options."""
     if not address:
         raise UsageError("engine=superlink needs engine.address=HOST:PORT of a SuperLink")
     if not wait >= 0:
@@ -107,11 +107,11 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     (job.folder / GROWING).unlink(missing_ok=True)
     status, values = None, dict(job.run_config, output=name)
     if resumed and (run_id := _under_way(control, name)):
-        # nobody has told it to stop, or the server has not noticed yet that it is dead
+        # nobody has stopped it, or the server has not noticed yet that it is dead
         log.warning("the run is still under way at the SuperLink: it is followed")
         status = _followed(control, run_id, output, source, job.folder)
     if resumed and source is not None and CHECKPOINT not in source.sizes():
-        if _has_finished(source, job.folder):  # and nobody was there to see
+        if _has_finished(source, job.folder):  # it finished while no client followed it
             _forget(place)
             return
         log.warning("there is no checkpoint of the run yet: it begins anew")
@@ -135,13 +135,13 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
 
 
 def _forget(place: Path) -> None:
-    """Remove what only a run that goes on needs: where it is, and a checkpoint brought before."""
+    """Remove the files that only an unfinished run needs: `superlink.json` and the checkpoint."""
     place.unlink(missing_ok=True)
     (place.parent / CHECKPOINT).unlink(missing_ok=True)
 
 
 def _new_name(place: Path) -> str:
-    """Return a name for the run's folder at the server, and write it down: to go on by it."""
+    """Return a new name for the run's folder at the server; write it down for a later resume."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     place.write_text(json.dumps({"output": name}) + "\n")
     return name
@@ -157,7 +157,7 @@ def _name_in(place: Path) -> str:
 
 
 def expect_there(source: Source | None, folder: Path, name: str) -> None:
-    """Raise `EngineError` if the server has nothing of a run that was further on than its start."""
+    """Raise `EngineError` if the server has no files of a run that had got past its start."""
     begun = any(f.exists() and f.stat().st_size for f in (folder / CHECKPOINT, folder / GROWING))
     if source is not None and begun and not source.sizes():
         raise EngineError(
@@ -167,7 +167,7 @@ def expect_there(source: Source | None, folder: Path, name: str) -> None:
 
 
 def _under_way(control: ControlHttpClient, name: str) -> int:
-    """Return the number of the run with this folder that has not ended yet; 0: there is none."""
+    """Return the id of the unfinished run with this folder; 0 if there is none."""
     runs = control.ListRuns(ListRunsRequest(limit=_MOST_RUNS)).run_dict
     for run_id, run in runs.items():
         values = user_config_from_proto(run.override_config)
@@ -177,12 +177,12 @@ def _under_way(control: ControlHttpClient, name: str) -> int:
 
 
 def _has_finished(source: Source, folder: Path) -> bool:
-    """Bring what a run has left; return whether it has come to its end."""
+    """Copy a run's files; return whether the run has reached its end."""
     if RESULT not in fetch_all(source, folder):
         return False
     try:
         ended: object = json.loads((folder / RESULT).read_text())["ended"]
-    except (ValueError, KeyError, TypeError):  # it was cut: the run goes on from its checkpoint
+    except (ValueError, KeyError, TypeError):  # truncated: the run goes on from its checkpoint
         return False
     return ended == "finished"
 
@@ -194,9 +194,9 @@ def _start(
     values: dict[str, Any],
     wait: float,
 ) -> int:
-    """Submit a run with these values once its nodes are there; return its number."""
+    """Wait for the nodes, then submit a run with these values; return its id."""
     fab, _ = bundle(job.app_dir, values)
-    if not superlink.bundles:  # ours zips it as a whole as it sends it, which is less
+    if not superlink.bundles:  # this project's server compresses the whole, which is smaller
         fab = deflated(fab)
     wait_for_nodes(control, job.nodes, wait, more=bool(values.get(RESUME)))
     request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
@@ -209,7 +209,7 @@ def _start(
 def _followed(
     control: ControlHttpClient, run_id: int, output: Path, source: Source | None, folder: Path
 ) -> RunStatus:
-    """Return a run's last status once it is over; it is stopped if this process is to end."""
+    """Follow a run; return its last status. It stops the run if this process is told to end."""
     output.write_bytes(b"")
     said = LogRelay(output)
 
@@ -229,7 +229,7 @@ def _followed(
 
 
 def source_of(superlink: Superlink, name: str) -> Source | None:
-    """Return where a run's files will be, None if nobody here can read them."""
+    """Return the place of a run's files; None if this machine cannot read them."""
     if superlink.bundles:
         return Served(superlink.http, name)
     if folder := os.environ.get(_OUTPUT):
@@ -240,10 +240,10 @@ def source_of(superlink: Superlink, name: str) -> Source | None:
 def wait_for_nodes(
     control: ControlHttpClient, wanted: int, seconds: float, *, more: bool = False
 ) -> None:
-    """Wait until so many nodes are online, and say how many there are whenever that changes.
+    """Wait until `wanted` nodes are online; log their number whenever it changes.
 
-    `more`: there may be more, of which the run knows its own. Raises `UsageError` if there are more
-    otherwise, `EngineError` if after `seconds` there are less.
+    `more`: more nodes may be online, because the run knows its own ones. Raises `UsageError` if
+    there are more without `more`, `EngineError` if there are fewer after `seconds`.
     """
     deadline, before = time.monotonic() + seconds, -1
     while (there := online(control)) < wanted:
@@ -266,12 +266,12 @@ def wait_for_nodes(
 def online(control: ControlHttpClient) -> int:
     """Return how many nodes are online."""
     found = control.ListNodes(ListNodesRequest())
-    now = datetime.fromisoformat(found.now).timestamp()  # by its clock
+    now = datetime.fromisoformat(found.now).timestamp()  # the server's clock
     return sum(each.status == "online" and each.online_until > now for each in found.nodes_info)
 
 
 def _stop(control: ControlHttpClient, run_id: int, source: Source | None, folder: Path) -> None:
-    """End a run that nobody waits for any more, and keep what it writes as it ends."""
+    """Stop a run, and copy the files that it writes as it ends."""
     kept: Callable[[], Any] = dict if source is None else source.sizes
     with suppress(httpx.HTTPError, click.ClickException, SystemExit):
         if control.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status.status == (

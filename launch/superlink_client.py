@@ -1,4 +1,4 @@
-"""A SuperLink that somebody else has started: whether it is there, and a client of it."""
+"""A client of a SuperLink that is already running."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SECONDS = 10.0
 
 
 class Superlink:
-    """A SuperLink at an address, asked from inside: its Control API is for its own machine.
+    """A running SuperLink at an address; its Control API is open to its own machine only.
 
-    `certificate`: the file of the CA that has signed the SuperLink's; None: it has no TLS. `words`:
-    how these two are given, for what is said of mistakes.
+    `certificate`: the file of the CA that has signed the SuperLink's certificate; None: no TLS.
+    `words`: the names of these two options, for error messages.
 
-    Raises `UsageError`, one line, if none answers, or not as it is asked.
+    Raises `UsageError`, one line, if no SuperLink answers, or if it uses TLS otherwise.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Superlink:
         self._expect()
 
     def control(self) -> ControlHttpClient:
-        """Return a client of the Control API, to be closed."""
+        """Return a new client of the Control API; the caller closes it."""
         with unproxied(self.address):
             return ControlHttpClient.from_server_address(
                 self.address,
@@ -65,12 +65,12 @@ class Superlink:
 
     @property
     def bundles(self) -> bool:
-        """Whether it is one of ours (`deploy.server`)."""
+        """Whether it is this project's server (`deploy.server`)."""
         found = self.http.get("/v1/fleet/edgewire")
         return found.status_code == 200 and found.text == "1"
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self.http.close()
 
     def _expect(self) -> None:
@@ -125,12 +125,12 @@ def _read(certificate: str, word: str) -> bytes:
 
 @contextmanager
 def one_line_errors(address: str) -> Iterator[None]:
-    """Raise what the Control API refuses, and a lost connection, as `EngineError`."""
+    """Raise the Control API's errors, and a lost connection, as `EngineError`."""
     try:
         with flwr_cli_exc_handler():
             yield
     except click.ClickException as error:
-        if "is unavailable" in error.message:  # and then of a file that nobody has here
+        if "is unavailable" in error.message:  # the message names a file that is not here
             raise EngineError(f"the SuperLink at {address} is gone") from error
         raise EngineError(f"the SuperLink at {address} says: {one_line(error.message)}") from error
     except httpx.HTTPError as error:

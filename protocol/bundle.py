@@ -1,4 +1,4 @@
-"""Several named byte strings in one: how a message travels with its objects in one request.
+"""Bundles: several named byte strings in one, so that one request carries a message's objects.
 
 A bundle is a file of little-endian records, one after the other: u32 length of the name, u64 length
 of the content, the name (UTF-8), the content.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-MOST_PARTS, LONGEST_NAME = 1 << 16, 256  # of one message; a name is a SHA-256, or a word
-OF_MANY = 1 << 22  # parts of the messages of all nodes
+MOST_PARTS, LONGEST_NAME = 1 << 16, 256  # parts of one message; bytes of a name
+OF_MANY = 1 << 22  # parts of a bundle with the messages of all nodes
 _HEAD = struct.Struct("<IQ")
 
 
 def frames(parts: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the bundle of these (name, content), in their order."""
+    """Return the bundle of these (name, content), in the given order."""
     pieces: list[bytes] = []
     for name, content in parts:
         encoded = name.encode()
@@ -42,5 +42,5 @@ def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str,
         at = start + content
         if at > len(data):
             raise ValueError("the bundle ends within a record")
-        parts.append((data[start - name : start].decode(), data[start:at]))  # may raise one, too
+        parts.append((data[start - name : start].decode(), data[start:at]))  # decode: ValueError
     return parts

@@ -1,9 +1,9 @@
-"""A ServerApp's side of the link, where the server has bundles: a message and its objects in one.
+"""A ServerApp's grid that sends and receives each message in one bundle with its objects.
 
-Flower's own grid sends each object by itself, and asks again and again for replies. This one sends
-all messages with their objects at once, and its pull waits at the server until there is a reply
-(`deploy.server.api`). Chosen by `protocol.choose_grid.bundled`, where this Flower is one
-that it goes with.
+Flower's own grid sends each object in its own request, and polls for replies. This grid sends all
+messages with their objects in one request, and the server holds its pull until there is a reply
+(`deploy.server.api`). `protocol.choose_grid.bundled` chooses it where this release of Flower
+supports it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from compression.flower.timeouts import FOREVER, gathered
 from protocol.bundle import OF_MANY, frames, parts_of
 from protocol.errors import STOPPED, RunEnded
 
-LONGEST_WAIT = 20.0  # seconds that one pull waits at the server
-MARGIN = 30.0  # seconds beyond that for a request
+LONGEST_WAIT = 20.0  # seconds for which the server holds one pull
+MARGIN = 30.0  # seconds: a request's time-out is this much longer
 LIMIT = 4 << 30  # bytes of a pull
 
 
 class Connection:
-    """Requests to the server with what Flower's grid has of it: address, certificate, token.
+    """Sends requests to the server with the address, certificate and token of Flower's grid.
 
-    Flower keeps these to itself; `AttributeError` if another version keeps them elsewhere.
+    They are private attributes of Flower's. Raises `AttributeError` if a version lacks them.
     """
 
     def __init__(self, grid: Any) -> None:
@@ -63,12 +63,12 @@ class Connection:
         )
 
     def takes_bundles(self) -> bool:
-        """Return whether the server says that it does."""
+        """Return whether the server says that it takes bundles."""
         found = self._http.get("/v1/fleet/edgewire")
         return found.status_code == 200 and found.text == "1"
 
     def post(self, what: str, content: bytes, wait: float = 0.0) -> bytes:
-        """Ask for "push" or "pull"; tried again while the server is not there for a moment.
+        """Call "push" or "pull"; retry while the server is away for a moment.
 
         Raises `RunEnded`, or `ConnectionError` once the server has been away for a while.
         """
@@ -92,7 +92,7 @@ class Connection:
 
 
 class BundledGrid(PolledGrid):
-    """A `TimedGrid` over Flower's, to a server of ours; may be used from several threads."""
+    """A `TimedGrid` over Flower's grid, to a server of this project; safe for several threads."""
 
     def __init__(self, grid: Any, connection: Connection) -> None:
         super().__init__(grid)
@@ -100,7 +100,7 @@ class BundledGrid(PolledGrid):
         self._run_id: int = grid.run.run_id
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> list[str]:
-        """Send messages with all that is in them; `ttl` becomes theirs where theirs is longer."""
+        """Send messages with their objects; `ttl` (seconds) shortens a longer `ttl` of theirs."""
         messages = list(messages)
         if not messages:
             return []
@@ -111,7 +111,7 @@ class BundledGrid(PolledGrid):
                 message.metadata.ttl = min(ttl, message.metadata.ttl)
                 message.metadata.__dict__["_message_id"] = message.object_id
                 for name, each in get_all_nested_objects(message).items():
-                    if name not in parts:  # what goes to several nodes goes once
+                    if name not in parts:  # an object for several nodes is sent once
                         parts[name] = each.deflate()
                 request.messages_list.append(message_to_proto(remove_content_from_message(message)))
                 request.message_object_trees.append(get_object_tree(message))
@@ -120,11 +120,11 @@ class BundledGrid(PolledGrid):
         return list(response.message_ids)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Fetch the replies that are there."""
+        """Fetch the replies that have arrived."""
         return self._pull(list(message_ids), 0.0)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Wait for the next replies, at the server; see `TimedGrid`."""
+        """Wait for the next replies in a pull that the server holds; see `TimedGrid`."""
         ids = list(message_ids)
         if not ids:
             return super().pull_before(ids, deadline)
@@ -152,20 +152,20 @@ class BundledGrid(PolledGrid):
         ]
 
     def _message(self, said: Any, tree: Any, contents: dict[str, bytes]) -> Message:
-        """Return a message, of its objects: an error, if the node has not sent all of them."""
+        """Return a message made from its objects; an error if some of them are missing."""
         if not all(each.object_id in contents for each in iterate_object_tree(tree)):
             return self._unavailable(said.reply_to_message_id)
         found = inflate_object_from_contents(
             said.message_id,
             contents,
-            keep_object_contents=True,  # replies may share some
+            keep_object_contents=True,  # several replies may share an object
         )
         message = cast(Message, found)
         message.metadata.__dict__["_message_id"] = said.message_id
         return message
 
     def _unavailable(self, asked: str) -> Message:
-        """Return what Flower's own grid does of a reply whose objects never came."""
+        """Return the error that Flower's own grid gives for a reply whose objects never came."""
         metadata = Metadata(
             run_id=self._run_id,
             message_id="",

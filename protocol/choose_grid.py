@@ -1,7 +1,7 @@
-"""Which grid a ServerApp goes by: one that sends bundles, where the server takes them.
+"""Chooses a ServerApp's grid: one that sends bundles, where the server takes them.
 
-What is asked of Flower's insides is imported where it is tried: another release of Flower costs a
-warning, and no run.
+The function imports what it uses of Flower's internals: with another release of Flower a run logs a
+warning and goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = getLogger("edgewire")
 
 
 def bundled(grid: Grid | TimedGrid) -> Grid | TimedGrid:
-    """Return a grid that sends bundles if this is one of Flower's to a server that takes them."""
+    """Return a `BundledGrid` for a grid of Flower's whose server takes bundles, else `grid`."""
     try:
         from flwr.superlink.grid.http_grid import HttpGrid
 

@@ -1,10 +1,10 @@
-"""How a ServerApp's grid tells that its run was stopped at the server."""
+"""The error of a ServerApp's grid whose run was stopped at the server."""
 
 from __future__ import annotations
 
 import httpx
 
-STOPPED = (401, 403)  # of a run that is over: its token is not known any more, or is of no use
+STOPPED = (401, 403)  # HTTP statuses after a run's end: its token is unknown, or no longer valid
 
 
 class RunEnded(ConnectionError):
@@ -14,7 +14,7 @@ class RunEnded(ConnectionError):
 def was_stopped(error: BaseException) -> bool:
     """Return whether an error of a grid's call says that the run was stopped at the server.
 
-    Flower's own calls know but the status.
+    Of an error of Flower's own calls only the status is known.
     """
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in STOPPED

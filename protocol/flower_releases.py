@@ -1,4 +1,4 @@
-"""Which releases of Flower a node and a server of this project go with."""
+"""The releases of Flower that a node and a server of this project support."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-FIRST, LAST = (1, 40), (1, 42)  # the first with a Fleet API over HTTP; the last that was tried
+FIRST, LAST = (1, 40), (1, 42)  # the first with a Fleet API over HTTP; the last tested one
 WANTED = "flwr>=1.40,<1.43"
 
 
 def installed(package: str = "flwr") -> str:
-    """Return the version of a package that is installed, "" for none."""
+    """Return the version of an installed package, "" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -20,12 +20,12 @@ def installed(package: str = "flwr") -> str:
 
 
 def is_known(found: str) -> bool:
-    """Return whether a release of Flower is one of those that were tried."""
+    """Return whether a release of Flower is one of the tested ones."""
     return FIRST <= _release(found) <= LAST
 
 
 def lacking(error: ImportError) -> str:
-    """Return in one line that this Flower is another one, and what to do."""
+    """Return one line: this release of Flower is not supported, and what to do."""
     found = installed()
     if not found:
         return f"Flower is not installed: `pip install '{WANTED}'`"
@@ -33,10 +33,10 @@ def lacking(error: ImportError) -> str:
 
 
 def older_superlink(words: Sequence[str] | None = None) -> str | None:
-    """Return in one line that a run has come to a SuperLink of an older Flower; None: it has not.
+    """Return one line if this run is at a SuperLink of an older Flower, else None.
 
-    `flwr run` takes whatever SuperLink listens on its port: one that an older Flower has left
-    there, too. `words`: the command line of the run's process; None: this process's.
+    `flwr run` uses any SuperLink that listens on its port, even one that an older Flower has left
+    running. `words`: the command line of the run's process; None: this process's.
     """
     found = {name: _release(name) for name in (installed(), _superlinks_own(words or sys.argv))}
     older = [name for name, release in found.items() if () < release < LAST]
@@ -51,16 +51,16 @@ def older_superlink(words: Sequence[str] | None = None) -> str | None:
 
 
 def _release(found: str) -> tuple[int, ...]:
-    """Return a version's first two numbers; () for what is none."""
+    """Return a version's first two numbers; () for a text that is no version."""
     return tuple(int(each) for each in re.findall(r"\d+", found)[:2])
 
 
 def _superlinks_own(words: Sequence[str]) -> str:
-    """Return the version of the SuperLink that a process of Flower's was told of; "": not known.
+    """Return the version of the SuperLink on the command line of a Flower process; "": unknown.
 
-    It stays what it was at its start when the package is replaced meanwhile.
+    A running SuperLink keeps its version when the installed package is replaced.
     """
-    import httpx  # not above: a node without Flower has none, and is to say so
+    import httpx  # not above: without Flower there is no httpx, and the node must say so
 
     try:
         address = words[list(words).index("--runtime-api-address") + 1]

@@ -1,13 +1,15 @@
-"""What a message says to nodes of ours of a run that is resumed: how they go back with its server.
+"""A resumed run's lineage in its messages: nodes go back to the checkpoint with their server.
 
-A run that is resumed is another one to Flower, and its server begins with a checkpoint, behind its
-nodes. Each of these runs is a life of one course. A node keeps its state of the course, and beside
-it the state in which the newest checkpoint found it; in another life it goes back to that.
+For Flower a resumed run is a new run. Its server starts from a checkpoint, so its nodes' states are
+newer than its own. Each of these Flower runs is called a life of one course. A node keeps its
+current state of the course and its state at the newest checkpoint; in a new life it goes back to
+the latter.
 
-A message says it at the end of its group, which Flower hands on: "17 kept/KEY/LIFE:DONE/LIFE:DONE".
-KEY is the first life, by whose number the state is kept, then for each life its last checkpoint, by
-what was done then. The message's own life is left out where it would stand: "kept//:16". A node
-that keeps its state so says "keeps" at the end of its reply's group.
+The lineage is the end of a message's group id, which Flower passes on:
+"17 kept/KEY/LIFE:DONE/LIFE:DONE". KEY is the number of the first life, under which nodes store the
+state; then follows each life's last checkpoint, with what was done by then. The number of the
+message's own life is left out: "kept//:16". A node that stores its state this way ends its reply's
+group id with "keeps".
 """
 
 from __future__ import annotations
@@ -18,18 +20,18 @@ from typing import NamedTuple
 
 _SAID = re.compile(r"(.*) kept/(\d{0,20})((?:/\d{0,20}:\d{1,20})*)", re.DOTALL)
 _KEEPS = " keeps"
-MOST = 100  # lives of which a message speaks: the newest
+MOST = 100  # lives in a message: the newest ones
 
 
 class Checkpoint(NamedTuple):
-    """One that was written in the life (its number), when so much was done."""
+    """A checkpoint: the number of the life that wrote it, and how much was done by then."""
 
     life: int
     done: int
 
 
 class RunLineage(NamedTuple):
-    """A course's first life, the one at hand, and each life's last checkpoint, the newest last."""
+    """A course's first life, its current life, and each life's last checkpoint, the newest last."""
 
     key: int
     life: int
@@ -37,49 +39,49 @@ class RunLineage(NamedTuple):
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The checkpoint from which the course would go on; None: there is none yet."""
+        """The checkpoint that a resumed run would start from; None: there is none yet."""
         return self.checkpoints[-1] if self.checkpoints else None
 
     def of(self, life: int) -> Checkpoint | None:
-        """Return the checkpoint at which the course left a life; None: it is not known of it."""
+        """Return the last checkpoint of a life, where the course has left it; None: not known."""
         return next((each for each in self.checkpoints if each.life == life), None)
 
     def kept(self, done: int) -> RunLineage:
-        """Return what it is once a checkpoint of the life at hand is written."""
+        """Return the lineage after a new checkpoint of the current life."""
         before = [each for each in self.checkpoints if each.life != self.life]
         return self._replace(checkpoints=(*before[1 - MOST :], Checkpoint(self.life, done)))
 
 
 class Turn(Enum):
-    """What a node's state is to be for a message: as it is, as of the checkpoint, an empty one."""
+    """The state that a node uses for a message: the current, the checkpoint's, or an empty one."""
 
     STAY, BACK, ANEW = range(3)
 
 
 def turn_of(lives: RunLineage, life: int, past: Checkpoint | None) -> Turn:
-    """Return what becomes of a node's state, which it came to in a life (0: it has none).
+    """Return which state a node uses, given the life of its current state (0: it has none).
 
-    `past`: the newest checkpoint of which it had heard; it has the state of that moment, too.
+    `past`: the newest checkpoint that the node has heard of; it has its state of that moment.
     """
     if life in (0, lives.life):
         return Turn.STAY
     left = lives.of(life)
-    if left is None:  # all that came in that life is gone
+    if left is None:  # the course keeps nothing of that life
         return Turn.BACK if past in lives.checkpoints else Turn.ANEW
     if past is None or past.life != life or past.done < left.done:
-        return Turn.STAY  # it has heard nothing more after that checkpoint
+        return Turn.STAY  # no message after the checkpoint `left` has reached the node
     return Turn.BACK if past == left else Turn.ANEW
 
 
 def told(group: str, lives: RunLineage) -> str:
-    """Return a message's group that says these lives."""
+    """Return a message's group id with this lineage at its end."""
     key = "" if lives.key == lives.life else lives.key
     words = [f"/{'' if life == lives.life else life}:{done}" for life, done in lives.checkpoints]
     return f"{group} kept/{key}{''.join(words)}"
 
 
 def heard(group: str, life: int) -> RunLineage | None:
-    """Return what a message's group says in a life; None: nothing."""
+    """Return the lineage in the group id of a message of a life; None if it has none."""
     found = _SAID.fullmatch(group)
     if found is None:
         return None
@@ -89,11 +91,11 @@ def heard(group: str, life: int) -> RunLineage | None:
 
 
 def keeping(group: str) -> str:
-    """Return the group of a node's reply, by that of the message: that it keeps what was said."""
+    """Return the group id of a node's reply to a message with this group id."""
     found = _SAID.fullmatch(group)
     return group if found is None else f"{found[1]}{_KEEPS}"
 
 
 def keeps(group: str) -> bool:
-    """Return whether a reply's group says that its node keeps its state by what it was told."""
+    """Return whether a reply's group id says that its node stores its state by the lineage."""
     return group.endswith(_KEEPS)

@@ -1,4 +1,4 @@
-"""From a message to the bytes of its reply, as Flower's own nodes do it."""
+"""Runs the app on a message; returns the bytes of its reply, as Flower's own nodes make it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from protocol.lineage import keeping
 
 
 def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Message:
-    """Return the message that came; its objects are taken out of `objects`."""
+    """Return the pulled message; its objects are removed from `objects`."""
     name = response.message_object_trees[0].object_id
     message = inflate_object_from_contents(name, objects)
     if not isinstance(message, Message):
@@ -41,11 +41,11 @@ def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Mes
 def answered(
     message: Message, context: Context, load: Callable[[], ClientApp], failing: ThrottledLog
 ) -> bytes:
-    """Let the app answer a message; return the reply as a bundle, ready to be sent.
+    """Run the app on a message; return the reply as a bundle, ready to be sent.
 
-    An app that does not load or raises makes an error reply, as of Flower's own nodes, and
-    `failing` says so; `context` holds what it has left there in any case. Raises `OtherApp` as
-    `load` does.
+    An app that does not load, or raises, makes an error reply, as on Flower's own nodes, and
+    `failing` logs it. `context` keeps what the app has stored, even after an error. Raises
+    `OtherApp` as `load` does.
     """
     TaskIdentity.run_id, TaskIdentity.node_id = context.run_id, context.node_id
     TaskIdentity.task_id = message.metadata.dst_task_id or context.run_id
@@ -55,8 +55,8 @@ def answered(
         bundle = _bundle(reply, message, time.perf_counter() - began)
     except OtherApp:
         raise
-    except Exception as error:  # the app's own mistake, whatever it is
-        cause = error.__cause__ or error  # which the other one may hide from the server
+    except Exception as error:  # the app may raise anything
+        cause = error.__cause__ or error  # Flower's wrapper may hide the cause from the server
         what = "the app failed"
         failing.say(what, cause) if _is_one_line(cause) else failing.say(what, error=error)
         return refused(message, error, time.perf_counter() - began)
@@ -65,7 +65,7 @@ def answered(
 
 
 def _is_one_line(error: BaseException) -> bool:
-    """Return whether an error says all that there is to say."""
+    """Return whether an error's message suffices without a traceback."""
     return getattr(error, "one_line", False)
 
 

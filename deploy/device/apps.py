@@ -1,4 +1,4 @@
-"""Apps on a device: bundles, unpacked once and kept by their hash, and the ClientApp in one."""
+"""Apps on a device: unpacks each bundle once, keeps it by its hash, loads its ClientApp."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from flwr.app import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, fuse_dicts
 
-MOST_APPS, LARGEST_APP = 4, 256 << 20  # what is kept; bytes that one may unpack to
+MOST_APPS, LARGEST_APP = 4, 256 << 20  # apps that stay on disk; bytes of an unpacked one
 log = getLogger("edgewire")
 
 
 class AppError(Exception):
-    """An app cannot be had, unpacked or loaded."""
+    """An app cannot be fetched, unpacked or loaded."""
 
 
 class OtherApp(Exception):
@@ -33,25 +33,25 @@ class OtherApp(Exception):
 
 
 class Apps:
-    """The apps in a folder, of which a process loads one.
+    """The apps in a folder; a process can load one of them.
 
-    `only`: SHA-256 of the bundles that this device takes; none: whatever its server sends.
+    `only`: SHA-256 of the bundles that this device accepts; empty: whatever its server sends.
     """
 
     def __init__(self, folder: Path, only: Collection[str] = ()) -> None:
         self._folder, self._only = folder, only
-        self._digest = ""  # of the app whose modules this process has begun to import
+        self._digest = ""  # hash of the app whose modules this process has begun to import
         self._app: ClientApp | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, digest: str) -> bool:
-        """Return whether an app is here already. Raises `AppError` for one that is not taken."""
+        """Return whether an app is unpacked here. Raises `AppError` for a refused one."""
         if self._only and digest not in self._only:
             raise AppError("this device takes other apps alone")
         return self._path(digest).is_dir()
 
     def put(self, digest: str, bundle: bytes) -> None:
-        """Unpack a bundle. Raises `AppError` if it is not the one, or no bundle at all."""
+        """Unpack a bundle. Raises `AppError` if its hash differs, or if it is no bundle."""
         if hashlib.sha256(bundle).hexdigest() != digest:
             raise AppError("the app's bundle is not the one that the run names")
         draft = self._folder / "draft"
@@ -60,17 +60,17 @@ class Apps:
             with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
                 if sum(entry.file_size for entry in archive.infolist()) > LARGEST_APP:
                     raise AppError("the app's bundle unpacks to more than a device can take")
-                archive.extractall(draft)  # which keeps within the folder
-        # no zip, or a wrong checksum in it; damaged within; one that breaks off; a compression
-        # unknown to zipfile (NotImplementedError, a RuntimeError), or an encrypted entry
+                archive.extractall(draft)  # it writes nothing outside the folder
+        # BadZipFile: no zip, or a wrong checksum; zlib.error: damaged data; EOFError: it breaks
+        # off; RuntimeError: an encrypted entry, or an unknown compression (NotImplementedError)
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise AppError(f"the app's bundle cannot be unpacked: {error}") from error
-        os.sync()  # one call for its many files
+        os.sync()  # one call is faster than an fsync for each of its many files
         draft.rename(self._path(digest))
         self._forget(digest)
 
     def config(self, digest: str, overrides: UserConfig) -> UserConfig:
-        """Return an app's own configuration with a run's words over it."""
+        """Return an app's configuration with a run's overrides applied."""
         own = flatten_dict(self._described(digest).get("config", {}))
         return fuse_dicts(own, overrides)
 
@@ -104,7 +104,7 @@ class Apps:
         return described
 
     def _forget(self, digest: str) -> None:
-        """Remove the apps that were not used for longest."""
+        """Remove the least recently used apps."""
         others = [f for f in self._folder.iterdir() if f.name != digest]
         others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         for folder in others[MOST_APPS - 1 :]:
@@ -112,7 +112,7 @@ class Apps:
 
 
 def _loaded(reference: str, folder: Path) -> ClientApp:
-    """Import `module:attribute`, the app's folder before all others, as Flower does."""
+    """Import `module:attribute`, with the app's folder first on `sys.path`, as Flower does."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     module, _, attributes = reference.partition(":")

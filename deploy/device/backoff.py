@@ -1,4 +1,4 @@
-"""What a node says while it waits, and for how long it does: it never gives up by itself."""
+"""A node's backoff: what it logs while it waits, and how long it waits. It never gives up."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ import httpx
 from deploy.device.client import NOT_ACTIVATED, ONLY_REGISTERED, TWIN, Refusal
 from simulation.proxies import by_proxy
 
-FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # seconds, and how a pause grows from one to the other
-# Of Flower's nodes' signatures: how many seconds a clock may be ahead of the server's, or behind.
+FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # first and longest pause in seconds; factor per pause
+# Flower accepts a node's signature if its clock is at most so many seconds ahead, or behind.
 AHEAD, BEHIND = 5.0, 305.0
-INTERVAL = 60.0  # seconds: who is not heard for twice as long is offline; a cut of 60 s is survived
-ONLINE_SECONDS = 2 * INTERVAL  # for which a server takes a node that is gone as online
+INTERVAL = 60.0  # seconds: a node that is silent for twice as long counts as offline
+ONLINE_SECONDS = 2 * INTERVAL  # a server counts a node that has left as online for so long
 log = getLogger("edgewire")
 WORTH_WAITING = (Refusal, httpx.TransportError, OSError)
 
 
 class Wait:
-    """Pauses that grow, and one line each time that their reason changes."""
+    """Pauses that grow; it logs one line whenever their reason changes."""
 
     def __init__(self, sleep: Callable[[float], object] = time.sleep) -> None:
         self._sleep = sleep
         self._pause, self._reason = FIRST, ""
 
     def after(self, reason: str) -> None:
-        """Pause, for something has failed for this reason."""
-        kind = re.sub(r"\d+", "", reason)  # the seconds of a clock are others each time
+        """Pause after a failure for this reason."""
+        kind = re.sub(r"\d+", "", reason)  # the seconds in a line about the clock differ each time
         if kind != self._reason:
             log.warning("waiting: %s", reason)
             self._reason = kind
@@ -40,7 +40,7 @@ class Wait:
         self._pause = min(self._pause * GROWTH, LONGEST)
 
     def over(self) -> None:
-        """Say so if there was a reason to wait, for there is none any more."""
+        """Log that the reason to wait is over, if there was one."""
         if self._reason:
             log.info("it goes on")
         self._pause, self._reason = FIRST, ""
@@ -49,10 +49,10 @@ class Wait:
 def reason_of(
     error: Exception, address: str, *, known: bool | None = True, secure: bool = True
 ) -> str:
-    """Return in one line why something failed, and what to do.
+    """Return one line: why something failed, and what to do.
 
-    `known`: whether the server has this node's key; None: nobody can tell yet. `secure`: whether it
-    is asked by TLS.
+    `known`: whether the server has this node's key; None: not known yet. `secure`: whether the
+    connection uses TLS.
     """
     if isinstance(error, Refusal):
         return _of_refusal(error, address + by_proxy(address, secure), known)
@@ -64,7 +64,7 @@ def reason_of(
 
 
 def clock_trouble(ahead: float | None) -> str | None:
-    """Return what is wrong with a clock that is `ahead` seconds of the server's; None: nothing."""
+    """Return what is wrong with a clock `ahead` seconds ahead of the server's; None: nothing."""
     if ahead is None or -BEHIND < ahead < AHEAD:
         return None
     way = "ahead of" if ahead > 0 else "behind"
@@ -119,7 +119,7 @@ def _of_line(error: httpx.TransportError, address: str, secure: bool) -> str:
 
 
 def _advice(words: str) -> str:
-    """Return what to do about a certificate, by what OpenSSL says of it."""
+    """Return what to do about a certificate, given OpenSSL's error text."""
     if "not yet valid" in words:
         return "is this machine's clock behind?"
     if "expired" in words:
@@ -130,7 +130,7 @@ def _advice(words: str) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return what an error goes back to."""
+    """Return the first error in an error's chain of causes."""
     seen = {id(error)}
     while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in seen:
         error = cause

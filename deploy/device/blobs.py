@@ -1,6 +1,6 @@
-"""Numbered files of a node's folder: a head and blobs, there in whole or not at all.
+"""Numbered files of a node's folder: each holds a head and blobs, and is written atomically.
 
-u64 length of the head, xxh3 of the head (8 bytes), head (JSON), the blobs end to end
+Format: u64 length of the head, xxh3 of the head (8 bytes), head (JSON), the blobs end to end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SUFFIX = ".state"
 
 @dataclass
 class Blob:
-    """Bytes in a file: which file, where its blobs of these bytes begin, how many, their xxh3."""
+    """A blob's place: the file's number, the offset after the head, the size, the xxh3."""
 
     file: int
     at: int
@@ -29,14 +29,14 @@ class Blob:
 
 
 class Draft:
-    """The blobs of a file that is to be written."""
+    """The blobs of a file that is not written yet."""
 
     def __init__(self, number: int) -> None:
         self.blobs = list[memoryview]()
         self._number, self._end = number, 0
 
     def put(self, content: memoryview) -> Blob:
-        """Add a blob; return where it will be."""
+        """Add a blob; return the place that it will have."""
         blob = Blob(self._number, self._end, content.nbytes, xxh3_64_hexdigest(content))
         self.blobs.append(content)
         self._end += content.nbytes
@@ -44,16 +44,16 @@ class Draft:
 
 
 def path_of(folder: Path, number: int) -> Path:
-    """Return where a numbered file is."""
+    """Return the path of a numbered file."""
     return folder / f"{number}{_SUFFIX}"
 
 
 def size_of(folder: Path, number: int) -> int:
-    """Return the bytes of a file; of one that is gone, more than any is worth."""
+    """Return a file's size in bytes; of a missing one 1 << 62, so that nobody keeps it."""
     try:
         return path_of(folder, number).stat().st_size
     except OSError:
-        return 1 << 62  # it is gone: nothing of it is worth keeping
+        return 1 << 62  # any blob is a negligible share of it, so it is written anew
 
 
 def numbers_in(folder: Path) -> Iterator[int]:
@@ -64,7 +64,7 @@ def numbers_in(folder: Path) -> Iterator[int]:
 
 
 def head_of(folder: Path, number: int) -> bytes:
-    """Return a file's head. Raises `OSError`, `ValueError` for one that is damaged."""
+    """Return a file's head. Raises `OSError`, and `ValueError` for a damaged one."""
     with path_of(folder, number).open("rb") as file:
         size, mark = _begun(file)
         head = file.read(size)
@@ -74,7 +74,7 @@ def head_of(folder: Path, number: int) -> bytes:
 
 
 def _begun(file: BinaryIO) -> tuple[int, bytes]:
-    """Return how long a file's head is, and its xxh3. Raises `ValueError` if there is less."""
+    """Return a head's length and xxh3. Raises `ValueError` for a file that is too short."""
     try:
         size, mark = _HEAD.unpack(file.read(_HEAD.size))
     except struct.error as error:
@@ -85,7 +85,7 @@ def _begun(file: BinaryIO) -> tuple[int, bytes]:
 
 
 def read(folder: Path, blob: Blob) -> bytes:
-    """Return a blob. Raises `OSError`, `ValueError` for one that is damaged."""
+    """Return a blob. Raises `OSError`, and `ValueError` for a damaged one."""
     with path_of(folder, blob.file).open("rb") as file:
         size, _ = _begun(file)
         file.seek(_HEAD.size + size + blob.at)
@@ -96,7 +96,7 @@ def read(folder: Path, blob: Blob) -> bytes:
 
 
 def write(folder: Path, number: int, head: bytes, blobs: list[memoryview]) -> None:
-    """Write a file; it is there whole, and durable, when this returns. Raises `OSError`."""
+    """Write a file atomically; it is durable when this returns. Raises `OSError`."""
     draft = folder / "draft"
     try:
         with draft.open("wb") as file:
@@ -106,14 +106,14 @@ def write(folder: Path, number: int, head: bytes, blobs: list[memoryview]) -> No
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        draft.unlink(missing_ok=True)  # a full disk has room again
+        draft.unlink(missing_ok=True)  # frees the space again on a full disk
         raise
     draft.replace(path_of(folder, number))
     sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a folder's own entries durable."""
+    """Make a folder's entries durable (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -122,7 +122,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_others(folder: Path, needed: set[int]) -> None:
-    """Remove the files but those that are needed."""
+    """Remove all numbered files except the needed ones."""
     for number in list(numbers_in(folder)):
         if number not in needed:
             path_of(folder, number).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a doctor looks at on a device: the machine, the node's own words, its data."""
+"""The doctor's checks on a device: the machine, the node's options, its data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PACKAGES = ("torch", "numpy", "hydra", "safetensors", "PIL", "xxhash", "pcodec",
 
 
 def checks(given: argparse.Namespace) -> Iterable[tuple[str, Check]]:
-    """Return what is looked at, in order: first what is here, then what the server says."""
+    """Return the checks in order: first those of this machine, then those of the server."""
     here = OnDevice(given)
     yield from [("Python", python), ("64 bit", bits), ("memory", here.memory)]
     yield "disk", partial(disk, here.state, "--state")
@@ -47,7 +47,7 @@ def checks(given: argparse.Namespace) -> Iterable[tuple[str, Check]]:
 
 
 class OnDevice:
-    """A device, by the words that its node is started with."""
+    """A device, described by its node's command line."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
@@ -56,14 +56,14 @@ class OnDevice:
         self._key: ec.EllipticCurvePrivateKey | None = None
 
     def memory(self) -> Iterable[Finding]:
-        """Look at the free memory, where the node has not taken its own yet."""
+        """Check the free memory, unless the node runs and has taken its share already."""
         if self._runs:
             yield Finding(OK, "memory", "a node runs here already")
         else:
             yield from memory(free_memory(), ENOUGH, LEAST)
 
     def data(self) -> Iterable[Finding]:
-        """Look at what the node would train on."""
+        """Check the node's training data."""
         try:
             config = node_config_of(self._given.node_config)
         except MistakenWord as error:
@@ -95,7 +95,7 @@ class OnDevice:
             )
 
     def key(self) -> Iterable[Finding]:
-        """Look at the node's key."""
+        """Check the node's key."""
         file = self._given.auth_supernode_private_key
         own = self.state / "key"
         try:
@@ -112,7 +112,7 @@ class OnDevice:
         yield from list(secret(path, "key")) or [Finding(OK, "key", str(path))]
 
     def ca(self) -> Iterable[Finding]:
-        """Look at the certificate by which the server is known."""
+        """Check the CA's certificate, by which the node knows the server."""
         file = self._given.root_certificates
         if self._given.insecure:
             yield Finding(WARNING, "certificate", "--insecure: anybody on the way reads all of it")
@@ -125,7 +125,7 @@ class OnDevice:
             yield lasting("certificate", f"the CA's, {file}", ca, "make a new CA on the server")
 
     def server(self) -> Iterable[Finding]:
-        """Ask the server."""
+        """Check what the server answers."""
         try:
             fleet = client_of(self._given, self._key or ec.generate_private_key(ec.SECP384R1()))
         except MistakenWord as error:
@@ -144,7 +144,7 @@ class OnDevice:
 
 
 def packages() -> Iterable[Finding]:
-    """Look at whether all is installed that an app of this project imports on a device."""
+    """Check that every package is installed that this project's app imports on a device."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         names = ", ".join(missing)
@@ -154,7 +154,7 @@ def packages() -> Iterable[Finding]:
 
 
 def flower() -> Iterable[Finding]:
-    """Look at this machine's release of Flower."""
+    """Check this machine's release of Flower."""
     found = installed()
     if is_known(found):
         yield Finding(OK, "Flower", found)
@@ -163,7 +163,7 @@ def flower() -> Iterable[Finding]:
 
 
 def folder_of_classes(folder: Path) -> Finding:
-    """Look at a node's own photos: one folder a class."""
+    """Check a node's own photos: a folder for each class."""
     try:
         classes = [each for each in folder.iterdir() if each.is_dir() and each.name[0] != "."]
         files = sum(len(os.listdir(each)) for each in classes)

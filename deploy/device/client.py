@@ -1,8 +1,8 @@
 """A client of Flower's Fleet API, by its public protobufs and its nodes' signatures.
 
-Where the server says that it has them, two calls of this project's own take the place of many: one
-that waits for a message and brings it with its objects, and one that takes a reply with its own.
-Both are thin (`compact_bundle.py`, `signed_header.py`) where it says that it knows that, too.
+Where the server offers them, two calls of this project replace many of Flower's: one waits for a
+message and returns it with its objects, the other sends a reply with its objects. Where the server
+offers it, both use the compact form (`compact_bundle.py`, `signed_header.py`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from deploy.signed_header import headers, sealed
 from protocol.bundle import parts_of
 
 LARGEST = 1 << 32  # bytes of a bundle that a server may send
-BUNDLED = "edgewire"  # what the path of a bundled call begins with
-THIN = f"{BUNDLED}-thin"  # the header in which a server says which form of thin bundles it knows
-THIN_WAIT, PLAIN_WAIT = 40, 20  # seconds for which a server that can waits for a message
-COUNTED = 45.0  # seconds from a thin pull on for which no heartbeat is needed
-TWIN = 409  # the status by which a server of ours refuses the older of two that are one node
+BUNDLED = "edgewire"  # the first part of a bundled call's path
+THIN = f"{BUNDLED}-thin"  # the header with the number of the server's compact format
+THIN_WAIT, PLAIN_WAIT = 40, 20  # seconds: how long the server holds a pull, compact or plain
+COUNTED = 45.0  # seconds after a compact pull in which no heartbeat is needed
+TWIN = 409  # the HTTP status for the older of two processes that use one node's key
 RUN_IS_OVER, NOT_ACTIVATED, ONLY_REGISTERED = 2007, 2004, 2001  # Flower's codes of errors
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
-_KEPT = (
-    60.0  # seconds for which a connection is kept: a new one costs 3 kB. A server keeps it longer
-)
+# Seconds for which an idle connection stays open: a new one costs 3 kB. A server waits longer.
+_KEPT = 60.0
 _PROTOBUF = "application/protobuf"
 _BINARY = {"content-type": _PROTOBUF, "accept": _PROTOBUF, "accept-encoding": "gzip"}
 Reply = TypeVar("Reply", bound=Message)
@@ -57,10 +56,10 @@ _PATHS: dict[type[Message], str] = {
 
 
 class Refusal(Exception):
-    """The server has answered, and said no.
+    """The server has answered with an error.
 
-    `status`: HTTP's; `code`: Flower's, if it gave one; `ahead`: seconds that this machine's clock
-    is ahead of the server's, if the reply was dated.
+    `status`: the HTTP status; `code`: Flower's code of the error, or None; `ahead`: by how many
+    seconds this machine's clock is ahead of the server's, None for a reply without a date.
     """
 
     def __init__(self, response: httpx.Response) -> None:
@@ -72,10 +71,10 @@ class Refusal(Exception):
 
 
 class FleetClient:
-    """Signed calls to one server; may be used from several threads.
+    """Makes signed calls to one server; safe for several threads.
 
-    `address`: host:port. `root_certificates`: a PEM file; None: the system's. Every call raises
-    `Refusal`, or `httpx.TransportError` where the server is not reached.
+    `address`: host:port. `root_certificates`: a PEM file; None: the system's certificates. Every
+    call raises `Refusal`, or `httpx.TransportError` if the server cannot be reached.
     """
 
     def __init__(
@@ -103,30 +102,30 @@ class FleetClient:
             "accept-encoding",
             "connection",
             "user-agent",
-        ):  # 110 bytes each time
+        ):  # these headers cost 110 bytes a request
             del self._http.headers[name]
         self._thin, self._number = False, os.urandom(SIZE)
-        self.counted_until = 0.0  # by time.monotonic(): the server counts this node without a beat
+        self.counted_until = 0.0  # on time.monotonic(): no heartbeat is needed before
 
     def call(self, request: Message, kind: type[Reply], *, timeout: float = _ANSWER) -> Reply:
-        """Return what the server answers to a request of Flower's Fleet API."""
+        """Return the server's response to a request of Flower's Fleet API."""
         path = _PATHS[type(request)]
         return self._parsed(self._post(path, request.SerializeToString(), timeout=timeout), kind)
 
     def bundles(self) -> bool:
-        """Ask the server whether it has the bundled calls."""
+        """Ask the server whether it offers the bundled calls."""
         response = self.get(BUNDLED)
         self._thin = response.headers.get(THIN) == str(compact_bundle.FORM)
         return says_bundled(response)
 
     def get(self, path: str) -> httpx.Response:
-        """Ask for what is below the Fleet API; the response may be a refusal."""
+        """Return the response to a GET of a path below the Fleet API, whatever its status."""
         return self._http.get(self._base + path, headers=self._signed())
 
     def pull(
         self, request: fleet_pb2.PullMessagesRequest
     ) -> tuple[fleet_pb2.PullMessagesResponse, dict[str, bytes]]:
-        """Return a message, for which the server waits for a while, and its objects."""
+        """Return the next message and its objects; the server holds the call until one is there."""
         try:
             parts = self._thin_pull(request) if self._thin else self._plain_pull(request)
             (_, head), *objects = parts
@@ -135,7 +134,7 @@ class FleetClient:
         return self._parsed(head, fleet_pb2.PullMessagesResponse), dict(objects)
 
     def push(self, bundle: bytes) -> fleet_pb2.PushMessagesResponse:
-        """Send a reply and its objects: "request", the objects, and last perhaps "confirm"."""
+        """Send a reply as a bundle: "request", its objects, and optionally "confirm"."""
         if not self._thin:
             answer = self._post(f"{BUNDLED}/push", bundle, timeout=_ANSWER)
             return self._parsed(answer, fleet_pb2.PushMessagesResponse)
@@ -150,7 +149,7 @@ class FleetClient:
         return self._http.is_closed
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._http.close()
 
     def _plain_pull(self, request: fleet_pb2.PullMessagesRequest) -> list[tuple[str, bytes]]:
@@ -193,7 +192,7 @@ class FleetClient:
         return response.content
 
     def _signed(self) -> dict[str, str]:
-        """Return the headers by which a server of Flower's knows its nodes."""
+        """Return the headers by which Flower's server authenticates its nodes."""
         stamp = datetime.datetime.now(datetime.UTC).isoformat()
         return headers(self.public_key, stamp, sign_message(self._key, stamp.encode()))
 
@@ -201,18 +200,18 @@ class FleetClient:
     def _parsed(content: bytes, kind: type[Reply]) -> Reply:
         try:
             parsed: Reply = kind.FromString(content)
-        except DecodeError as error:  # a proxy's page, say
+        except DecodeError as error:  # for example a proxy's error page
             raise httpx.RemoteProtocolError(f"no {kind.DESCRIPTOR.name} came") from error
         return parsed
 
 
 def says_bundled(response: httpx.Response) -> bool:
-    """Return whether this says that a server has the bundled calls."""
+    """Return whether this response says that the server offers the bundled calls."""
     return response.status_code == 200 and response.content.strip() == b"1"
 
 
 def _said(response: httpx.Response) -> tuple[int | None, str]:
-    """Return Flower's code of an error, if it is one of Flower's, and the error in words."""
+    """Return an error's code of Flower's (None if it has none) and its text."""
     try:
         said = json.loads(response.text)
         code, detail = said.get("code"), str(said.get("detail", ""))

@@ -1,4 +1,4 @@
-"""Being one of the server's nodes: coming online, staying so, going."""
+"""A node's membership at its server: it comes online, sends heartbeats, and leaves."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from deploy.device.backoff import INTERVAL, clock_trouble
 from deploy.device.client import FleetClient, Refusal
 from deploy.device.node_folder import NodeFolder
 
-_BEATS, _AGAIN = 20.0, 5.0  # seconds between beats; after a failed one
-_BEAT, _LEAVING = 10.0, 3.0  # seconds for a call; at the end
-_KEY_IN_USE = 23  # Flower's code
+_BEATS, _AGAIN = 20.0, 5.0  # seconds between two heartbeats; after a failed one
+_BEAT, _LEAVING = 10.0, 3.0  # time limits in seconds: of a heartbeat, of the last call
+_KEY_IN_USE = 23  # Flower's code of the error
 log = getLogger("edgewire")
 
 
 class Member:
-    """A node's membership. Once it has stopped, or left, it uses `fleet` no more.
+    """A node's membership. After `stop` or `leave` it no longer uses `fleet`.
 
-    `registers`: the node has a key of its own making, which it makes known itself. `beats`: seconds
-    between two heartbeats; while the client knows that it is counted, there are none.
+    `registers`: the node has made its own key, and registers it itself. `beats`: seconds between
+    two heartbeats; it sends none before `fleet.counted_until`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Member:
         self._stopped, self._active = threading.Event(), threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self.node_id = 0
-        self.known: bool | None = None  # whether the server takes the key; None: nobody can tell
+        self.known: bool | None = None  # whether the server accepts the key; None: not known yet
 
     @property
     def active(self) -> bool:
@@ -53,15 +53,15 @@ class Member:
 
     @property
     def node(self) -> ProtoNode:
-        """The node, as requests name it."""
+        """The node's id in the form that requests carry."""
         return ProtoNode(node_id=self.node_id)
 
     def enter(self) -> None:
-        """Come online, or stay so: a node that was killed goes on as the one that it was.
+        """Come online, or stay online: a node that was killed keeps its id.
 
-        A heartbeat does that for a node that knows its id. To end its earlier life first would make
-        the server answer the message in hand itself, with an error. Errors as the calls of
-        `FleetClient`.
+        For a node that knows its id a heartbeat suffices. If it deactivated its earlier activation
+        first, the server would answer the message in hand itself, with an error. Raises what the
+        calls of `FleetClient` raise.
         """
         before = self._journal.node_id(self._fleet.address, self._fleet.public_key)
         if before is None or not self._goes_on(before):
@@ -78,17 +78,17 @@ class Member:
             self._beats.start()
 
     def lose(self) -> None:
-        """Take note that the server does not count this node as online any more."""
+        """Note that the server no longer counts this node as online."""
         self._active.clear()
 
     def stop(self) -> None:
-        """Send no heartbeats any more; the server is not told. One under way is waited for."""
+        """Stop the heartbeats without telling the server; wait for one that is under way."""
         self._stopped.set()
         if self._beats.is_alive():
             self._beats.join(_LEAVING)
 
     def leave(self) -> None:
-        """Go offline; the server is not waited for long."""
+        """Go offline; wait at most 3 s (`_LEAVING`) for the server."""
         self.stop()
         if self.node_id:
             with suppress(httpx.TransportError, Refusal):
@@ -104,7 +104,7 @@ class Member:
                 raise
 
     def _goes_on(self, before: int) -> bool:
-        """Return whether the server takes this node as the one that it was."""
+        """Return whether the server accepts this node under its earlier id."""
         self.node_id = before
         try:
             return self._heard()
@@ -133,7 +133,7 @@ class Member:
                     self.lose()
             except httpx.TransportError:
                 pause = _AGAIN
-            except Exception:  # a thread that has ended would be noticed by nobody
+            except Exception:  # nobody would notice the end of this thread
                 if self._stopped.is_set() or self._fleet.closed:
                     return
                 log.exception("a heartbeat failed")

@@ -1,11 +1,11 @@
-"""A node's folder: who it is, the message in hand, and what it keeps of each run.
+"""A node's folder: its identity, the message in hand, and its state of each run.
 
-lock            held while a node runs on this folder
-key             a key of its own, where none is given (an open network, for trying out)
-node.json       which server, which key, and the node id there
-claim           the message that was taken from the server last, without its objects
-runs/ID/        what is kept of a run (`store.py`)
-apps/HASH/      an app, unpacked (`apps.py`)
+lock            locked while a node runs on this folder
+key             the node's own key, where none is given (an open network, for trying out)
+node.json       the server's address, the public key, and the node id at that server
+claim           the last message pulled from the server, without its objects
+runs/ID/        the state of a run (`store.py`)
+apps/HASH/      an unpacked app (`apps.py`)
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from xxhash import xxh3_64_digest
 from deploy.device.blobs import sync_folder
 from deploy.device.store import NodeStore, open_shelf
 
-MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # what is kept of runs: the newest, and for how long
+MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # how many of the newest runs stay, and how long
 _CLAIM = struct.Struct("<Q8s")
 log = getLogger("edgewire")
 
 
 class FolderError(RuntimeError):
-    """The state folder cannot be used: one line that says why."""
+    """The state folder cannot be used; the message is one line."""
 
 
 class NodeFolder:
@@ -54,11 +54,11 @@ class NodeFolder:
         self._shelves: dict[int, NodeStore] = {}
 
     def close(self) -> None:
-        """Let another node have the folder."""
+        """Unlock the folder for another node."""
         self._lock.close()
 
     def key(self) -> ec.EllipticCurvePrivateKey:
-        """Return this folder's own key; the first call makes it."""
+        """Return the folder's own private key; the first call makes it."""
         file = self.folder / "key"
         if not file.exists():
             made, _ = generate_key_pairs()
@@ -68,18 +68,18 @@ class NodeFolder:
     # who this node is
 
     def node_id(self, server: str, public_key: bytes) -> int | None:
-        """Return the id that this key had at this server; None: it has not been there."""
+        """Return the id of this key at this server; None if it has not been registered there."""
         return known_id(self.folder, server, public_key)
 
     def remember(self, server: str, public_key: bytes, node_id: int) -> None:
-        """Keep what `node_id` returns."""
+        """Store the id that `node_id` returns."""
         said = {"server": server, "key": public_key.hex(), "node": node_id}
         _write(self.folder / "node.json", json.dumps(said).encode())
 
     # the message in hand
 
     def claim(self, response: PullMessagesResponse) -> None:
-        """Write down the message that came; durable when this returns."""
+        """Write the pulled message to disk; it is durable when this returns."""
         content = response.SerializeToString()
         handle = os.open(self.folder / "claim", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -89,22 +89,22 @@ class NodeFolder:
             os.close(handle)
 
     def claimed(self) -> PullMessagesResponse | None:
-        """Return the message that was written down last; None if there is none."""
+        """Return the message that `claim` wrote last; None if there is none."""
         try:
             data = (self.folder / "claim").read_bytes()
             size, mark = _CLAIM.unpack_from(data)
             content = data[_CLAIM.size : _CLAIM.size + size]
             if xxh3_64_digest(content) != mark:
-                return None  # it broke off: the message is the server's still, or lost with it
+                return None  # the write broke off; the server sends the message again, or lost it
             response = PullMessagesResponse.FromString(content)
         except (FileNotFoundError, struct.error, DecodeError):
             return None
         return response if len(response.messages_list) == 1 else None
 
-    # what is kept of runs
+    # the state of runs
 
     def shelf(self, series: int) -> NodeStore:
-        """Return what is kept of a run (or of a series of runs that share their state)."""
+        """Return the store of a run (or of a series of runs that share their state)."""
         if series not in self._shelves:
             while len(self._shelves) >= 2:
                 del self._shelves[next(iter(self._shelves))]
@@ -115,7 +115,7 @@ class NodeFolder:
         return self._shelves[series]
 
     def _forget(self) -> None:
-        """Remove what is kept of runs that are long over, or more than is kept."""
+        """Remove the stores of runs that ended long ago, and those beyond `MOST_RUNS`."""
         folders = [(_time(f), f) for f in (self.folder / "runs").iterdir()]
         folders.sort(reverse=True)
         for number, (used, folder) in enumerate(folders):
@@ -126,7 +126,7 @@ class NodeFolder:
 
 
 def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the key that a node has made for itself. Raises `FolderError`, and `OSError`."""
+    """Return the key that a node has made for itself. Raises `FolderError` and `OSError`."""
     try:
         key = load_pem_private_key(file.read_bytes(), None)
     except (ValueError, TypeError) as error:
@@ -137,7 +137,7 @@ def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
-    """Return the id that a key had at a server, as the node on this folder remembers it."""
+    """Return the id of a key at a server, as stored in this folder; None if it is not stored."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         said = json.loads((folder / "node.json").read_text())
         if (said["server"], said["key"]) == (server, public_key.hex()):
@@ -146,7 +146,7 @@ def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
 
 
 def is_taken(folder: Path) -> bool:
-    """Return whether a node runs on this folder now; nothing in it is changed."""
+    """Return whether a node runs on this folder now; this changes nothing in it."""
     try:
         with (folder / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -159,7 +159,7 @@ def is_taken(folder: Path) -> bool:
 
 def _time(path: Path) -> float:
     with suppress(OSError):
-        return path.stat().st_mtime  # of a run's folder: when its state was last written
+        return path.stat().st_mtime  # a run's folder changes whenever its state is written
     return 0.0
 
 
@@ -176,7 +176,7 @@ def _locked(file: Path) -> TextIO:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Write a small file, whole or not at all, and for this user alone."""
+    """Write a small file atomically, readable by this user alone."""
     draft = file.with_suffix(".draft")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as stream:

@@ -1,9 +1,9 @@
-"""A node at work: one message after the other, from the server to the app and back.
+"""A node's main loop: it brings one message after another from the server to the app and back.
 
-What it knows of a message is on disk before it works on it, and what came of it before that is
-sent: killed at any moment and started again, it goes on as if nothing had happened.
+The node writes a message to disk before it works on it, and the reply before it sends it. It may be
+killed at any moment: after a restart it continues where it was.
 
-    pull -> claim on disk -> objects -> app -> state and reply on disk, together -> push
+    pull -> claim on disk -> objects -> app -> state and reply on disk (atomically) -> push
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from deploy.device.throttled_log import TOLD, ThrottledLog
 from deploy.device.transport import ObjectGone, Transport
 from protocol.lineage import heard
 
-_NO_SUCH_RUN = (RUN_IS_OVER, 2008, 2009)  # Flower's codes: over, unknown, without its app
+_NO_SUCH_RUN = (RUN_IS_OVER, 2008, 2009)  # Flower's codes: run over, run unknown, app missing
 log = getLogger("edgewire")
 
 
 class Device:
-    """One node: `serve` never returns.
+    """One node. `serve` never returns.
 
-    `apps`: SHA-256 of the apps that it takes, none: all; `wait`: what pauses after a failure.
+    `apps`: SHA-256 of the apps that it accepts, empty: all; `wait`: the backoff after a failure.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Device:
         self._run: Run | None = None
         self._claim = journal.claimed()
         self._written = True  # the claim is on disk
-        self._bundle: bytes | None = None  # the reply to it, while that is not on disk
+        self._bundle: bytes | None = None  # the reply, until it is on disk
 
     def serve(self) -> NoReturn:
-        """Answer messages, for ever; what fails is tried again.
+        """Answer messages for ever; retry whatever fails.
 
-        Raises `OtherApp` for a message of another app than the one that this process has loaded.
+        Raises `OtherApp` for a message of an app other than the one that this process has loaded.
         """
         while True:
             try:
@@ -81,9 +81,9 @@ class Device:
                 self._wait.after(reason)
 
     def step(self) -> None:
-        """Come online if need be, and answer the message in hand, or the next one if one comes.
+        """Come online if necessary; answer the message in hand, or else the next one.
 
-        Errors are those in `WORTH_WAITING`; nothing is lost by them, and the next call goes on.
+        Raises the errors in `WORTH_WAITING`; no work is lost then, and the next call continues.
         """
         if not self._member.active:
             self._member.enter()
@@ -105,7 +105,7 @@ class Device:
         self._claim = self._bundle = None
 
     def _answer(self, claim: PullMessagesResponse) -> None:
-        """Send the reply to a message; the one that was made before, if there is one."""
+        """Send the reply to a message; a stored reply is sent again, not computed again."""
         metadata = claim.messages_list[0].metadata
         run = self._known_run(metadata.run_id)
         lives = heard(metadata.group_id, run.run_id)
@@ -120,7 +120,7 @@ class Device:
         self._carrier.push(self._bundle if self._bundle is not None else shelf.reply())
 
     def _compute(self, claim: PullMessagesResponse, run: Run, shelf: NodeStore, name: str) -> None:
-        if self._bundle is None:  # else the app is done, and the disk was not
+        if self._bundle is None:  # else the app has replied, and writing the reply has failed
             self._bundle = self._reply(claim, run, shelf)
         shelf.commit(shelf.state, name, self._bundle)
 
@@ -129,11 +129,11 @@ class Device:
         try:
             objects = self._carrier.objects(claim, self._member.node)
         except ObjectGone as error:
-            log.error("a message's objects are gone; %s", TOLD)  # it was answered, perhaps
+            log.error("a message's objects are gone; %s", TOLD)  # perhaps it was answered already
             return refused(head, error)
         try:
             message = message_of(claim, objects)
-        except Exception as error:  # whatever its bytes lead to
+        except Exception as error:  # hostile bytes may raise anything
             self._failing.say("a message cannot be read", repr(error))
             return refused(head, error)
         try:
@@ -170,5 +170,5 @@ class Device:
 
 
 def _series(run: Run) -> int:
-    """Return the number by which Flower keeps a run's state: runs of a series share it."""
+    """Return the id under which Flower stores a run's state; the runs of a series share it."""
     return getattr(run, "series_id", 0) or run.run_id

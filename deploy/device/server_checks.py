@@ -1,7 +1,7 @@
-"""What a doctor on a device learns from the server, and of it; nothing there is changed.
+"""The doctor's checks of the server, from a device; they change nothing there.
 
-Of a server of Flower's own, a node that is offline is asked to come online and go again: there is
-no other way to learn whether its key is known.
+At a plain server of Flower an offline node comes online and leaves again: no other call tells
+whether the server knows its key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from deploy.findings import OK, WARNING, WRONG, Finding
 from protocol.flower_releases import installed, is_known
 
 STATUS = f"{BUNDLED}/status"
-TIMES, SLOW = 5, 1.0  # round trips; seconds
+TIMES, SLOW = 5, 1.0  # how many round trips are timed; seconds from which one is slow
 REGISTER = "`python -m deploy.keys register NAME`, on the server"
 
 
@@ -47,9 +47,9 @@ class AtServer:
         self._fleet, self._state, self._runs = fleet, state, runs
 
     def findings(self, *, has_key: bool, named: bool) -> Iterable[Finding]:
-        """Look at all of it, as far as the server is reached.
+        """Make all checks; stop where the server cannot be reached.
 
-        `has_key`: the node has a key already; `named`: it is one that somebody registers.
+        `has_key`: the node has a key already; `named`: the key was given, so somebody registers it.
         """
         try:
             first = self._fleet.get(BUNDLED)
@@ -83,7 +83,7 @@ class AtServer:
         return time.perf_counter() - begun
 
     def _certificate(self, first: httpx.Response) -> Finding:
-        """Look at the certificate that the server has shown; it was accepted."""
+        """Check the dates of the server's certificate, which was accepted."""
         line: ssl.SSLObject = first.extensions["network_stream"].get_extra_info("ssl_object")
         shown = line.getpeercert(True)  # as DER
         certificate = x509.load_der_x509_certificate(shown or b"")
@@ -91,12 +91,12 @@ class AtServer:
         return lasting("certificate", words, certificate, "renew it on the server")
 
     def _asked(self, bundled: bool, has_key: bool, named: bool) -> Iterable[Finding]:
-        """Ask what the server knows of this node's key."""
+        """Ask the server about this node's key."""
         if not has_key:
             yield Finding(OK, "registered", "not yet: the node registers its key itself")
             return
         response = self._fleet.get(STATUS) if bundled else None
-        if response is None or response.status_code == 404:  # one of ours, but older
+        if response is None or response.status_code == 404:  # an older version of our server
             yield from self._plainly(named)
         elif response.status_code != 200:
             yield Finding(WRONG, "registered", self._reason(Refusal(response)))
@@ -104,7 +104,7 @@ class AtServer:
             yield from self._told(response, named)
 
     def _told(self, response: httpx.Response, named: bool) -> Iterable[Finding]:
-        """Read what a server of ours says."""
+        """Read the answer of a server of this project."""
         said: dict[str, Any] = response.json()
         if not said.get("registered"):
             if named:
@@ -119,7 +119,7 @@ class AtServer:
         yield _versions(str(said.get("flwr", "")), str(said.get("python", "")))
 
     def _online(self, there: bool) -> Finding:
-        """Compare what the server takes this node for with what is here."""
+        """Compare whether the server counts this node as online with whether it runs here."""
         if there and not self._runs:
             return Finding(
                 WARNING,
@@ -132,7 +132,7 @@ class AtServer:
         return Finding(OK, "online", "the node that runs here" if there else "no, none runs here")
 
     def _plainly(self, named: bool) -> Iterable[Finding]:
-        """Ask a server of Flower's own, as a node does."""
+        """Ask a plain server of Flower with a node's own calls."""
         before = known_id(self._state, self._fleet.address, self._fleet.public_key)
         if not named and before is None:
             yield Finding(OK, "registered", "not yet: the node registers its key itself")

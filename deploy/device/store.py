@@ -1,9 +1,9 @@
-"""What a node keeps of one run on its disk: the run's `Context.state`, and its last reply.
+"""A node's store of one run on disk: the run's `Context.state`, and the node's last reply.
 
-Both are written together, as one file that is there whole or not at all: memory that goes with a
-reply is never without it, nor the other way round. Arrays lie in it as raw bytes. Those that have
-not changed stay in the file in which they are (`blobs.py`); a file goes when nothing in it counts
-any more. So does the state in which the run's last checkpoint has found this node.
+One file holds both and is written atomically, so a state never exists without its reply, or a
+reply without its state. Arrays are stored as raw bytes. An unchanged array stays in the file that
+holds it (`blobs.py`); a file is removed when nothing refers to it. The store also keeps the state
+that this node had at the run's last checkpoint.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from deploy.device.blobs import (
 )
 from protocol.lineage import Checkpoint, RunLineage, Turn, turn_of
 
-_SMALL = 4096  # bytes: what is no longer is written every time
-_ANSWERED = 16  # ids that are kept: a message that comes twice is replied to once
-Arrays = dict[tuple[str, str], Blob]  # by the record's name, and the array's in it
+_SMALL = 4096  # bytes: an array up to this size is written every time
+_ANSWERED = 16  # ids of answered messages: a redelivered one is not computed again
+Arrays = dict[tuple[str, str], Blob]  # (name of the record, name of the array in it) -> its place
 log = getLogger("edgewire")
 
 
 @dataclass
 class Past:
-    """The state in which a checkpoint has found the node: records, as a file's head has them."""
+    """The node's state at a checkpoint: its records in the form of a file's head."""
 
     checkpoint: Checkpoint
     records: list[Any]
 
     @property
     def files(self) -> set[int]:
-        """The files in which it is."""
+        """The numbers of the files that hold it."""
         return {blob.file for blob in _blobs(self.records)}
 
 
 @dataclass
 class NodeStore:
-    """One run's folder. `open_shelf` reads it.
+    """The folder of one run. `open_shelf` reads it.
 
-    `state`: the run's state as it was after the last reply; `answered`: the ids of the messages
-    that were replied to last, the newest at the end; `life`: the run's at that time, `node`: the id
-    of the node that it is of (0: nobody has said).
+    `state`: the run's state after the last reply; `answered`: the ids of the last answered
+    messages, the newest at the end; `life`: the number of the run's life (`RunLineage`) at that
+    time; `node`: the id of the node whose state it is (0: not known).
     """
 
     folder: Path
@@ -71,24 +71,25 @@ class NodeStore:
     answered: list[str] = field(default_factory=list)
     life: int = 0
     node: int = 0
-    _number: int = 0  # of the newest file
+    _number: int = 0  # number of the newest file
     _reply: Blob | None = None
     _arrays: Arrays = field(default_factory=dict)
-    _records: list[Any] = field(default_factory=list)  # of the state, as it is on the disk
+    _records: list[Any] = field(default_factory=list)  # the state as a file's head describes it
     _past: Past | None = None
 
     def reply(self) -> bytes:
-        """Return the last reply as it was given to `commit`. Raises `OSError`, `ValueError`."""
+        """Return the last reply that `commit` was given. Raises `OSError` and `ValueError`."""
         if self._reply is None:
             raise ValueError("no reply is kept")
         return read(self.folder, self._reply)
 
     def take_up(self, node: int, lives: RunLineage | None) -> None:
-        """Make `state` what the message at hand goes on from; the next `commit` writes it down.
+        """Set `state` to the state that the current message builds on; `commit` will write it.
 
-        That is another than the last one after a resumed run's server has gone back to a
-        checkpoint. A state that is not of this node, or of a course that the run has left, is
-        dropped, and that is said. `lives`: what the message says; None: nothing.
+        When a resumed run's server has gone back to a checkpoint, that is not the last state but
+        the one at the checkpoint. A state of another node, or of a part of the run that the server
+        has gone back behind, is dropped with a line in the log. `lives`: the lineage that the
+        message carries; None: it carries none.
         """
         turn = Turn.STAY
         if lives is not None:
@@ -120,9 +121,9 @@ class NodeStore:
             self.state, self._arrays, self._records = RecordDict(), {}, []
 
     def commit(self, state: RecordDict, message: str, reply: bytes) -> None:
-        """Write the state and the reply to `message`; both are durable when this returns.
+        """Write the state and the reply to `message` atomically; both are durable on return.
 
-        Raises `OSError` if that cannot be; then all is as it was before.
+        Raises `OSError` if they cannot be written; then nothing has changed.
         """
         number = self._number + 1
         draft = Draft(number)
@@ -162,7 +163,11 @@ class NodeStore:
         remove_others(self.folder, needed | (past.files if past else set()))
 
     def _unchanged(self, found: dict[tuple[str, str], memoryview]) -> Arrays:
-        """Return the arrays that stay where they are: not small, and most of their file."""
+        """Return the arrays that need not be written again.
+
+        Such an array is unchanged and larger than `_SMALL`, and such arrays make more than half of
+        its file: else a file would stay on disk for a small share of its bytes.
+        """
         same, live = Arrays(), dict[int, int]()
         for place, content in found.items():
             blob = self._arrays.get(place)
@@ -176,7 +181,7 @@ class NodeStore:
 
 
 def open_shelf(folder: Path) -> NodeStore:
-    """Return what a run's folder holds; an empty one if there is none, or if it is damaged."""
+    """Return the store in a run's folder; an empty one if it is missing or damaged."""
     folder.mkdir(parents=True, exist_ok=True)
     newest = max(numbers_in(folder), default=0)
     if newest:
@@ -190,7 +195,7 @@ def open_shelf(folder: Path) -> NodeStore:
 def _opened(folder: Path, number: int) -> NodeStore:
     head = json.loads(head_of(folder, number))
     reply = Blob(**head["reply"])
-    read(folder, reply)  # it must be whole: the state is what came after it
+    read(folder, reply)  # raises if it is damaged: the state is of no use without its reply
     state, arrays = _restored(folder, head["records"])
     past = head.get("past")
     return NodeStore(
@@ -208,7 +213,7 @@ def _opened(folder: Path, number: int) -> NodeStore:
 
 
 def _restored(folder: Path, records: list[Any]) -> tuple[RecordDict, Arrays]:
-    """Return the state that a file's head describes, and where its arrays are."""
+    """Return the state that a file's head describes, and the places of its arrays."""
     state, arrays = RecordDict(), Arrays()
     for name, kind, content in records:
         if kind == "arrays":
@@ -223,7 +228,7 @@ def _restored(folder: Path, records: list[Any]) -> tuple[RecordDict, Arrays]:
 
 
 def _blobs(records: list[Any]) -> Iterator[Blob]:
-    """Yield where all is that a file's head describes."""
+    """Yield the places of all blobs that a file's head describes."""
     for _, kind, content in records:
         for place in [each[2] for each in content] if kind == "arrays" else [content]:
             yield Blob(**place)
@@ -242,7 +247,7 @@ def _plain(kind: str, content: bytes) -> ConfigRecord | MetricRecord:
 
 
 def _bytes_of(array: Array) -> tuple[list[Any], memoryview]:
-    """Return what an array is, and its bytes: raw, where it is over a vector of numpy's."""
+    """Return an array's description, and its bytes: raw ones if numpy has serialized it."""
     vector = getattr(array, "vector", None)
     if isinstance(vector, np.ndarray) and not vector.dtype.hasobject:
         flat = np.ascontiguousarray(vector).reshape(-1)

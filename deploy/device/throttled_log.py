@@ -1,4 +1,4 @@
-"""What a node says of messages that it cannot answer: at once, and of the same ever less often."""
+"""Logs messages that a node cannot answer: the first time at once, then ever less often."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections import Counter
 from logging import getLogger
 
-TOLD = "the server is told so"  # with an error in place of a reply
+TOLD = "the server is told so"  # the reply is an error
 AGAIN = "messages are answered again; before that there failed"
-_MOST = 100  # reasons that are told apart
+_MOST = 100  # different reasons that it counts
 log = getLogger("edgewire")
 
 
 class ThrottledLog:
-    """Counts the messages in a row that a node could not answer.
+    """Counts the consecutive messages that a node could not answer.
 
-    Each reason is said the first, second, fourth, eighth time and so on; with the first answer, how
-    many failed.
+    It logs each reason the first, second, fourth, eighth time and so on. At the next answered
+    message it logs how many have failed.
     """
 
     def __init__(self) -> None:
@@ -24,10 +24,10 @@ class ThrottledLog:
         self._times = Counter[str]()
 
     def say(self, what: str, reason: object = "", error: Exception | None = None) -> None:
-        """Say what has failed. `error`: shown once with where it was raised."""
+        """Log a failure. `error`: logged with its traceback, once."""
         self._failed += 1
         line = f"{what}; {TOLD}{f': {reason}' if str(reason) else ''}"
-        kind = re.sub(r"\d+", "", f"{line} {error!r}")  # others each time, as those of a round
+        kind = re.sub(r"\d+", "", f"{line} {error!r}")  # numbers differ each time
         if len(self._times) >= _MOST and kind not in self._times:
             self._times.clear()
         self._times[kind] += 1
@@ -38,7 +38,7 @@ class ThrottledLog:
             log.error("%s%s (%d times now)", line, "" if error is None else f": {error!r}", times)
 
     def over(self) -> None:
-        """Take note that a message was answered."""
+        """Note that a message was answered."""
         if self._failed:
             log.info("%s %d", AGAIN, self._failed)
         self._failed = 0

@@ -1,4 +1,4 @@
-"""How messages come and replies go: in one request each way, or by Flower's own calls."""
+"""Pulls messages and pushes replies: in one request each, or by Flower's own calls."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from flwr.proto.node_pb2 import Node as ProtoNode
 from deploy.device.client import LARGEST, FleetClient
 from protocol.bundle import parts_of
 
-REQUEST, CONFIRM = "request", "confirm"  # the first and the last part of a reply's bundle
-_EAGER, _IDLE, _GROWTH = 0.05, 3.0, 1.3  # seconds between questions to a server that cannot wait
-_SOON, _LATE = 0.02, 1.0  # seconds until an object that is under way is asked for again
-_AT_ONCE = 4  # objects
+REQUEST, CONFIRM = "request", "confirm"  # names of the first and the last part of a reply's bundle
+# Polling of a server that cannot hold a pull: shortest and longest pause (seconds), its growth.
+_EAGER, _IDLE, _GROWTH = 0.05, 3.0, 1.3
+_SOON, _LATE = 0.02, 1.0  # seconds: first and longest pause before an object is asked for again
+_AT_ONCE = 4  # objects that are sent in parallel
 log = getLogger("edgewire")
 
 
 class ObjectGone(Exception):
-    """The server does not have an object of a message any more."""
+    """The server no longer has an object of a message."""
 
 
 class Transport:
-    """Brings messages and takes replies. Errors of all calls as those of `FleetClient`."""
+    """Pulls messages and pushes replies. Every call raises what `FleetClient` raises."""
 
     def __init__(self, fleet: FleetClient, sleep: Callable[[float], object] = time.sleep) -> None:
         self._fleet, self._sleep = fleet, sleep
@@ -50,14 +51,14 @@ class Transport:
         self._said = False
 
     def begin(self) -> None:
-        """Ask what the server can."""
+        """Ask the server which calls it offers."""
         self._bundles = self._fleet.bundles()
         if not self._bundles and not self._said:
             self._said = True
             log.warning("the server has no bundled calls: plain Fleet calls, which are slower")
 
     def pull(self, node: ProtoNode) -> PullMessagesResponse | None:
-        """Return the next message; None if there is none, after some waiting."""
+        """Return the next message; wait a while for one, then return None."""
         request = PullMessagesRequest(node=node)
         if self._bundles:
             response, self._came = self._fleet.pull(request)
@@ -72,7 +73,7 @@ class Transport:
         return None
 
     def objects(self, response: PullMessagesResponse, node: ProtoNode) -> dict[str, bytes]:
-        """Return all objects of a message, by their ids. Raises `ObjectGone`."""
+        """Return all objects of a message by their ids. Raises `ObjectGone`."""
         run = response.messages_list[0].metadata.run_id
         needed = ids_of(response.message_object_trees[0])
         came, self._came = self._came, {}
@@ -82,9 +83,9 @@ class Transport:
             return {**came, **dict(zip(missing, pulled, strict=True))}
 
     def push(self, bundle: bytes) -> None:
-        """Send a reply with its objects, and confirm the message that it is the reply to.
+        """Send a reply with its objects, and confirm the message that it answers.
 
-        A second time is as good as once: a reply that the server has already is not taken again.
+        The call may be repeated: the server ignores a reply that it has already.
         """
         if self._bundles:
             self._fleet.push(bundle)
@@ -96,9 +97,9 @@ class Transport:
             needed = [each for each in objects if each[0] in wanted]
             self._push_objects(request, response.session_id, needed)
         else:
-            # The reply has been seen, and its objects are not asked for again: of two attempts that
-            # broke off nobody knows which each has stored. A server of Flower's takes what is
-            # missing of them from who names no session.
+            # The server has the reply from an attempt that broke off, and does not ask for the
+            # objects again; nobody knows which ones are stored. Flower's server accepts the missing
+            # ones from a request that names no session.
             self._push_objects(request, "", objects)
         confirm = ConfirmMessageReceivedRequest.FromString(last)
         self._fleet.call(confirm, ConfirmMessageReceivedResponse)
@@ -112,21 +113,21 @@ class Transport:
                 return response.object_content
             if not response.object_found:
                 raise ObjectGone(name)
-            self._sleep(pause)  # the message was seen before its objects
+            self._sleep(pause)  # the message has arrived at the server before its objects
             pause = min(pause * 2, _LATE)
 
     def _push_objects(
         self, reply: PushMessagesRequest, session: str, objects: list[tuple[str, bytes]]
     ) -> None:
-        """Send objects, the reply itself as the last: where that is, the others are."""
-        # At once: who sees the reply before its objects waits a whole second in Flower's grid.
+        """Send the objects, the reply itself last: if it has arrived, the others have too."""
+        # In parallel: Flower's grid waits a whole second for objects that come after their reply.
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             stored = list(pool.map(lambda each: self._stored(reply, session, *each), objects[:-1]))
         if not all([*stored, self._stored(reply, session, *objects[-1])]) and session:
             raise httpx.RemoteProtocolError("the server has not stored an object of the reply")
 
     def _stored(self, reply: PushMessagesRequest, session: str, name: str, content: bytes) -> bool:
-        """Send an object; return whether the server was in want of it."""
+        """Send an object; return whether the server needed it."""
         request = PushObjectRequest(
             node=reply.node,
             run_id=reply.messages_list[0].metadata.run_id,
@@ -138,6 +139,6 @@ class Transport:
 
 
 def ids_of(tree: ObjectTree) -> list[str]:
-    """Return the ids of an object and of all objects in it, each once."""
+    """Return the ids of an object and of all objects within it, each once."""
     found = [name for child in tree.children for name in ids_of(child)]
     return list(dict.fromkeys([*found, tree.object_id]))

@@ -1,1 +1,1 @@
-"""The server that devices reach: Flower's SuperLink, and what stands before it."""
+"""The server that devices connect to: Flower's SuperLink behind this project's ASGI wrappers."""

@@ -1,4 +1,4 @@
-"""`python -m deploy.server`: Flower's SuperLink for real devices, and a gate before it."""
+"""`python -m deploy.server`: Flower's SuperLink for real devices, with access control."""
 
 import sys
 

@@ -1,14 +1,15 @@
-"""Who may ask a SuperLink for what: from outside, only what a node needs.
+"""Access control for a SuperLink: other machines reach only the API that nodes need.
 
-A SuperLink serves three things on one port: the Fleet API to nodes, the Runtime API to the
-ServerApp's process, the Control API to whoever starts runs. It asks the last one for nothing: who
-reaches it can start a run, which is code on the server and on every node. So all but the Fleet API
-is for inside, and so is what registers nodes, where they have keys.
+A SuperLink serves three APIs on one port: the Fleet API to nodes, the Runtime API to the
+ServerApp's process, the Control API to whoever starts runs. The Control API has no authentication:
+whoever reaches it can start a run, and so run code on the server and on every node. So only the
+Fleet API is open to other machines. Where nodes have keys, the calls that register nodes are closed
+too.
 
-Inside is who comes from this machine, by 127.0.0.1, ::1 or a Unix socket: each of its users, that
-is. What a header says of an origin is not believed. A request that bears one of the headers by
-which proxies tell (`FORWARDED`) counts as from outside, wherever it comes from. A proxy on this
-machine that sets none of them lets everybody in: have it pass on `/v1/fleet/` alone.
+A client is local if it connects from this machine, by 127.0.0.1, ::1 or a Unix socket: that means
+every user of the machine. A header that claims an origin is not trusted. A request with one of the
+headers that proxies add (`FORWARDED`) always counts as remote. A proxy on this machine that adds
+none of them lets everybody in: configure it to forward `/v1/fleet/` alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Scope = MutableMapping[str, Any]
 Send = Callable[[Scope], Awaitable[None]]
 App = Callable[[Scope, Any, Send], Awaitable[None]]
 
-LIMIT = 2 << 30  # bytes of a request: of a message with its objects
+LIMIT = 2 << 30  # bytes of the largest request: a message with its objects
 FLEET = "/v1/fleet/"
 REGISTERING = (f"{FLEET}register-node", f"{FLEET}unregister-node")
 _ORIGINS = "forwarded via x-forwarded-for x-forwarded-host x-forwarded-proto x-real-ip"
@@ -30,9 +31,9 @@ FORWARDED = frozenset(name.encode() for name in f"{_ORIGINS} true-client-ip x-cl
 
 
 class LocalOnly:
-    """Wraps an ASGI app: what is for inside gets status 403 when it is asked for from outside.
+    """Wraps an ASGI app: a remote request for a local API gets status 403.
 
-    `closed`: whether nodes are registered from inside alone, as they are where they have keys.
+    `closed`: whether nodes can be registered from this machine only, as they are with keys.
     """
 
     def __init__(self, app: App, closed: bool = True) -> None:
@@ -40,7 +41,7 @@ class LocalOnly:
         self._closed = closed
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Forward a request, or refuse it."""
         if scope["type"] == "lifespan" or self.admits(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -58,11 +59,11 @@ class LocalOnly:
 
 
 def is_inside(scope: Scope) -> bool:
-    """Return whether a connection comes from this machine, and nobody says it was passed on."""
+    """Return whether a connection comes from this machine and shows no sign of a proxy."""
     if any(name.lower() in FORWARDED for name, _ in scope.get("headers", ())):
         return False
     client, server = scope.get("client"), scope.get("server")
-    if client is None:  # a Unix socket has a path, and no port; else nobody knows who it is
+    if client is None:  # a Unix socket has a path and no port; any other client is unknown
         return server is not None and server[1] is None
     try:
         address = ipaddress.ip_address(client[0].partition("%")[0])
@@ -73,7 +74,7 @@ def is_inside(scope: Scope) -> bool:
 
 
 async def refuse(send: Send, status: int, reason: str) -> None:
-    """Answer with a status and one line that says why."""
+    """Answer with a status and one line with the reason."""
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     body = json.dumps({"detail": reason}).encode()

@@ -1,25 +1,27 @@
-"""What a SuperLink of ours has beyond Flower's: pulls that wait, and messages in one piece.
+"""This project's calls beside Flower's: long polling, and messages in one bundle.
 
-    GET  /v1/fleet/edgewire          "1": all of this is there
-    GET  /v1/fleet/edgewire/status   as JSON what the server knows of the node that signs
-    POST /v1/fleet/edgewire/pull     a node's message with its objects, once there is one: again
-                                     the one before, unless the node has replied to that
-    POST /v1/fleet/edgewire/push     a node's reply with its objects; confirms what it replies to
-    POST /v1/fleet/edgewire/thin/pull, /push   the same in fewer bytes; a pull is a heartbeat, too
-    POST /v1/runtime/edgewire/pull   a ServerApp's replies, once there are any
+    GET  /v1/fleet/edgewire          "1": this server has all of these calls
+    GET  /v1/fleet/edgewire/status   JSON: what the server knows of the node that signs the request
+    POST /v1/fleet/edgewire/pull     a node's next message with its objects, when there is one; the
+                                     last message again if the node has not replied to it
+    POST /v1/fleet/edgewire/push     a node's reply with its objects; confirms the message
+    POST /v1/fleet/edgewire/thin/pull, /push   the same in fewer bytes; a pull is also a heartbeat
+    POST /v1/runtime/edgewire/pull   replies for a ServerApp, when there are any
     POST /v1/runtime/edgewire/push   a ServerApp's messages
-    GET  /v1/control/edgewire/runs/RUN         what a run has left, as JSON: name and size
-    GET  /v1/control/edgewire/runs/RUN/FILE    one of these, from byte `?start=` on
+    GET  /v1/control/edgewire/runs/RUN         JSON: the names and sizes of a run's files
+    GET  /v1/control/edgewire/runs/RUN/FILE    one of these files, from byte `?start=` on
 
-A pull's body is Flower's request of that name, a push's `protocol.bundle` with it as the
-first part, "request". A pull gives frames, a push Flower's response. A header `edgewire-wait` says
-for how many seconds to wait. Thin ones begin with a `deploy.signed_header`, and their bundles are
-`deploy.compact_bundle`; a pull says by which number the node's process goes
-(`deploy.server.duplicates`), and is answered with nothing at all where there is no message. Who
-asks is checked as Flower does: a node's signature, a ServerApp's token. The rest is for inside,
-which the gate before this sees to.
+The body of a pull is Flower's request of that name. The body of a push is a bundle
+(`protocol.bundle`) with Flower's request as its first part, "request". A pull returns a
+bundle, a push Flower's response. The header `edgewire-wait` holds the seconds to wait. The body of
+a thin call begins with a signed header (`deploy.signed_header`), and its bundles are compact
+(`deploy.compact_bundle`). A thin pull carries the number of the node's process
+(`deploy.server.duplicates`); its response is empty where there is no message. Requests are
+authenticated as by Flower: a node by its signature, a ServerApp by its token. The other calls are
+for this machine alone (`deploy.server.access`).
 
-Flower's own calls go on as before, and wake who waits. An app's bundle goes zipped to who takes it.
+Flower's own calls work as before, and wake the waiting pulls. An app's bundle is compressed for
+clients that accept that.
 """
 
 from __future__ import annotations
@@ -70,9 +72,9 @@ THIN = f"{OURS}-thin"
 APP, OBJECT = "/v1/fleet/get-fab", "/v1/fleet/push-object"
 WAIT = f"{OURS}-wait"
 USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
-NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0  # seconds between two looks though no bell has rung
-OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds for the objects of a message that is there
-AT_A_TIME = 2  # pushes of a node: one that broke off may not be over yet
+NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0  # seconds between two checks without a wake-up
+OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds for a message's missing objects; between checks
+AT_A_TIME = 2  # concurrent pushes of a node: a broken one may not have ended yet
 WAKING = ("/v1/fleet/push-messages", "/v1/runtime/push-messages", "/v1/control/stop-run")
 PLAIN = "application/octet-stream"
 Kind = TypeVar("Kind", bound=Protobuf)
@@ -80,9 +82,9 @@ Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
 
 
 class Bundling:
-    """Wraps a SuperLink's ASGI app, and answers what Flower's own does not know.
+    """Wraps a SuperLink's ASGI app, and answers this project's own calls.
 
-    `output`: the folder below which its ServerApps leave their results; None: nowhere.
+    `output`: the folder below which its ServerApps write their results; None: no files are served.
     """
 
     def __init__(self, app: App, output: Path | None = None) -> None:
@@ -91,8 +93,8 @@ class Bundling:
         self._output = output
         self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
         self._arriving = IncompleteReplies()
-        self._sending = Counter[str]()  # objects that come just now, by their nodes' keys
-        self._pushing = Counter[int]()  # bundles, by their nodes
+        self._sending = Counter[str]()  # public key of a node -> objects that it is sending now
+        self._pushing = Counter[int]()  # node id -> bundles that it is sending now
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", f"/v1/fleet/{OURS}"): self._hello,
             ("GET", f"/v1/fleet/{OURS}/status"): self._status,
@@ -105,8 +107,8 @@ class Bundling:
         }
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Answer a request that is ours; pass any other on."""
-        if scope["type"] == "lifespan":  # a line for each request is too many
+        """Answer this project's calls; forward any other request."""
+        if scope["type"] == "lifespan":  # uvicorn would log a line for each request
             logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
         answer = self._route(scope) if scope["type"] == "http" else None
         if answer is None:
@@ -117,7 +119,7 @@ class Bundling:
         await response(scope, receive, send)
 
     async def _passed_on(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Let Flower answer."""
+        """Forward a request to Flower's app."""
         path = scope["path"] if scope["type"] == "http" else ""
         if path == OBJECT:
             with _counted(self._sending, Headers(scope=scope).get(FLEET_HTTP_PUBLIC_KEY_HEADER)):
@@ -138,7 +140,7 @@ class Bundling:
 
     async def _status(self, request: Request) -> Response:
         asks = _read(ActivateNodeRequest, b"")
-        with suppress(KeyError, ValueError):  # without a key, Flower refuses it below
+        with suppress(KeyError, ValueError):  # Flower refuses a request without a key below
             asks.public_key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER])
         await _as_node(request, asks)
         state = get_linkstate(request)
@@ -163,7 +165,7 @@ class Bundling:
     async def _found(
         self, request: Request, wanted: PullMessagesRequest, seconds: float
     ) -> list[tuple[str, bytes]]:
-        """Return a message for a node as parts, once there is one, or that there is none."""
+        """Return the parts of a node's next message; of an empty response after `seconds`."""
         state, node = get_linkstate(request), wanted.node.node_id
 
         def look() -> Awaitable[store.Load | None]:
@@ -189,7 +191,7 @@ class Bundling:
     async def _stored(
         self, request: Request, found: list[tuple[str, bytes]], asks: int | None
     ) -> Response:
-        """Store a node's reply. `asks`: the node, if it is checked already who asks."""
+        """Store a node's reply. `asks`: the id of the node if it is authenticated already."""
         parts = dict(found)
         pushed = _read(PushMessagesRequest, parts.pop("request", b""))
         confirm = parts.pop("confirm", None)
@@ -212,7 +214,7 @@ class Bundling:
         wanted = _read(PullAppMessagesRequest, await _body(request))
 
         async def look() -> list[Reply] | None:
-            await _task(request)  # a run that is stopped meanwhile takes its token along
+            await _task(request)  # when a run is stopped meanwhile its token becomes invalid
             return await run_in_threadpool(
                 store.for_server, wanted, self._arriving, self._sends, state, task
             )
@@ -227,7 +229,7 @@ class Bundling:
         return _frames(parts_of_replies(found))
 
     def _sends(self, key: bytes) -> bool:
-        """Return whether the node with a key is sending an object just now."""
+        """Return whether the node with this public key is sending an object now."""
         return self._sending[b64encode(key).decode()] > 0
 
     async def _server_pushes(self, request: Request) -> Response:
@@ -242,15 +244,15 @@ class Bundling:
 
 
 async def _as_node(request: Request, claimed: Protobuf) -> None:
-    """Let Flower check that a request is of the node that it says it is."""
+    """Let Flower check that a request is from the node that it claims to be from."""
     request.state.protobuf_request = claimed
     await run_in_threadpool(authenticate_node, request)
 
 
 async def _sealed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]:
-    """Return who sends a thin request, as Flower checks it, and what it holds, piece by piece.
+    """Return the authenticated sender of a thin request, and the rest of its body in pieces.
 
-    Nothing is read beyond the seal of who is not known.
+    Of an unknown sender's request only the signed header is read.
     """
     _expect_length(request)
     pieces, first = request.stream(), b""
@@ -280,7 +282,7 @@ async def _rest(pieces: AsyncIterator[bytes]) -> bytes:
 
 
 async def _task(request: Request) -> Any:
-    """Return the task that a ServerApp's token stands for, as Flower checks it."""
+    """Return the task of a ServerApp's token, which Flower checks."""
     token = request.headers.get(TASK_TOKEN_HEADER)
     return await run_in_threadpool(authenticate_task, request, token, get_linkstate(request))
 
@@ -298,7 +300,7 @@ def _expect_length(request: Request) -> None:
 async def _parts(
     body: bytes, most: int = MOST_PARTS, read: Reader = parts_of
 ) -> list[tuple[str, bytes]]:
-    """Return a bundle's parts. In a thread: a small one may take a second, and others ask, too."""
+    """Return a bundle's parts, parsed in a thread: even a small bundle may take a second."""
     try:
         return await run_in_threadpool(read, body, LIMIT, most)
     except ValueError as error:
@@ -314,7 +316,7 @@ def _read(kind: type[Kind], content: bytes) -> Kind:
 
 
 def _seconds(request: Request) -> float:
-    """Return for how long a pull may wait."""
+    """Return for how many seconds a pull may wait."""
     try:
         asked = float(request.headers.get(WAIT, USUAL_WAIT))
     except ValueError as error:
@@ -324,7 +326,7 @@ def _seconds(request: Request) -> float:
 
 @contextmanager
 def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
-    """Count one more for a key while it lasts."""
+    """Within this context the key's count is one higher."""
     counter[key] += 1
     try:
         yield
@@ -335,7 +337,7 @@ def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
 
 
 async def _loaded(load: store.Load | None) -> list[tuple[str, bytes]]:
-    """Return what was found once all of its objects are there, or are not to be waited for."""
+    """Return the parts of a message once all objects are there, or after `OBJECTS_WAIT` seconds."""
     if load is None:
         return [("response", b"")]
     until = time.monotonic() + OBJECTS_WAIT

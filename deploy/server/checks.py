@@ -1,4 +1,4 @@
-"""What a doctor looks at on the server's machine."""
+"""The doctor's checks on the server's machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RENEW = "`python -m deploy.keys server --renew NAME`"
 
 
 def checks(options: argparse.Namespace) -> Iterable[tuple[str, Check]]:
-    """Return what is looked at, in order."""
+    """Return the checks in order."""
     yield from [("Python", python), ("64 bit", bits)]
     yield "memory", lambda: memory(free_memory(), ENOUGH, LEAST)
     yield "disk", partial(disk, options.state, "--state")
@@ -57,7 +57,7 @@ def checks(options: argparse.Namespace) -> Iterable[tuple[str, Check]]:
 
 
 def flower() -> Iterable[Finding]:
-    """Look at whether this Flower takes the gate and the bundles."""
+    """Check that this release of Flower supports the access control and the bundles."""
     found = installed()
     if module("flwr.superlink.routers.fleet") is None:
         yield Finding(WRONG, "Flower", f"{found} serves no nodes over HTTP: install {WANTED}")
@@ -74,7 +74,7 @@ def flower() -> Iterable[Finding]:
 
 
 def certificate(options: argparse.Namespace) -> Iterable[Finding]:
-    """Look at the CA, the server's certificate and its key."""
+    """Check the CA, the server's certificate and its key."""
     if options.insecure:
         yield Finding(WARNING, "certificate", "--insecure: none, for trying on this machine")
         return
@@ -102,7 +102,7 @@ def certificate(options: argparse.Namespace) -> Iterable[Finding]:
 
 
 def nodes(options: argparse.Namespace) -> Iterable[Finding]:
-    """Look at the file of registered nodes."""
+    """Check the file of registered nodes."""
     if options.insecure or options.database:
         return
     try:
@@ -116,7 +116,7 @@ def nodes(options: argparse.Namespace) -> Iterable[Finding]:
 
 
 def results(options: argparse.Namespace) -> Iterable[Finding]:
-    """Look at where runs leave what they have."""
+    """Check the folder in which runs leave their results."""
     folder = output_of(options)
     before = os.environ.get(OUTPUT)
     if before and Path(before).resolve() != folder:
@@ -128,7 +128,7 @@ def results(options: argparse.Namespace) -> Iterable[Finding]:
 
 
 def data(options: argparse.Namespace) -> Iterable[Finding]:
-    """Look at what the server measures its models on."""
+    """Check the data on which the server evaluates its models."""
     folder = options.data or Path("data")
     if folder.is_dir() and os.access(folder, os.R_OK):
         yield Finding(OK, "data", f"runs may read below {folder}")
@@ -139,7 +139,7 @@ def data(options: argparse.Namespace) -> Iterable[Finding]:
 
 
 def server(options: argparse.Namespace) -> Iterable[Finding]:
-    """Ask the server, if it runs."""
+    """Check the server, if it runs."""
     address = f"{_near(options.host)}:{options.port}"
     root = None if options.insecure else str(options.keys / f"{CA}.crt")
     try:
@@ -163,7 +163,7 @@ def _running(superlink: Superlink, *, local: bool) -> Iterable[Finding]:
     else:
         words = f"runs at {superlink.address} without bundles: is it Flower's own?"
         yield Finding(WARNING, "server", words)
-    from_outside = {"x-forwarded-for": "192.0.2.1"}  # an address of nobody's
+    from_outside = {"x-forwarded-for": "192.0.2.1"}  # an address reserved for documentation
     if superlink.http.get("/health", headers=from_outside).status_code == 403:
         yield Finding(OK, "gate", "from outside, /v1/fleet/ alone is open")
     else:
@@ -176,13 +176,13 @@ def _running(superlink: Superlink, *, local: bool) -> Iterable[Finding]:
 
 
 def _near(host: str) -> str:
-    """Return how this machine reaches itself, where a server listens on all addresses."""
+    """Return the address by which this machine reaches a server that listens on `host`."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{here}]" if ":" in here else here
 
 
 def _is_free(host: str, port: int) -> bool:
-    """Return whether somebody could listen there."""
+    """Return whether the port is free to listen on."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,10 +1,10 @@
-"""Connections that are too slow, say too much, or nothing: bounds before a request is a request.
+"""Limits on connections: size and time of a request's head, speed of bodies, idle connections.
 
-uvicorn reads a request's head whole, however long it is, and waits for ever for who has connected
-and sends nothing, breaks off in the middle, or does not read what it asked for. Here a head and
-trailers have a length, a head has a time, a body and a response go on at some pace, and what comes
-of a body whose request is answered already has a length. Of those that have not asked for anything
-yet only the newest are kept. (The TLS handshake has 60 s, by asyncio itself.)
+uvicorn reads a request's whole head, however long it is. It waits for ever for a client that
+connects and sends nothing, that breaks off in the middle, or that does not read its response. This
+protocol limits the length of a head and of trailers, the time for a head, the pace of a body and of
+a response, and the bytes of a body that arrive after the response. It keeps only the newest of the
+connections without any request. (asyncio itself limits the TLS handshake to 60 s.)
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from weakref import WeakKeyDictionary
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-LONGEST_HEAD = 1 << 16  # bytes of a request's first line and headers; of its trailers
-MOST_UNUSED = 1 << 26  # bytes of a body that come after the answer: of a request refused, say
-HEAD_SECONDS = 20.0  # for a head, from the connection's start or its first byte on
-STALLED_SECONDS = 60.0  # without a byte of a body that is awaited, or of a response that is taken
-SLOWEST = 64  # bytes a second of a body, after a minute: a link of 1 kbit/s has twice as many
-MOST_UNASKED = 256  # connections that have not asked for anything yet
-LOOKS = 5.0  # seconds between two looks at each connection
+LONGEST_HEAD = 1 << 16  # bytes of a request's first line and headers; also of its trailers
+MOST_UNUSED = 1 << 26  # bytes of a body that arrive after the response, as after a refusal
+HEAD_SECONDS = 20.0  # for a head, from the connection's start or from the head's first byte
+STALLED_SECONDS = 60.0  # without a byte of an awaited body, or of a response that is being read
+SLOWEST = 64  # bytes a second of a body, after a minute: half of a link of 1 kbit/s
+MOST_UNASKED = 256  # connections without any request yet
+LOOKS = 5.0  # seconds between two checks of each connection
 _Unasked = WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[BoundedProtocol, None]"]
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1, with these bounds."""
+    """uvicorn's HTTP/1.1 protocol with these limits."""
 
-    _unasked: ClassVar[_Unasked] = WeakKeyDictionary()  # by the server's loop, the oldest first
+    _unasked: ClassVar[_Unasked] = WeakKeyDictionary()  # by the event loop, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take note of a connection; of too many that ask nothing the oldest ends."""
+        """Note a connection; close the oldest of too many connections without a request."""
         super().connection_made(transport)
-        self._head_bytes = 0  # that came of a head, or of trailers: since a body's last byte
+        self._head_bytes = 0  # received bytes of a head or of trailers, since a body's last byte
         self._in_head, self._in_body, self._begun = True, False, True
         self._body_bytes, self._unused, self._buffered = 0, 0, 0
-        self._since = self._moved = time.monotonic()  # the part's beginning; its last byte
+        self._since = self._moved = time.monotonic()  # when this part began; its last byte
         self._look = self.loop.call_later(LOOKS, self._looked)
         unasked = self._unasked.setdefault(self.loop, {})
         unasked[self] = None
@@ -53,12 +53,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read on, unless there is too much."""
-        if self.transport.is_closing():  # by TLS more comes until the other has said goodbye
+        """Parse received bytes; refuse a head or a body that is too long."""
+        if self.transport.is_closing():  # TLS delivers data until the peer has closed, too
             return
         self._moved = time.monotonic()
         self._head_bytes += len(data)
-        # the newest piece may be the head's end and a body: its length is looked at when read
+        # The newest piece may hold the end of the head and a body: count only what came before.
         if self._head_bytes - len(data) > LONGEST_HEAD:
             part = "head is" if self._in_head else "trailers are"
             self._refuse(431, f"the request's {part} too long")
@@ -68,17 +68,17 @@ class BoundedProtocol(HttpToolsProtocol):
             super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Begin with a head."""
+        """Note the begin of a head."""
         self._since, self._begun = time.monotonic(), True
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header of a head; trailers are dropped: nobody here looks at them."""
+        """Pass on a header of a head; drop trailers, which nothing here uses."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin with a request."""
+        """Start the request."""
         self._asked()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > LONGEST_HEAD:
@@ -89,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of a request's body."""
+        """Pass on a piece of a request's body."""
         self._head_bytes = 0
         self._body_bytes += len(body)
         if not self.transport.is_closing():  # else the request was refused
@@ -98,7 +98,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request: the next thing is another one's head."""
+        """Note the end of a request: the next bytes are another request's head."""
         self._in_head, self._in_body, self._head_bytes = True, False, 0
         if not self.transport.is_closing():
             super().on_message_complete()
@@ -107,38 +107,38 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unasked.get(self.loop, {}).pop(self, None)
 
     def _looked(self) -> None:
-        """Look whether it goes on, every few seconds."""
+        """Check every `LOOKS` seconds that the connection makes progress."""
         now = time.monotonic()
         self._look = self.loop.call_later(LOOKS, self._looked)
         left = self.transport.get_write_buffer_size()
-        if left and left != self._buffered:  # what is sent is being taken
+        if left and left != self._buffered:  # the client reads the response
             self._moved = now
         self._buffered = left
         if self._is_over(now, left):
             self.transport.abort()
 
     def _is_over(self, now: float, left: int) -> bool:
-        """Return whether nothing more is to be waited for. `left`: bytes of a response to send."""
+        """Return whether to give the connection up. `left`: unsent bytes of the response."""
         if left:
             return now - self._moved > STALLED_SECONDS
         if self.transport.is_closing():
             return True
-        if self._in_body and not self.flow.read_paused:  # else it is the server that does not read
+        if self._in_body and not self.flow.read_paused:  # else the server itself does not read
             slow = self._body_bytes < (now - self._since - STALLED_SECONDS) * SLOWEST
             return slow or now - self._moved > STALLED_SECONDS
         answered = self.cycle is None or self.cycle.response_complete
         return self._begun and answered and now - self._since > HEAD_SECONDS
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Answer, where no answer has begun, and end the connection."""
+        """Answer, unless a response has begun, and close the connection."""
         if self._in_head:
-            free = self.cycle is None or self.cycle.response_complete  # the request before
+            free = self.cycle is None or self.cycle.response_complete  # of the previous request
         else:
             free = not self.pipeline and not self.cycle.response_started
         if not free:
             self.transport.abort()
             return
-        if self._in_body:  # which is awaited, perhaps
+        if self._in_body:  # the app may be waiting for the body
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         lines = [
@@ -151,9 +151,9 @@ class BoundedProtocol(HttpToolsProtocol):
         ]
         self.transport.write(b"\r\n".join(lines))
         self.transport.close()
-        self.loop.call_later(1.0, self.transport.abort)  # TLS would wait for the other's goodbye
+        self.loop.call_later(1.0, self.transport.abort)  # TLS would wait for the peer to close
 
 
 def uvicorn_options() -> dict[str, Any]:
-    """Return what makes uvicorn keep to these bounds; nobody asks for websockets here."""
+    """Return uvicorn's options for this protocol; websockets are off, as nothing uses them."""
     return {"http": BoundedProtocol, "ws": "none"}

@@ -1,9 +1,9 @@
-"""Two machines with one key and one state: only the one that came last is handed messages.
+"""Detects two machines with one node's key and state: only the newer one gets messages.
 
-Both go on as the same node, which to Flower they are, and would take each other's messages: what
-the one keeps of a run does not fit what the server has sent the other. A node's process says with
-each thin pull by which number it goes. A number that comes back after another one has come is of a
-second machine: a process that is started again has a new one.
+Flower takes both for the same node, so they would take each other's messages, and the state of one
+does not fit what the server has sent to the other. A node's process sends its random number with
+each thin pull. A number that returns after a different one belongs to a second machine, because a
+restarted process has a new number.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from logging import getLogger
 
 SIZE = 4  # bytes of a number
-GONE = 120.0  # seconds without a pull, of who has no message in hand
-_MOST = 64  # numbers of a node before the one at hand
+GONE = 120.0  # seconds without a pull, from a node without a message in hand
+_MOST = 64  # earlier numbers that are remembered for a node
 log = getLogger("edgewire")
 
 
 @dataclass
 class _Lives:
-    """A node's number at hand, when that came last, and those before."""
+    """A node's current number, when it came last, and its earlier numbers."""
 
     now: bytes
     when: float
@@ -31,17 +31,17 @@ class _Lives:
 
 
 class DuplicateNodes:
-    """Who pulls as which node, by the processes' numbers. `clock`: seconds."""
+    """Which process pulls as which node, by the processes' numbers. `clock`: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._nodes: dict[int, _Lives] = {}
 
     def is_ousted(self, node: int, number: bytes, busy: Callable[[], bool]) -> bool:
-        """Return whether another process has come since this one did, and is there still.
+        """Return whether a newer process has taken this one's place and is still there.
 
-        The first time that one has is logged. Who says no number is never ousted. `busy`: returns
-        whether the node has a message in hand: then it may not ask for long.
+        It logs the first such case. A process without a number is never ousted. `busy`: returns
+        whether the node has a message in hand: then it may not pull for long.
         """
         if len(number) != SIZE:
             return False

@@ -1,8 +1,8 @@
 """Whether this Flower's own functions take what `deploy.server.api` and `deploy.server.store` give
 them.
 
-They are no public interface: a release may call them otherwise. That is better known before the
-first message than by it.
+These functions are no public interface, and a release may change their arguments. The server checks
+that before the first message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def expect_handlers() -> None:
-    """Raise `ImportError`, one line, if this Flower's are not called as they are called here."""
+    """Raise `ImportError`, one line, if a function of this Flower takes other arguments."""
     from flwr.supercore.dependencies.task import authenticate_task
     from flwr.supercore.error import http_error_translator
     from flwr.superlink.dependencies.linkstate import get_linkstate
@@ -36,7 +36,7 @@ def expect_handlers() -> None:
 
 
 def expect(function: Callable[..., Any] | None, name: str, count: int) -> None:
-    """Raise `ImportError` unless a function is there and takes `count` arguments by their place."""
+    """Raise `ImportError` unless the function exists and takes `count` positional arguments."""
     try:
         if function is None:
             raise TypeError

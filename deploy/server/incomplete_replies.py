@@ -1,8 +1,8 @@
-"""Replies that a ServerApp has asked for, and of which some objects are still on their way.
+"""Holds replies for a ServerApp until all of their objects have arrived.
 
-A SuperLink hands out a reply once it has been announced, and its objects may come later, each by
-itself, or never. Replies that are whole do not wait for others. One for which nothing comes any
-more is handed on without its objects, which is that node's failure.
+A SuperLink hands out a reply as soon as it is announced; its objects may arrive later, one by one,
+or never. Complete replies do not wait for incomplete ones. A reply whose objects stop arriving is
+handed on without them, and counts as that node's failure.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from flwr.proto.message_pb2 import Message, ObjectTree
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
-EXPIRES = 10.0  # seconds without another object, and without one that is being sent
-FORGOTTEN = 3600.0  # seconds after which nobody asks for a reply any more: its run is over
+EXPIRES = 10.0  # seconds without a new object, and without one being sent
+FORGOTTEN = 3600.0  # seconds after which a reply is dropped: its run must be over
 
 
 @dataclass
 class Reply:
-    """A reply, and what is there of it. `since`: when something of it came last."""
+    """A reply and its objects so far. `since`: when the last of them arrived."""
 
     message: Message
     tree: ObjectTree
@@ -32,14 +32,14 @@ class Reply:
 
 
 class IncompleteReplies:
-    """The replies of all runs that are not whole yet. `clock`: seconds."""
+    """The incomplete replies of all runs. `clock`: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._replies: dict[int, dict[str, Reply]] = {}  # by the run, and the reply's id
+        self._replies: dict[int, dict[str, Reply]] = {}  # run -> reply's id -> reply
 
     def add(self, run: int, response: PullAppMessagesResponse) -> None:
-        """Take what a SuperLink hands out: each reply once."""
+        """Add the replies that a SuperLink hands out; it hands out each reply once."""
         now = self._clock()
         messages, trees = response.messages_list, response.message_object_trees
         with self._lock:
@@ -56,13 +56,13 @@ class IncompleteReplies:
         fetch: Callable[[str], bytes | None],
         sends: Callable[[int], bool],
     ) -> list[Reply]:
-        """Return, and forget, the replies that are whole, and those of which no more will come.
+        """Return and forget the complete replies, and those that will not be completed.
 
-        `asked`: the ids of the messages that they are to be replies to; `fetch`: returns an object,
-        None while it is not there, and raises `LookupError` if it will never be; `sends`: whether a
-        node is sending an object just now.
+        `asked`: the ids of the messages whose replies are wanted; `fetch`: returns an object, None
+        before it has arrived, and raises `LookupError` if it never will; `sends`: whether a node is
+        sending an object now.
         """
-        found, asked = list[Reply](), {*asked, ""}  # "": a message that is no reply
+        found, asked = list[Reply](), {*asked, ""}  # "": for a message that is no reply
         with self._lock:
             for name, reply in list(self._replies.get(run, {}).items()):
                 if reply.message.metadata.reply_to_message_id not in asked:
@@ -73,7 +73,7 @@ class IncompleteReplies:
         return found
 
     def not_yet(self, run: int, asked: Iterable[str]) -> list[str]:
-        """Return the ids to which no reply is on its way: of others Flower says they are gone."""
+        """Return the ids without a reply here: for the others Flower would report an error."""
         with self._lock:
             there = {
                 each.message.metadata.reply_to_message_id
@@ -82,7 +82,7 @@ class IncompleteReplies:
         return [each for each in asked if each not in there]
 
     def waits(self, run: int) -> bool:
-        """Return whether objects of a run's replies are on their way."""
+        """Return whether a run has incomplete replies."""
         return bool(self._replies.get(run))
 
     def _complete(self, reply: Reply, fetch: Callable[[str], bytes | None]) -> bool:
@@ -114,7 +114,7 @@ class IncompleteReplies:
 
 
 def parts_of_replies(replies: Iterable[Reply]) -> list[tuple[str, bytes]]:
-    """Return replies as a SuperLink says them, with their objects, as named parts."""
+    """Return replies and their objects as the named parts of a bundle."""
     replies = list(replies)
     response = PullAppMessagesResponse(
         messages_list=[each.message for each in replies],

@@ -1,4 +1,4 @@
-"""Waiting for something to come: who waits, for what, and how the one who brings it wakes them."""
+"""A condition variable with keys, for one asyncio event loop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Found = TypeVar("Found")
 
 
 class KeyedCondition:
-    """Wakes those who wait for a key; all of it happens in one event loop."""
+    """Wakes the coroutines that wait for a key; to be used in one event loop."""
 
     def __init__(self) -> None:
         self._waiting: defaultdict[Hashable, list[asyncio.Event]] = defaultdict(list)
 
     def ring(self, *keys: Hashable) -> None:
-        """Wake who waits for one of these; none: wake everybody."""
+        """Wake the waiters of these keys; without keys, wake all."""
         for key in keys or list(self._waiting):
             for event in self._waiting.get(key, ()):
                 event.set()
@@ -31,11 +31,11 @@ class KeyedCondition:
         at_least_every: Callable[[], float],
         alone: bool = False,
     ) -> Found | None:
-        """Look until there is something, or `seconds` are over; return it, or None.
+        """Call `look` until it returns something; return that, or None after `seconds`.
 
-        It is looked at once, whenever the key's bell rings, and in between every `at_least_every()`
-        seconds. `alone`: only the newest who waits for the key goes on; an older one, whose caller
-        may be gone, returns None. So does one that is waiting as the server ends.
+        It calls `look` at once, whenever `ring` is called for the key, and at least every
+        `at_least_every()` seconds. `alone`: only the newest waiter of the key goes on; an older
+        one, whose client may be gone, returns None. So does a waiter when the server ends.
         """
         mine, others = asyncio.Event(), self._waiting[key]
         others.append(mine)
@@ -53,7 +53,7 @@ class KeyedCondition:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(mine.wait(), min(left, at_least_every()))
             return None
-        except asyncio.CancelledError:  # the server ends: who waits is told that there is nothing
+        except asyncio.CancelledError:  # the server ends: the client gets an empty response
             return None
         finally:
             others.remove(mine)

@@ -1,12 +1,13 @@
-"""Messages that nodes were handed, and have not replied to: handed again to a node that asks anew.
+"""Redelivery of messages that a node has pulled and not replied to.
 
-Flower's SuperLink takes a message as delivered once a node has pulled it. The answer to the pull
-may be lost, or the node killed before it has written the message down; then nobody would reply. A
-node of ours asks only when it has nothing in hand, so what it was handed before has not reached it;
-if it has after all, it knows the message and replies as before.
+Flower's SuperLink counts a message as delivered once a node has pulled it. If the response to the
+pull is lost, or the node is killed before it has the message on disk, nobody would reply. A node of
+this project pulls only when it has no message in hand, so an earlier message without a reply has
+not reached it. If the message has reached it after all, the node recognizes it and sends the same
+reply.
 
-Kept in memory, a few lines a node: a SuperLink that ends takes its runs along. By plain Fleet calls
-to a SuperLink of Flower's such a message waits until the run's patience is over.
+This state is in memory, a few entries a node: a SuperLink's runs end with it anyway. At a plain
+SuperLink of Flower such a message is lost until the run's time-out.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from flwr.proto.fleet_pb2 import PullMessagesResponse
 
 
 class Redelivery:
-    """What each node was handed, by the ids of the messages, the oldest first."""
+    """The messages that each node has pulled, by their ids, the oldest first."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, dict[str, PullMessagesResponse]] = {}
 
     def note(self, node: int, response: PullMessagesResponse) -> None:
-        """Note what a node is handed."""
+        """Note the message that a node is given."""
         for message in response.messages_list:
             self._nodes.setdefault(node, {})[message.metadata.message_id] = response
 
     def replied(self, node: int, message_id: str) -> None:
-        """Forget a message: the reply is here."""
+        """Forget a message whose reply has arrived."""
         held = self._nodes.get(node, {})
         held.pop(message_id, None)
         if not held:
             self._nodes.pop(node, None)
 
     def again(self, node: int, state: Any) -> PullMessagesResponse | None:
-        """Return the oldest message that a node has still to reply to; None: there is none.
+        """Return the oldest message that a node has not replied to; None if there is none.
 
-        Forgets those that nobody waits for any more: answered otherwise, expired, of a run that is
-        over.
+        It forgets messages whose reply nobody awaits: answered by another call, expired, or of a
+        run that is over.
         """
         for message_id, response in list(self._nodes.get(node, {}).items()):
             if _is_open(message_id, response.messages_list[0].metadata, state):
@@ -50,12 +51,12 @@ class Redelivery:
 
 
 def _is_open(message_id: str, metadata: Any, state: Any) -> bool:
-    """Return whether a SuperLink still waits for the reply to a message that was delivered."""
+    """Return whether a SuperLink still awaits the reply to a delivered message."""
     run = state.get_run_info(run_ids=[metadata.run_id])
     return (
         bool(run)
         and run[0].status.status != Status.FINISHED
         and metadata.created_at + metadata.ttl > time.time()
         and message_id in state.get_message_ids_from_run_id(metadata.run_id)
-        and message_id in state.object_store  # it goes when its reply is confirmed
+        and message_id in state.object_store  # removed when the reply is confirmed
     )

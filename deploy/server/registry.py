@@ -1,9 +1,9 @@
-"""Which nodes may take part outlives the server; what is under way does not.
+"""Stores the registered nodes in a file, so that they survive a restart; runs do not.
 
-A SuperLink's database costs 240 statements a message, which is most of the time of a round with
-small messages. What it would keep of a run is of no use after a restart, as its ServerApp is gone:
-a run is resumed as another one. So the state is in memory, and this file beside it holds the nodes
-that are registered, under the same ids.
+A SuperLink's database executes 240 statements a message, which is most of the time of a round with
+small messages. A run's rows would be of no use after a restart: its ServerApp is gone, and a
+resumed run is a new run. So the SuperLink's state is in memory, and this file holds the registered
+nodes with their ids.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"
 
 
 class Registry:
-    """Wraps a SuperLink's ASGI app: puts nodes back as it starts, and notes every change."""
+    """Wraps a SuperLink's ASGI app: restores the nodes at its start, and saves every change."""
 
     def __init__(self, app: App, file: Path) -> None:
         self._app = app
@@ -38,7 +38,7 @@ class Registry:
         self._keeps = True
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Pass a request on; who hears that a node is registered finds it in the file."""
+        """Forward a request; save a registration before its response is sent."""
         if scope["type"] == "lifespan":
             state = state_of(scope)
             self._keeps = all(hasattr(state, each) for each in KEPT)
@@ -60,14 +60,14 @@ class Registry:
 
 
 def save(state: Any, file: Path) -> None:
-    """Write the nodes of a state that is in memory: the file before, or this one, is always there.
+    """Write the nodes of an in-memory state to the file, atomically.
 
     Raises `OSError`.
     """
     with state.lock:
         known = state.node_public_key_to_node_id
         for each in state.nodes.values():
-            # Flower keeps the key of who is gone: nobody could register that again
+            # Flower keeps an unregistered node's key, so the key could not be registered again.
             if each.status == GONE and known.get(each.public_key) == each.node_id:
                 del known[each.public_key]
         nodes = [MessageToDict(each) for each in state.nodes.values() if each.status != GONE]
@@ -81,9 +81,9 @@ def save(state: Any, file: Path) -> None:
 
 
 def restore(state: Any, file: Path) -> None:
-    """Put the nodes of a file, if there is one, into a state that is in memory.
+    """Load the nodes of a file, if it exists, into an in-memory state.
 
-    Raises `UsageError` for a file that is damaged.
+    Raises `UsageError` for a damaged file.
     """
     for node in load(file):
         if node.status == ONLINE:
@@ -95,7 +95,7 @@ def restore(state: Any, file: Path) -> None:
 
 
 def load(file: Path) -> list[NodeInfo]:
-    """Return the nodes of a file, none if there is none. Raises `UsageError` as `restore`."""
+    """Return the nodes of a file, none if it is missing. Raises `UsageError` for a damaged file."""
     try:
         return [ParseDict(each, NodeInfo()) for each in json.loads(file.read_text())]
     except FileNotFoundError:
@@ -105,7 +105,7 @@ def load(file: Path) -> list[NodeInfo]:
 
 
 def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
-    """Return what the server knows of the node with a key, and its versions if it knows the key."""
+    """Return what the server knows of the node with a key, and its own versions if it knows it."""
     number = state.get_node_id_by_public_key(public_key)
     found = [] if number is None else state.get_node_info(node_ids=[number])
     if not found:
@@ -115,5 +115,5 @@ def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
 
 
 def state_of(scope: Scope) -> Any:
-    """Return the state of the SuperLink that a request, or a start, is of."""
+    """Return the SuperLink's state, given the ASGI scope of a request or of the start."""
     return scope["app"].state.linkstate_factory.state()

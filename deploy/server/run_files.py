@@ -1,4 +1,4 @@
-"""What runs have left on the server, for who has started them: the files of one folder."""
+"""Serves the files that runs have left on the server to the client that started them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-PIECE = 1 << 20  # bytes that are read at once
+PIECE = 1 << 20  # bytes of one read
 
 
 async def results_of(output: Path | None, request: Request) -> Response:
@@ -41,10 +41,10 @@ def _pieces(path: Path, start: int) -> Iterator[bytes]:
 
 
 def _is_own(path: Path) -> bool:
-    """Return whether a path is a file in its folder, no link to one elsewhere, nothing hidden."""
+    """Return whether a path is a regular file: no symbolic link, and not hidden."""
     return _plain(path.name) and path.is_file() and not path.is_symlink()
 
 
 def _plain(name: str) -> bool:
-    """Return whether a name is a file's own: no folder in it, nothing hidden."""
+    """Return whether a name is a plain file name: without a folder, and not hidden."""
     return bool(name) and not name.startswith(".") and not {"/", "\\", "\0"} & set(name)

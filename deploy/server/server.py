@@ -1,13 +1,14 @@
-"""`python -m deploy.server`: Flower's SuperLink for real devices, and a gate before it.
+"""`python -m deploy.server`: Flower's SuperLink for real devices, with access control.
 
-With TLS and keys of nodes, by what `python -m deploy.keys` has made. Everything but what nodes need
-is for this machine alone (`deploy.server.access`), a node's pull waits until there is something,
-and a message travels in one piece (`deploy.server.api`). Who may take part is kept in a file
-(`deploy.server.registry`); `--database` keeps all in Flower's, and a round takes several times as
-long.
+It uses TLS and the nodes' keys, which `python -m deploy.keys` makes. Everything except the API of
+nodes is for this machine alone (`deploy.server.access`). The server holds a node's pull until there
+is a message, and sends a message in one bundle (`deploy.server.api`). A file stores the registered
+nodes (`deploy.server.registry`). With `--database` Flower's database stores all state, and a round
+takes several times as long.
 
-A Flower of another version that offers no place for the gate listens on this machine alone; one
-that has no bundles is served plainly. Each says so in a line.
+With a release of Flower that has no hook for the access control, the server listens on this machine
+alone; with one that does not support bundles, it offers Flower's own calls only. It prints a line
+in each case.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from protocol.flower_releases import WANTED, installed
 from simulation.errors import UsageError
 from simulation.proxies import expect_usable_proxies, keep_loopback_direct
 
-PORT = 8000  # as Flower's own
-NODES, LOCK = "nodes.json", "lock"  # files of --state
-KEPT = 75  # seconds for which a connection is kept while a node computes: a new one costs it 3 kB
-ENDING = 2  # seconds for requests in hand once it is told to end: nodes ask for their pulls again
+PORT = 8000  # Flower's default
+NODES, LOCK = "nodes.json", "lock"  # files in the folder --state
+KEPT = 75  # seconds for which an idle connection stays open: a new one costs a node 3 kB
+ENDING = 2  # seconds for open requests at the server's end: nodes repeat their pulls
 EXTENSIONS = "flwr.superlink.extensions"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Serve until a signal comes; return an exit code. A mistake is one line, and code 2."""
+    """Serve until a signal arrives; return an exit code: 2 and one line for a user's mistake."""
     options, rest = parser().parse_known_args(words)
     keep_loopback_direct(options.host)
     try:
@@ -62,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def parser(prog: str = "python -m deploy.server") -> argparse.ArgumentParser:
-    """Return what reads the command line; `prog`: whose that is."""
+    """Return the parser of the command line; `prog`: the command's name."""
     made = argparse.ArgumentParser(
         prog=prog,
         description="Flower's SuperLink for real devices; further options are Flower's own.",
@@ -85,7 +86,7 @@ def parser(prog: str = "python -m deploy.server") -> argparse.ArgumentParser:
 
 
 def command_line(options: argparse.Namespace) -> list[str]:
-    """Return Flower's words for ours. Raises `UsageError` for what cannot be."""
+    """Return Flower's command line for these options. Raises `UsageError` for invalid ones."""
     words = ["--host", options.host, "--port", str(options.port)]
     if options.database:
         words += ["--database", str(options.state / "superlink.db")]
@@ -111,10 +112,10 @@ def command_line(options: argparse.Namespace) -> list[str]:
 
 
 def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
-    """Return what is put before the SuperLink: classes, outermost first, and their options.
+    """Return the ASGI middleware of the SuperLink: classes, outermost first, and their options.
 
-    Nothing where Flower has no place for it. Raises `UsageError` if the SuperLink would be open to
-    other machines without a gate.
+    Empty where Flower has no hook for middleware. Raises `UsageError` if the SuperLink would be
+    open to other machines without access control.
     """
     if module("flwr.superlink.routers.fleet") is None:
         raise UsageError(
@@ -184,9 +185,9 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
 
 
 def bounds() -> dict[str, Any]:
-    """Return uvicorn's options for how much a client may say, and for how long.
+    """Return uvicorn's options that limit the size and time of requests.
 
-    None for an uvicorn that is made otherwise, which is said.
+    Empty for a uvicorn with other internals; then it prints a warning.
     """
     try:
         from deploy.server.connections import uvicorn_options
@@ -197,16 +198,16 @@ def bounds() -> dict[str, Any]:
 
 
 def many_connections() -> None:
-    """Let this process have as many files as the system lets it: each connection is one."""
+    """Raise this process's limit of open files to the maximum: each connection needs one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def taken(folder: Path) -> TextIO:
-    """Lock a server's folder for as long as the file is open; return that.
+    """Lock a server's folder; return the open file that holds the lock.
 
-    Raises `UsageError` if another server runs on it: the two would write over each other's nodes.
+    Raises `UsageError` if another server runs on it: each would overwrite the other's nodes.
     """
     try:
         handle = (folder / LOCK).open("a")
@@ -221,21 +222,21 @@ def taken(folder: Path) -> TextIO:
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
-    """Return what the SuperLink and the processes that it starts find in their environment.
+    """Return the environment variables of the SuperLink and of the processes that it starts.
 
-    Makes the server's folder. Raises `UsageError` if that cannot be.
+    It makes the server's folder. Raises `UsageError` if it cannot.
     """
     try:
         options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         output_of(options).mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"--state {options.state} cannot be used: {error.strerror}") from error
-    # Flower's processes start each other by bare name, whether the environment is active or not.
+    # Flower's processes start each other by bare name, even if the environment is not activated.
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     found = {
         "PATH": path,
         OUTPUT: str(output_of(options)),
-        "FORWARDED_ALLOW_IPS": "127.0.0.1,::1",  # whatever was there: nobody else says who he is
+        "FORWARDED_ALLOW_IPS": "127.0.0.1,::1",  # nobody else may claim a client's address
         "FLWR_HOME": os.environ.get("FLWR_HOME", str((options.state / "flwr").resolve())),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -248,12 +249,12 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def output_of(options: argparse.Namespace) -> Path:
-    """Return the folder below which runs leave their results."""
+    """Return the folder below which runs write their results."""
     return Path(options.state).resolve() / "runs"
 
 
 def is_local(host: str) -> bool:
-    """Return whether an address to listen on is reached from this machine alone."""
+    """Return whether only this machine can reach a server that listens on this address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -261,7 +262,7 @@ def is_local(host: str) -> bool:
 
 
 def module(name: str) -> ModuleType | None:
-    """Return a module of Flower's, None where it has none of that name."""
+    """Return a module of Flower, None if this release has none of that name."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -269,5 +270,5 @@ def module(name: str) -> ModuleType | None:
 
 
 def warn(line: str) -> None:
-    """Print one line of warning."""
+    """Print a warning in one line."""
     print(f"warning: {line}", file=sys.stderr)

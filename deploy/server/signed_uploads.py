@@ -1,8 +1,8 @@
-"""Large requests of the Fleet API are read only if a registered node has signed them.
+"""Refuses large requests of the Fleet API before reading them unless a registered node signed them.
 
-Flower, and what we add, read a request whole before they look at who sends it: anybody who reaches
-the port could fill the server's memory. What a thin request is signed with is in its body, and is
-looked at as soon as that much has come (`deploy.server.api`).
+Flower, and this project's own calls, read a whole request before they authenticate its sender:
+anybody who reaches the port could fill the server's memory. The signature of a thin request is at
+the start of its body, and `deploy.server.api` checks it before it reads on.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from starlette.requests import Request
 
 from deploy.server.access import FLEET, LIMIT, App, Scope, Send, refuse
 
-SMALL = 1 << 16  # bytes that anybody may send: what Flower's calls take but for contents
+SMALL = 1 << 16  # bytes that anybody may send: enough for Flower's calls without contents
 THIN_CALLS = f"{FLEET}edgewire/thin/"
 
 
 class SignedUploads:
     """Wraps an ASGI app: large requests to the Fleet API get status 401 unless they are signed.
 
-    Of a node that is known, too, a request says how long it is (else 411) and is no longer than a
-    message may be (413).
+    A signed request, too, must state its length (else 411), which may not exceed that of the
+    largest message (else 413).
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Pass a request on, or refuse it before its body is read."""
+        """Forward a request, or refuse it before its body is read."""
         if is_large(scope):
             try:
                 await expect_known(Request(scope, receive))
@@ -51,7 +51,7 @@ class SignedUploads:
 
 
 def is_large(scope: Scope) -> bool:
-    """Return whether who sends a request is to be looked at before its body."""
+    """Return whether a request's sender must be authenticated before its body is read."""
     if scope["type"] != "http" or not scope["path"].startswith(FLEET):
         return False
     if scope["method"] == "GET" or scope["path"].startswith(THIN_CALLS):
@@ -61,14 +61,14 @@ def is_large(scope: Scope) -> bool:
 
 
 def length_of(scope: Scope) -> int | None:
-    """Return how long a request's body is; None: it does not say."""
+    """Return the length of a request's body in bytes; None if it is not stated."""
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"")
     return int(length) if length.isdigit() and b"transfer-encoding" not in headers else None
 
 
 async def expect_known(request: Request) -> None:
-    """Raise `HTTPException` unless a registered node has signed a request, by its headers."""
+    """Raise `HTTPException` unless a request's headers hold a registered node's signature."""
     try:
         key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""))
     except ValueError as error:
@@ -76,6 +76,6 @@ async def expect_known(request: Request) -> None:
     node = get_linkstate(request).get_node_id_by_public_key(key) if key else None
     if node is None:
         raise HTTPException(401)
-    signed = Request(dict(request.scope, state={}))  # what comes after this is not to see the claim
+    signed = Request(dict(request.scope, state={}))  # the app behind this must not see the claim
     signed.state.protobuf_request = PullMessagesRequest(node=Node(node_id=node))
     await run_in_threadpool(authenticate_node, signed)

@@ -1,7 +1,7 @@
-"""A message and its objects, into a SuperLink's state and out of it, by Flower's own handlers.
+"""Stores messages with their objects in a SuperLink's state, and loads them, by Flower's handlers.
 
-What the handlers do for one call over HTTP they do here for each of a bundle, in one transaction
-where the state is a database.
+The handlers that Flower calls for one HTTP request each are called here for each part of a bundle,
+in one transaction if the state is a database.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Reader = Callable[[PullObjectRequest], PullObjectResponse]
 
 @dataclass
 class Load:
-    """What a pull has found: the response, and its objects as far as they are there.
+    """The result of a pull: the response, and those of its objects that have arrived.
 
-    `missing`: ids of those that are still on their way, with the run each belongs to.
+    `missing`: the ids of the other objects, each with its run.
     """
 
     response: PullMessagesResponse
@@ -55,11 +55,11 @@ class Load:
     missing: dict[str, int] = field(default_factory=dict)
 
     def parts(self) -> list[tuple[str, bytes]]:
-        """Return it as named parts."""
+        """Return the response and the objects as the named parts of a bundle."""
         return [("response", self.response.SerializeToString()), *self.objects.items()]
 
     def fetch(self) -> None:
-        """Take the missing objects that are there by now; forget those that will never be.
+        """Load the missing objects that have arrived; forget those that never will.
 
         Raises Flower's error if the run is over.
         """
@@ -72,18 +72,18 @@ class Load:
 
 
 def whole(state: Any) -> AbstractContextManager[Any]:
-    """Within, all that happens to the state is one transaction, if it knows any."""
+    """Within this context all changes of the state are one transaction, if it is a database."""
     return getattr(state, "session", nullcontext)()
 
 
 def key_of(node_id: int, state: Any) -> bytes:
-    """Return a node's public key; none at all for a node that there is not."""
+    """Return a node's public key; b"" for an unknown node."""
     found = state.get_node_info(node_ids=[node_id])
     return found[0].public_key if found else b""
 
 
 def heard(node_id: int, state: Any) -> None:
-    """Take note that a node is there, as of one that sends a heartbeat."""
+    """Note that a node is online, as a heartbeat does."""
     found = state.get_node_info(node_ids=[node_id])
     if found and found[0].heartbeat_interval > 0:
         state.acknowledge_node_heartbeat(node_id, found[0].heartbeat_interval)
@@ -92,7 +92,7 @@ def heard(node_id: int, state: Any) -> None:
 def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Load | None:
     """Return a message for a node, with its objects; None if there is none.
 
-    `handed`: what nodes were handed before, and have nothing of if they ask.
+    `handed`: the messages to redeliver: a node that pulls has lost what it was given before.
     """
     node = request.node.node_id
 
@@ -114,9 +114,9 @@ def from_node(
     handed: Redelivery,
     state: Any,
 ) -> PushMessagesResponse:
-    """Store a node's reply and its objects; forget the message that it replies to.
+    """Store a node's reply and its objects; forget the message that it answers.
 
-    What the response lists as `objects_to_push` was not among the objects, and is pushed singly.
+    The response lists the missing objects as `objects_to_push`; the node pushes them one by one.
     """
     run = request.messages_list[0].metadata.run_id
     with whole(state):
@@ -142,7 +142,7 @@ def from_node(
 
 
 def expect_known(run: int, state: Any) -> None:
-    """Raise Flower's error for a run that is over if the server does not know it (any more)."""
+    """Raise Flower's error for a run that is over if the server does not know the run."""
     if not state.get_run_info(run_ids=[run]):
         raise FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, f"run {run} is unknown")
 
@@ -154,10 +154,10 @@ def for_server(
     state: Any,
     task: Any,
 ) -> list[Reply] | None:
-    """Return the replies to a ServerApp's messages that are there; None if there are none.
+    """Return the replies to a ServerApp's messages that are ready; None if there are none.
 
-    `arriving`: those of which some objects are still to come; `sends`: whether the node with a
-    public key is sending an object just now.
+    `arriving`: the incomplete replies; `sends`: whether the node with a public key is sending an
+    object now.
     """
 
     def fetch(name: str) -> bytes | None:
@@ -182,7 +182,7 @@ def for_server(
 
 
 def received(replies: Iterable[Reply], state: Any) -> None:
-    """Delete what a ServerApp has received; what did not come whole is deleted, too."""
+    """Delete the replies that a ServerApp has received, the incomplete ones too."""
     with whole(state):
         for each in replies:
             state.object_store.delete(each.message.metadata.message_id)
@@ -210,7 +210,7 @@ def from_server(
 
 
 def _load(response: Any, node: Node, read: Reader) -> Load | None:
-    """Return what is to be fetched for a response, in the order of its trees; None: nothing."""
+    """Return a response's objects to fetch, in the order of its object trees; None: no message."""
     if not response.messages_list:
         return None
     load = Load(response, node, read)
@@ -224,7 +224,7 @@ def _names(tree: ObjectTree) -> Iterable[str]:
 
 
 def _fetched(load: Load) -> bool:
-    """Fetch what is there; return False for a run that is over: its messages are nobody's."""
+    """Fetch the objects that have arrived; return False if the run is over."""
     try:
         load.fetch()
     except FlowerError:
@@ -233,7 +233,7 @@ def _fetched(load: Load) -> bool:
 
 
 def _store(response: Any, objects: Mapping[str, bytes], store: Callable[[str], bool]) -> None:
-    """Store the objects that a response asks for, and let it list only those that are not here."""
+    """Store the objects that a response asks for; leave only the missing ones in its list."""
     missing = [name for name in response.objects_to_push if name not in objects or not store(name)]
     del response.objects_to_push[:]
     response.objects_to_push.extend(missing)
