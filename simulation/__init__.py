@@ -1,1 +1,1 @@
-"""Where a run takes place: the in-process Grid with its virtual clock, and Flower's Ray engine."""
+"""The local engine: an in-process Grid on a virtual clock, and its worker processes."""

@@ -1,8 +1,8 @@
 """`python -m simulation PATH`: any Flower app on the local engine. `--help` says the options.
 
-The app's modules are imported in this very process, and may have any name: `client`, `strategy`,
-`compression`, `task`, even `simulation`. So this package goes on under another name (`alias/`), and
-nothing else of ours is imported at all.
+This process imports the app's modules, which may have any name: `client`, `strategy`,
+`compression`, `task`, even `simulation`. So this package runs under another name (`alias/`), and
+imports no other package of this project.
 """
 
 import os
@@ -15,10 +15,10 @@ if __name__ == "__main__":
     began = time.monotonic()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when the app imports it
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    # To ask whether there is a GPU must not set CUDA up, which no forked process could use then.
+    # The check for a GPU must not initialize CUDA: a forked process could not use it then.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if not sys.flags.safe_path:
-        del sys.path[0]  # where one stands, which Flower's own processes do not look into
+        del sys.path[0]  # the working directory, which Flower's own processes do not search
     sys.path.append(str(Path(__file__).parent / "alias"))
     del sys.modules["simulation"]
     with import_module("edgewire_engine.early_stop").early_stop():

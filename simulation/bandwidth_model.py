@@ -1,15 +1,15 @@
-"""How long a run's messages take over a line, and would take as Flower sends them.
+"""Models how long a run's messages take over a link, compressed and as Flower would send them.
 
-Clocks of their own follow the messages of a run beside its own clock: each message with its real
-bytes, and with those of the model as plain Arrays in place of payloads. When a message is sent over
-such a line depends on the replies that the server had taken by then:
+Two more virtual clocks follow the run's messages besides the run's own clock: one with the real
+bytes, one with the bytes of plain Arrays in place of payloads. When a message would be sent over
+such a link depends on the replies that the server had taken before:
 
-* sent while nothing else was under way, it waited for all of them, as a round does;
-* sent alone, while others were under way or to a node whose reply had just come, it waited for
-  its node's last one, as an asynchronous server does.
+* A message sent while no other was under way waited for all of them, as in synchronous training.
+* A message sent alone, while others were under way or to a node whose reply had just come, waited
+  for that node's last reply, as in asynchronous training.
 
-Of any other course nobody can say what it would have been over another line; nor where crashes,
-losses or time-outs decide who answers.
+In any other case the model cannot know when the message would have been sent. It cannot either
+where crashes, losses or time-outs decide which nodes answer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import NamedTuple
 from .clock import ClockState, Network, VirtualClock
 from .message_size import Size, other_than_payloads
 
-DOWN_MBPS, UP_MBPS = 10.0, 2.0  # a thin line, for networks in which no link is limited
+DOWN_MBPS, UP_MBPS = 10.0, 2.0  # a slow link, for networks in which no link is limited
 
 
 class Comparison(NamedTuple):
-    """Virtual seconds over a line; `float32`: with the bytes that Flower would have sent."""
+    """Virtual seconds over a link; `float32`: with the bytes that Flower would have sent."""
 
     line_down_mbps: float | None
     line_up_mbps: float | None
@@ -34,11 +34,11 @@ class Comparison(NamedTuple):
     line_seconds_float32: float
 
 
-Times = tuple[float, float]  # of the real bytes, and of Flower's
+Times = tuple[float, float]  # virtual seconds with the real bytes, and with Flower's
 
 
 class Pushed(NamedTuple):
-    """A call that sent messages: their ids, nodes, bytes, and bytes as Flower would have sent them.
+    """The messages of one call: ids, nodes, bytes, and the bytes that Flower would have sent.
 
     A reply is too late after `timeout` virtual seconds.
     """
@@ -48,7 +48,7 @@ class Pushed(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """A message that is not answered: its node, its bytes, when it was sent on each clock."""
+    """An unanswered message: its node, its bytes, and when it was sent on each clock."""
 
     node: int
     down: int
@@ -59,9 +59,12 @@ class Traced(NamedTuple):
 
 @dataclass
 class BandwidthModelState:
-    """What was noted so far. `known`: nothing was decided otherwise than over this line; `calls`:
-    since replies were taken last; `last`: when a node's last reply was there, `now`: all that were
-    taken; `idle`: nothing was under way after them, `heard`: the nodes whose replies these were.
+    """What the model has noted so far.
+
+    `known`: the run would have made the same decisions over this link; `calls`: those since the
+    last taken replies; `last`: when each node's last reply arrived; `now`: when the last of all
+    taken replies arrived; `idle`: no message was under way after the last taken replies; `heard`:
+    the nodes that sent these.
     """
 
     known: bool
@@ -76,9 +79,9 @@ class BandwidthModelState:
 
 
 class BandwidthModel:
-    """Follows a run on a clock for the real bytes and one for Flower's.
+    """Follows a run on one clock for the real bytes and on another for Flower's.
 
-    `plain_bytes`: of the model as Flower sends it, in place of any message's payloads.
+    `plain_bytes`: the bytes of the model as Flower sends it, in place of a message's payloads.
     """
 
     def __init__(self, network: Network, seed: int, plain_bytes: int) -> None:
@@ -88,36 +91,37 @@ class BandwidthModel:
             self._network = copy(network)
             self._network.up_mbps, self._network.down_mbps = UP_MBPS, DOWN_MBPS
         plain = copy(self._network)
-        plain.encoding_seconds = 0.0  # what is not compressed is not encoded
+        plain.encoding_seconds = 0.0  # Flower encodes nothing
         self._clocks = VirtualClock(self._network, seed), VirtualClock(plain, seed)
         self._plain = plain_bytes
         known = not (network.loss or network.crash or network.join_seconds)
         self.state = BandwidthModelState(known, clocks=[clock.state for clock in self._clocks])
 
     def load(self, state: BandwidthModelState) -> None:
-        """Go on with what another line has come to."""
+        """Continue from the state of another model."""
         self.state = state
         for clock, kept in zip(self._clocks, state.clocks, strict=True):
             clock.state = kept
 
     @property
     def comparison(self) -> Comparison | None:
-        """The seconds up to the last reply that was taken; None if they cannot be known."""
+        """The virtual seconds until the last taken reply arrived; None if they are unknown."""
         if not self.state.known:
             return None
         return Comparison(self._network.down_mbps, self._network.up_mbps, *self.state.now)
 
     def push(self, messages: list[tuple[str, int, Size]], timeout: float) -> None:
-        """Note messages sent in one call: their ids, nodes and sizes."""
+        """Note the messages of one call: their ids, nodes and sizes."""
         if self.state.known:
             sent = [(i, node, size[2], self._plain_bytes(size)) for i, node, size in messages]
             self.state.calls.append(Pushed(sent, timeout))
 
     def send(self) -> None:
-        """Decide when what was pushed last was sent: before any of it is answered."""
+        """Decide when the messages noted last were sent; to be called before any is answered."""
         calls, self.state.calls = self.state.calls, []
         if not calls:
             return
+        # The two cases of the module's docstring: `own` is the asynchronous one.
         alone = all(len(call.messages) == 1 for call in calls)
         if not self.state.idle and (self._network.server_mbps is not None or not alone):
             return self.lose_track()
@@ -131,7 +135,7 @@ class BandwidthModel:
         self.state.idle = False
 
     def answer(self, message_id: str, steps: float, up: Size) -> None:
-        """Note a reply, in each node's order: its local steps and its size."""
+        """Note a reply's local steps and size; to be called in each node's order."""
         if (sent := self.state.sent.pop(message_id, None)) is None:
             return
         (real, plain), (node, down, down_plain, at, timeout) = self._clocks, sent
@@ -160,7 +164,7 @@ class BandwidthModel:
         return other_than_payloads(size) + (self._plain if size[0] else 0)
 
     def lose_track(self) -> None:
-        """Note that something was decided that over another line had been decided otherwise."""
+        """Note that over this link the run would have made a different decision."""
         self.state.known = False
         for kept in (self.state.calls, self.state.sent, self.state.arrivals, self.state.last):
             kept.clear()

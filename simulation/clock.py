@@ -1,14 +1,14 @@
-"""The virtual clock: when a message would arrive over a node's link, and its reply come back.
+"""The virtual clock: when a message arrives over a node's link, and when its reply comes back.
 
     sent            received       done                arrived
       |-- latency ----|             |                     |
       |-- bytes/down -|-- compute --|-- latency + bytes/up|
 
-Computing is local steps and a waiting time. Each node has a link of its own and does one thing at a
-time. The server's link, where it is a limit, takes one message after another, in the order in which
-they were sent. A lost reply takes its node as long as any other, and arrives never: at infinity.
-A node that crashes has sent its last reply, and its state is lost; messages to it are never
-answered, or when it has come back.
+A node computes for its local steps and a waiting time. Each node has its own link and does one
+thing at a time. If the server's link is limited, it carries one message after another, in the order
+in which they were sent. A lost reply takes its node as long as any other, and never arrives: its
+time is infinity. A node crashes after it has sent a reply, and its state is lost. A message to it
+is answered after it has rejoined, or never.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
-MOST_STEPS = 1e9  # of one message
-NEVER = float("inf")  # when a lost reply arrives
-_LOSS, _LIFE, _JOIN = 0x1055, 0x11FE, 0x301  # keep draws of (seed, node) apart from each other
+MOST_STEPS = 1e9  # local steps of one message
+NEVER = float("inf")  # the arrival time of a lost reply
+_LOSS, _LIFE, _JOIN = 0x1055, 0x11FE, 0x301  # separate the random streams of one (seed, node)
 
 
 class DeviceClass(Protocol):
@@ -74,35 +74,35 @@ class Ideal:
 
 
 class Journey(NamedTuple):
-    """A message on its way to a node: what the clock knows of it before it is answered."""
+    """A message to a node: what the clock knows before the node has answered."""
 
     node: int
     sent: float  # virtual seconds
     received: float
-    waiting: float  # seconds in which the node does nothing of use
-    earliest: float  # its reply is not at the server before; `NEVER`: nor ever, it will expire
-    expires: float  # what the node has not begun by then is lost
-    crashes: bool  # the node, once it has answered
-    life: int  # how often the node has come back by then
-    steps: float  # local steps that its message says will be computed, at least
+    waiting: float  # seconds in which the node is idle before it computes
+    earliest: float  # lower bound of the reply's arrival; `NEVER`: the message will expire
+    expires: float  # the message is lost if the node has not begun with it by then
+    crashes: bool  # whether the node crashes after its reply
+    life: int  # how often the node had crashed when the message was sent
+    steps: float  # local steps that the message announces, at least
 
 
 @dataclass
 class _ServerLink:
-    """Until when the server's link is busy, each way, virtual seconds."""
+    """The virtual seconds until which the server's link is busy, in each direction."""
 
     sending: float = 0.0
     receiving: float = 0.0
 
     def send(self, at: float, size: int, mbps: float | None) -> float:
-        """Return when `size` bytes, given to the link at `at`, have left the server."""
+        """Return when `size` bytes that are sent from `at` on have left the server."""
         if mbps is None:
             return at
         self.sending = max(at, self.sending) + _transfer(size, mbps)
         return self.sending
 
     def receive(self, at: float, size: int, mbps: float | None) -> float:
-        """Return when `size` bytes are in, whose sender has sent the last of them by `at`."""
+        """Return when `size` bytes have been received whose last was sent at `at`."""
         if mbps is None:
             return at
         self.receiving = max(at, self.receiving + _transfer(size, mbps))
@@ -111,9 +111,12 @@ class _ServerLink:
 
 @dataclass
 class ClockState:
-    """All that a clock has come to. By node: until when it is busy, `busy` at least, not yet
-    computed; what it has not answered (`under_way`); its replies so far, on a network that loses
-    some; how often a wait and a crash were drawn; when it crashed last, and how often.
+    """The state of a clock.
+
+    By node: `free`: when it has sent its last computed reply; `busy`: a lower bound of when it will
+    have computed those that are not computed yet; `under_way`: its unanswered messages; `answers`:
+    its replies so far, if the network loses some; `draws`: how often a wait and a crash were drawn;
+    `gone`: when it crashed last; `crashes`: how often.
     """
 
     now: float = 0.0
@@ -128,16 +131,16 @@ class ClockState:
 
 
 class VirtualClock:
-    """Virtual seconds since the start, when each node is free again, and which of them live.
+    """Virtual seconds since the start; when each node is free again; which nodes are online.
 
-    All that it has come to is in `state`: a clock of the same network and seed goes on with it.
+    `state` holds the whole state: another clock of the same network and seed can continue from it.
     """
 
     def __init__(self, network: Network | None = None, seed: int = 0) -> None:
         self.network: Network = network or Ideal()
         self.seed = seed
         self.state = ClockState()
-        self._generators: dict[int, np.random.Generator] = {}  # of waits and crashes
+        self._generators: dict[int, np.random.Generator] = {}  # by node, for waits and crashes
         self._joined: dict[int, float] = {}
         self._speeds: dict[int, float] = {}
         self._limits = np.cumsum([c.share for c in self.network.classes.values()])
@@ -165,12 +168,13 @@ class VirtualClock:
     def send(
         self, node: int, sent: float, down: int, ttl: float = NEVER, steps: float = 0.0
     ) -> Journey:
-        """Return what becomes of a message of `down` bytes sent at `sent`: draws from (seed, node).
+        """Return the journey of a message of `down` bytes sent at `sent`; it draws random numbers.
 
-        `steps`: local steps that it will take at least; the better that is known, the fewer other
-        replies have to be computed before its own is sure to be the next. A node that has not begun
-        with it after `ttl` seconds never will. To be called in the order of sending; `answer` in
-        that order for each node, but for those that are never answered.
+        `steps`: a lower bound of the local steps that it takes. The closer it is, the fewer other
+        replies have to be computed before this message's reply is known to be the next. A node that
+        has not begun with the message after `ttl` seconds never will. Calls must be in the order of
+        sending, and for each node the calls of `answer` too, except for messages that are never
+        answered.
         """
         net, latency = self.network, self.network.latency_ms / 1e3
         received = latency + max(
@@ -187,14 +191,15 @@ class VirtualClock:
         earliest = begins + waiting + self._work(node, steps)
         if earliest > sent:
             self.state.busy[node] = min(earliest, expires)
-        # the server's link is taken in the order of sending: nothing may be computed out of it
+        # A limited server link serves messages in the order of sending: with -NEVER (minus
+        # infinity) as the lower bound the grid computes replies in that order, too.
         earliest = -NEVER if net.server_mbps is not None else earliest + latency
         task = Journey(node, sent, received, waiting, earliest, expires, crashes, life, steps)
         self.state.under_way.setdefault(node, deque()).append(task)
         return task
 
     def _busy_until(self, node: int) -> float:
-        """Return until when a node is busy, at least."""
+        """Return a lower bound of the time until which a node is busy."""
         free, waiting = self.state.free.get(node, 0.0), self.state.under_way.get(node)
         busy = max(self.state.busy.get(node, 0.0), free)
         if not waiting or node in self.state.gone:
@@ -206,15 +211,15 @@ class VirtualClock:
         return max(busy, begins + first.waiting + self._work(node, first.steps))
 
     def _work(self, node: int, steps: float) -> float:
-        """Return the seconds that a node takes for local steps, and to encode what they changed."""
+        """Return a node's seconds for local steps, and for encoding the model update."""
         encoding = self.network.encoding_seconds if steps else 0.0
         return (steps * self.network.seconds_per_step + encoding) / self.speed(node)
 
     def answer(self, task: Journey, steps: float, up: int) -> float:
-        """Return when the reply is at the server (`NEVER`: never).
+        """Return when the reply arrives at the server, in virtual seconds, or `NEVER`.
 
-        `up`: its bytes; `steps`: local steps that were computed. Where its message promised more,
-        those count: a node that fails took its time, too.
+        `up`: its bytes; `steps`: the local steps that were computed. If the message has announced
+        more, those count: a node that fails has used its time, too.
         """
         net, node = self.network, task.node
         self.state.under_way[node].popleft()
@@ -229,7 +234,7 @@ class VirtualClock:
             return NEVER
         done = start + task.waiting + self._work(node, max(steps, task.steps))
         sent_back = done + _transfer(up, net.up_mbps)
-        if sent_back > task.sent:  # a network in which nothing takes time needs no memory
+        if sent_back > task.sent:  # else nothing takes time, and no entry is needed
             self.state.free[node] = sent_back
         if task.crashes:
             self.state.gone[node] = sent_back
@@ -238,12 +243,12 @@ class VirtualClock:
         return NEVER if net.loss and self.draw_loss(node) else arrived
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
-        """Return when the reply to a message sent at `sent` is there: `send` and `answer`."""
+        """Return when the reply to a message sent at `sent` arrives: `send`, then `answer`."""
         return self.answer(self.send(node, sent, down), steps, up)
 
     @property
     def steady(self) -> bool:
-        """Whether all nodes are there all the time."""
+        """Whether all nodes are online all the time."""
         return not (self.network.crash or self.network.join_seconds)
 
     def joined(self, node: int) -> float:
@@ -256,13 +261,13 @@ class VirtualClock:
         return self._joined[node]
 
     def present(self, node: int) -> bool:
-        """Return whether a node is there now: it has joined, and has not crashed since."""
+        """Return whether a node is online now: it has joined, and is not away after a crash."""
         gone, back = self.state.gone.get(node, NEVER), self.network.rejoin_seconds
         away = gone <= self.now and (back is None or self.now < gone + back)
         return self.joined(node) <= self.now and not away
 
     def change(self, nodes: Iterable[int]) -> float:
-        """Return the next moment at which one of these nodes joins or comes back; or `NEVER`."""
+        """Return the next moment at which one of these nodes joins or rejoins, or `NEVER`."""
         back = self.network.rejoin_seconds
         moments = [self.joined(node) for node in nodes] if self.network.join_seconds else []
         moments += [] if back is None else [gone + back for gone in self.state.gone.values()]
@@ -272,8 +277,8 @@ class VirtualClock:
         """Draw a waiting time, and whether the node crashes after its reply."""
         net = self.network
         if node not in self._generators:
-            drawn = np.random.PCG64([self.seed, node, _LIFE])  # `default_rng`'s own
-            drawn.advance(2 * self.state.draws[node])
+            drawn = np.random.PCG64([self.seed, node, _LIFE])  # as `default_rng`
+            drawn.advance(2 * self.state.draws[node])  # a loaded state has drawn these already
             self._generators[node] = np.random.Generator(drawn)
         self.state.draws[node] += 1
         first, second = self._generators[node].random(2).tolist()
@@ -298,9 +303,9 @@ def _transfer(size: int, mbps: float | None) -> float:
 
 
 def steps_of(metrics: Mapping[str, object]) -> float:
-    """Return the local steps a reply's metrics report as `num-steps` (0 if they do not).
+    """Return the local steps that a reply's metrics report as `num-steps`; 0 without a report.
 
-    What nobody takes, below 0 or beyond a billion, counts as none.
+    An impossible number, below 0 or above a billion, counts as 0.
     """
     steps = metrics.get("num-steps", 0)
     sure = isinstance(steps, int | float) and 0 <= steps <= MOST_STEPS

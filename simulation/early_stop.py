@@ -1,4 +1,4 @@
-"""A command that is told to stop before it has begun with anything: one line, no traceback."""
+"""Ends a command that is stopped before it has begun: with one line and no traceback."""
 
 import os
 import signal
@@ -11,20 +11,20 @@ LINE = b"stopped: no run was under way\n"
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Say so and end: there is nothing yet that would have to be tidied up."""
+    """Print one line and end at once: there is nothing to clean up yet."""
     os.write(2, LINE)
     os._exit(128 + number)
 
 
-_before: dict[signal.Signals, Any] = {}  # the handlers in whose place `_leave` is
+_before: dict[signal.Signals, Any] = {}  # the handlers that `_leave` has replaced
 
 
 @contextmanager
 def early_stop() -> Iterator[None]:
-    """End this process within by SIGINT, SIGTERM or SIGHUP, with one line and 128 + the signal.
+    """Within this context SIGINT, SIGTERM and SIGHUP end the process: one line, code 128 + signal.
 
-    At once, whoever's code a signal comes at: an exception might be caught there. A signal that
-    somebody handles already, or has ignored (nohup), stays as it is.
+    The process ends at once, without an exception, which running code could catch. A signal that
+    has a handler already, or is ignored (nohup), stays as it is.
     """
     usual = (signal.SIG_DFL, signal.default_int_handler)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -40,7 +40,7 @@ def early_stop() -> Iterator[None]:
 
 @contextmanager
 def under_way() -> Iterator[None]:
-    """Within `early_stop`, handle signals as before it: there is something to be tidied up."""
+    """Within `early_stop`, restore the earlier handlers: now there is something to clean up."""
     for number, handler in _before.items():
         signal.signal(number, handler)
     try:

@@ -1,19 +1,19 @@
-"""What an engine raises when it cannot do its work."""
+"""The errors that engines raise."""
 
 
 class EngineError(RuntimeError):
-    """One clear line for the user: what went wrong and what to do or read."""
+    """An engine failed; the message is one line: what went wrong, and what to do or read."""
 
 
 class Ended(SystemExit):
-    """This process was told to end: no node's own doing, even where a node was at work."""
+    """This process was told to end; it is no failure of the node that was at work."""
 
 
 class UsageError(EngineError):
-    """The user's own mistake in an engine's options."""
+    """A user's mistake in an engine's options."""
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type and, if it says anything, its text: in one line."""
+    """Return an error's type and its text, if any, in one line."""
     name, text = type(error).__name__, " ".join(str(error).split())
     return f"{name}: {text}" if text else name

@@ -1,4 +1,4 @@
-"""The in-process Grid: Flower's way to the nodes, over a pool of hosts and a virtual clock."""
+"""The in-process Grid: it sends messages to a pool of node hosts, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .state import GridState
 from .workers.pool import Pool
 
 SERVER = 0  # node ids are 1 to n
-_START = datetime(1970, 1, 1, tzinfo=UTC)  # of virtual time: all nodes register just after
+_START = datetime(1970, 1, 1, tzinfo=UTC)  # start of virtual time; nodes register just after it
 
 
 class LocalGrid(Grid):
     """Sends messages to nodes in this process or its workers.
 
-    Replies are the same, and in the same order, for any number of workers. Time-outs and
-    `virtual_seconds` are on the virtual clock; a `pull_messages` goes on to the next arrival.
-    A node works on a message from when it is sent; it is waited for only when its reply could be
-    the next to arrive. A reply that the network loses is never returned, and not kept.
+    Replies and their order are the same for any number of workers. Time-outs and `virtual_seconds`
+    are on the virtual clock; `pull_messages` advances it to the next arrival. A node works on a
+    message as soon as it is sent; the grid waits for it only when its reply could be the next to
+    arrive. A reply that the network loses is never returned, and is dropped.
     """
 
     def __init__(self, pool: Pool, nodes: int, clock: VirtualClock | None = None) -> None:
@@ -44,9 +44,9 @@ class LocalGrid(Grid):
         self._state = GridState(clock=self._clock.state)
         self._open: Replies | None = None
         self._line: BandwidthModel | None = None
-        self._note = ""  # the name of the record that goes with payloads
+        self._note = ""  # the name of the record that accompanies payloads
         self.stall = StallGuard()
-        self.replied_bytes = 0  # of all that nodes have sent, also what nobody fetches or is lost
+        self.replied_bytes = 0  # bytes of all replies, also of those that are lost or not fetched
 
     @property
     def virtual_seconds(self) -> float:
@@ -54,13 +54,13 @@ class LocalGrid(Grid):
         self.settle()
         return self._clock.now
 
-    now = virtual_seconds  # what deadlines are given in
+    now = virtual_seconds  # deadlines are on this clock
 
     @property
     def last_arrival(self) -> float:
-        """The virtual second by which all that was sent is there, as far as that is known now.
+        """The virtual second by which all messages and replies have arrived, as far as known now.
 
-        A reply that nobody has waited for was not computed, so that its message alone counts.
+        A reply that nobody has waited for is not computed, so only its message counts.
         """
         self.settle()
         messages = [task.received for task in self._state.sent.values()]
@@ -68,40 +68,40 @@ class LocalGrid(Grid):
         return max(self._clock.now, *messages, *replies, 0.0)
 
     def follow(self, plain_bytes: int, note: str = "") -> None:
-        """Compare what is sent from here on with models of `plain_bytes` in place of payloads.
+        """From now on, compare the traffic with models of `plain_bytes` in place of payloads.
 
-        `note`: the name of a record that would not be sent with them.
+        `note`: the name of a record that would not be sent without payloads.
         """
         self._line = BandwidthModel(self._clock.network, self._clock.seed, plain_bytes)
         self._note = note
 
     @property
     def comparison(self) -> dict[str, float | None]:
-        """The fields of `line.Comparison`, if a line is followed and they are known; else empty."""
+        """The fields of `bandwidth_model.Comparison`; empty without `follow`, or if not known."""
         self.settle()
         found = self._line.comparison if self._line else None
         return {} if found is None else found._asdict()
 
     def drain(self) -> None:
-        """Compute what is under way; it is not there any sooner."""
+        """Compute all replies under way; their arrival times do not change."""
         self.settle()
         for reply in self._pool.drain():
             self._state.early[reply.metadata.reply_to_message_id] = reply
 
     def save(self) -> GridState:
-        """Return all that the run has come to here; to be read at once, as it goes on changing.
+        """Return the run's state in this engine; read it at once, as it goes on changing.
 
-        What is under way is computed first. Raises `OSError` if there is no room for what nodes
-        keep on its way here.
+        It computes the replies under way first. Raises `OSError` if there is no memory or disk for
+        the transfer of the nodes' states.
         """
         self.drain()
         line = self._line.state if self._line else None
         return replace(self._state, line=line, nodes=self._pool.states())
 
     def load(self, state: GridState) -> None:
-        """Go on with what another grid of the same nodes and network has come to.
+        """Continue from the state of another grid with the same nodes and network.
 
-        To be called before the first message, and after `follow`.
+        Call it before the first message, and after `follow`.
         """
         self._pool.load(state.nodes)
         self._state, self._clock.state = replace(state, nodes={}), state.clock
@@ -109,11 +109,11 @@ class LocalGrid(Grid):
             self._line.load(state.line)
 
     def set_run(self, run: Run) -> None:
-        """There is but one run."""
+        """Do nothing: this grid has one run."""
 
     @property
     def run(self) -> Run:
-        """The run, as far as it is known here: its id."""
+        """The run; only its id is known here."""
         return Run.create_empty(TaskIdentity.run_id)
 
     def create_message(
@@ -124,11 +124,11 @@ class LocalGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message (Flower's old way; `Message(...)` is the new one)."""
+        """Create a message (Flower's old API; the new one is `Message(...)`)."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Sequence[int]:
-        """Return the ids of the nodes that are there, in the order of their partitions."""
+        """Return the ids of the nodes that are online, in the order of their partitions."""
         if self._clock.steady:
             self.stall.asked(len(self._nodes))
             return self._nodes
@@ -136,7 +136,7 @@ class LocalGrid(Grid):
         return tuple(node for node in self._nodes if self._clock.present(node))
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return the nodes that are there, as registered in the order of their partitions."""
+        """Return the nodes that are online, registered in the order of their partitions."""
         found = []
         for node in self.get_node_ids():
             when = (_START + timedelta(microseconds=node)).isoformat(timespec="microseconds")
@@ -144,12 +144,12 @@ class LocalGrid(Grid):
         return found
 
     def tend(self) -> None:
-        """Keep the workers at work while nobody pulls messages."""
+        """Keep the workers busy while nobody pulls messages."""
         self._pool.tend()
 
     @property
     def next_change(self) -> float:
-        """The virtual second at which a node joins or comes back next; infinity: none will."""
+        """The next virtual second at which a node joins or rejoins; infinity if none will."""
         return self._clock.change(self._nodes)
 
     def push_messages(
@@ -157,9 +157,9 @@ class LocalGrid(Grid):
     ) -> list[str]:
         """Send messages; return their ids.
 
-        `ttl`: a node that has not begun with one after so many virtual seconds never will. (Their
-        own `ttl` is in seconds of another clock.) `in_turn`: they are computed in their own order,
-        not in that in which answers could arrive.
+        `ttl`: a node that has not begun with a message after so many virtual seconds never will.
+        (The messages' own `ttl` is on the wall clock.) `in_turn`: they are computed in the order of
+        `messages`, not in the order in which their replies could arrive.
         """
         return self._push(messages, ttl, ttl, in_turn)
 
@@ -169,14 +169,14 @@ class LocalGrid(Grid):
         self.settle()
         self.stall.moved()
         state = self._state
-        if not state.sent:  # what bounds there are left are of replies that have come
+        if not state.sent:  # the remaining bounds are those of computed replies
             state.bounds.clear()
         messages, sizes = list(messages), dict[int, tuple[Size, float]]()
         followed: list[tuple[str, int, Size]] = []
         for message in messages:
             node, state.number = message.metadata.dst_node_id, state.number + 1
             state.count[node] += 1
-            message_id = f"{node}-{state.count[node]}"  # the same whoever else is sent any
+            message_id = f"{node}-{state.count[node]}"  # independent of messages to other nodes
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
@@ -197,18 +197,18 @@ class LocalGrid(Grid):
             self._pool.put(message, anew=anew, due=0.0 if in_turn else task.earliest)
         if self._line:
             self._line.push(followed, timeout)
-        self.tend()  # who sends one message at a time may be long in coming back
+        self.tend()  # the caller may compute for long before its next call
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Go on to the next arrival among these messages; return the replies there by then."""
+        """Advance the clock to the next arrival among these messages; return the replies."""
         return self.pull_before(message_ids, NEVER)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Go on to the next arrival among these messages, or to the deadline if none is before.
+        """Advance to the next arrival among these messages, at most to `deadline`, virtual seconds.
 
-        Return the replies that are there by then, in the order of `message_ids`. What is there
-        already is returned at once; what is still under way stays for a later pull.
+        Return the replies that have arrived by then, in the order of `message_ids`. If some have
+        arrived already, the clock stays. Later replies remain for a later pull.
         """
         self.settle()
         if self._line:
@@ -230,9 +230,9 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Replies:
-        """Send messages; return the replies in time, in the messages' order, as they come.
+        """Send messages; return the replies that arrive in time, in the messages' order, lazily.
 
-        Who iterates works on the first replies while the nodes work on the last ones.
+        A caller that iterates handles the first replies while the nodes compute the last ones.
         """
         timeout = NEVER if timeout is None else timeout
         deadline = self.virtual_seconds + timeout
@@ -257,16 +257,18 @@ class LocalGrid(Grid):
             self._line.take(ids)
 
     def settle(self) -> None:
-        """Finish the last `send_and_receive`: the clock stands where its last reply arrived."""
+        """Finish the last `send_and_receive`: set the clock to the arrival of its last reply."""
         if self._open is not None:
             replies, self._open = self._open, None
             len(replies)
 
     def _compute_until_sure(self, ids: Collection[str], deadline: float) -> None:
-        """Compute replies until none of the others to `ids` can be there before the next one.
+        """Compute replies until it is certain which reply to `ids` arrives next.
 
-        Replies that are not asked for are computed with them: on a limited server's link the order
-        decides, and when a node is free again depends on all it was sent.
+        Each uncomputed reply has a lower bound of its arrival. The method computes the reply with
+        the lowest bound until that bound is later than the earliest known arrival. It computes
+        replies to other messages, too: on a limited server link the order of all messages matters,
+        and when a node is free again depends on all its messages.
         """
         first = min(
             (self._state.arrivals[i][0] for i in ids if i in self._state.arrivals), default=NEVER
@@ -280,24 +282,24 @@ class LocalGrid(Grid):
                 first = min(first, self._state.arrivals[message_id][0])
 
     def _compute(self, message_id: str, in_bulk: bool = False) -> None:
-        """Wait for a reply; keep it, unless it is lost, with its arrival time.
+        """Wait for a reply; store it with its arrival time, unless it is lost.
 
-        `in_bulk`: some others that are due soon may be waited for, too.
+        `in_bulk`: the pool may wait for some other replies that are due soon, too.
         """
         if message_id not in self._state.sent:
             return
         node = self._state.sent[message_id].node
         queue = self._state.queues[node]
-        # a node's replies in the order sent: its queue and its losses are the same for any pool
+        # In the order of sending, so that a node's queue and losses are the same for any pool.
         while message_id in self._state.sent:
             self._arrive(queue.popleft(), in_bulk)
         if not queue:
             del self._state.queues[node]
 
     def _settle_crashes(self, node: int) -> None:
-        """Compute what a node may crash after: what it is sent next may find its state lost."""
+        """Compute the replies after which a node crashes: its next message may find no state."""
         if self._clock.steady or self._clock.network.server_mbps is not None:
-            return  # on a limited server's link replies are computed in the order of sending anyway
+            return  # on a limited server link all replies are computed in the order of sending
         for message_id in tuple(self._state.queues.get(node, ())):
             if message_id in self._state.sent and self._state.sent[message_id].crashes:
                 self._compute(message_id)
@@ -320,7 +322,7 @@ class LocalGrid(Grid):
 
 
 def _reported(content: RecordDict, kind: type[ConfigRecord | MetricRecord]) -> float:
-    """Return the local steps that a message promises, or a reply reports."""
+    """Return the local steps that a message announces, or that a reply reports."""
     found = (record for record in content.values() if isinstance(record, kind))
     values: Mapping[str, object] = next(found, {})
     return steps_of(values)

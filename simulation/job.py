@@ -1,4 +1,4 @@
-"""What every engine is asked to run."""
+"""The description of a run that every engine takes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from .clock import Ideal, Network
 
-if TYPE_CHECKING:  # who only asks for PLACE need not wait for Flower
+if TYPE_CHECKING:  # a module that only needs PLACE does not import Flower
     from flwr.app import Context
     from flwr.serverapp import Grid
 
     from .workers.node_host import Answering
 
-PLACE = "superlink.json"  # in `folder`, of a run that a SuperLink has, and that has not ended
+PLACE = "superlink.json"  # the file in `folder` for an unfinished run at a SuperLink
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: where the app lies, its Flower `run_config`, how many nodes, and their network.
+    """One run: the app's folder, its Flower `run_config`, the number of nodes, their network.
 
-    `folder`: where log files may go. `only_virtual`: what of the network takes a virtual clock, and
-    what to give in its place, `device`: where the nodes compute, `verbose`: whether to show logs;
-    for engines to refuse what they cannot honour.
+    `folder`: the folder for log files. `only_virtual`: the network's settings that need a virtual
+    clock, and what to set instead; `device`: the device on which the nodes compute; `verbose`:
+    whether to show logs. An engine refuses settings that it cannot honour.
     `server_app` and `client_app` are references as in
     pyproject.toml's `tool.flwr.app.components`; within one machine they may be the apps themselves.
     """

@@ -22,10 +22,10 @@ from .workers.pool import make_pool
 def run_local(
     job: Job, *, workers: int = 0, memory_mb: float | None = None, pin: bool = False
 ) -> None:
-    """Run a job to its end. `workers`: processes for the nodes; 1: this one, 0: one a core.
+    """Run a job to its end. `workers`: processes for the nodes; 1: this one, 0: one per core.
 
-    `memory_mb`, `pin`: what each of these processes may use (`simulation.workers.limits`); with
-    limits a single worker is a process, too.
+    `memory_mb`, `pin`: the limits of each of these processes (`simulation.workers.limits`). With
+    limits a single worker is a process of its own, too.
     """
     refuse(job, workers=workers, memory_mb=memory_mb, pin=pin)
     limits = Limits(memory_mb, pin)
@@ -41,7 +41,7 @@ def run_local(
 
 
 def refuse(_: Job, *, workers: int = 0, memory_mb: float | None = None, pin: bool = False) -> None:
-    """Raise `UsageError` for options of `run_local` that cannot be."""
+    """Raise `UsageError` for invalid options of `run_local`."""
     Limits(memory_mb, pin).check()
     if workers < 0:
         raise UsageError(f"engine.workers must be at least 0 (one a core), not {workers}")
@@ -52,9 +52,10 @@ _within = [False]
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Within, what is loaded stays: collections pass over it, and forked pages stay shared.
+    """Within this context the garbage collector skips existing objects: forked pages stay shared.
 
-    Whoever has frozen it before finds it so. That is asked once: counting walks over all of it.
+    If the objects were frozen before, they stay frozen. That is checked once, because the count
+    walks over all of them.
     """
     before = _within[0]
     frozen = before or gc.get_freeze_count() > 0

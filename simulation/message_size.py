@@ -1,4 +1,4 @@
-"""How many bytes a message's content has: all its records, as they are sent."""
+"""The size of a message's content in bytes: all its records, as they are sent."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-PLAIN = "numpy.ndarray"  # the kind of Flower's own Arrays: others hold what stands for a model
-FEW = 64  # values of a list, up to which it is cheaper to look at them than to serialise the record
-MOST_KEPT, LONGEST = 4096, 1024  # lengths of records; characters of all names in such a one
+PLAIN = "numpy.ndarray"  # the `stype` of Flower's own Arrays; others hold payloads
+FEW = 64  # values of a list: up to so many, checking them is cheaper than serialising the record
+MOST_KEPT, LONGEST = 4096, 1024  # cached record lengths; characters of all names in such a record
 _lengths: dict[Hashable, int] = {}
 
 
-# bytes of a content: of Arrays that stand for a model in a form of their own (payloads), of the
-# record that goes with them (a note), and of all that is in it
+# Bytes of a content: of its payloads (Arrays of another `stype`), of the record that accompanies
+# them (the note), and of all its records.
 Size = tuple[int, int, int]
 
 
 def other_than_payloads(size: Size) -> int:
-    """Return the bytes of all but payloads and their note."""
+    """Return the bytes without those of the payloads and their note."""
     payloads, note, whole = size
     return whole - payloads - note
 
 
 def size_of(content: RecordDict) -> int:
-    """Return the bytes of a content: of the data of all Arrays, and of its other records.
+    """Return the bytes of a content: those of all Arrays' data and of its other records.
 
-    Those count as Flower serialises them.
+    The other records count as Flower serialises them.
     """
     return measured(content, "")[2]
 
 
 def measured(content: RecordDict, note: str) -> Size:
-    """Return the bytes of a content, counted as by `size_of`; `note`: a record's name."""
+    """Return a content's `Size`, counted as by `size_of`; `note`: the name of the note's record."""
     payloads = noted = whole = 0
     for name, record in content.__dict__["_data"].items():
         if not isinstance(record, ArrayRecord):
@@ -49,10 +49,10 @@ def measured(content: RecordDict, note: str) -> Size:
 
 
 def record_bytes(record: ConfigRecord | MetricRecord) -> int:
-    """Return the length of a record as Flower serialises it; 0 for what it cannot send.
+    """Return the bytes of a record as Flower serialises it; 0 for one that it cannot serialise.
 
-    To serialise one takes 70 µs, and its length depends on names, and on lengths of values, alone:
-    it is measured once for all alike.
+    Serialising takes 70 µs, and the length depends only on the names and on the lengths of the
+    values: the function measures it once for all records with equal ones.
     """
     values = record.__dict__["_data"]
     try:
@@ -63,13 +63,13 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
                 if len(_lengths) >= MOST_KEPT:
                     _lengths.clear()
                 _lengths[key] = length
-    except (ValueError, TypeError, OverflowError):  # it never leaves this process
+    except (ValueError, TypeError, OverflowError):  # such a record never leaves this process
         return 0
     return length
 
 
 def _alike(value: Any) -> Hashable:
-    """Return what all values have in common that are as long; None: it is not worth looking."""
+    """Return a key that values of equal serialised length share; None: serialise the record."""
     kind = type(value)
     if kind is float or kind is bool:
         return kind.__name__

@@ -1,9 +1,10 @@
-"""Starting other people's process trees, and ending all of them.
+"""Starts process trees of other programs, and ends every process of them.
 
-Flower's and Ray's processes start sessions of their own and outlive whoever started them, so
-neither a process group nor the parent's id finds them again. What every one of them does keep is
-its environment: each tree gets a marker there, and the marker is looked for. Ray's agents write
-their title over it, so that the children of what was found are looked for as well.
+Flower's and Ray's processes start their own sessions and outlive the processes that started them,
+so neither a process group nor a parent's id finds them again. But each of them inherits the
+environment: `ProcessTree` sets a marker variable there, and searches all processes for it. Ray's
+agents overwrite their environment with their title, so it searches the children of the found
+processes, too.
 """
 
 import os
@@ -25,7 +26,7 @@ _MARKER = "EDGEWIRE_PROCESS_TREE"
 _INTERRUPTS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 _Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
-# Linux ends the process when its parent ends, even by SIGKILL; the setting survives the exec.
+# Linux then ends the process when its parent ends, even by SIGKILL; the setting survives the exec.
 _TIED = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
 )
@@ -37,12 +38,12 @@ class ProcessTree:
     def __init__(self) -> None:
         self._mark = f"{_MARKER}={uuid.uuid4().hex}"
         self._started: list[subprocess.Popen[bytes]] = []
-        self._found: dict[int, str] = {}  # Linux: when each process that was ever seen began
+        self._found: dict[int, str] = {}  # Linux: id of every process seen -> its start
 
     def start(
         self, command: list[str], environment: dict[str, str], output: IO[bytes]
     ) -> "subprocess.Popen[bytes]":
-        """Start `command` out of reach of the terminal's Ctrl-C: its starter handles that."""
+        """Start `command` in its own session, so that the terminal's Ctrl-C does not reach it."""
         if sys.platform == "linux":
             command = [sys.executable, "-c", _TIED, *command]
         name, value = self._mark.split("=")
@@ -58,7 +59,7 @@ class ProcessTree:
         return process
 
     def alive(self) -> list[int]:
-        """Ids of the tree's living processes, however deep and whoever their parent is now."""
+        """Return the ids of the tree's living processes, at any depth, with any parent."""
         if sys.platform == "linux":
             return self._look()
         lines = subprocess.run(
@@ -70,12 +71,12 @@ class ProcessTree:
         return [int(line.split()[0]) for line in lines if self._mark in line]
 
     def end(self, grace: float) -> None:
-        """End every process of the tree: asked to, then after `grace` seconds made to."""
+        """End every process of the tree: by SIGTERM, and after `grace` seconds by SIGKILL."""
         self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + grace
         while self.alive() and time.monotonic() < deadline:
             time.sleep(0.05)
-        # A process may start another between the look and the signal: look until none is left.
+        # A process may start another between the search and the signal: repeat until none is left.
         while self._signal_all(signal.SIGKILL) and time.monotonic() < deadline + 10:
             time.sleep(0.05)
         for process in self._started:
@@ -91,7 +92,7 @@ class ProcessTree:
         return len(pids)
 
     def _look(self) -> list[int]:
-        """What bears the mark, was found before or is a child of such a process."""
+        """Return the processes that have the marker, were found before, or are children of such."""
         processes = {int(each.name): _stat(each) for each in Path("/proc").glob("[0-9]*")}
         now = {pid: stat for pid, stat in processes.items() if stat is not None}
         found = {pid for pid, began in self._found.items() if pid in now and now[pid][1] == began}
@@ -105,14 +106,14 @@ class ProcessTree:
     def _marks(self, environ: Path) -> bool:
         try:
             return self._mark.encode() in environ.read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's
+        except OSError:  # the process has ended, or belongs to another user
             return False
 
 
 def _stat(process: Path) -> tuple[int, str] | None:
-    """A process's parent and when it began; nothing of one that has ended."""
+    """Return a process's parent and its start time; None if it has ended."""
     try:
-        # the name, in parentheses, may hold anything
+        # the name, in parentheses, may contain spaces and parentheses
         words = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
@@ -121,9 +122,9 @@ def _stat(process: Path) -> tuple[int, str] | None:
 
 @contextmanager
 def orderly_exit() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that `finally` blocks run.
+    """Within this context SIGTERM and SIGHUP raise, as Ctrl-C does, so that `finally` blocks run.
 
-    A signal somebody handles already, or has ignored (nohup), stays as it is.
+    A signal that has a handler already, or is ignored (nohup), stays as it is.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -136,7 +137,7 @@ def orderly_exit() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold back interrupts while cleaning up: a second Ctrl-C must not leave half of it undone."""
+    """Ignore interrupts during a cleanup: a second Ctrl-C must not leave it half done."""
     with _handled(_INTERRUPTS, signal.SIG_IGN):
         yield
 
@@ -144,7 +145,7 @@ def undisturbed() -> Iterator[None]:
 @contextmanager
 def _handled(numbers: list[signal.Signals], handler: _Handler) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers, and only it receives signals
+        yield  # only the main thread can set handlers, and only it receives signals
         return
     before = {number: signal.signal(number, handler) for number in numbers}
     try:

@@ -1,9 +1,9 @@
-"""Proxies: none for this machine itself; for others those that the environment names.
+"""Proxies: connections to this machine use none, others those of the environment.
 
-`http_proxy`, `https_proxy`, `all_proxy` and `no_proxy` hold for every connection to another
-machine, in small letters or in capitals. Flower's clients, httpx, gRPC and Ray all read these, and
-so would send what is for 127.0.0.1 to the proxy, which has another 127.0.0.1. So before anything is
-connected or started `no_proxy` names loopback, in this process and in all that it starts.
+`http_proxy`, `https_proxy`, `all_proxy` and `no_proxy`, in lower or upper case, apply to every
+connection to another machine. Flower's clients, httpx, gRPC and Ray all read them, and would send a
+request for 127.0.0.1 to the proxy, whose 127.0.0.1 is another machine. So before this process
+connects or starts anything, it adds loopback to `no_proxy`, for itself and for all its children.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .errors import UsageError
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KINDS = ("http", "https", "all")
 _EXCEPTIONS = ("no_proxy", "NO_PROXY")
-_NAME = re.compile(r"\*|(\w+://)?[*.]?[\w.-]+(:\d+)?", re.ASCII)  # in `no_proxy`
-ipv6_networks: dict[str, None] = {}  # that were in `no_proxy`, where clients cannot read them
-_GRPC = "no_grpc_proxy"  # where it is set gRPC does not look at the others
+_NAME = re.compile(r"\*|(\w+://)?[*.]?[\w.-]+(:\d+)?", re.ASCII)  # a name in `no_proxy`
+ipv6_networks: dict[str, None] = {}  # IPv6 networks from `no_proxy`, which clients cannot read
+_GRPC = "no_grpc_proxy"  # if it is set, gRPC ignores `no_proxy`
 
 
 def keep_loopback_direct(address: str = "") -> None:
-    """See to it that loopback is reached by no proxy, here and in processes that are started.
+    """Make loopback reachable without a proxy, in this process and in those that it starts.
 
-    `address`: HOST:PORT, or a host, that may be a name of loopback as well (127.0.0.2, say), or be
-    in a network that `no_proxy` names. What httpx cannot read is left out of that: it would raise
-    for every client that is made, also where no proxy is set.
+    `address`: a host or HOST:PORT that may be another name of loopback (for example 127.0.0.2), or
+    may be in a network that `no_proxy` names. Entries that httpx cannot read are removed from
+    `no_proxy`: httpx would raise for every new client, even if no proxy is set.
     """
     host = host_of(address)
     wanted = [*LOOPBACK, host] if is_loopback(host) else LOOPBACK
@@ -48,9 +48,9 @@ def keep_loopback_direct(address: str = "") -> None:
 
 
 def _readable(said: list[str], host: str) -> Iterator[str]:
-    """Yield what httpx can read of `no_proxy`, and the host where one of its networks holds that.
+    """Yield the entries of `no_proxy` that httpx can read, and the host if a network contains it.
 
-    httpx raises for IPv6 networks (::1/128, fd00::/8), for brackets and for what is no name.
+    httpx raises for IPv6 networks (::1/128, fd00::/8), for brackets and for invalid names.
     """
     for each in [*said, *ipv6_networks]:
         try:
@@ -63,7 +63,7 @@ def _readable(said: list[str], host: str) -> Iterator[str]:
             ipv6_networks[str(network)] = None
         if network.num_addresses == 1:
             yield str(network.network_address)
-        elif network.version == 4:  # httpx takes it for a name, others for the network
+        elif network.version == 4:  # httpx reads it as a name, other clients as a network
             yield each
         with suppress(ValueError):
             if ipaddress.ip_address(host) in network:
@@ -71,10 +71,11 @@ def _readable(said: list[str], host: str) -> Iterator[str]:
 
 
 def expect_usable_proxies(address: str = "") -> None:
-    """Raise `UsageError`, one line, for a proxy in the environment that no client here can use.
+    """Raise `UsageError`, one line, for a proxy in the environment that clients cannot use.
 
-    Whatever it is for: clients read all proxies, also where they go by none of them. `address`:
-    HOST:PORT of the only machine that is asked, `unproxied`; on loopback any proxies will do.
+    It checks the proxies for all schemes, because clients parse all of them, even for a connection
+    without a proxy. `address`: HOST:PORT of the only machine that the caller connects to, within
+    `unproxied`; if it is on loopback, any proxies are accepted.
     """
     if is_loopback(host_of(address)):
         return
@@ -92,7 +93,7 @@ def expect_usable_proxies(address: str = "") -> None:
 
 @contextmanager
 def unproxied(address: str) -> Iterator[None]:
-    """Within, clients that are made for an address on loopback do not read the proxies."""
+    """Within this context new clients for an address on loopback do not read the proxies."""
     if not is_loopback(host_of(address)):
         yield
         return
@@ -105,14 +106,14 @@ def unproxied(address: str) -> Iterator[None]:
 
 
 def _proxies() -> dict[str, str]:
-    """Return the environment's proxies, by what they are for; none that is blank."""
+    """Return the environment's proxies by the scheme they are for, without blank ones."""
     found = getproxies()
     return {kind: found[kind].strip() for kind in _KINDS if found.get(kind, "").strip()}
 
 
 def _parts(proxy: str) -> tuple[str, str]:
-    """Return a proxy's scheme and HOST:PORT, or HOST: "" of what cannot be read."""
-    import httpx  # not above: it is for those who connect, and have imported it
+    """Return a proxy's scheme, and its HOST:PORT or HOST; "" for parts that cannot be read."""
+    import httpx  # not above: callers that connect have imported it, others need not
 
     url = proxy if "://" in proxy else f"http://{proxy}"
     try:
@@ -126,13 +127,13 @@ def _parts(proxy: str) -> tuple[str, str]:
 
 
 def _shown(proxy: str) -> str:
-    """Return a proxy as it was given, without its user and password."""
+    """Return a proxy's URL without its user and password."""
     scheme, _, rest = proxy.rpartition("://")
     return repr((f"{scheme}://" if scheme else "") + rest.rpartition("@")[2])
 
 
 def proxy_of(address: str, secure: bool) -> str:
-    """Return the proxy by which an address (HOST:PORT) is reached: HOST:PORT; "" for none."""
+    """Return the proxy (HOST:PORT) of connections to an address (HOST:PORT); "" for none."""
     host = host_of(address)
     if is_loopback(host) or proxy_bypass(host):
         return ""
@@ -141,7 +142,7 @@ def proxy_of(address: str, secure: bool) -> str:
 
 
 def by_proxy(address: str, secure: bool) -> str:
-    """Return " by the proxy HOST:PORT" for an address that is reached by one, else ""."""
+    """Return " by the proxy HOST:PORT" for an address behind a proxy, else ""."""
     found = proxy_of(address, secure)
     return f" by the proxy {found}" if found else ""
 
@@ -153,7 +154,7 @@ def host_of(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, by its own name for itself."""
+    """Return whether a host is a loopback name or address of this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The replies to a round's messages, while they come."""
+"""The replies to a round's messages, as a lazy sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flwr.app import Message
 
 
 class Replies(Sequence[Message]):
-    """The replies to a round's messages: a list that fills while it is gone through."""
+    """The replies to a round's messages: a sequence that takes them from a stream on access."""
 
     def __init__(self, stream: Iterator[Message]) -> None:
         self._stream = stream

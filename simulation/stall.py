@@ -1,4 +1,4 @@
-"""A ServerApp that waits for nodes, or replies, of which there will never be more."""
+"""Detects a ServerApp that waits for nodes or replies that will never come."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from flwr.supercore import log
 
 from .errors import EngineError
 
-ASKS, SAID, SECONDS = 10, 10.0, 60.0  # so often in vain, and so long: it is said, the run ends
-# Who takes more CPU works meanwhile: seconds an ask (one that never sleeps takes little of it for
-# each), and of each second that passes (a spinner on a terminal takes 0.01 of it).
+# Calls in vain before it reacts; seconds until it logs a line; seconds until it ends the run.
+ASKS, SAID, SECONDS = 10, 10.0, 60.0
+# A process that uses more CPU than this is working: CPU seconds a call (a loop without a sleep uses
+# little in each), and CPU seconds a second (a spinner on a terminal uses 0.01).
 IDLE, SHARE = 0.01, 0.1
 FEWER = "let its strategy ask for fewer: min_available_nodes, min_train_nodes, min_evaluate_nodes"
 
 
 class MissingNodesError(EngineError):
-    """The ServerApp waits for nodes that will never be there."""
+    """The ServerApp waits for nodes that will never come online."""
 
 
 class _Wait(NamedTuple):
-    """What a thread has asked for in vain: how often, since when (wall clock, CPU of them all)."""
+    """A thread's calls in vain: their count, and the wall and process CPU time of the first one."""
 
     asks: int
     began: float
@@ -32,12 +33,12 @@ class _Wait(NamedTuple):
 
 
 class StallGuard:
-    """Says, and then raises, that a ServerApp asks again and again for what cannot change.
+    """Logs, and later raises, that a ServerApp polls for something that cannot change.
 
-    The set of nodes is fixed, and a virtual clock stands still while nothing is under way: who
-    waits for more nodes waits for ever. A process that computes between its asks does not wait.
-    After `SAID` seconds one line is logged; after `SECONDS` the thread that made this, the
-    ServerApp's, is ended. Other threads are not: they may look for nodes as long as they like.
+    The set of nodes is fixed, and the virtual clock stands still while nothing is under way, so a
+    ServerApp that waits for more nodes waits for ever. A process that computes between its calls is
+    not waiting. After `SAID` seconds the guard logs one line; after `SECONDS` it raises in the
+    ServerApp's thread, which has made the guard. Other threads may poll as long as they like.
     """
 
     def __init__(self) -> None:
@@ -46,19 +47,19 @@ class StallGuard:
         self._said = False
 
     def moved(self) -> None:
-        """Note that something was sent, or has come."""
+        """Note that a message was sent, or that a reply has arrived."""
         self._waits.clear()
 
     def asked(self, nodes: int) -> None:
-        """Note that somebody has asked for nodes or replies, and found `nodes` alone.
+        """Note that a call for nodes or replies has found `nodes` nodes and nothing new.
 
-        Raises `MissingNodesError` if it waits for more.
+        Raises `MissingNodesError` if the caller has waited for `SECONDS`.
         """
         expect_nodes(_wanted(), nodes)
         thread, now, cpu = threading.get_ident(), time.monotonic(), time.process_time()
         asks, began, before = self._waits.get(thread, _Wait(0, now, cpu))
         if cpu - before > max(IDLE * (asks + ASKS), SHARE * (now - began)):
-            asks, began, before = 0, now, cpu  # at work: it begins to wait now, if at all
+            asks, began, before = 0, now, cpu  # it was working: a wait can begin only now
         self._waits[thread] = _Wait(asks + 1, began, before)
         if asks + 1 < ASKS or now - began < SAID:
             return
@@ -78,7 +79,7 @@ def _in_vain(nodes: int, seconds: float) -> str:
 
 
 def expect_nodes(wanted: int, nodes: int) -> None:
-    """Raise `MissingNodesError` if so many nodes are waited for, and fewer will ever be there."""
+    """Raise `MissingNodesError` if `wanted` is more than the `nodes` that will ever be online."""
     if wanted > nodes:
         raise MissingNodesError(
             f"the ServerApp waits for {_nodes(wanted)}, and there will never be more than "
@@ -91,9 +92,10 @@ def _nodes(count: int) -> str:
 
 
 def _wanted() -> int:
-    """Return how many nodes Flower's `sample_nodes` waits for, if that is who asks; else 0.
+    """Return how many nodes Flower's `sample_nodes` waits for if it is the caller; else 0.
 
-    It asks its grid once a second until there are enough. It says how many to its log alone.
+    `sample_nodes` polls its grid once a second until there are enough nodes, and tells the number
+    only to its log, so it is read from its stack frame.
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -1,4 +1,4 @@
-"""What a local run has come to, in one dataclass: who keeps it can go on with it."""
+"""The state of a local run in one dataclass: a checkpoint holds it, and a resumed run loads it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .clock import ClockState, Journey
 
 @dataclass
 class GridState:
-    """All that a run has come to here, a moment at which every message under way was computed.
+    """The state of a run in the local engine when every message under way has been computed.
 
-    `number`: of messages; `count` by node; `sent`: journeys by message, `queues`: a node's messages
-    that are not dealt with, in order; `bounds`: a heap, before when none can arrive; `early`:
-    replies computed, not yet dealt with; `arrivals`: when they are there; `lives`: which life of a
-    node was sent to last; `nodes`: what they keep.
+    `number`: the number of messages; `count`: the same by node; `sent`: message id -> journey;
+    `queues`: a node's unhandled messages in order; `bounds`: a heap of lower bounds of the arrivals
+    of replies; `early`: computed replies that are not handled yet; `arrivals`: handled replies with
+    their arrival times; `lives`: the life of each node at its last message; `nodes`: their states.
     """
 
     number: int = 0

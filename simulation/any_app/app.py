@@ -1,4 +1,4 @@
-"""A Flower app as it lies in a folder: what its pyproject.toml says, and its two components."""
+"""Reads a Flower app from a folder: its pyproject.toml and its two components."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ..workers.node_host import load_object
 from .modules import enter
 
 T = TypeVar("T")
-PAIRS = re.compile(r"\S+?=(?:'[^']*'|\"[^\"]*\"|\S+)")  # what Flower's own parser sees
+PAIRS = re.compile(r"\S+?=(?:'[^']*'|\"[^\"]*\"|\S+)")  # as in Flower's own parser
 
 
 @dataclass(frozen=True)
 class App:
-    """An app's folder, its name (`publisher/name`), references to its two components, its run.
+    """An app's folder, its name (`publisher/name`), its two components' references, its run config.
 
-    `run_config`: `[tool.flwr.app.config]`, flat, with what was given in place of its values.
+    `run_config`: `[tool.flwr.app.config]`, flattened, with the overrides applied.
     """
 
     folder: Path
@@ -39,7 +39,7 @@ class App:
     run_config: UserConfig
 
     def load(self, reference: str, kind: type[T]) -> T:
-        """Import a component. Raises `UsageError`, caused by whatever the app's code raised."""
+        """Import a component. Raises `UsageError` from whatever the app's code raised."""
         enter(self.folder)
         try:
             found = load_object(reference)
@@ -55,14 +55,14 @@ class App:
         return found
 
     def load_both(self) -> tuple[ServerApp, ClientApp]:
-        """Import both components: in this order in every process, as modules may draw numbers."""
+        """Import both components, in the same order in every process: modules may draw numbers."""
         return self.load(self.server_app, ServerApp), self.load(self.client_app, ClientApp)
 
 
 def read_app(path: Path, overrides: list[str]) -> App:
-    """Read an app's pyproject.toml; `overrides` are what `flwr run --run-config` takes.
+    """Read an app's pyproject.toml; `overrides` have the form of `flwr run --run-config`.
 
-    Raises `UsageError`, one line, for whatever is no Flower app, and for keys that it has not.
+    Raises `UsageError`, one line, for a folder without a Flower app, and for unknown keys.
     """
     folder, file = path.expanduser().resolve(), path.expanduser() / "pyproject.toml"
     if not folder.is_dir():
@@ -72,7 +72,7 @@ def read_app(path: Path, overrides: list[str]) -> App:
     try:
         config = tomllib.loads(file.read_text(encoding="utf-8"))
         _, problems, _ = validate_config(config, check_module=False)
-    except (ValueError, AttributeError, TypeError) as error:  # Flower's checks expect some types
+    except (ValueError, AttributeError, TypeError) as error:  # Flower's checks assume some types
         problems = [str(error)]
     if problems:
         raise UsageError(f"{file}: {'; '.join(p.strip().splitlines()[0] for p in problems)}")
@@ -91,7 +91,7 @@ def read_app(path: Path, overrides: list[str]) -> App:
 
 
 def _run_config(defaults: UserConfig, overrides: list[str], file: Path) -> UserConfig:
-    """Return an app's own values, with those given in their place."""
+    """Return an app's own values with the overrides applied."""
     given = _parsed(overrides)
     for key in given.keys() - defaults.keys():
         near = get_close_matches(key, defaults, n=1)
@@ -103,7 +103,7 @@ def _run_config(defaults: UserConfig, overrides: list[str], file: Path) -> UserC
 
 
 def _parsed(overrides: list[str]) -> UserConfig:
-    """Return what the words say, as Flower reads them; what it would pass over is refused."""
+    """Return the parsed overrides. Raises `UsageError` for what Flower's parser would ignore."""
     for word in overrides:
         left = PAIRS.sub("", word).strip()
         if left and not word.endswith(".toml"):

@@ -1,4 +1,4 @@
-"""Global random generators, which apps use as they come: the same for any number of workers."""
+"""Seeds the global random generators, so that apps draw the same for any number of workers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 @contextmanager
 def seeded(*entropy: int) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's (where it is imported) global generators for a while.
+    """Within this context, seed the global generators of Python, NumPy and torch (if imported).
 
-    They go on afterwards as if nothing had been drawn. `entropy`: numbers of at least 0.
+    Afterwards their earlier state is restored. `entropy`: integers of at least 0.
     """
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what apps draw from

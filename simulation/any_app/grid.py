@@ -1,4 +1,4 @@
-"""The grid that somebody else's ServerApp is given: the local one, as strict as Flower's own."""
+"""The grid for any app's ServerApp: the local grid with the checks of Flower's own grids."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ..clock import NEVER
 from ..grid import SERVER, LocalGrid
 from ..message_size import size_of
 
-GATHERING = 0.02  # seconds in which other threads may send something before the clock goes on
+GATHERING = 0.02  # seconds in which other threads may send messages before the clock advances
 
 
 @dataclass
 class Counts:
-    """What the ServerApp sent and got. Bytes are those of all records in it: `sizes.size_of`."""
+    """Counts of the ServerApp's messages and replies. Bytes are as by `message_size.size_of`."""
 
     sent: int = 0
     answered: int = 0
@@ -39,74 +39,74 @@ class Counts:
 
 
 class Open(NamedTuple):
-    """A message that the ServerApp has no reply to; `expires`: virtual seconds."""
+    """A message without a reply so far; `expires`: virtual seconds."""
 
     message: Message
     expires: float
 
 
 class GuestGrid(Grid):
-    """A `LocalGrid` for apps that were written for Flower's own grids, and use all they promise.
+    """A `LocalGrid` for apps that rely on all that Flower's own grids guarantee.
 
-    A message's content is copied when it is sent. A message is valid for its `ttl`, in virtual
-    seconds; after it an error stands for the reply. Any thread may call; several that wait, as in
-    Flower's old API, wait at the same virtual time. A pull goes on to the next arrival, so who
-    polls in a loop gets on.
+    It copies a message's content when it is sent. A message is valid for its `ttl`, in virtual
+    seconds; after that an error takes the place of the reply. Any thread may call it. Several
+    threads that wait, as in Flower's old API, wait at the same virtual time. A pull advances the
+    clock to the next arrival, so a polling loop makes progress.
     """
 
     def __init__(self, grid: LocalGrid, run: Run) -> None:
         self.counts = Counts()
         self._grid, self._run = grid, run
         self._open: dict[str, Open] = {}
-        self._there: dict[str, Message] = {}  # replies that nobody has fetched
+        self._there: dict[str, Message] = {}  # message id -> reply that is not fetched yet
         self._turn = threading.Condition()
-        self._threads = set[int]()  # that have sent or pulled
-        self._calls: dict[object, tuple[Collection[str], float]] = {}  # who waits, and until when
+        self._threads = set[int]()  # ids of the threads that have sent or pulled
+        self._calls: dict[object, tuple[Collection[str], float]] = {}  # waited ids, and deadline
         self._pushes = 0
-        self._driven = False  # a thread moves the clock; the others wait for it
+        self._driven = False  # one thread moves the clock now; the others wait for it
 
     @property
     def virtual_seconds(self) -> float:
         """The virtual clock, seconds since the run began."""
         return self._grid.virtual_seconds
 
-    now = virtual_seconds  # what deadlines are given in
+    now = virtual_seconds  # deadlines are on this clock
 
     @property
     def last_arrival(self) -> float:
-        """As `LocalGrid.last_arrival`."""
+        """See `LocalGrid.last_arrival`."""
         return self._grid.last_arrival
 
     @property
     def unfetched_bytes(self) -> int:
-        """Bytes of replies that nodes have sent and the ServerApp has not got: lost, late, left."""
+        """Bytes of the replies that the ServerApp has not got: lost, late, or never fetched."""
         return self._grid.replied_bytes - self.counts.up_bytes
 
     @property
     def next_change(self) -> float:
-        """The virtual second at which a node joins or comes back next; infinity: none will."""
+        """The next virtual second at which a node joins or rejoins; infinity if none will."""
         return self._grid.next_change
 
     def follow(self, plain_bytes: int, note: str = "") -> None:
-        """As `LocalGrid.follow`."""
+        """See `LocalGrid.follow`."""
         self._grid.follow(plain_bytes, note)
 
     @property
     def comparison(self) -> dict[str, float | None]:
-        """As `LocalGrid.comparison`."""
+        """See `LocalGrid.comparison`."""
         return self._grid.comparison
 
     def tend(self) -> None:
-        """Keep the workers at work while nobody pulls messages."""
+        """Keep the workers busy while the ServerApp pulls no messages."""
         with self._turn:
             self._grid.tend()
 
     def set_run(self, run: Run) -> None:
-        """There is but one run."""
+        """Do nothing: this grid has one run."""
 
     @property
     def run(self) -> Run:
-        """The run: its id, the app, its overrides."""
+        """The run: its id, its app, its overrides."""
         return copy(self._run)
 
     def create_message(
@@ -117,30 +117,30 @@ class GuestGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message (Flower's old way; `Message(...)` is the new one)."""
+        """Create a message (Flower's old API; the new one is `Message(...)`)."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> list[int]:
-        """Return the ids of the nodes that are there, in the order of their partitions."""
+        """Return the ids of the nodes that are online, in the order of their partitions."""
         with self._turn:
             return list(self._grid.get_node_ids())
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return the nodes that are there, in the order of their partitions."""
+        """Return the nodes that are online, in the order of their partitions."""
         with self._turn:
             return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message], ttl: float = NEVER) -> list[str]:
-        """Send messages; return their ids. One to a node that is not there is left out, and logged.
+        """Send messages; return their ids. A message to an offline node is dropped, and logged.
 
-        `ttl`: no node begins with one after so many virtual seconds. Raises ValueError for a
-        message that is a reply, or not valid for any time.
+        `ttl`: no node begins with a message after so many virtual seconds. Raises `ValueError` for
+        a message that is a reply, or whose own `ttl` is not positive.
         """
         with self._turn:
             return self._push(self._checked(messages), ttl)
 
     def _checked(self, messages: Iterable[Message]) -> list[Message]:
-        """Return the messages that can be sent."""
+        """Return the valid messages to online nodes."""
         messages = list(messages)
         for message in messages:
             if message.metadata.reply_to_message_id or message.metadata.ttl <= 0:
@@ -153,7 +153,7 @@ class GuestGrid(Grid):
         return [message for message in messages if message.metadata.dst_node_id in nodes]
 
     def _copies(self, messages: list[Message]) -> list[Message]:
-        """Return copies to be sent, counted: those of messages that share a content share one."""
+        """Count the messages; return copies of them. Messages with one content share its copy."""
         contents: dict[int, tuple[RecordDict, int]] = {}
         for message in messages:
             if id(message.content) not in contents:
@@ -173,27 +173,27 @@ class GuestGrid(Grid):
         return _named_alike(messages, copies)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Go on to the next arrival among these messages; return the replies there by then.
+        """Advance the clock to the next arrival among these messages; return the replies by then.
 
-        An id that is not known, or not any more, gets an error.
+        For an unknown id, or one whose reply was fetched, it returns an error.
         """
         return self.pull_before(message_ids, NEVER)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """As `pull_messages`, or go on to the deadline, a virtual second, if that is before."""
+        """As `pull_messages`, but advance at most to the deadline, a virtual second."""
         with self._turn:
             ids = dict.fromkeys(message_ids)
             self._threads.add(threading.get_ident())
             unknown = [_unknown(i, self._run.run_id) for i in ids if i not in self._open]
             known = [i for i in ids if i in self._open]
-            if not ids:  # nothing but the deadline is waited for
+            if not ids:  # only the deadline is awaited
                 return self._grid.pull_before([], deadline)
             return unknown + self._next(known, deadline)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send messages; return the replies that are there after `timeout` virtual seconds."""
+        """Send messages; return the replies that arrive within `timeout` virtual seconds."""
         timeout = NEVER if timeout is None else timeout
         with self._turn:
             checked = self._checked(messages)
@@ -208,7 +208,7 @@ class GuestGrid(Grid):
             return replies
 
     def _round(self, messages: list[Message], timeout: float) -> list[Message]:
-        """Send and receive in one go, where nobody else waits for anything."""
+        """Send and receive in one call of the inner grid: no other thread uses this grid."""
         copies, ttl = self._copies(messages), messages[0].metadata.ttl
         replies = self._grid.send_and_receive(copies, timeout=min(timeout, ttl))
         there = {reply.metadata.reply_to_message_id: reply for reply in replies}
@@ -218,7 +218,11 @@ class GuestGrid(Grid):
         return [self._counted(reply) for reply in there.values()]
 
     def _next(self, ids: Collection[str], deadline: float) -> list[Message]:
-        """Wait for the next replies to these messages; none if there is none by the deadline."""
+        """Wait for the next replies to these messages; return none if the deadline comes first.
+
+        One of the waiting threads advances the clock (`_go_on`) for all of them, to the first event
+        that any of them awaits; the others sleep meanwhile.
+        """
         call = object()
         self._calls[call] = ids, deadline
         try:
@@ -234,7 +238,7 @@ class GuestGrid(Grid):
             del self._calls[call]
 
     def _go_on(self) -> bool:
-        """Move the clock to the next thing that anybody waits for; False: there is none."""
+        """Advance the clock to the next awaited reply, expiry or deadline; False without one."""
         self._driven = True
         try:
             self._gather()
@@ -254,19 +258,19 @@ class GuestGrid(Grid):
             self._turn.notify_all()
 
     def _gather(self) -> None:
-        """Let other threads send what they are about to: it is all sent at this virtual moment."""
+        """Wait until no other thread sends any more: all is sent at this virtual moment."""
         seen = -1
         while len(self._threads) > 1 and seen != self._pushes:
             seen = self._pushes
             self._turn.wait(GATHERING)
 
     def _take(self, message_id: str) -> Message:
-        """Hand a reply over, and forget its message."""
+        """Return a reply, and forget its message."""
         del self._open[message_id]
         return self._counted(self._there.pop(message_id))
 
     def _counted(self, reply: Message) -> Message:
-        """Count a reply that is handed over, and give it an id."""
+        """Count a reply that the ServerApp gets, and give it an id."""
         reply.metadata.__dict__["_message_id"] = f"to-{reply.metadata.reply_to_message_id}"
         if reply.has_error():
             self.counts.failed += 1
@@ -277,7 +281,7 @@ class GuestGrid(Grid):
 
 
 def _named_alike(messages: list[Message], copies: list[Message]) -> list[str]:
-    """Give messages the ids of their copies; return these."""
+    """Give messages the ids of their copies; return the ids."""
     ids = [copied.metadata.message_id for copied in copies]
     for message, own in zip(messages, ids, strict=True):
         message.metadata.__dict__["_message_id"] = own
@@ -285,13 +289,13 @@ def _named_alike(messages: list[Message], copies: list[Message]) -> list[str]:
 
 
 def _expired(message: Message) -> Message:
-    """Return what stands for a reply that did not come in the message's life."""
+    """Return the error in place of a reply that did not arrive within the message's `ttl`."""
     reason = f"no reply within the message's time to live, {message.metadata.ttl:g} s"
     return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, reason), reply_to=message)
 
 
 def _unknown(message_id: str, run_id: int) -> Message:
-    """Return what stands for the reply to a message that nobody knows."""
+    """Return the error in place of the reply to an unknown message."""
     metadata = Metadata(run_id, "", SERVER, SERVER, message_id, "", 0.0, 0.0, MessageType.QUERY)
     error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "no such message, or its reply was fetched")
     return make_message(metadata, error=error)

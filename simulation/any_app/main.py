@@ -1,4 +1,4 @@
-"""The command `python -m simulation`: its words, the run, what is said at its end."""
+"""The command `python -m simulation`: its options, the run, the summary at its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOPPED = 130  # exit code after Ctrl-C
 
 
 class Parser(argparse.ArgumentParser):
-    """Says a mistake in one line."""
+    """Reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError`."""
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def words() -> argparse.Namespace:
-    """Return what the command line says. Raises `UsageError`."""
+    """Return the parsed command line. Raises `UsageError`."""
     parser = Parser(
         prog="python -m simulation",
         description="Run any Flower app, unchanged, on the local engine: without Ray, on a virtual "
@@ -60,10 +60,10 @@ def words() -> argparse.Namespace:
 
 
 def main(began: float) -> int:
-    """Run what the command line says; return an exit code. `began`: of `time.monotonic`.
+    """Run the app of the command line; return an exit code. `began`: a `time.monotonic` value.
 
-    2: a mistake in the words or in the app's folder; 1: its ServerApp raised, or no reply was of
-    use; 128 and a signal's number (130: Ctrl-C): stopped.
+    2: a mistake in the options or in the app's folder; 1: its ServerApp raised, or no reply was
+    usable; 128 plus a signal's number (130: Ctrl-C): stopped.
     """
     verbose = "--verbose" in sys.argv
     try:
@@ -93,7 +93,7 @@ def main(began: float) -> int:
 
 
 def summary(app: App, given: argparse.Namespace, outcome: Outcome, seconds: float) -> str:
-    """Return what is said at the end: a line each of who, when, what and how long."""
+    """Return the summary at the end: the app, the nodes, the time and the traffic, a line each."""
     counts = outcome.counts
     virtual, last = f"{outcome.virtual_seconds:.2f}", f"{outcome.last_arrival:.2f}"
     later = f"; {last} s until all that was sent is there"

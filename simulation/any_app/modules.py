@@ -1,4 +1,4 @@
-"""Where an app's modules are found: in its own folder first, whatever their names."""
+"""Lets Python find an app's modules in its own folder first, whatever their names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 HOME = Path(__file__).parents[2]
-LIBRARY = {"compression"}  # the one part of ours that is made for other apps
+LIBRARY = {"compression"}  # the one package of this project that other apps may import
 OURS = {"benchmarks", "client", "command", "conf", "deploy", "docs", "launch", "protocol",
         "report", "simulation", "strategy"}  # fmt: skip
-OURS |= {"task", "tests", *LIBRARY}  # what lies in HOME
+OURS |= {"task", "tests", *LIBRARY}  # the packages in HOME
 
 
 class Only(MetaPathFinder):
@@ -25,16 +25,17 @@ class Only(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where a module is; None if it is not for this finder to say."""
+        """Return a module's spec; None for a module that is not this finder's."""
         return PathFinder.find_spec(name, [self._folder]) if name in self._names else None
 
 
 def enter(folder: Path) -> None:
-    """Let `import` look into an app's folder before all else, as Flower does.
+    """Make `import` search an app's folder before all others, as Flower does.
 
-    Of ours it finds the library alone, if the app has nothing of that name. Where ours lie among
-    other installed packages, the app's come first as well: even a folder without an `__init__.py`,
-    which else gives way to any package further down `sys.path`.
+    Of this project's packages it finds `LIBRARY` alone, unless the app has a module of that name.
+    If this project is installed among other packages, the app's modules still come first. That
+    holds even for a folder without an `__init__.py`, which Python otherwise ranks behind any
+    package on `sys.path`.
     """
     path, ours = str(folder), {str(HOME)} - {str(folder)}
     if sys.path[:1] != [path]:

@@ -21,7 +21,7 @@ class Speeds(NamedTuple):
 
 
 def network_named(name: str) -> Ideal:
-    """Return what `network=NAME` means to `run.py`. Raises `UsageError` for no such name."""
+    """Return the network that `network=NAME` selects in `run.py`. Raises `UsageError`."""
     names = sorted(path.stem for path in FOLDER.glob("*.yaml"))
     if name not in names:
         raise UsageError(f"--network: there is no {name}; there are: {', '.join(names)}")
@@ -31,7 +31,7 @@ def network_named(name: str) -> Ideal:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Return a file's keys, over those of the files that it names as its defaults."""
+    """Return a file's values, merged over those of the files in its defaults list."""
     own: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     merged: dict[str, Any] = {}
     for base in own.pop("defaults", []):

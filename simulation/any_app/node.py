@@ -1,4 +1,4 @@
-"""A node of somebody else's app: its ClientApp, alone with its message."""
+"""Runs any app's ClientApp on one message, isolated from other nodes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from .generators import seeded
 
 @dataclass(frozen=True)
 class GuestNode:
-    """Answers as the app's ClientApp does; what the engine calls in its place, in any process.
+    """Calls the app's ClientApp; the engine calls this in place of it, in any process.
 
-    Nothing is shared: neither a message's content with other nodes, nor a reply's with the node's
-    state. Global generators are seeded by (`seed`, node, which of its messages this is). What the
-    ClientApp raises is logged in full, as in Flower's simulation.
+    It copies contents: a message's content is not shared with other nodes, nor a reply's with the
+    node's state. It seeds the global generators by (`seed`, node, number of the node's message). It
+    logs what the ClientApp raises with its traceback, as in Flower's simulation.
     """
 
     app: App
     seed: int
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; raises what the ClientApp raises, and for what Flower refuses."""
+        """Return the reply; raise what the ClientApp raises, and an error for an invalid reply."""
         given = context.run_config
         context.run_config = dict(given)
-        if self.app.client_app.partition(":")[0] not in sys.modules:  # a worker that began anew
-            with seeded(self.seed), suppress(UsageError):  # if it is what cannot be loaded
+        if self.app.client_app.partition(":")[0] not in sys.modules:  # a new worker
+            with seeded(self.seed), suppress(UsageError):  # the call below then raises
                 self.app.load_both()
         client_app = self.app.load(self.app.client_app, ClientApp)
         message.content = deepcopy(message.content)
@@ -52,5 +52,5 @@ class GuestNode:
             raise
         finally:
             context.run_config = given
-            sys.stdout.flush()  # a worker ends without
+            sys.stdout.flush()  # a worker ends without flushing
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Flower's old API on a fixed set of nodes: its client manager waits a day for more of them."""
+"""Flower's old API with a fixed set of nodes: its client manager would wait a day for more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..stall import expect_nodes
 
 @contextmanager
 def bounded_wait(nodes: int) -> Iterator[None]:
-    """Within, to wait for more than `nodes` clients raises `MissingNodesError`."""
+    """Within this context, waiting for more than `nodes` clients raises `MissingNodesError`."""
     before = SimpleClientManager.wait_for
 
     def wait_for(self: SimpleClientManager, num_clients: int, timeout: int = 86400) -> bool:

@@ -1,1 +1,1 @@
-"""The processes that answer for nodes: their pool, the messages that wait, the way there."""
+"""The worker processes of the local engine: the pool, the work queue, the channels."""

@@ -1,8 +1,8 @@
-"""Objects between processes: pickled small parts go through a pipe, large buffers through memory.
+"""Sends objects between processes: small parts by a pipe, large buffers by shared memory.
 
-A pipe moves a large buffer in many small steps; memory that both processes map takes one copy in
-and one out. The files live in /dev/shm while there is room, else on disk, and are gone when the
-run ends.
+A pipe moves a large buffer in many small steps; memory that both processes map needs one copy in
+and one copy out. The mapped files are in /dev/shm while it has room, else on disk. They are removed
+when the run ends.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ..errors import EngineError
 from .node_host import log
 from .temp_dirs import TempDirs, sweep
 
-LARGE = 1 << 15  # bytes from which on a buffer goes through memory
+LARGE = 1 << 15  # bytes: buffers of at least this size go by shared memory
 MEMORY = "/dev/shm"
-SPARE = 4  # a quarter of it is left to others, torch's DataLoader say
+SPARE = 4  # 1/SPARE of /dev/shm stays free for others, for example torch's DataLoader
 
 
 class _Pickler(pickle.Pickler):
-    """Hands the bytes of large Arrays out of band, as numpy does with its own."""
+    """Pickles the bytes of large Arrays out of band, as numpy does for its arrays."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Array and len(obj.data) >= LARGE:
@@ -41,21 +41,21 @@ class _Pickler(pickle.Pickler):
 
 
 def _array(dtype: str, shape: tuple[int, ...], stype: str, data: Any) -> Array:
-    return Array(dtype, shape, stype, bytes(data))  # bytes(bytes) is no copy
+    return Array(dtype, shape, stype, bytes(data))  # bytes(bytes) does not copy
 
 
 class Laid(NamedTuple):
-    """Where buffers were laid: the number of the file, and their sizes; none if there are none."""
+    """The place of written buffers: the number of the path, and the buffers' sizes in bytes."""
 
     place: int
     sizes: list[int]
 
 
 class Shared:
-    """One mapped file that grows with what is written to it; one process writes, one reads.
+    """A mapped file that grows as needed; one process writes it, one other reads it.
 
-    `paths`: where it may be, the first one preferred. It goes to the next where there is no room,
-    and stays there.
+    `paths`: the possible places, the preferred one first. If one has no room, the file moves to the
+    next and stays there.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -64,7 +64,7 @@ class Shared:
         self.place = 0
 
     def write(self, buffers: list[memoryview]) -> Laid:
-        """Lay buffers end to end. Raises `EngineError` if there is no room for them anywhere."""
+        """Write buffers end to end. Raises `EngineError` if no path has room for them."""
         sizes = [view.nbytes for view in buffers]
         if not sum(sizes):
             return Laid(self.place, sizes)
@@ -77,7 +77,7 @@ class Shared:
         return Laid(self.place, sizes)
 
     def read(self, laid: Laid) -> list[bytes]:
-        """Copy buffers out."""
+        """Return copies of the buffers."""
         place, sizes = laid
         if not sum(sizes):
             return [b""] * len(sizes)
@@ -91,14 +91,14 @@ class Shared:
         return buffers
 
     def remove(self) -> None:
-        """Remove the file, wherever it is; nobody will write to it any more."""
+        """Remove the file from every path; no process may write to it afterwards."""
         for path in self._paths:
             with suppress(OSError):
                 path.unlink()
 
     def _larger(self, size: int) -> mmap.mmap:
-        """Return a mapping of so many bytes at least: all of them are there for sure."""
-        size += size // 8  # payloads differ: not a new one for each that is the largest so far
+        """Return a mapping of at least `size` bytes, all of them reserved."""
+        size += size // 8  # spare room: payloads differ, and growing for each new largest is slow
         problem: OSError | None = None
         for place in range(self.place, len(self._paths)):
             path = self._paths[place]
@@ -107,7 +107,7 @@ class Shared:
             except OSError as error:
                 problem = error
                 with suppress(OSError):
-                    path.unlink()  # what it has is needed elsewhere
+                    path.unlink()  # frees its space for others
             else:
                 self.place = place
                 return self._map
@@ -119,12 +119,12 @@ class Shared:
 
 
 def _mapping(path: Path, size: int, last: bool) -> mmap.mmap:
-    """Map a file of so many bytes, or more if it has more; OSError if its folder lacks the room.
+    """Map a file of at least `size` bytes. Raises `OSError` if its folder lacks the room.
 
-    All of that may be taken where there is no other place to go to (`last`).
+    If it is the last possible place (`last`), it may use all of the free space.
 
-    The bytes are taken now: in a file that is only said to be long, a process that writes where no
-    room is left is ended by SIGBUS, without a word.
+    It reserves the bytes now: in a sparse file, a process that writes when no room is left gets
+    SIGBUS and ends without a message.
     """
     with path.open("a+b") as file:
         there = file.seek(0, os.SEEK_END)
@@ -147,10 +147,10 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 class Channel:
-    """Sends and receives objects over a pipe and `slots` shared files, used in turn.
+    """Sends and receives objects over a pipe and `slots` shared files, in rotation.
 
-    A slot is written again only when its last content has been read: a sender may have at most
-    `slots` objects unread, which is the worker's window. `folders`: for the files, see `Shared`.
+    A file is overwritten only after its content has been read, so a sender may have at most `slots`
+    unread objects: that is the worker's window. `folders`: for the files, see `Shared`.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class Channel:
     def send(self, obj: Any) -> None:
         """Send an object.
 
-        Raises OSError if the other end is gone, `EngineError` if there is no room for the object,
-        of which the other end then hears nothing: another one may be sent.
+        Raises `OSError` if the other end is gone, `EngineError` if there is no room for the object.
+        After an `EngineError` the other end has received nothing, and the channel stays usable.
         """
         buffers: list[pickle.PickleBuffer] = []
         head = BytesIO()
@@ -188,7 +188,7 @@ class Channel:
         self._connection.send_bytes(pickle.dumps((*laid, head.getbuffer().tobytes())))
 
     def receive(self) -> Any:
-        """Wait for an object. Raises EOFError or OSError if the other end is gone."""
+        """Wait for an object. Raises `EOFError` or `OSError` if the other end is gone."""
         place, sizes, head = pickle.loads(self._connection.recv_bytes())
         return pickle.loads(head, buffers=self._next().read(Laid(place, sizes)))
 
@@ -199,7 +199,7 @@ class Channel:
 
 
 class Folders:
-    """Where the files lie: in memory where the system has a folder there (/dev/shm), or on disk.
+    """The folders of the shared files: one in memory if the system has /dev/shm, one on disk.
 
     Raises `EngineError` if no folder can be made.
     """
@@ -223,7 +223,7 @@ class Folders:
         return [scratch.path for scratch in self._scratch]
 
     def tell_of(self, channel: Channel) -> None:
-        """Say in the log, once, that files of a channel had to go to disk."""
+        """Log, once, that files of a channel had to move to disk."""
         if channel.moved and not self._told:
             self._told = True
             memory, disk = (path.parent for path in (self.paths[0], self.paths[-1]))
@@ -233,7 +233,7 @@ class Folders:
             )
 
     def close(self) -> None:
-        """Remove them."""
+        """Remove the folders."""
         for scratch in self._scratch:
             scratch.close()
 

@@ -1,4 +1,4 @@
-"""What a worker process may use: one core, so much memory; for emulating small devices."""
+"""Limits of a worker process: one core, an amount of memory; they emulate small devices."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from ..errors import UsageError
 
 
 class Limits(NamedTuple):
-    """`memory_mb`: resident megabytes, Python and torch included, but not what is mapped from
-    files, which the system can drop; `pin`: to one core.
+    """The limits of one process.
+
+    `memory_mb`: resident megabytes, Python and torch included, without pages mapped from files,
+    which the system can drop; `pin`: run on one core.
     """
 
     memory_mb: float | None = None
     pin: bool = False
 
     def check(self) -> None:
-        """Raise `UsageError` for limits that cannot be, or not on this system."""
+        """Raise `UsageError` for invalid limits, or for limits that this system does not have."""
         if self.memory_mb is not None and not 0 < self.memory_mb < float("inf"):
             raise UsageError(f"engine.memory_mb must be above 0, not {self.memory_mb:g}")
         if (self.memory_mb is not None or self.pin) and sys.platform != "linux":
@@ -33,14 +35,14 @@ class Limits(NamedTuple):
     def apply(self, number: int) -> None:
         """Limit this process, the worker `number`.
 
-        It may allocate so much that what is resident now and all of that make the limit; more is
-        refused by the system, and raises in torch and numpy as where memory is at an end.
+        It may allocate as much as the limit exceeds what is resident now. The system refuses more,
+        and torch and numpy then raise as on a machine without free memory.
         """
         if self.pin:
             cores = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(0, {cores[number % len(cores)]})
         if self.memory_mb is not None:
-            import resource  # not on every system
+            import resource  # not above: not every system has it
 
             used = {name: 1024 * size for name, size in _status().items()}
             room = max(int(1e6 * self.memory_mb) - used["RssAnon"], 0)
@@ -48,7 +50,7 @@ class Limits(NamedTuple):
 
 
 def _status() -> dict[str, int]:
-    """Return this process's sizes, kB."""
+    """Return this process's memory sizes in kB, by their names."""
     lines = Path("/proc/self/status").read_text().splitlines()
     pairs = (line.split(":", 1) for line in lines if line.endswith(" kB"))
     return {name: int(size.split()[0]) for name, size in pairs}

@@ -17,18 +17,18 @@ from ..errors import Ended
 log = logging.getLogger("edgewire")
 
 
-Answering = Callable[[Message, Context], Message]  # what a ClientApp does
+Answering = Callable[[Message, Context], Message]  # the type of a ClientApp
 
 
 def load_object(reference: str) -> Any:
-    """Return what `package.module:name` or `package.module:name.attribute` names."""
+    """Return the object that `package.module:name` or `package.module:name.attribute` names."""
     module, _, name = reference.partition(":")
     return attrgetter(name)(import_module(module))
 
 
 @dataclass(frozen=True)
 class NodeHostSpec:
-    """What a process needs to be a host; sent to worker processes as it is.
+    """What a process needs to host nodes; it is sent to worker processes.
 
     `client_app` is a reference (`client.app:app`) or, within one machine, the app itself.
     """
@@ -46,12 +46,12 @@ class NodeHost:
         app = spec.client_app
         self._app = cast(Answering, load_object(app)) if isinstance(app, str) else app
         self._spec = spec
-        self.contexts: dict[int, Context] = {}  # of nodes that have state
+        self.contexts: dict[int, Context] = {}  # node -> Context, of nodes with state
 
     def answer(self, message: Message) -> tuple[Message, bool]:
-        """Return the node's reply, and whether the node has state to keep here.
+        """Return the node's reply, and whether the node has state in this process.
 
-        What the ClientApp raises becomes an error reply, as in Flower's own runtimes.
+        An exception of the ClientApp becomes an error reply, as in Flower's own runtimes.
         """
         node = message.metadata.dst_node_id
         context = self.contexts.get(node) or self._new_context(node)
@@ -68,20 +68,20 @@ class NodeHost:
         return reply, bool(context.state)
 
     def forget(self, node: int) -> None:
-        """Drop a node's state: it begins anew."""
+        """Drop a node's state."""
         self.contexts.pop(node, None)
 
     @property
     def states(self) -> dict[int, RecordDict]:
-        """What nodes keep here, by node; of those that keep something."""
+        """Return the states of the nodes that have one, by node."""
         return {node: context.state for node, context in self.contexts.items()}
 
     def load(self, states: Mapping[int, RecordDict]) -> None:
-        """Let nodes go on with what they have kept, and no others with anything."""
+        """Replace all states by these, by node."""
         self.contexts = {node: self._new_context(node, state) for node, state in states.items()}
 
     def _new_context(self, node: int, state: RecordDict | None = None) -> Context:
-        """Make a node's Context; it is kept only once the app has put state into it."""
+        """Make a node's Context; the host keeps it only if the app has put state into it."""
         spec = self._spec
         return Context(
             run_id=spec.run_id,
@@ -97,5 +97,5 @@ def _error(message: Message, code: int, reason: str) -> Message:
 
 
 def unavailable(message: Message, reason: str) -> Message:
-    """Return the reply that stands for a node which cannot answer."""
+    """Return the error reply for a node that cannot answer."""
     return _error(message, ErrorCode.NODE_UNAVAILABLE, reason)

@@ -1,4 +1,4 @@
-"""Hosts in this process or in worker processes, behind one face."""
+"""Pools of node hosts, in this process or in worker processes, with one interface."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ from .work_queue import WorkQueue
 from .worker import WINDOW, end_group, hold_stops, message_of, work
 
 NO_LIMITS = Limits()
-THREADED = frozenset({"jax", "tensorflow"})  # start threads that a forked child would wait for
-BULK = 8  # replies waited for at most, where many are welcome; with 50 few were left to compute
+THREADED = frozenset({"jax", "tensorflow"})  # they start threads; a forked child would deadlock
+BULK = 8  # replies that `get` waits for at most in bulk; with 50, workers were idle meanwhile
 
 
 class Pool(Protocol):
-    """Takes messages, gives replies in the order in which they become ready."""
+    """Takes messages; returns replies in the order in which they become ready."""
 
     def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
-        """Take a message to be answered; its `message_id` is set and unique.
+        """Queue a message; its `message_id` is set and unique.
 
-        `anew`: the node's state is dropped first. `due`: what is to be answered sooner has a lower
-        number; a hint.
+        `anew`: drop the node's state first. `due`: a hint; messages with a lower number are
+        answered first.
         """
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:
-        """Wait for at least one reply; yield those that are ready.
+        """Wait for at least one reply; yield the replies that are ready.
 
-        `in_bulk`: it may be waited for some more, while there is enough work for all.
+        `in_bulk`: the pool may wait for some more replies while every worker has enough work.
         """
 
     def drain(self) -> Iterator[Message]:
-        """Answer all that was taken; yield the replies that nobody has got yet."""
+        """Answer all queued messages; yield the replies that were not fetched yet."""
 
     def states(self) -> dict[int, RecordDict]:
-        """Return what nodes keep, by node, once all was answered; to be read only.
+        """Return the nodes' states by node, read-only; all messages must have been answered.
 
-        Raises `OSError` if there is no room for it on its way here.
+        Raises `OSError` if there is no memory or disk for the transfer.
         """
 
     def load(self, states: Mapping[int, RecordDict]) -> None:
-        """Let nodes go on with what they have kept; before the first message."""
+        """Load the nodes' states; to be called before the first message."""
 
     def tend(self) -> None:
-        """Send messages on to those who are out of work, and keep their replies; no waiting."""
+        """Send messages to idle workers and store their replies, without waiting."""
 
     def close(self) -> None:
-        """End the pool; replies not fetched are lost."""
+        """End the pool; replies that were not fetched are lost."""
 
 
 class InProcess:
-    """One host in this very process; a message is answered when its reply is asked for."""
+    """One host in this process; it answers a message when its reply is fetched."""
 
     def __init__(self, spec: NodeHostSpec) -> None:
         self._host = NodeHost(spec)
@@ -80,32 +80,32 @@ class InProcess:
         yield self._host.answer(_private(message))[0]
 
     def drain(self) -> Iterator[Message]:
-        """Answer and yield all that is queued."""
+        """Answer all queued messages; yield the replies."""
         while self._queue:
             yield from self.get()
 
     def states(self) -> dict[int, RecordDict]:
-        """Return what nodes keep, the very records."""
+        """Return the nodes' states: the records themselves, no copies."""
         return self._host.states
 
     def load(self, states: Mapping[int, RecordDict]) -> None:
-        """Let nodes go on with what they have kept."""
+        """Load the nodes' states."""
         self._host.load(states)
 
     def tend(self) -> None:
-        """Nobody waits for work here."""
+        """Do nothing: this pool has no worker that could be idle."""
 
     @property
     def contexts(self) -> dict[int, Context]:
-        """What nodes keep, by node; of those that keep something."""
+        """The Contexts of the nodes that have state, by node."""
         return self._host.contexts
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: this pool has no process to end."""
 
 
 def _private(message: Message) -> Message:
-    """Return a message whose content dict is its own: many messages share one content."""
+    """Return a message with its own content dict: many messages share one content."""
     return message_of(message.content.copy(), message.metadata)
 
 
@@ -116,11 +116,11 @@ class _Worker:
     messages: Channel
     replies: Channel
     inflight: dict[str, Message] = field(default_factory=dict)
-    content: RecordDict | None = None  # what it was sent last
+    content: RecordDict | None = None  # the content that it was sent last
 
 
 class Processes:
-    """Hosts in `count` worker processes of one torch thread each."""
+    """Hosts in `count` worker processes with one torch thread each."""
 
     def __init__(
         self, spec: NodeHostSpec, count: int, method: str | None = None, limits: Limits = NO_LIMITS
@@ -131,7 +131,7 @@ class Processes:
         self._folders = Folders()
         self._started = 0
         self._workers: list[_Worker] = []
-        self._ready = DefaultSelector()  # one for the run: `wait` would make one a reply
+        self._ready = DefaultSelector()  # for the whole run: `wait` would make one for each reply
         for index in range(count):
             self._workers.append(self._start(index))
         self._queue = WorkQueue(count)
@@ -139,17 +139,18 @@ class Processes:
         self._replies: deque[Message] = deque()  # for the next `get`
 
     def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
-        """Queue the message, and set idle workers to work."""
+        """Queue the message, and send work to idle workers."""
         self._queue.put(message, due)
         if anew:
             self._anew.add(message.metadata.message_id)
         self._feed_all()
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:
-        """Wait for replies, refill the workers that sent them, yield the replies.
+        """Wait for replies, send new work to their workers, yield the replies.
 
-        In bulk for at most half of what waits: then hardly anybody is out of work meanwhile. Who
-        takes one reply at a time keeps interrupting a worker, and both find their caches cold.
+        In bulk it waits for at most half as many replies as messages are queued, so that workers
+        are rarely idle meanwhile. Taking one reply at a time would interrupt the workers often, and
+        both sides would find their caches cold.
         """
         if not self._replies and not self._queue.under_way:
             raise RuntimeError("there is nothing to wait for")
@@ -160,18 +161,18 @@ class Processes:
             yield self._replies.popleft()
 
     def drain(self) -> Iterator[Message]:
-        """Wait for all that is under way; yield the replies."""
+        """Wait for all messages under way; yield the replies."""
         while self._replies or self._queue.under_way:
             yield from self.get()
 
     def states(self) -> dict[int, RecordDict]:
-        """Ask each worker for what its nodes keep."""
+        """Ask each worker for its nodes' states."""
         found: dict[int, RecordDict] = {}
         for index, worker in enumerate(self._workers):
             try:
                 worker.messages.send((None, None, False))
                 told, states, _ = worker.replies.receive()
-            except (EOFError, OSError):  # it died, and what its nodes kept with it
+            except (EOFError, OSError):  # it died, and its nodes' states with it
                 self._revive(index)
                 continue
             if told is None:
@@ -181,7 +182,7 @@ class Processes:
         return found
 
     def load(self, states: Mapping[int, RecordDict]) -> None:
-        """Start the workers anew, each with a share of the nodes and of what they have kept."""
+        """Restart the workers, each with a share of the nodes and of their states."""
         homes = {node: place % len(self._workers) for place, node in enumerate(sorted(states))}
         self._queue.settle(homes)
         for index, worker in enumerate(self._workers):
@@ -190,11 +191,11 @@ class Processes:
             self._workers[index] = self._start(index, own)
 
     def tend(self) -> None:
-        """Take replies that are ready, refill the workers that sent them."""
+        """Take the replies that are ready; send new work to their workers."""
         self._receive(wait=False)
 
     def _receive(self, wait: bool) -> None:
-        """Take the replies that are ready, or wait for one; send on to who has room."""
+        """Take the replies that are ready, or wait for one; send new work to their workers."""
         for key, _ in self._ready.select(None if wait else 0):
             index: int = key.data
             try:
@@ -215,7 +216,7 @@ class Processes:
         self._ready.close()
         for worker in self._workers:
             worker.connection.close()
-            worker.process.kill()  # it hears no other signal; nobody waits for its work
+            worker.process.kill()  # it ignores other signals, and its work is not needed
             end_group(worker.process.pid)
         for worker in self._workers:
             worker.process.join()
@@ -243,24 +244,24 @@ class Processes:
         return _Worker(process, here, incoming, outgoing)
 
     def _feed_all(self) -> None:
-        """Send one message to each in turn, so that no worker takes two while another has none."""
+        """Send one message to each worker in rotation: none gets two while another has none."""
         for depth in range(1, WINDOW + 1):
             for index in range(len(self._workers)):
                 self._feed(index, depth)
 
     def _feed(self, index: int, depth: int) -> None:
-        """Send a worker messages until `depth` are with it."""
+        """Send messages to a worker until it has `depth` of them."""
         worker = self._workers[index]
         while len(worker.inflight) < depth and (message := self._queue.take(index)) is not None:
             try:
                 self._send(worker, message)
-            except OSError:  # it died; get() will notice and report
+            except OSError:  # it died; `get` will notice that
                 worker.inflight[message.metadata.message_id] = message
                 return
             worker.inflight[message.metadata.message_id] = message
 
     def _send(self, worker: _Worker, message: Message) -> None:
-        """Send a message; its content only if the worker does not have it from another one."""
+        """Send a message, without its content if the worker has got that with the last one."""
         content, metadata = message.content, message.metadata
         fresh = worker.content is not content
         worker.content = content
@@ -270,9 +271,9 @@ class Processes:
         self._folders.tell_of(worker.messages)
 
     def _revive(self, index: int) -> None:
-        """Replace a worker that died; what it was working on is answered by errors."""
+        """Replace a dead worker; answer its messages by errors."""
         worker = self._workers[index]
-        end_group(worker.process.pid)  # before its number is free
+        end_group(worker.process.pid)  # before `join` frees its process id for reuse
         worker.process.join(timeout=5)
         reason = f"its worker process died (exit code {worker.process.exitcode})"
         log.warning("worker %d: %s; started anew", index, reason)
@@ -283,7 +284,7 @@ class Processes:
         self._feed_all()
 
     def _end(self, worker: _Worker) -> None:
-        """End a worker, dead or alive, that another one takes the place of."""
+        """End a worker, dead or alive, before another one replaces it."""
         self._ready.unregister(worker.connection)
         worker.connection.close()
         if worker.process.exitcode is None:
@@ -295,14 +296,14 @@ class Processes:
 
 
 def _start_method() -> str:
-    """Return "fork", which starts in milliseconds and shares loaded data, where it is safe."""
-    torch = sys.modules.get("torch")  # an app may do without
+    """Return the start method: "fork" if it is safe, as it takes milliseconds and shares data."""
+    torch = sys.modules.get("torch")  # an app need not use torch
     cuda = torch is not None and torch.cuda.is_initialized()
     threaded = not THREADED.isdisjoint(sys.modules)
     return "fork" if sys.platform == "linux" and not cuda and not threaded else "spawn"
 
 
 def make_pool(spec: NodeHostSpec, workers: int, limits: Limits = NO_LIMITS) -> Pool:
-    """Return a pool of `workers` hosts: in this process for 1 without limits, else in processes."""
+    """Return a pool of `workers` hosts: in this process if 1 and no limits, else in processes."""
     alone = workers <= 1 and limits == NO_LIMITS
     return InProcess(spec) if alone else Processes(spec, max(workers, 1), limits=limits)

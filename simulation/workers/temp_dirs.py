@@ -1,8 +1,8 @@
-"""Folders for as long as this process lives, and the sweeping of those whose process does not.
+"""Temporary folders of this process, and the removal of those that killed processes have left.
 
-Whoever is killed leaves its folder behind. A lock on the folder says whether it is still in use:
-the system lets go of it with the process, and its forks, however they end. A process's number would
-not do: it may have been given to another one since, and in a container it means another one.
+A killed process leaves its folder behind. A lock on the folder tells whether it is still in use:
+the system releases it when the process and its forks have ended, in whatever way. A process id
+would not suffice: it may belong to a new process by now, and it differs in a container.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _TRIES = 5
 
 
 class TempDirs:
-    """A folder in `parent` that `close` removes, and the next run does if nobody has.
+    """A folder in `parent` that `close` removes, or else the next run.
 
-    Raises OSError if it cannot be made.
+    Raises `OSError` if it cannot be made.
     """
 
     def __init__(self, parent: str | Path) -> None:
@@ -36,7 +36,7 @@ class TempDirs:
             )
             self.path = Path(self._folder.name)
             self._lock = _locked(self.path, wait=True)
-            if self.path.is_dir():  # nobody has swept it before it was locked
+            if self.path.is_dir():  # no other process has removed it before the lock
                 return
             self.close()
         raise OSError(f"no folder in {parent} stays where it is")
@@ -50,7 +50,7 @@ class TempDirs:
 
 
 def sweep(parent: str | Path) -> None:
-    """Remove the folders in `parent` that are this user's, and no living process's."""
+    """Remove this user's folders in `parent` that no living process has locked."""
     if sys.platform == "win32":
         return
     with suppress(OSError):
@@ -69,7 +69,7 @@ def _remove_abandoned(entry: os.DirEntry[str]) -> None:
 
 
 def _locked(folder: str | Path, *, wait: bool) -> int | None:
-    """Return a descriptor that holds the folder's lock; None if others do, or it can have none."""
+    """Return a descriptor that holds the folder's lock; None if it cannot be locked."""
     if sys.platform == "win32":
         return None
     try:

@@ -1,4 +1,4 @@
-"""A worker process: it answers the messages that its parent sends it, for nodes of its own."""
+"""A worker process: it answers its parent's messages for the nodes that it hosts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .limits import Limits
 from .node_host import NodeHost, NodeHostSpec
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PARENT_LOOK_SECONDS = 0.5  # between looks whether the parent is there; `getppid` costs nothing
-WINDOW = 2  # messages a worker has at a time: one at work, one waiting at its door
+PARENT_LOOK_SECONDS = 0.5  # between two checks that the parent lives; `getppid` is cheap
+WINDOW = 2  # messages that a worker has at a time: one that it answers, and the next one
 
 
 def message_of(content: RecordDict, metadata: Metadata) -> Message:
-    """Return a message with all of another one's metadata, as Flower's own transports make it."""
+    """Return a message with this metadata unchanged, as Flower's own transports make it."""
     return Message(content=content, metadata=metadata)  # type: ignore[call-overload,no-any-return]
 
 
@@ -42,13 +42,13 @@ def work(
     index: int,
     states: Mapping[int, RecordDict],
 ) -> None:
-    """Serve messages until the other end closes; runs in a worker process."""
+    """Answer messages until the other end closes; runs in a worker process."""
     ignore_stops()
     end_with_parent()
-    multiprocessing.current_process().daemon = False  # its app may start processes: a DataLoader's
-    for other in others:  # inherited by fork: open ends would hide the parent's closing
+    multiprocessing.current_process().daemon = False  # a daemon cannot start a DataLoader's
+    for other in others:  # inherited by fork: while they are open, the parent's end is not seen
         other.close()
-    if hasattr(os, "register_at_fork"):  # nor may what its app forks hide this one's end
+    if hasattr(os, "register_at_fork"):  # the app's forks must not hold this end open, either
         os.register_at_fork(after_in_child=connection.close)
     limits.apply(index)
     host, content = NodeHost(spec), RecordDict()
@@ -67,16 +67,17 @@ def work(
             reply, has_state = host.answer(message)
             answer = reply.error if reply.has_error() else reply.content
             _reply(replies, metadata.message_id, answer, has_state)
-    os._exit(0)  # no atexit work of the parent's in a forked child
+    os._exit(0)  # a forked child must not run the parent's atexit handlers
 
 
 def ignore_stops() -> None:
-    """Leave signals to stop to the parent: it ends its workers once a checkpoint is written.
+    """Ignore signals to stop: the parent ends its workers after it has written a checkpoint.
 
-    A shell, `timeout` and a terminal signal the whole process group: a worker leaves it, and with
-    it what its app starts. systemd and Slurm signal every process: a handler that does nothing is
-    for them. It is no `SIG_IGN`, which programs that the app executes would inherit; a process that
-    the app forks (a DataLoader's, a pool's) gets the default back, or nobody could end it.
+    A shell, `timeout` and a terminal signal the whole process group, so a worker, with its app's
+    processes, leaves the group. systemd and Slurm signal every process, so a worker installs a
+    handler that does nothing. It is not `SIG_IGN`, which programs that the app executes would
+    inherit. A process that the app forks (a DataLoader's, a pool's) gets the default handlers back:
+    else nothing could end it.
     """
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
@@ -92,28 +93,28 @@ def ignore_stops() -> None:
 
 
 def hold_stops(how: int) -> None:
-    """Hold signals to stop back (`SIG_BLOCK`), or let them in again: of this thread.
+    """Block signals to stop in this thread (`SIG_BLOCK`), or unblock them again (`SIG_UNBLOCK`).
 
-    A process starts with its parent's mask, so nothing reaches a worker before `ignore_stops` has.
+    A process inherits its parent's mask, so no signal reaches a worker before `ignore_stops`.
     """
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(how, STOPS)
 
 
 def _hear_stops() -> None:
-    """Give a forked process the default back; what came since the fork was held, and ends it."""
+    """Restore the default handlers in a forked process; a signal since the fork then ends it."""
     for number in STOPS:
         signal.signal(number, signal.SIG_DFL)
     hold_stops(signal.SIG_UNBLOCK)
 
 
 def end_group(worker: int) -> None:
-    """Ask what a worker's app has started to end; the worker itself does not hear it.
+    """Send SIGTERM to the processes that a worker's app has started; the worker ignores it.
 
-    It is no SIGKILL: a resource tracker, which ignores this, has to clean up after the others.
+    It is not SIGKILL: a resource tracker, which ignores SIGTERM, cleans up after the others.
     """
     if hasattr(os, "killpg"):
-        with contextlib.suppress(OSError):  # there is no such group: the worker has just begun
+        with contextlib.suppress(OSError):  # no such group: the worker has only just started
             os.killpg(worker, signal.SIGTERM)
 
 
@@ -131,7 +132,7 @@ def end_with_parent() -> None:
 
 
 def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> None:
-    """Send what was asked for; if there is no room for it, that is the parent's to say."""
+    """Send a reply; if there is no room for it, send that fact, and the parent reports it."""
     try:
         replies.send((message_id, content, has_state))
     except EngineError as error:
@@ -139,7 +140,7 @@ def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> 
 
 
 def _tell(replies: Channel, host: NodeHost) -> None:
-    """Send what the nodes keep, or say that there is no memory for a copy of it."""
+    """Send the nodes' states, or the message that there is no memory for a copy of them."""
     try:
         _reply(replies, "", host.states, True)
     except MemoryError:

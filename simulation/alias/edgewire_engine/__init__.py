@@ -1,7 +1,8 @@
-"""The folder `simulation/` under a name that no app has: an app may have a `simulation` of its own.
+"""Makes the folder `simulation/` importable as `edgewire_engine`, a name that no app uses.
 
-All imports in there are relative, so `import edgewire_engine.grid` is all it takes, once this
-file's parent folder is on `sys.path`; a spawned worker finds it on its own `sys.path` as well.
+An app may have a `simulation` module of its own. All imports within the folder are relative, so
+`import edgewire_engine.grid` works once this file's parent folder is on `sys.path`. A spawned
+worker has the folder on its own `sys.path`, too.
 """
 
 from pathlib import Path
