@@ -1,4 +1,4 @@
-"""EdgeWire's command. `python run.py --help` explains the groups."""
+"""EdgeWire's command. `python run.py --help` explains the configuration groups."""
 
 from simulation.early_stop import early_stop
 

@@ -1,7 +1,7 @@
-"""The command: compose the configuration, run it on an engine, print what came out.
+"""The command: composes the configuration, runs it on an engine, prints the results.
 
-Importable, so that launchers of sweeps (`hydra/launcher=joblib`) can call it in other processes;
-the environment is set here, before torch and Hydra are imported in any of them.
+It is importable, so that launchers of sweeps (`hydra/launcher=joblib`) can call it in other
+processes. It sets the environment here, before any of them imports torch or Hydra.
 """
 
 import os
@@ -9,8 +9,8 @@ import os
 from task.stdlib_collision import avoid_stdlib_collision
 
 avoid_stdlib_collision()
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # one torch thread a process: see README
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one torch thread per process: see README
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-# What the user set, for the processes below as well: errors come to us, not to Hydra's own printer.
+# The user's own setting, for child processes too: this package prints errors in place of Hydra.
 os.environ.setdefault("EDGEWIRE_FULL_ERROR", os.environ.get("HYDRA_FULL_ERROR", ""))
 os.environ["HYDRA_FULL_ERROR"] = "1"

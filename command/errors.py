@@ -1,6 +1,6 @@
-"""What goes wrong, as a person reads it: one line, and an exit code.
+"""Reports errors to the user: one line, and an exit code.
 
-2: the user's own mistake; 1: a run that could not go on, or has diverged; 128 and a signal's number
+2: the user's own mistake; 1: a run that has failed or diverged; 128 plus a signal's number
 (130: Ctrl-C, 143: SIGTERM): stopped.
 """
 
@@ -31,11 +31,11 @@ STOPPED = 130  # exit code after Ctrl-C
 
 
 class Diverged(Exception):
-    """The run went to its end, and its model is of no use; the message says what to try."""
+    """The run has ended with a useless model; the message says what to try."""
 
 
 class Failed(SystemExit):
-    """A failure that was printed: its exit code, and the line."""
+    """A failure that was printed already: its exit code and its line."""
 
     def __init__(self, code: int, line: str) -> None:
         super().__init__(code)
@@ -44,9 +44,10 @@ class Failed(SystemExit):
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Print one line for a failure, and raise `Failed`: code 2 for a user's mistake, else 1.
+    """Within this context print one line for a failure, and raise `Failed` (code 2 or 1).
 
-    A stop is one line, too, with the notes of what was raised; it is a `SystemExit` then.
+    Code 2 is a user's mistake. A stop prints one line, too, with the notes of the exception, and
+    raises `SystemExit`.
     """
     code, kind, failed = 0, "error", Exception()
     try:
@@ -55,7 +56,7 @@ def clear_errors() -> Iterator[None]:
         code, kind, failed = 1, "warning", error
     except (HydraException, OmegaConfBaseException, ConfigError, TaskError, UsageError) as error:
         code, failed = 2, error
-    except (EngineError, PayloadError) as error:  # the latter: the server's own model diverged
+    except (EngineError, PayloadError) as error:  # PayloadError: the server's own model diverged
         code, failed = 1, error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -106,10 +107,10 @@ def one_line(error: BaseException) -> str:
 
 
 def wrong_kind(key: str, reason: str) -> str:
-    """Return what to say of a value for `key` that is a list, a mapping or neither; "": no word."""
+    """Return the message for a value of `key` of the wrong kind (list, mapping, value), or ""."""
     known = key in known_keys()
     owner, _, name = key.rpartition(".")
-    if "'{}'" in reason and owner and not known:  # Hydra made it one, to put the key into it
+    if "'{}'" in reason and owner and not known:  # Hydra made it a mapping for the key
         return f"there is no key {owner}.{name}: {owner} is one value"
     lists = "List[" in reason or "is not a ListConfig" in reason
     if lists and known:
@@ -122,7 +123,7 @@ def wrong_kind(key: str, reason: str) -> str:
 
 
 def key_of_a_value(words: list[str]) -> str:
-    """Return what to say of the word that gives a key in what is one value, or a list; "": none."""
+    """Return the message for an override of a key inside a plain value or a list; "": none."""
     known = known_keys()
     for word in words:
         key, equals, _ = word.lstrip("+").partition("=")
@@ -134,11 +135,11 @@ def key_of_a_value(words: list[str]) -> str:
 
 
 def unknown_key(key: str, reason: str) -> str:
-    """Return what to say of a key that Hydra refused, and why it did."""
+    """Return the message for a key that Hydra refused for this reason."""
     if re.search(r"reference_type=Dict\[str, (?!Any)", reason):
         return new_name(key)
     inside = re.search(r"full_key: (\S+)", reason)
-    if inside and inside[1].startswith(f"{key}."):  # of a mapping that was given whole
+    if inside and inside[1].startswith(f"{key}."):  # a key in a mapping that was given as a whole
         key = inside[1]
     known = known_keys()
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
@@ -153,10 +154,11 @@ def unknown_key(key: str, reason: str) -> str:
 
 
 def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
-    """Return the key that was meant, if any is near: in its own group by what it is called there.
+    """Return the known key that is most similar to `key`; None if none is similar.
 
-    What is no key of a group may be one of the run's (`optimizer.lr` is `lr`), or of another choice
-    of the group; what is none of the run's may be one of a group's (`momentum`).
+    It looks in the key's own group first. A key that the group lacks may be a key of the run
+    (`optimizer.lr` is `lr`) or of another choice of the group. A key that the run lacks may be a
+    key of a group (`momentum`).
     """
     group, _, name = key.rpartition(".")
     ends = sorted(k for k in known if k.endswith(f".{key}") and not group)
@@ -179,7 +181,7 @@ def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
 
 
 def new_name(key: str) -> str:
-    """Return how a name that is not there yet is given; `key` is in a group of free names."""
+    """Return the message on how to add a new name; `key` is in a group with free names."""
     known = known_keys()
     parts = key.split(".")
     prefixes = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
@@ -195,7 +197,7 @@ def known_keys() -> list[str]:
 
 
 def _owners(group: str, key: str) -> str:
-    """Return the choices of a group that have a key, or a group of their own of that name."""
+    """Return the choices of a group that have this key, or a subgroup of this name."""
     found = []
     for file in sorted((CONF / group).glob("*.yaml")) if key else []:
         content = cast(DictConfig, OmegaConf.load(file))

@@ -1,6 +1,6 @@
-"""One job: a composed configuration, from its checks to its summary. Hydra's task function.
+"""Runs one job: a composed configuration, from its checks to its summary. Hydra's task function.
 
-Launchers of sweeps pickle it by its name, and call it in processes of their own.
+Launchers of sweeps pickle `job` by its name, and call it in their own processes.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from strategy.flower_checks import expect_limits
 from strategy.run.checkpoint_file import FILE as CHECKPOINT
 
 ROOT = Path(__file__).parents[1]
-SUPERLINK = "launch.superlink.run_on_superlink"  # whose runs are submitted
-RATES = ("eta", "server_learning_rate", "server_lr")  # what strategies call the server's own
+SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits its runs to a server
+RATES = ("eta", "server_learning_rate", "server_lr")  # strategies' names of the server's rate
 console = Console(highlight=False)
 
 
 def job(composed: DictConfig) -> None:
-    """Run one configuration. What fails in a sweep is noted in its folder: the other jobs go on."""
+    """Run one configuration. In a sweep, note a failure in its folder: the other jobs go on."""
     folder = Path(HydraConfig.get().runtime.output_dir)
     sweep = HydraConfig.get().mode is RunMode.MULTIRUN
     forget_failure(folder)
     try:
-        # Hydra prints a line of its own about what it catches: errors are dealt with in here
+        # Hydra prints its own line about an exception that it catches, so errors are handled here.
         with under_way(), clear_errors(), orderly_exit():
             try:
                 run(composed, folder)
@@ -104,7 +104,7 @@ def run(composed: DictConfig, folder: Path) -> None:
 
 
 def how_to_go_on(folder: Path, *, sweep: bool) -> str:
-    """Return what to say of a run that was stopped."""
+    """Return the message for a stopped run: how to resume it."""
     if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
         said = f"`python run.py {shlex.quote(f'resume={folder}')}` goes on"
     else:
@@ -114,7 +114,7 @@ def how_to_go_on(folder: Path, *, sweep: bool) -> str:
 
 @contextmanager
 def result_aside(folder: Path) -> Iterator[None]:
-    """Take away an earlier result; give it back to a run that was to go on, and could not."""
+    """Within this context, hide an earlier result; restore it if a resumed run could not start."""
     file = folder / "result.json"
     before = file.read_bytes() if resumes() and file.exists() else None
     file.unlink(missing_ok=True)
@@ -126,7 +126,7 @@ def result_aside(folder: Path) -> Iterator[None]:
 
 
 def has_diverged(folder: Path) -> bool:
-    """Return whether a run that has stopped left word that its model is of no use any more."""
+    """Return whether a run's result says that its model has diverged."""
     try:
         return bool(read_result(folder)["diverged"])
     except FileNotFoundError:
@@ -140,13 +140,13 @@ def alone() -> bool:
 
 
 def job_name() -> str:
-    """Return what begins a line of a job of a sweep; "" of a run that is none."""
+    """Return the prefix of the lines of a sweep's job; "" for a single run."""
     hydra = HydraConfig.get()
     return f"job {hydra.job.num}: " if hydra.mode is RunMode.MULTIRUN else ""
 
 
 def refuse_sweep() -> None:
-    """Refuse to run an experiment once that is made of several jobs."""
+    """Raise `ConfigError` for an experiment of several jobs that is run without a sweep."""
     hydra = HydraConfig.get()
     experiment, sweeper = hydra.runtime.choices.get("experiment"), hydra.sweeper
     several = sweeper.get("params") or sweeper.get("cases")
@@ -155,10 +155,10 @@ def refuse_sweep() -> None:
 
 
 def what_to_try(config: Config) -> str:
-    """Return what may keep a run like this from diverging."""
+    """Return the settings that may keep such a run from diverging."""
     tries = [f"a lower lr= (it is {config.lr:g})"]
     strategy = config.strategy
-    gradients = strategy.get("update") == "gradient"  # the rate of which is lr
+    gradients = strategy.get("update") == "gradient"  # its learning rate is `lr`
     tries += [
         f"a lower strategy.{rate}= (it is {strategy[rate]:g})"
         for rate in RATES
@@ -173,14 +173,14 @@ def what_to_try(config: Config) -> str:
 
 
 def is_submitted(config: Config) -> bool:
-    """Return whether a server that runs already gets the run."""
+    """Return whether the run is submitted to a running server."""
     return bool(config.engine.get("_target_") == SUPERLINK)
 
 
 def as_the_server_reads(config: Config) -> Config:
-    """Return the configuration with its data folder as a server takes it, where the run is one's.
+    """Return the configuration with the data folder in the server's form, for a submitted run.
 
-    Else `dataset.root` would be one folder here and another there. Raises `ConfigError`.
+    Else `dataset.root` would be one folder here and another on the server. Raises `ConfigError`.
     """
     if is_submitted(config):
         config = replace(config, dataset=replace(config.dataset))
@@ -189,9 +189,9 @@ def as_the_server_reads(config: Config) -> Config:
 
 
 def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
-    """Return the engine, which has refused what of a job or of its options it cannot honour.
+    """Return the engine's function, after it has checked the job and its options.
 
-    What it refuses is for `refuse(job, **options)` to say, beside it in its module.
+    `refuse(job, **options)` in the engine's module raises for what the engine cannot honour.
     """
     engine = check_target("engine", config.engine)
     module = import_module(engine.make.__module__)
@@ -201,11 +201,11 @@ def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
 
 
 def prepare(config: Config) -> None:
-    """Load what the run needs once, here: mistakes show now, and forked workers share it.
+    """Load what the run needs in this process: mistakes show now, and forked workers share it.
 
-    Torch is imported here, for seconds: whatever can be told without it is checked before.
+    It imports torch, which takes seconds, so all checks that do not need torch come before.
     """
-    if str(config.strategy.get("_target_")).startswith("flwr."):  # ours import torch
+    if str(config.strategy.get("_target_")).startswith("flwr."):  # this project's import torch
         expect_limits(build("strategy", config.strategy), config)
     check_targets(config)
     from conf.build import (
@@ -219,19 +219,19 @@ def prepare(config: Config) -> None:
     from strategy.factory import scheme_for, scheme_of
     from strategy.lr_schedule import Schedule
 
-    scheme_of(config)  # before data are read: what they decide of it comes below
+    scheme_of(config)  # before the data are read; the checks that need the data follow
     data = server_data_of(config) if is_submitted(config) else data_of(config)
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))
     device_of(config)
     scheme_for(config, data)
     Schedule(config.schedule, config.lr).step(loss=1.0)
-    if len(data.train.labels):  # else the nodes have what there is
+    if len(data.train.labels):  # else only the nodes have training data
         partition_of(config, data).indices(0)
 
 
 def set_up_logging(verbose: bool) -> None:
-    """Show our warnings through the console; when `verbose`, all of ours and of Flower's."""
+    """Show this project's warnings on the console; if `verbose`, all its and Flower's messages."""
     handler = RichHandler(console=console, show_path=False, show_time=False)
     for name, level in (("edgewire", logging.WARNING), ("flwr", logging.ERROR)):
         logger = logging.getLogger(name)

@@ -1,4 +1,4 @@
-"""The command line: Hydra composes what it says, and calls `command.job` with it."""
+"""The command line: Hydra composes its configuration, and calls `command.job` with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ main = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config
 
 
 def cli() -> None:
-    """Run what the command line says; exit with the code of the worst of a sweep's jobs."""
+    """Run the command line; exit with the run's code, or the worst code of a sweep's jobs."""
     SweepEnd.code = 0
     keep_loopback_direct()
     with clear_errors(), orderly_exit(), unchecked_help():
@@ -38,8 +38,8 @@ def cli() -> None:
 
 @contextmanager
 def unchecked_help() -> Iterator[None]:
-    """Let Hydra 1.3 make its parser: one of its help texts is no string, as Python 3.14 expects."""
-    check = "_check_help"  # of all help texts, as they are added; a parser's own goes before it
+    """Let Hydra 1.3 make its parser: one help text is no string, which Python 3.14 refuses."""
+    check = "_check_help"  # the method that checks each help text
     setattr(ArgumentParser, check, lambda parser, action: None)
     try:
         yield
@@ -49,9 +49,9 @@ def unchecked_help() -> Iterator[None]:
 
 @contextmanager
 def one_repository() -> Iterator[None]:
-    """Let Hydra list its groups, for `--help`, in one copy of what it knows of them, not in 120.
+    """Let Hydra list its groups for `--help` with one copy of its repository in place of 120.
 
-    Only a listing goes on with it: a configuration that is composed changes its copy.
+    Only the listing uses the shared copy: composing a configuration changes its copy.
     """
     list_options = ConfigLoaderImpl.get_group_options
 

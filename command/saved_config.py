@@ -1,6 +1,6 @@
-"""A saved configuration: `--config-path RUN/.hydra --config-name config` runs it again.
+"""Saved configurations: `--config-path RUN/.hydra --config-name config` runs one again.
 
-`resume=RUN` goes on with it: the same, in the same folder, from its checkpoint on.
+`resume=RUN` continues the run from its checkpoint: the same configuration, the same folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conf.load import compose_config
 from simulation.job import PLACE
 from strategy.run.checkpoint_file import expect
 
-# What conf/config.yaml says of Hydra itself; the file that Hydra saves has none of it.
+# Hydra's own settings in conf/config.yaml; the file that Hydra saves has none of them.
 SETTINGS = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
@@ -27,17 +27,17 @@ SETTINGS = (
 )
 
 
-RESUME = "resume"  # the word, and the name that Hydra's job then has
-BESIDE = ("engine.", "verbose=", "checkpoint_every=")  # words that may stand beside it
+RESUME = "resume"  # the override's key, and the name of Hydra's job then
+BESIDE = ("engine.", "verbose=", "checkpoint_every=")  # overrides that `resume=` allows
 
 
 def resumes() -> bool:
-    """Return whether the job at hand goes on with a run."""
+    """Return whether this job resumes a run."""
     return HydraConfig.get().job.name == RESUME
 
 
 def resuming(words: list[str]) -> list[str]:
-    """Return Hydra's command line for one with `resume=`. Raises `ConfigError`, one line."""
+    """Return Hydra's command line for one with `resume=RUN`. Raises `ConfigError`, one line."""
     found = [word.partition("=")[2] for word in words if word.startswith(f"{RESUME}=")]
     others = [word for word in words if not word.startswith(f"{RESUME}=")]
     for word in others:
@@ -49,7 +49,7 @@ def resuming(words: list[str]) -> list[str]:
     if len(found) > 1 or not found[0]:
         raise ConfigError("resume= takes the folder of one run, such as outputs/DATE/TIME")
     folder = Path(found[0]).expanduser().absolute()
-    if not (folder / PLACE).is_file():  # else its checkpoint is at a SuperLink
+    if not (folder / PLACE).is_file():  # with that file the checkpoint is at a SuperLink
         expect(folder)
     if not (folder / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
@@ -62,8 +62,8 @@ def resuming(words: list[str]) -> list[str]:
 def command_line(words: list[str]) -> list[str]:
     """Return Hydra's command line for the user's.
 
-    A relative `--config-path` starts in the working directory, as a person expects; Hydra's own
-    starts at the module that it calls.
+    A relative `--config-path` is relative to the working directory, as users expect; in Hydra it is
+    relative to the module that it calls.
     """
     if any(word.startswith(f"{RESUME}=") for word in words):
         return resuming(words)
@@ -78,10 +78,10 @@ def command_line(words: list[str]) -> list[str]:
 
 
 def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
-    """Return Hydra's options as they are given, and the words with all of them before the others.
+    """Return Hydra's parsed options, and the command line with all options first.
 
-    Hydra takes no word that follows an option that follows a word: `nodes=2 -m seed=0,1`. Raises
-    `ConfigError` for an option that it does not have.
+    Hydra refuses an override after an option after an override: `nodes=2 -m seed=0,1`. Raises
+    `ConfigError` for an unknown option.
     """
     parser = get_args_parser()
 
@@ -90,7 +90,7 @@ def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
             f"{message}; python run.py --help lists the keys, --hydra-help the options"
         )
 
-    setattr(parser, "error", refuse)  # noqa: B010  # else it prints a usage of ten lines
+    setattr(parser, "error", refuse)  # noqa: B010  # else it prints ten lines of usage
     given = parser.parse_intermixed_args(words)
     options = list(words)
     for word in given.overrides:
@@ -99,9 +99,9 @@ def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
 
 
 def completed(composed: DictConfig) -> DictConfig:
-    """Return a configuration with its types; of a saved one, with what is chosen anew in it.
+    """Return a configuration merged with its schema; in a saved one, apply new choices of groups.
 
-    Hydra knows no groups there: `network=adsl` has put the word where the group's keys were.
+    Hydra knows no groups in a saved file: `network=adsl` has replaced the group's keys by the word.
     """
     if OmegaConf.get_type(composed) is Config:
         return composed

@@ -1,6 +1,6 @@
-"""What a sweep's jobs leave behind when they fail, and what is said of them at its end.
+"""Notes of a sweep's failed jobs, and their list at the sweep's end.
 
-Jobs may run in other processes, or on other machines: they speak through their folders alone.
+Jobs may run in other processes or on other machines, so they communicate by their folders alone.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from omegaconf import DictConfig, OmegaConf
 from simulation.early_stop import under_way
 from simulation.processes import orderly_exit
 
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # one job after the other
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs one job after another
 FAILED = "failed.json"
-SKEW = 5.0  # seconds by which clocks of two machines may differ
-_elsewhere = ExitStack()  # of a sweep whose jobs are not in this process: it waits for them
+SKEW = 5.0  # seconds by which the clocks of two machines may differ
+_elsewhere = ExitStack()  # for a sweep whose jobs run in other processes
 
 
 def note_failure(folder: Path, code: int, line: str) -> None:
-    """Leave a job's exit code, and the line that was printed, in its folder."""
+    """Write a job's exit code and printed line into its folder."""
     (folder / FAILED).write_text(json.dumps({"code": code, "line": line}, indent=2) + "\n")
 
 
 def forget_failure(folder: Path) -> None:
-    """Remove the note of an earlier job in the same folder."""
+    """Remove an earlier job's note from the folder."""
     (folder / FAILED).unlink(missing_ok=True)
 
 
 class SweepEnd(Callback):
-    """Lists the jobs that failed once all have ended; `code` is the worst exit code of them."""
+    """Lists the failed jobs when all have ended; `code` is their worst exit code."""
 
     code: ClassVar[int] = 0
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Note when it began: there may be jobs of an earlier sweep in the same folder."""
+        """Note the start time: the folder may hold jobs of an earlier sweep."""
         self._began = time.time() - SKEW
         if config.hydra.launcher["_target_"] != BASIC:
             _elsewhere.enter_context(under_way())
             _elsewhere.enter_context(orderly_exit())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Print a line for each job that failed."""
+        """Print a line for each failed job."""
         _elsewhere.close()
         top, lines = Path(config.hydra.sweep.dir), []
         found = sorted(top.rglob(".hydra/overrides.yaml"), key=lambda path: (len(str(path)), path))

@@ -1,1 +1,1 @@
-"""From result files to what a person reads; knows nothing but the files."""
+"""Reports for people, made from result files alone."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = NDArray[np.float64]
-# columns of history.jsonl: the axis's label, and what one of its units is
+# columns of history.jsonl -> the axis's label, and the column's value of one unit on the axis
 X = {
     "round": ("round", 1.0),
     "uplink_bytes": ("sent by the nodes (MB)", 1e6),
@@ -38,14 +38,14 @@ Y = {
     "accuracy": ("test accuracy (%)", 0.01),
     "loss": ("test loss", 1.0),
 }
-STYLES = ("-", "--", ":", "-.")  # a next one when the ten colours are used up
-PRESET = "the preset's"  # what a run has for a key that was not given
-LINE = 150  # characters that fit side by side below the axes
+STYLES = ("-", "--", ":", "-.")  # the next style follows after the ten colours
+PRESET = "the preset's"  # the label for a key that a run was not given
+LINE = 150  # characters that fit in a line below the axes
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn for a group: at every x the mean, lowest and highest y of its seeds."""
+    """A group's curve: at every x the mean, lowest and highest y of its seeds."""
 
     x: Values
     mean: Values
@@ -53,7 +53,7 @@ class Curve:
     high: Values
 
     def add_to(self, axes: Axes, number: int, label: str) -> None:
-        """Draw the mean in a band from lowest to highest, in the look of that number."""
+        """Draw the mean in a band from lowest to highest; `number` selects colour and style."""
         colour, style = f"C{number % 10}", STYLES[number // 10 % len(STYLES)]
         axes.plot(self.x, self.mean, label=label, color=colour, linestyle=style)
         if (self.low < self.high).any():
@@ -68,18 +68,20 @@ def curve(
     extremes: bool = False,
     log_x: bool = False,
 ) -> Curve | None:
-    """Return the curve of some seeds' rows, in the axes' units; None if no round has both values.
+    """Return the curve of several seeds' rows, in the axes' units; None if no round has x and y.
 
-    On a logarithmic axis (`log_x`) a point at 0 or below has no place: the curve begins after it.
-    The seeds are matched by round: a point is there for the rounds that all of them measured, at
-    the mean of their x. `smooth` is the number of points in a moving average of each seed's y.
-    With `extremes` low and high are those of all points in the averages, of one seed too.
+    On a logarithmic axis (`log_x`) it leaves out points at 0 or below.
+    The seeds are matched by round: each round that all of them have measured makes a point, at the
+    mean of their x. `smooth`: the number of points in a moving average of each seed's y. With
+    `extremes` the band covers all points in the averages, also for one seed.
     """
     seeds = [_points(rows, x, y) for rows in histories]
     rounds = sorted(set(seeds[0]).intersection(*seeds)) if seeds else []
     if not rounds:
         return None
-    table = np.array([[points[r] for r in rounds] for points in seeds])  # seed, round, (x, y)
+    table = np.array(
+        [[points[r] for r in rounds] for points in seeds]
+    )  # shape (seeds, rounds, 2): x and y
     across = table[:, :, 0].mean(axis=0) / X[x][1]
     drawn = across > 0 if log_x else np.ones(len(rounds), dtype=bool)
     raw = table[:, :, 1] / Y[y][1]
@@ -101,16 +103,16 @@ def _points(rows: Iterable[Row], x: str, y: str) -> dict[int, tuple[float, float
 
 
 def moving_average(values: Values, count: int) -> Values:
-    """Return means of `count` values, each around its place.
+    """Return the centred moving average of `count` values.
 
-    Towards the ends the windows shrink: a lopsided one would shift a falling curve there.
+    Towards the ends the windows shrink: a one-sided window would shift a falling curve there.
     """
-    # no running sum: one huge loss would take the later ones' digits
+    # no running sum: one huge loss would cost the later values their precision
     return np.array([values[window(at, len(values), count)].mean() for at in range(len(values))])
 
 
 def window(at: int, size: int, count: int) -> slice:
-    """Return the places of `count` values around one of `size`, fewer towards the ends."""
+    """Return the slice of `count` of `size` values centred at `at`, fewer towards the ends."""
     room = min(at, size - 1 - at)
     return slice(at - min(count // 2, room), at + min((count - 1) // 2, room) + 1)
 
@@ -124,8 +126,8 @@ def draw(
     extremes: bool = False,
     log_x: bool = False,
 ) -> Figure:
-    """Return a figure with a curve for each group. Raises `ResultsError` if there is none."""
-    from matplotlib.figure import Figure  # no pyplot: it would look for a screen
+    """Return a figure with a curve for each group. Raises `ResultsError` if no group has one."""
+    from matplotlib.figure import Figure  # not pyplot: it would look for a display
 
     figure = Figure(figsize=(12, 7.5), layout="constrained")
     axes = figure.add_subplot()
@@ -147,7 +149,7 @@ def draw(
 
 
 def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
-    """Return the legend's heading and the groups' labels: what varies between them."""
+    """Return the legend's heading and the groups' labels: the overrides that differ."""
     keys = varying(groups)
     if len(keys) == 1:
         return keys[0], [group.words.get(keys[0], PRESET) for group in groups]
@@ -160,7 +162,7 @@ def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
 
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw what the command line asks for; return the exit code."""
+    """Draw the figure that the command line describes; return the exit code."""
     asked = _parser().parse_args(arguments)
     groups = group_jobs(read_jobs(asked.folders)[0])
     figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)

@@ -11,11 +11,11 @@ Given = ParamSpec("Given")
 
 
 class ResultsError(Exception):
-    """What was asked for is not there, or is wrong; the message is one line."""
+    """The requested results are missing or wrong; the message is one line."""
 
 
 def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
-    """Let a command return 2 after a line for a mistake, a file's trouble or no matplotlib."""
+    """Let a command print one line and return 2 for a mistake, a file error, or no matplotlib."""
 
     @wraps(main)
     def clear(*given: Given.args, **named: Given.kwargs) -> int:

@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of `count` values; `half` the width of its interval, None for a single value."""
+    """A mean of `count` values; `half`: half the interval's width, None for a single value."""
 
     mean: float
     half: float | None
@@ -21,12 +21,12 @@ class Estimate:
 
     @property
     def noise(self) -> bool:
-        """Whether the interval holds 0; not where there is none."""
+        """Whether the interval contains 0; False without an interval."""
         return self.half is not None and abs(self.mean) <= self.half
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean of one value or more, with the interval that Student's t gives it."""
+    """Return the mean of one or more values, with its 95 % interval by Student's t."""
     count = len(values)
     if count == 1:
         return Estimate(values[0], None, 1)
@@ -34,23 +34,23 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:
-    """Return the mean of ours - theirs over the seeds that both have; None if there is none."""
+    """Return the mean of ours - theirs over the seeds that both have; None without such a seed."""
     differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     return estimate(differences) if differences else None
 
 
 @cache
 def student(freedom: int) -> float:
-    """Return the t that is not exceeded on either side with a probability of 95 %."""
-    low, high = 1.9, 12.8  # of infinitely many degrees of freedom, and of one
-    for _ in range(60):  # halves: down to the last bit
+    """Return the two-sided 95 % quantile of Student's t for so many degrees of freedom."""
+    low, high = 1.9, 12.8  # bounds: infinitely many degrees of freedom have 1.96, one has 12.71
+    for _ in range(60):  # bisection, down to the last bit
         middle = (low + high) / 2
         low, high = (middle, high) if _within(middle, freedom) < CONFIDENCE else (low, middle)
     return high
 
 
 def _within(t: float, freedom: int) -> float:
-    """Return the probability of -t to t (Abramowitz & Stegun, equations 26.7.3 and 26.7.4)."""
+    """Return the probability of [-t, t] (Abramowitz & Stegun, equations 26.7.3 and 26.7.4)."""
     angle, odd = atan(t / sqrt(freedom)), freedom % 2
     term, total = cos(angle) if odd else 1.0, 0.0
     for power in range(odd, freedom - 1, 2):

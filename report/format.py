@@ -1,4 +1,4 @@
-"""Numbers and text as people read them, and numbers as they give them."""
+"""Formats numbers and text for people; parses numbers from the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def human_seconds(seconds: float | None) -> str:
 
 
 def whole(text: str) -> int:
-    """Return a whole number of at least 1, for `argparse`'s `type`."""
+    """Return an integer of at least 1; a `type` for `argparse`."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
     return int(text)
@@ -43,12 +43,12 @@ def whole(text: str) -> int:
 
 def markdown_row(cells: Iterable[str]) -> str:
     """Return a row of a Markdown table."""
-    # a bar inside a value would end its cell
+    # an unescaped bar inside a value would end its cell
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def wrap(text: str, first: str = "", rest: str = "") -> list[str]:
-    """Return text in lines of at most 100, none of which begins like an item of a list."""
+    """Return text in lines of at most 100 characters; none begins like an item of a list."""
     held = re.sub(r" (?=([-+*#>=|]|\d+[.)])( |$))", "\0", " ".join(text.split()))
     lines = textwrap.wrap(
         held, 100, initial_indent=first, subsequent_indent=rest,

@@ -1,4 +1,4 @@
-"""The results of sweeps, read from their folders and grouped: runs that differ in the seed only."""
+"""Reads the results of sweeps from their folders, and groups runs that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from report.errors import ResultsError
 from report.summary import read_result
 from report.words import OVERRIDES, words_of
 
-GAVE_UP = "no update could be used"  # with which the line begins that such a run leaves
-MISSING = "-"  # where a group does not have a key that others have
-# words that name a run or say how it runs, not what it computes
+GAVE_UP = "no update could be used"  # the begin of the line that such a run leaves
+MISSING = "-"  # the value of a key that a group lacks and others have
+# overrides that name a run or set how it runs, without an effect on what it computes
 WITHOUT_EFFECT = re.compile(
     r"seed|verbose|checkpoint_every|dataset\.(root|download)|(engine|hydra)([./].*)?"
 )
-# what the result of a run holds; the latter may be null
+# the keys of a run's result; those of the second tuple may be null
 COUNTED = (
     *("seed", "client_updates", "failures", "seconds"),
     *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
@@ -31,14 +31,14 @@ MEASURED = ("accuracy", "best_accuracy", "loss", "top5", "virtual_seconds")
 
 @dataclass(frozen=True)
 class Job:
-    """One finished run: its folder, the command-line words it ran with, its `result.json`."""
+    """One finished run: its folder, its command-line overrides, its `result.json`."""
 
     folder: Path
     overrides: dict[str, str]
     result: dict[str, Any]
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the rows of `history.jsonl`, one a round; a last line cut short is left out.
+        """Return the rows of `history.jsonl`, one a round, without a truncated last line.
 
         Raises `ResultsError` for a line that cannot be read.
         """
@@ -57,32 +57,32 @@ class Job:
 
     @property
     def diverged(self) -> bool:
-        """Whether it came to nothing: its model is of no use, or no update was any more.
+        """Whether the run failed: its model diverged, or no update could be used any more.
 
-        Such a run counts like any other. Tables that left it out would show those that survived.
+        Such a run counts like any other: without it a table would show only the survivors.
         """
         stopped = self.result.get("stopped") or ""
         return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
 
     def words(self) -> dict[str, str]:
-        """Return the overrides that have an effect on the result, but the seed."""
+        """Return the overrides that affect the result, without the seed."""
         return {k: v for k, v in self.overrides.items() if not WITHOUT_EFFECT.fullmatch(k)}
 
 
 @dataclass(frozen=True)
 class Group:
-    """The jobs that ran with the same words, one for every seed."""
+    """The jobs with the same overrides, one for each seed."""
 
     words: dict[str, str]
     jobs: list[Job]
 
     def name(self, keys: Sequence[str]) -> list[str]:
-        """Return the group's values of `keys`, `MISSING` for those it does not have."""
+        """Return the group's values of `keys`, `MISSING` for a key that it lacks."""
         return [self.words.get(key, MISSING) for key in keys]
 
 
 def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
-    """Return all jobs below `folders` in the order of their numbers, and the unfinished folders.
+    """Return all jobs below `folders`, in the order of their numbers, and the unfinished folders.
 
     A run whose files are damaged counts as unfinished. Raises `ResultsError` if none has finished.
     """
@@ -94,7 +94,7 @@ def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
             raise ResultsError(f"{top}: no such folder")
         for found in sorted(top.rglob(str(OVERRIDES)), key=_numbers_as_numbers):
             folder = found.parents[1]
-            if folder.resolve() in seen:  # a folder and another inside it were given
+            if folder.resolve() in seen:  # `folders` may hold a folder and one inside it
                 continue
             seen.add(folder.resolve())
             try:
@@ -110,8 +110,8 @@ def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
 def group_jobs(jobs: Iterable[Job]) -> list[Group]:
     """Return the groups in the order of their first jobs.
 
-    Of jobs with the same words and seed the last one counts: a run that was repeated is no
-    further seed, and would make the spread look smaller than it is.
+    Of jobs with the same overrides and seed the last one counts: a repeated run is no further seed,
+    and would make the spread look smaller than it is.
     """
     groups: dict[frozenset[tuple[str, str]], dict[Any, Job]] = {}
     for job in jobs:
@@ -123,20 +123,20 @@ def group_jobs(jobs: Iterable[Job]) -> list[Group]:
 
 
 def varying(groups: Sequence[Group]) -> list[str]:
-    """Return the keys whose values differ between the groups, in the order of their words."""
+    """Return the keys whose values differ between the groups, in the order of the overrides."""
     keys: list[str] = []
     for group in groups:
         place = len(keys)
         for key in reversed(group.words):
             if key in keys:
                 place = keys.index(key)
-            else:  # what only some groups have goes before the word that follows it there
+            else:  # a key that only some groups have is placed before the key that follows it there
                 keys.insert(place, key)
     return [key for key in keys if len({group.words.get(key) for group in groups}) > 1]
 
 
 def _read_job(folder: Path) -> Job:
-    """Return a finished run. Raises `FileNotFoundError`, `YAMLError` or `ValueError` for others."""
+    """Return a finished run. Raises `FileNotFoundError`, `YAMLError` or `ValueError` otherwise."""
     result, words = read_result(folder), words_of(folder)
     if not isinstance(result, dict) or not _complete(result):
         raise ValueError(f"{folder} holds no run")
@@ -147,12 +147,12 @@ def _read_job(folder: Path) -> Job:
 
 
 def _complete(result: dict[str, Any]) -> bool:
-    """Whether a result holds what every run's does, numbers where those belong."""
+    """Return whether a result has every required key, with numbers where they are required."""
     sure = all(isinstance(result.get(key), int | float) for key in COUNTED)
     perhaps = (result.get(key) for key in MEASURED)
     return sure and all(value is None or isinstance(value, int | float) for value in perhaps)
 
 
 def _numbers_as_numbers(path: Path) -> list[tuple[int, str]]:
-    """Sort key by which job 10 comes after job 9."""
+    """Return a sort key that puts job 10 after job 9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]

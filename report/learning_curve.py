@@ -1,4 +1,4 @@
-"""What the course of a run tells beyond its end: where it settled, when it reached an accuracy."""
+"""A run's learning curve: smoothed accuracies, and when the run reached an accuracy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Row = dict[str, Any]
 
 
 def smoothed(history: Iterable[Row], count: int = 1) -> list[Row]:
-    """Return a history's rows with the mean accuracy of `count` evaluations, that one the last.
+    """Return a history's rows, each with the mean accuracy of its last `count` evaluations.
 
-    A single evaluation of asynchronous training at a constant rate says little: it is up to a point
-    from the next one. The first row is that of evaluation number `count`, or the last one of a run
-    that has fewer.
+    In asynchronous training at a constant learning rate a single evaluation says little: the next
+    one differs by up to one percentage point. The first row is that of evaluation number `count`,
+    or the last row of a run with fewer evaluations.
     """
     rows = [row for row in history if row.get("accuracy") is not None]
     first = min(count, len(rows))
@@ -28,9 +28,9 @@ def smoothed(history: Iterable[Row], count: int = 1) -> list[Row]:
 
 
 def settled(run: KeptRun, count: int) -> KeptRun:
-    """Return a run whose accuracies are means of `count` evaluations, in its course, too.
+    """Return a run whose accuracies, also in its course, are means of `count` evaluations.
 
-    Raises `ResultsError` for one of which not all evaluations are kept.
+    Raises `ResultsError` for a run without all of its evaluations.
     """
     if count == 1:
         return run
@@ -44,10 +44,10 @@ def settled(run: KeptRun, count: int) -> KeptRun:
 
 
 def settled_at(rows: Sequence[Row], accuracy: float) -> Row | None:
-    """Return the row from which on none has less than this accuracy, 0..1; None if there is none.
+    """Return the first row after which no accuracy (0..1) is below this one; None without one.
 
-    A course that reaches an accuracy by chance and falls again is there at a later row than
-    `first_at` says.
+    For a course that reaches the accuracy by chance and falls again, this row is later than that of
+    `first_at`.
     """
     found = None
     for row in reversed(rows):
@@ -58,5 +58,5 @@ def settled_at(rows: Sequence[Row], accuracy: float) -> Row | None:
 
 
 def first_at(rows: Iterable[Row], accuracy: float) -> Row | None:
-    """Return the first row with at least this accuracy, 0..1; None if none has."""
+    """Return the first row with at least this accuracy (0..1); None if there is none."""
     return next((row for row in rows if (row["accuracy"] or 0) >= accuracy), None)
