@@ -25,13 +25,13 @@ from report.jobs import Job, read_jobs
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path("docs/results/kept")
-# what a run's line holds of its result; null where a run does not have it
+# the keys of a result that a run's line stores; null where a run lacks one
 NUMBERS = (
     *("rounds", "accuracy", "best_accuracy", "top5", "loss", "uplink_bytes", "downlink_bytes"),
     *("uplink_bytes_float32", "downlink_bytes_float32", "client_updates", "failures"),
     *("seconds", "virtual_seconds", "sparsity", "evaluations"),
 )
-# those that every run has: `report.jobs` takes no other, and tables divide by them
+# the keys that every run has: `report.jobs` requires them, and tables divide by them
 SURE = (
     *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
     *("client_updates", "failures", "seconds"),
@@ -40,8 +40,8 @@ COURSE = (
     *("round", "accuracy", "train_loss", "uplink_bytes", "downlink_bytes", "virtual_seconds"),
     *("uplink_bytes_float32", "uplink_entries", "uplink_entries_whole"),
 )
-ROWS = 101  # of a course, at most: a hundred evaluations and that of the untrained model
-# what no run reads: a change there leaves its numbers what they were
+ROWS = 101  # the most rows of a course: a hundred evaluations and that of the untrained model
+# files that no run reads: a change there does not affect its numbers
 WITHOUT_EFFECT = (":!docs", ":!report", ":!tests", ":!*.md")
 
 Number = float | None
@@ -49,10 +49,10 @@ Number = float | None
 
 @dataclass(frozen=True)
 class KeptRun:
-    """One run: its words without experiment and seed, in order; what it reached, and its course.
+    """One run: its overrides without experiment and seed, in order; its results and its course.
 
-    `course` has a list for each of `COURSE` that was measured, of equal length: an entry for each
-    evaluation. `cpu`: its kind, by what torch uses of it, "" if the run did not say.
+    `course` has a list for each measured key of `COURSE`, all of equal length, with an entry for
+    each evaluation. `cpu`: the instruction set that torch uses, "" if the run did not record it.
     """
 
     words: str
@@ -65,20 +65,20 @@ class KeptRun:
 
     @property
     def key(self) -> tuple[str, int]:
-        """By which one run takes another's place."""
+        """The key of a run: a newer run with the same key replaces an older one."""
         return self.words, self.seed
 
     def course_rows(self) -> list[dict[str, Number]]:
-        """Return the course by evaluation, as far as it is kept."""
+        """Return the stored rows of the course, one for each stored evaluation."""
         return [
             dict(zip(self.course, row, strict=True))
             for row in zip(*self.course.values(), strict=True)
         ]
 
     def rows(self) -> list[dict[str, Number]]:
-        """Return the course by evaluation.
+        """Return the course's rows, one for each evaluation.
 
-        Raises `ResultsError` where not all of its evaluations are kept.
+        Raises `ResultsError` if not all of its evaluations are stored.
         """
         rows = self.course_rows()
         if (self.numbers.get("evaluations") or 0) > len(rows):
@@ -86,17 +86,17 @@ class KeptRun:
         return rows
 
     def line(self) -> str:
-        """Return it as one line of JSON."""
+        """Return the run as one line of JSON."""
         head = {"words": self.words, "seed": self.seed, "commit": self.commit, "cpu": self.cpu}
         body = {"diverged": self.diverged, **self.numbers, "course": self.course}
         return json.dumps(head | body)
 
 
 def in_order(words: Mapping[str, str]) -> str:
-    """Return command-line words sorted by their keys, quoted as in a shell.
+    """Return command-line overrides sorted by their keys, quoted as in a shell.
 
-    Values are as a sweep writes them: `true` as True, 1e-3 as 0.001. What Hydra cannot read as one
-    value stays as it is.
+    Values are as a sweep writes them: `true` as True, 1e-3 as 0.001. A value that Hydra cannot
+    parse stays unchanged.
     """
     return shlex.join(f"{key}={_as_in_sweeps(value)}" for key, value in sorted(words.items()))
 
@@ -111,21 +111,21 @@ def _as_in_sweeps(value: str) -> str:
 
 
 def command(name: str) -> str:
-    """Return what makes an experiment's runs."""
+    """Return the command that makes an experiment's runs."""
     return f"python run.py -m experiment={name}"
 
 
 def kept_file(root: Path, name: str) -> Path:
-    """Return where an experiment's runs are kept. Raises `ResultsError` for an unknown one."""
+    """Return the file of an experiment's runs. Raises `ResultsError` for an unknown experiment."""
     if not (root / "conf" / "experiment" / f"{name}.yaml").is_file():
         raise ResultsError(f"no experiment {name}: conf/experiment/{name}.yaml is not there")
     return root / FOLDER / f"{name}.json"
 
 
 def kept_run(job: Job, name: str, commit: str) -> KeptRun:
-    """Return what is kept of a job.
+    """Return the stored form of a job.
 
-    Raises `ResultsError` for one of another experiment, or with a text in place of a number.
+    Raises `ResultsError` for a job of another experiment, or with a text in place of a number.
     """
     words = job.words()
     if words.pop("experiment", None) != name:
@@ -146,23 +146,23 @@ def kept_run(job: Job, name: str, commit: str) -> KeptRun:
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most `ROWS` of the rows, evenly spread, the first and the last among them."""
+    """Return at most `ROWS` of the rows, evenly spaced, with the first and the last one."""
     if len(rows) <= ROWS:
         return rows
     return [rows[round(at * (len(rows) - 1) / (ROWS - 1))] for at in range(ROWS)]
 
 
 def _finite(value: Any) -> Number:
-    """Return a number, None for one that is not finite. Raises `ResultsError` for a text."""
+    """Return a finite number, None for an infinity or NaN. Raises `ResultsError` for a text."""
     if value is not None and not isinstance(value, int | float):
         raise ResultsError(f"{value!r} stands where a number should")
     return None if value is None or not isfinite(value) else value
 
 
 def merge(old: Iterable[KeptRun], new: Iterable[KeptRun]) -> list[KeptRun]:
-    """Return all runs in the order of words and seeds; of two with equal ones the newer.
+    """Return all runs in the order of overrides and seeds; of two with equal ones the newer.
 
-    A run that was taken before stays as it is: the commit is the one at which it was new.
+    If both hold the same numbers, the older stays: its commit is the one that first had the run.
     """
     runs = {run.key: run for run in old}
     for run in new:
@@ -177,9 +177,9 @@ def _measured(run: KeptRun) -> tuple[Any, ...]:
 
 
 def read_kept(file: Path) -> list[KeptRun]:
-    """Return the runs of a kept file, none if it is not there.
+    """Return the runs of a file, none if it is missing.
 
-    Raises `ResultsError` for a file of another form.
+    Raises `ResultsError` for a file in another format.
     """
     if not file.is_file():
         return []
@@ -196,7 +196,7 @@ def read_kept(file: Path) -> list[KeptRun]:
 
 
 def _read_run(run: Any) -> KeptRun:
-    """Return a run. Raises `ValueError`, `TypeError` or `KeyError` for something else."""
+    """Return a run from its JSON. Raises `ValueError`, `TypeError` or `KeyError` if malformed."""
     numbers = {key: run[key] if key in SURE else run.get(key) for key in NUMBERS}
     course = {key: list(run["course"][key]) for key in COURSE if key in run["course"]}
     values = [*numbers.values(), *(value for column in course.values() for value in column)]
@@ -214,7 +214,7 @@ def _read_run(run: Any) -> KeptRun:
 
 
 def write_kept(file: Path, name: str, runs: Iterable[KeptRun]) -> None:
-    """Write an experiment's runs, one a line."""
+    """Write an experiment's runs, one per line."""
     file.parent.mkdir(parents=True, exist_ok=True)
     head = f'{{"experiment": {json.dumps(name)}, "command": {json.dumps(command(name))}, "runs": ['
     lines = ",\n".join(run.line() for run in runs)
@@ -222,9 +222,9 @@ def write_kept(file: Path, name: str, runs: Iterable[KeptRun]) -> None:
 
 
 def commit_of(root: Path) -> str:
-    """Return the short hash of HEAD, with a + if what runs are made of was changed since.
+    """Return the short hash of HEAD, with a + if files that affect runs have changed since.
 
-    "" where there is no git, or no repository of it.
+    "" without git, or outside a repository.
     """
     try:
         head = _git(root, "rev-parse", "--short", "HEAD")
@@ -240,7 +240,7 @@ def _git(root: Path, *words: str) -> str:
 
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Keep the runs that the command line names; return the exit code."""
+    """Store the runs that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m report.kept", description=__doc__)
     parser.add_argument("name", metavar="NAME", help="of the experiment: conf/experiment/NAME.yaml")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")

@@ -44,7 +44,7 @@ def settled(run: KeptRun, count: int) -> KeptRun:
 
 
 def settled_at(rows: Sequence[Row], accuracy: float) -> Row | None:
-    """Return the first row after which no accuracy (0..1) is below this one; None without one.
+    """Return the first row from which on no accuracy (0..1) is below this one; or None.
 
     For a course that reaches the accuracy by chance and falls again, this row is later than that of
     `first_at`.

@@ -24,14 +24,14 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Measured:
-    """What was run, at which state of the code, and the JSON that it printed; empty: not yet."""
+    """The command, the commit of the code, and the JSON that it printed; empty before a run."""
 
     command: str = ""
     commit: str = ""
     result: Any = None
 
     def value(self, path: Sequence[str]) -> str:
-        """Return what is there as a table says it: numbers in three digits, "-" for nothing."""
+        """Return a value as a table's cell: a number with three digits, "-" if it is missing."""
         found = self.result
         for key in path:
             found = found.get(key) if isinstance(found, dict) else None
@@ -41,14 +41,14 @@ class Measured:
 
 
 def measured_file(root: Path, name: str) -> Path:
-    """Return where a benchmark's values are kept. Raises `ResultsError` for an odd name."""
+    """Return the file of a benchmark's values. Raises `ResultsError` for an invalid name."""
     if not re.fullmatch(r"\w+", name):
         raise ResultsError(f"a benchmark's name is letters, digits and _, not {name!r}")
     return root / FOLDER / "benchmarks" / f"{name}.json"
 
 
 def read_measured(file: Path) -> Measured:
-    """Return what is kept, empty if nothing is. Raises `ResultsError` for another form."""
+    """Return the stored values, empty without a file. Raises `ResultsError` for another format."""
     if not file.is_file():
         return Measured()
     try:
@@ -60,7 +60,7 @@ def read_measured(file: Path) -> Measured:
 
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Run a benchmark and keep what it prints; return the exit code."""
+    """Run a benchmark and store what it prints; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if len(given) < 2 or given[0].startswith("-"):
         raise ResultsError("python -m report.measured NAME MODULE [WORDS...]")

@@ -21,11 +21,11 @@ BETWEEN, LONGEST = 30.0, 600.0  # seconds from one line to the next: a tenth of 
 
 
 class RunProgress:
-    """A context manager that shows how far the run has come whose files appear in `folder`.
+    """A context manager that shows the progress of the run that writes its files to `folder`.
 
-    On a terminal it is a bar. In a log (`nohup`, ssh, batch), and where other runs print at the
-    same time (`shared`), it is a line after ten seconds, and then at ever longer intervals.
-    `name`: what a line begins with.
+    On a terminal it shows a bar. In a log (`nohup`, ssh, batch), and if other runs print at the
+    same time (`shared`), it prints a line after ten seconds, and then at ever longer intervals.
+    `name`: the prefix of a line.
     """
 
     def __init__(
@@ -98,21 +98,21 @@ class RunProgress:
 
 
 def pause_after(seconds: float) -> float:
-    """Return how long a log waits for its next line when a run has gone on for so long."""
+    """Return the seconds until a log's next line, for a run that has taken `seconds` so far."""
     return min(max(seconds / 10, BETWEEN), LONGEST)
 
 
 class ProgressLine:
-    """What a line of a log says of the run whose files appear in `folder`; arguments as above."""
+    """The progress lines of a log; arguments as in `RunProgress`."""
 
     def __init__(self, folder: Path, rounds: int, name: str = "") -> None:
         self._rows, self._rounds, self._name = _Tail(folder / HISTORY), rounds, name
         self._row: Row = {}
-        self._accuracy: float | None = None  # the last that was measured
-        self._first: tuple[float, int] | None = None  # seconds and round, when there was a row
+        self._accuracy: float | None = None  # the last measured one
+        self._first: tuple[float, int] | None = None  # seconds and round of the first row
 
     def line(self, passed: float) -> str:
-        """Return what is known when `passed` seconds have gone since this process began the run."""
+        """Return the line at `passed` seconds after this process has begun the run."""
         if row := self._rows.last():
             self._row, measured = row, row["accuracy"]
             self._accuracy = self._accuracy if measured is None else measured
@@ -133,16 +133,16 @@ class ProgressLine:
 
 
 class _Tail:
-    """The end of a file of JSON lines that somebody writes."""
+    """Reads the last line of a growing file of JSON lines."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
 
     def last(self) -> Row | None:
-        """Return the last complete line that was written since the last look, if there is one."""
+        """Return the last complete line since the last call, parsed; None if there is none."""
         if not self._path.exists():
             return None
-        if self._path.stat().st_size < self._offset:  # cut off, where the run goes on
+        if self._path.stat().st_size < self._offset:  # a resumed run has truncated it
             self._offset = 0
         with self._path.open("rb") as file:
             file.seek(self._offset)
@@ -151,6 +151,6 @@ class _Tail:
         self._offset += len(whole)
         try:
             row: Row = json.loads(whole.splitlines()[-1])
-        except (IndexError, ValueError):  # none, or the middle of one, of a history cut off
+        except (IndexError, ValueError):  # no line, or a partial one after a truncation
             return None
         return row

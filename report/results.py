@@ -31,19 +31,19 @@ COMMAND = "python -m report.results"
 
 @dataclass(frozen=True)
 class Output:
-    """A file as it should be: a text, or a picture; None if it should not be."""
+    """A file's expected content: a text or a picture; None for a file that should not exist."""
 
     file: Path
     content: str | Picture | None
 
     def is_there(self) -> bool:
-        """Whether the file is as it should be."""
+        """Return whether the file has the expected content."""
         if isinstance(self.content, Picture):
             return self.content.is_in(self.file)
         return (self.file.read_text() if self.file.is_file() else None) == self.content
 
     def write(self) -> None:
-        """Make it so."""
+        """Write the file, or remove it."""
         if isinstance(self.content, Picture):
             self.content.save(self.file)
         elif self.content is None:
@@ -53,9 +53,9 @@ class Output:
 
 
 def outputs(root: Path) -> list[Output]:
-    """Return what the definitions and kept runs below `root` make, the index the last.
+    """Return the files that the definitions and stored runs below `root` make, the index last.
 
-    Raises `ResultsError`: a line on the first thing that is wrong.
+    Raises `ResultsError`, one line, for the first mistake.
     """
     pages = read_definitions(root)
     tables_of = [table for page in pages for table in page.tables]
@@ -70,7 +70,7 @@ def outputs(root: Path) -> list[Output]:
     items: list[str] = []
     for page in pages:
         tables = fill(page, kept, measured)
-        text = markdown(page, tables, shown)  # of one that has not run, too: its mistakes are told
+        text = markdown(page, tables, shown)  # without runs, too: to find mistakes
         has_run = any(table.has_run() for table in tables)
         file = root / FOLDER / f"{page.name}.md"
         _expect_ours(file, page)
@@ -84,7 +84,7 @@ def outputs(root: Path) -> list[Output]:
 
 
 def _expect_ours(file: Path, page: PageDefinition) -> None:
-    """Raises `ResultsError` for a page that a person wrote: it would be lost."""
+    """Raise `ResultsError` for a page that a person wrote, which would be overwritten."""
     if file.is_file() and not file.read_text().startswith(HEAD.format(name=page.name)):
         raise ResultsError(f"{file} was written by hand: remove it first, or rename the definition")
 
@@ -98,13 +98,13 @@ def _pictures(folder: Path, page: PageDefinition, tables: Sequence[Filled]) -> l
 
 
 def _picture(table: FilledTable) -> Picture | None:
-    """Return what is to be drawn of a table; None if nothing has run."""
+    """Return a table's picture; None without runs."""
     drawn = scatter(table) if table.definition.picture == POINTS else traces(table)
     return drawn if drawn.rows else None
 
 
 def _item(page: PageDefinition, tables: Sequence[Filled]) -> str:
-    """Return a page's link and claim."""
+    """Return the list item of a page: its link and its claim."""
     return f"[{page.title}]({FOLDER.name}/{page.name}.md): {filled(page, page.claim, tables)}"
 
 

@@ -48,7 +48,7 @@ def _layers(segment: dict[str, Any]) -> list[str]:
 
 
 def picture(result: dict[str, Any]) -> str:
-    """Return an SVG: the server with its store, below it the nodes and what they hold."""
+    """Return an SVG: the server with its store, and below it the nodes with their segments."""
     segments = result["segments"]
     tall = max(len(segment["layers"]) for segment in segments)
     height = TOP + 96 + LINE * (tall + 5) + MARGIN
@@ -112,7 +112,7 @@ def _arrow(x1: int, y1: int, x2: int, y2: int) -> str:
 
 
 def show(folder: Path, result: dict[str, Any], console: Console) -> None:
-    """Print who holds what, and leave the picture in the run's folder; nothing for other runs."""
+    """Print the segments' table and write the picture; do nothing for a run without segments."""
     if result.get("segments"):
         (folder / PICTURE).write_text(picture(result))
         console.print(segments_table(result))

@@ -13,13 +13,13 @@ from report.words import name_of
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """Return a run's result. Raises `FileNotFoundError` if the run has not ended well."""
+    """Return a run's result. Raises `FileNotFoundError` if the run has left none."""
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return result
 
 
 def summary_table(result: dict[str, Any], folder: Path) -> Table:
-    """Return a table of what was reached, what crossed the network, and how long it took."""
+    """Return a table of the accuracy, the bytes on the network, and the time."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     unit = "pushes" if "staleness" in result else "rounds"
     each = human_bytes(result["uplink_bytes"] / max(result["client_updates"], 1))
@@ -44,9 +44,9 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
 
 
 def whole_bytes(result: dict[str, Any], way: str) -> tuple[float, float]:
-    """Return the bytes of all that was sent, "uplink" or "downlink"; and as Flower had sent it.
+    """Return the bytes sent in a direction ("uplink", "downlink"), and those Flower would send.
 
-    Runs of earlier versions know of their payloads alone.
+    For runs of earlier versions both count payloads alone.
     """
     other, note = (result.get(f"{way}_{what}_bytes") or 0 for what in ("other", "note"))
     return result[f"{way}_bytes"] + other + note, result[f"{way}_bytes_float32"] + other
@@ -61,7 +61,7 @@ def _beside_flower(result: dict[str, Any], way: str) -> str:
 
 
 def _on_a_line(result: dict[str, Any]) -> str:
-    """Return how long the run's messages take over a line; "" where that is not known."""
+    """Return the text on how long the run's messages take over a link; "" if unknown."""
     if result.get("line_seconds") is None:
         return ""
     down, up = (_mbps(result[f"line_{way}_mbps"]) for way in ("down", "up"))
@@ -76,7 +76,7 @@ def _on_a_line(result: dict[str, Any]) -> str:
 
 
 def _took(result: dict[str, Any]) -> str:
-    """Return the time here, and on the run's own network if nothing has been said of it."""
+    """Return the text on the wall time, and on the virtual time unless it is shown already."""
     text = f"{human_seconds(result['seconds'])} here"
     if result["virtual_seconds"] is None or result.get("line_seconds") is not None:
         return text

@@ -21,11 +21,11 @@ from report.learning_curve import Row, first_at, smoothed
 from report.summary import whole_bytes
 
 Numbers = dict[str, Any]
-SHARES = ("accuracy", "best_accuracy", "top5")  # their spread over the seeds is shown
+SHARES = ("accuracy", "best_accuracy", "top5")  # shown with their spread over the seeds
 
 
 def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Numbers:
-    """Return a group's means over its seeds; None for what no run of it has.
+    """Return a group's means over its seeds; None for a key that no run has.
 
     `smooth`: accuracies, the last and the best, are means of so many evaluations in a row. `reach`:
     such an accuracy, 0..1, for which to tell the round and the bytes; None if a run has none.
@@ -66,7 +66,7 @@ def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Number
 
 
 def _of(job: Job, rows: list[Row]) -> Numbers:
-    """Return a run's result with the last and the best accuracy of smoothed rows."""
+    """Return a run's result with the last and the best accuracy of the smoothed rows."""
     accuracies = [row["accuracy"] for row in rows]
     last = accuracies[-1] if accuracies else None
     return job.result | {"accuracy": last, "best_accuracy": max(accuracies, default=None)}
@@ -82,7 +82,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _of_all(rows: Sequence[Numbers | None], key: str) -> float | None:
-    """Return a mean over rows; None if there is none, or one is missing."""
+    """Return the mean over rows; None without rows, or if a row lacks the value."""
     present = [row[key] for row in rows if row is not None]
     return fmean(present) if present and len(present) == len(rows) else None
 
@@ -93,7 +93,7 @@ def _std(values: Sequence[float | None]) -> float | None:
 
 
 def _times_smaller(results: Sequence[Numbers], way: str) -> float | None:
-    """Return how many times as much Flower would have sent, of all that was."""
+    """Return the compression ratio: the bytes Flower would have sent over the bytes sent."""
     sent, plain = (sum(each) for each in zip(*(whole_bytes(r, way) for r in results), strict=True))
     return plain / sent if plain and sent else None
 
@@ -130,7 +130,7 @@ COLUMNS: dict[str, Callable[[Numbers], str]] = {
     "a round": _text("virtual_seconds_per_round", human_seconds),
 }
 
-# Left out where no run has them: columns, and what they show.
+# Columns that are left out if no run has a value, with their functions.
 OPTIONAL = {
     "top5": "top5",
     "reached at": "reached_round",
@@ -141,7 +141,7 @@ OPTIONAL = {
 
 
 def markdown(groups: Sequence[Group], keys: Sequence[str], rows: Sequence[Numbers]) -> str:
-    """Return the groups' `numbers` as a Markdown table, a row named by the values of `keys`."""
+    """Return the groups' `numbers` as a Markdown table; the values of `keys` name a row."""
     columns = dict(COLUMNS)
     for column, key in OPTIONAL.items():
         if all(row[key] is None for row in rows):
@@ -163,7 +163,7 @@ def as_json(
     rows: Sequence[Numbers],
     unfinished: Sequence[Path],
 ) -> str:
-    """Return the same numbers as JSON, with every seed's accuracies."""
+    """Return the groups' `numbers` as JSON, with every seed's accuracies."""
     named = [
         {"words": {key: group.words[key] for key in keys if key in group.words}} | row
         for group, row in zip(groups, rows, strict=True)
@@ -174,13 +174,13 @@ def as_json(
 
 
 def diverged(groups: Sequence[Group]) -> list[Path]:
-    """Return the folders of the runs that have diverged; their numbers are in the means."""
+    """Return the folders of the diverged runs; the means include their numbers."""
     return [job.folder for group in groups for job in group.jobs if job.diverged]
 
 
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table that the command line asks for; return the exit code."""
+    """Print the table that the command line describes; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m report.table", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
     parser.add_argument("--rows", metavar="KEY,KEY", help="keys that name a row, in this order")
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def chosen(rows: str, groups: Sequence[Group]) -> list[str]:
-    """Return the keys of `--rows`. Raises `ResultsError` for one that no run was given."""
+    """Return the keys of `--rows`. Raises `ResultsError` for a key that no run was given."""
     keys = rows.split(",")
     known = sorted({key for group in groups for key in group.words})
     if unknown := [key for key in keys if key not in known]:
@@ -222,5 +222,5 @@ def chosen(rows: str, groups: Sequence[Group]) -> list[str]:
 
 if __name__ == "__main__":
     if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it without a word
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it silently
     sys.exit(main())

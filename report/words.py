@@ -1,4 +1,4 @@
-"""The command-line words of a run, as Hydra left them in its folder, and what they make of it."""
+"""A run's command-line overrides, which Hydra leaves in its folder, and the run's name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 HYDRA = Path(".hydra")
 OVERRIDES = HYDRA / "overrides.yaml"
-# groups of which a preset has its own choice: what was chosen in its place belongs to a run's name
+# groups in which a preset makes a choice: another choice there is part of a run's name
 METHOD = (
     *("strategy", "strategy/optimizer", "strategy/staleness"),
     *("compression", "compression@gradients", "downlink"),
@@ -17,7 +17,7 @@ METHOD = (
 
 
 def words_of(folder: Path) -> dict[str, str]:
-    """Return the words of a run by their keys.
+    """Return a run's overrides by their keys.
 
     Raises `FileNotFoundError`, or `YAMLError` or `ValueError` for a damaged file.
     """
@@ -29,9 +29,9 @@ def words_of(folder: Path) -> dict[str, str]:
 
 
 def name_of(result: dict[str, Any], folder: Path) -> str:
-    """Return what a run is called: its preset, and what was chosen in place of the preset's parts.
+    """Return a run's name: its preset, and the choices that replace the preset's own.
 
-    Of the default preset, which nobody asked for, nothing is said where another strategy runs.
+    With another strategy the name leaves out the default preset, which nobody has chosen.
     """
     preset: str = result["algorithm"]
     if not (folder / OVERRIDES).exists():

@@ -1,1 +1,1 @@
-"""Pages of results: what their definitions (YAML) say, and how they are filled and drawn."""
+"""Pages of results: reads their definitions (YAML), fills in the numbers, draws the pictures."""

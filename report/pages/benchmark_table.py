@@ -1,4 +1,4 @@
-"""A table of a benchmark's values: its definition, and how it is filled."""
+"""Tables of a benchmark's values: their definition, and the filled table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from report.format import markdown_row
 from report.measured import Measured, measured_file
 from report.pages.fields import expect_different, expect_keys, identifier, joined, list_of, text_of
 
-COLUMN, ROW = "column", "row"  # in a path: the key of a table's column, of its row
+COLUMN, ROW = "column", "row"  # placeholders in a path for the key of a column, of a row
 KEYS = {
     **dict.fromkeys(("benchmark", "path", "columns", "rows"), True),
     **dict.fromkeys(("id", "title", "note"), False),
@@ -22,9 +22,9 @@ ROW_KEYS = {"id": True, "label": True, "key": True}
 
 @dataclass(frozen=True)
 class LookedUp:
-    """A table of a benchmark's values: keys of the columns by their heads, labels and keys of rows.
+    """A benchmark's table: its columns (head -> key) and its rows (id -> label and key).
 
-    `path`: where a value lies in the JSON, with `column` and `row` for their keys.
+    `path`: the path of a value in the JSON, with `column` and `row` in place of their keys.
     """
 
     id: str
@@ -32,19 +32,19 @@ class LookedUp:
     benchmark: str
     path: tuple[str, ...]
     columns: Mapping[str, str]
-    rows: Mapping[str, tuple[str, str]]  # by their ids
+    rows: Mapping[str, tuple[str, str]]  # id -> (label, key)
     note: str = ""
 
 
 @dataclass(frozen=True)
 class FilledLookedUp:
-    """Such a table and what was measured."""
+    """A benchmark's table with the measured values."""
 
     definition: LookedUp
     measured: Measured
 
     def has_run(self) -> bool:
-        """Whether the benchmark has."""
+        """Return whether the benchmark has run."""
         return bool(self.measured.command)
 
     def lines(self) -> list[str]:
@@ -57,12 +57,12 @@ class FilledLookedUp:
         return [markdown_row(line) for line in (heads, ["---"] * len(heads), *rows)]
 
     def origin(self) -> str:
-        """Say what printed it, and at which state of the code."""
+        """Return the sentence on the table's command and the commit of the code."""
         at = f", at `{self.measured.commit}`" if self.measured.commit else ""
         return f"`{self.measured.command}`{at}"
 
     def sentence(self, row: str, column: str) -> str:
-        """Return a value as a text has it. Raises `ResultsError` for what is not in the table."""
+        """Return a value for a sentence. Raises `ResultsError` for a missing row or column."""
         if row not in self.definition.rows:
             raise ResultsError(f"no row {row}")
         if column not in self.definition.columns:
@@ -75,7 +75,7 @@ class FilledLookedUp:
 
 
 def looked_up(root: Path, content: dict[str, Any]) -> LookedUp:
-    """Return the table that a definition holds. Raises `ResultsError` for a wrong one."""
+    """Return the table of a definition. Raises `ResultsError` for an invalid definition."""
     expect_keys("a table of a benchmark", content, KEYS)
     if not isinstance(content["columns"], dict):
         raise ResultsError("columns of a benchmark must be HEAD: KEY")
@@ -84,7 +84,7 @@ def looked_up(root: Path, content: dict[str, Any]) -> LookedUp:
         expect_keys("a row of a benchmark", row, ROW_KEYS)
     expect_different("rows with the id", [identifier(row) for row in rows])
     benchmark = text_of(content, "benchmark")
-    measured_file(root, benchmark)  # whether it may be called so
+    measured_file(root, benchmark)  # raises for an invalid name
     return LookedUp(
         identifier(content) if "id" in content else "",
         text_of(content, "title"),

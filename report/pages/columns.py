@@ -1,4 +1,4 @@
-"""What a column of a page shows of a row's kept runs: in a cell, and within a sentence."""
+"""The columns of a page's tables: each computes a cell and a sentence's value from a row's runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_SEED = " (one seed)"
 
 
 class Shown(NamedTuple):
-    """A value as a cell of its column has it, and as a sentence does: with its unit."""
+    """A value as text: for a cell of its column, and for a sentence, with its unit."""
 
     cell: str
     sentence: str
@@ -27,9 +27,9 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Beside:
-    """A row's runs, in the order of their seeds, and what columns may need of the table.
+    """A row's runs, in the order of their seeds, and the table's settings that columns need.
 
-    `against`: the runs of the row it is compared with; `reach`: an accuracy in %; `after`: a round.
+    `against`: the runs of the row to compare with; `reach`: an accuracy in %; `after`: a round.
     """
 
     runs: Sequence[KeptRun]
@@ -42,7 +42,7 @@ Show = Callable[[Beside], Shown]
 
 
 class PageColumn(NamedTuple):
-    """A column's head, and how a row is shown in it; `needs`: what the table must give for it."""
+    """A column's head and its function; `needs`: the setting that the table must have for it."""
 
     head: str
     show: Show
@@ -50,25 +50,25 @@ class PageColumn(NamedTuple):
 
 
 def _values(runs: Sequence[KeptRun], key: str, scale: float = 1) -> dict[int, float]:
-    """Return each seed's value, for those that have one."""
+    """Return the values by seed, without seeds that lack one."""
     found = {run.seed: run.numbers[key] for run in runs}
     return {seed: value * scale for seed, value in found.items() if value is not None}
 
 
 def decimals(value: float, places: int) -> str:
-    """Return a number with so many decimals, 0 without a sign."""
+    """Return a number with `places` decimals; zero has no sign."""
     text = f"{value:.{places}f}"
     return text.removeprefix("-") if float(text) == 0 else text
 
 
 def with_interval(found: Estimate, places: int = 2) -> str:
-    """Return '85.12 ± 0.21', the mean alone where there is no interval."""
+    """Return '85.12 ± 0.21', or the mean alone without an interval."""
     mean = decimals(found.mean, places)
     return mean if found.half is None else f"{mean} ± {decimals(found.half, places)}"
 
 
 def _of_how_many(found: Estimate, runs: int) -> str:
-    """Say what the reader would not expect: one seed, or values that some runs do not have."""
+    """Return a remark on a single seed, or on values that some runs lack; else ""."""
     if found.count < runs:
         return f" ({found.count} of {runs} runs)"
     return ONE_SEED if found.count == 1 else ""
@@ -86,7 +86,7 @@ def _measured(key: str, scale: float = 1, places: int = 2, unit: str = "") -> Sh
 
 
 def _compared(row: Beside, key: str = "accuracy") -> Estimate | None:
-    """Return the difference of equal seeds in points; None if no seed is in both."""
+    """Return the mean difference of equal seeds in points; None without a common seed."""
     ours, theirs = (_values(runs, key, 100) for runs in (row.runs, row.against))
     return paired(ours, theirs)
 
@@ -101,7 +101,7 @@ def _points(row: Beside, key: str = "accuracy") -> Shown:
 
 
 def _difference(row: Beside, key: str = "accuracy") -> Shown:
-    """Show points, and say where they are noise."""
+    """Show the difference in points, and mark one that is not significant."""
     points, found = _points(row, key), _compared(row, key)
     if row.runs == row.against or found is None or not found.noise:
         return points
@@ -109,7 +109,7 @@ def _difference(row: Beside, key: str = "accuracy") -> Shown:
 
 
 def _verdict(row: Beside) -> Shown:
-    """Say how a row's accuracy stands to the other's: words that go between two names."""
+    """Compare a row's accuracy with the other's: words to stand between the two names."""
     found = _compared(row)
     if found is None or found.half is None:
         text = "not yet told apart from"
@@ -130,7 +130,7 @@ def _mean(key: str, form: Callable[[float], str], scale: float = 1) -> Show:
 
 
 def _ratio(above: str, below: str, form: Callable[[float], str]) -> Show:
-    """Show one sum over the runs by another."""
+    """Show the ratio of two sums over the runs."""
 
     def show(row: Beside) -> Shown:
         top, bottom = (sum(_values(row.runs, key).values()) for key in (above, below))
@@ -145,7 +145,7 @@ def _until(
     form: Callable[[float], str],
     find: Callable[[Sequence[Row], float], Row | None] = first_at,
 ) -> Show:
-    """Show a sum of counters at the evaluation that `find`s the table's accuracy reached."""
+    """Show a sum of counters at the evaluation where `find` sees the table's accuracy reached."""
 
     def show(row: Beside) -> Shown:
         found = [find(run.rows(), (row.reach or 0) / 100) for run in row.runs]
@@ -159,10 +159,10 @@ def _until(
 
 
 def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
-    """Show one counter's growth after the table's round by another's."""
+    """Show the ratio of two counters' growth after the table's round."""
 
     def show(row: Beside) -> Shown:
-        lived = [run for run in row.runs if not run.diverged]  # others may have ended before
+        lived = [run for run in row.runs if not run.diverged]  # diverged runs may have ended before
         grown = [_grown(run, row.after or 0, (above, below)) for run in lived]
         if not grown:
             return Shown(NOTHING, NOTHING)
@@ -174,9 +174,9 @@ def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
 
 
 def _grown(run: KeptRun, after: int, keys: Sequence[str]) -> list[float]:
-    """Return how much counters of a run grew from a round on, at which it was evaluated.
+    """Return the growth of a run's counters after a round with an evaluation.
 
-    Raises `ResultsError` if it was not.
+    Raises `ResultsError` if that round has none.
     """
     rows = run.rows()
     start = next((row for row in rows if row["round"] == after), None)
@@ -271,7 +271,7 @@ COLUMNS: dict[str, PageColumn] = {
 
 
 def remark(runs: Sequence[KeptRun]) -> str:
-    """Say what a reader must know of a row beside its numbers; "" if there is nothing."""
+    """Return what a reader must know of a row besides its numbers; "" if nothing."""
     if not runs:
         return NOT_RUN
     said = []

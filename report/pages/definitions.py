@@ -29,14 +29,14 @@ from report.pages.fields import (
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the one column that is not measured
-ACCURACY = "accuracy"  # what a table across words shows, where it names no column
-POINTS = "points"  # a picture of accuracy against bytes; others are of a course
+ACCURACY = "accuracy"  # the value of a table across overrides that names no column
+POINTS = "points"  # the picture of accuracy against bytes; the others show a course
 PICTURES = {
     POINTS: "accuracy against bytes",
     "accuracy": "accuracy over rounds and bytes",
     "train_loss": "training loss over rounds and bytes",
 }
-ROW = {"id": True, "label": True, "words": True, "paper": False}  # keys, and whether they must be
+ROW = {"id": True, "label": True, "words": True, "paper": False}  # key -> is it required
 TABLE = {
     **dict.fromkeys(("experiment", "rows"), True),
     **dict.fromkeys(
@@ -51,9 +51,9 @@ PAGE = {"title": True, "claim": True, "setting": True, "tables": True, "notes": 
 
 @dataclass(frozen=True)
 class RowDefinition:
-    """A row: what texts and the reader call it, the words of its runs, the paper's number.
+    """A row: its id and label, its runs' overrides, the paper's number.
 
-    `across`: the words of its runs at each of the values across which the table goes, if it does.
+    `across`: its runs' overrides for each column of a table across overrides, else empty.
     """
 
     id: str
@@ -64,7 +64,7 @@ class RowDefinition:
 
     @property
     def all_words(self) -> set[str]:
-        """The words of all runs that it shows."""
+        """The overrides of all runs in this row."""
         return set(self.across) or {self.words}
 
 
@@ -123,12 +123,12 @@ class PageDefinition:
 
 
 def read_definitions(root: Path) -> list[PageDefinition]:
-    """Return all definitions in the order of their names. Raises `ResultsError` for a wrong one."""
+    """Return all definitions, sorted by name. Raises `ResultsError` for an invalid one."""
     return [read_definition(root, path) for path in sorted((root / FOLDER).glob("*.yaml"))]
 
 
 def read_definition(root: Path, path: Path) -> PageDefinition:
-    """Return the page that a file defines. Raises `ResultsError`, a line that names the file."""
+    """Return the page that a file defines. Raises `ResultsError`, one line with the file's name."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         return _page(root, path.stem, content)
@@ -168,7 +168,7 @@ def _table(root: Path, content: Any) -> TableDefinition | LookedUp:
     if not columns or (across and len(columns) > 1):
         raise ResultsError("a table has columns, one of them where it has across")
     experiment, against = text_of(content, "experiment"), text_of(content, "against")
-    kept_file(root, experiment)  # whether there is such an experiment
+    kept_file(root, experiment)  # raises for an unknown experiment
     table = TableDefinition(
         identifier(content) if "id" in content else "",
         text_of(content, "title"),
@@ -193,7 +193,7 @@ def _table(root: Path, content: Any) -> TableDefinition | LookedUp:
 
 
 def _across(content: Any) -> dict[str, dict[str, str]]:
-    """Return the words that each column of a table adds to a row's, by its head; none if none do.
+    """Return the overrides that each column adds to a row's, by the column's head; or empty.
 
     `key` and `values`: a value of one key each; `words`: by their heads.
     """
@@ -230,7 +230,7 @@ def _row(
 
 
 def _words(text: str) -> dict[str, str]:
-    """Return command-line words by their keys, as `Job.words` does."""
+    """Return command-line overrides by their keys, as `Job.words` does."""
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a definition's YAML holds, by key: taken as it must be, or refused in a line."""
+"""Reads the fields of a definition's YAML; raises `ResultsError`, one line, for invalid ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ID = re.compile(r"[\w-]+")
 
 
 def expect_keys(what: str, content: Any, keys: Mapping[str, bool]) -> None:
-    """Raises `ResultsError` unless these keys, and those among them that must be, are there."""
+    """Raise `ResultsError` unless all keys are known, and all required keys are present."""
     if not isinstance(content, dict):
         raise ResultsError(f"{what} must have the keys {', '.join(keys)}, not be {content!r}")
     if unknown := [key for key in content if key not in keys]:
@@ -22,7 +22,7 @@ def expect_keys(what: str, content: Any, keys: Mapping[str, bool]) -> None:
 
 
 def number(content: Mapping[str, Any], key: str) -> float | None:
-    """Return a number above 0; None if it is not there."""
+    """Return a number above 0; None if it is missing."""
     value = content.get(key)
     if value is None or (isinstance(value, int | float) and value > 0):
         return value
@@ -30,7 +30,7 @@ def number(content: Mapping[str, Any], key: str) -> float | None:
 
 
 def whole_number(content: Mapping[str, Any], key: str) -> int | None:
-    """Return a whole number above 0; None if it is not there."""
+    """Return an integer above 0; None if it is missing."""
     value = number(content, key)
     if value is None or int(value) == value:
         return None if value is None else int(value)
@@ -38,7 +38,7 @@ def whole_number(content: Mapping[str, Any], key: str) -> int | None:
 
 
 def expect_different(what: str, values: list[str]) -> None:
-    """Raises `ResultsError` for a value that is there twice."""
+    """Raise `ResultsError` for a repeated value."""
     for value in values:
         if values.count(value) > 1:
             raise ResultsError(f"several {what} {value!r}")
@@ -53,7 +53,7 @@ def identifier(content: Mapping[str, Any]) -> str:
 
 
 def text_of(content: Mapping[str, Any], key: str) -> str:
-    """Return a text or number in one line; "" if it is not there."""
+    """Return a text or number in one line; "" if it is missing."""
     return joined(content.get(key, ""))
 
 
@@ -65,7 +65,7 @@ def joined(value: Any) -> str:
 
 
 def list_of(content: Mapping[str, Any], key: str) -> list[Any]:
-    """Return a list, empty if it is not there."""
+    """Return a list, empty if it is missing."""
     value = content.get(key, [])
     if not isinstance(value, list):
         raise ResultsError(f"{key} must be a list")

@@ -39,14 +39,14 @@ REFERENCE = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class FilledTable:
-    """A table and the runs that are kept of its experiment."""
+    """A table and its experiment's runs."""
 
     definition: TableDefinition
     runs: Sequence[KeptRun]
 
     @cached_property
     def by_words(self) -> dict[str, list[KeptRun]]:
-        """The runs of each list of words, in the order of their seeds."""
+        """The runs by their overrides, in the order of their seeds."""
         found: dict[str, list[KeptRun]] = {}
         for run in sorted(self.runs, key=lambda run: run.key):
             found.setdefault(run.words, []).append(settled(run, self.definition.smooth))
@@ -57,7 +57,7 @@ class FilledTable:
         return [run for words in sorted(row.all_words) for run in self.by_words.get(words, [])]
 
     def across(self, row: RowDefinition) -> list[str]:
-        """Return the row's cells by the table's columns, of a search the highest in bold."""
+        """Return the row's cells, one per column; in a search the highest is bold."""
         found = [self.by_words.get(words, []) for words in row.across]
         cells = [self._shown(runs).cell.removesuffix(ONE_SEED) if runs else "" for runs in found]
         if not self.definition.search:
@@ -70,24 +70,24 @@ class FilledTable:
         ]
 
     def _shown(self, runs: Sequence[KeptRun]) -> Shown:
-        """Return what runs show in the one column of a table across words."""
+        """Return the value of the one column of a table across overrides."""
         (column,) = self.definition.columns
         definition = self.definition
         return COLUMNS[column].show(Beside(runs, (), definition.reach, definition.after))
 
     def has_run(self) -> bool:
-        """Whether any row has."""
+        """Return whether any row has runs."""
         return any(self.runs_of(row) for row in self.definition.rows)
 
     def beside(self, row: RowDefinition) -> Beside:
-        """Return the row's runs, and those it is compared with."""
+        """Return the row's runs and those of the row to compare with."""
         definition = self.definition
         other = definition.row(definition.against)
         against = self.runs_of(other) if other else ()
         return Beside(self.runs_of(row), against, definition.reach, definition.after)
 
     def sentence(self, name: str, column: str) -> str:
-        """Return what a text says of a row. Raises `ResultsError` for what is not in the table."""
+        """Return a row's value for a sentence. Raises `ResultsError` for an unknown name."""
         if (row := self.definition.row(name)) is None:
             raise ResultsError(f"no row {name}")
         if column in self.definition.across:
@@ -109,7 +109,7 @@ class FilledTable:
             for column in definition.columns
         ]
         rows = [self._row(row) for row in definition.rows]
-        if any(row[-1] for row in rows):  # what is to be said of a row has a column of its own
+        if any(row[-1] for row in rows):  # remarks on rows have their own column
             heads.append("")
         else:
             rows = [row[:-1] for row in rows]
@@ -129,7 +129,7 @@ class FilledTable:
         return [*cells, remark(runs)]
 
     def origin(self) -> str:
-        """Say what makes the table's runs, and at which states of the code they were kept."""
+        """Return the sentence on the runs' command, and the commits of the code."""
         rows = [run for row in self.definition.rows for run in self.runs_of(row)]
         commits = sorted({run.commit for run in rows} - {""})
         at = f", at {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
@@ -146,7 +146,7 @@ class FilledTable:
         return f"`{' '.join(filter(None, words))}`{at}{means}"
 
     def _seeds(self) -> str:
-        """Say how many seeds the cells have."""
+        """Return the text on the number of seeds of the cells."""
         every = set().union(*(row.all_words for row in self.definition.rows))
         counts = sorted({len(self.by_words[words]) for words in every & set(self.by_words)})
         if not counts:
@@ -173,9 +173,9 @@ def fill(
 
 
 def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str, set[str]]) -> str:
-    """Return the page. Raises `ResultsError` for a text that names what is not there.
+    """Return the page. Raises `ResultsError` for a text with an unknown name.
 
-    `shown`: the words of each experiment that are in a table of any page.
+    `shown`: by experiment, the overrides of the runs in the tables of all pages.
     """
     lines = [HEAD.format(name=page.name), "", f"# {page.title}", ""]
     for text in (page.claim, page.setting):
@@ -202,7 +202,7 @@ def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str,
 def filled(page: PageDefinition, text: str, tables: Sequence[Filled]) -> str:
     """Return a text with numbers in place of `{row.column}`, or `{table.row.column}` of several.
 
-    Raises `ResultsError` for a name that is not there, and for a brace alone.
+    Raises `ResultsError` for an unknown name, and for a single brace.
     """
     if {"{", "}"} & set(REFERENCE.sub("", text)):
         raise ResultsError(f"report/pages/{page.name}.yaml: a brace without the other: {text!r}")
@@ -227,12 +227,12 @@ def _value(names: Sequence[str], tables: Sequence[Filled]) -> str:
 
 
 def picture_name(page: PageDefinition, table: TableDefinition) -> str:
-    """Return the file of a table's picture, beside the page."""
+    """Return the name of the file of a table's picture, in the page's folder."""
     return f"{page.name}_{table.id}.png" if len(page.tables) > 1 else f"{page.name}.png"
 
 
 def _left_over(name: str, runs: Sequence[KeptRun], shown: set[str]) -> list[str]:
-    """Return a list of what is kept of an experiment and in no table; nothing if there is none."""
+    """Return Markdown lines on an experiment's runs that are in no table; empty without any."""
     words = sorted({run.words for run in runs} - shown)
     if not words:
         return []

@@ -1,4 +1,4 @@
-"""A table as a picture: what its file is marked with, so that another table makes another file."""
+"""Pictures of tables; each file carries a digest of its data, so that changes are detected."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEGABYTE = 1e6
-LINE = 120  # characters that fit side by side below the axes
+LINE = 120  # characters that fit in a line below the axes
 
 
 @dataclass(frozen=True)
 class Picture(ABC):
-    """What is drawn of a table: dataclasses with a `label`, one a row that has something."""
+    """A table's picture: its data are dataclasses with a `label`, one for each row with runs."""
 
     rows: Sequence[Any]
 
     @property
     def digest(self) -> str:
-        """What the file is marked with: another one for other contents."""
+        """The digest of the data, which the file carries."""
         content = [type(self).__name__, *map(asdict, self.rows)]
         return hashlib.sha256(json.dumps(content, default=list).encode()).hexdigest()
 
     def is_in(self, file: Path) -> bool:
-        """Whether a file is there and shows this."""
+        """Return whether a file exists and carries this digest."""
         return file.is_file() and self.digest.encode() in file.read_bytes()
 
     def save(self, file: Path) -> None:
-        """Write the file, marked. Raises `ModuleNotFoundError` without matplotlib."""
+        """Write the file with its digest. Raises `ModuleNotFoundError` without matplotlib."""
         self.draw().savefig(file, dpi=100, metadata={"Description": self.digest, "Software": None})
 
     @abstractmethod
     def draw(self) -> Figure:
-        """Return the figure of one row or more. Raises `ModuleNotFoundError`."""
+        """Return the figure of at least one row. Raises `ModuleNotFoundError`."""
 
 
 def panels(count: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure of so many axes side by side that share their y axis."""
-    from matplotlib.figure import Figure  # no pyplot: it would look for a screen
+    """Return a figure with `count` axes side by side that share their y axis."""
+    from matplotlib.figure import Figure  # not pyplot: it would look for a display
 
     figure = Figure(figsize=(12, 6.5), layout="constrained")
     return figure, list(figure.subplots(1, count, sharey=True))
 
 
 def logarithmic(axes: Axes) -> None:
-    """Make the x axis of what is drawn logarithmic, with plain numbers that do not touch."""
+    """Make the x axis logarithmic, with plain numbers that do not overlap."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -64,7 +64,7 @@ def logarithmic(axes: Axes) -> None:
 
 
 def add_legend(figure: Figure, axes: Axes) -> None:
-    """Put the labels of what the axes show below them, in as many columns as fit."""
+    """Add a legend below the axes, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     columns = max(1, LINE // (max(map(len, labels)) + 8))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)

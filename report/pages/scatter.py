@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WAYS = {"uplink_bytes": "sent by the nodes (MB)", "downlink_bytes": "sent by the server (MB)"}
-NEAR = (4, 4)  # of a point to its number, which the legend has, in points to the right and up
-MARKERS = "osD^v<>Pp*"  # with ten colours, which go round at another pace: a hundred looks
+NEAR = (4, 4)  # offset of a marker's number (as in the legend): typographic points right and up
+MARKERS = "osD^v<>Pp*"  # combined with ten colours they make a hundred different looks
 
 
 @dataclass(frozen=True)
 class Point:
-    """A row: its name, its accuracy in % with half of the interval, its bytes each way.
+    """A row: its label, its accuracy in % with half of the interval, its bytes in each direction.
 
-    `least`: where the picture begins, None for the lowest of all rows.
+    `least`: the start of the y axis; None: that of the lowest row.
     """
 
     label: str
@@ -46,7 +46,7 @@ class Scatter(Picture):
             logarithmic(axes)
             axes.grid(alpha=0.3)
         found[0].set_ylabel("test accuracy (%)")
-        if (least := self.rows[0].least) is not None:  # one long bar does not decide
+        if (least := self.rows[0].least) is not None:  # a long error bar must not set the range
             most = max(point.accuracy for point in self.rows)
             found[0].set_ylim(least, most + 0.1 * abs(most - least))
         add_legend(figure, found[0])

@@ -1,4 +1,4 @@
-"""Courses of kept runs: a table's rows as curves over rounds, and over what the nodes sent."""
+"""Learning curves of stored runs: a table's rows over rounds, and over the uplink's bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACROSS = ("round", "uplink_bytes")  # the panels' x axes; the second is logarith
 
 @dataclass(frozen=True)
 class Trace:
-    """A row: its name, which y is drawn from where on, and a curve for each of `ACROSS`."""
+    """A row: its label, its y, the start of the y axis, and a curve for each of `ACROSS`."""
 
     label: str
     y: str
