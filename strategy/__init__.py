@@ -1,4 +1,4 @@
-"""What runs on the server: the ServerApp, one file a training scheme, and the run's records."""
+"""The server: the ServerApp, the strategies (one file each), and the run's records."""
 
 from task.stdlib_collision import avoid_stdlib_collision
 

@@ -1,4 +1,4 @@
-"""Means of many updates: sparse ones, and BatchNorm's running statistics, which are values."""
+"""The mean of sparse updates, and the mix of BatchNorm's running statistics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from compression.decoder import quiet
 from compression.scatter import add_at
 from strategy.robust_aggregation import RobustMean
 
-_SORTED = 32  # a set below 1 / 32 of all entries is sorted; a larger one is marked and collected
+_SORTED = 32  # below 1 / 32 of all entries, sorting indices is faster than marking them
 
 
 @dataclass
 class MeanState:
-    """A sum under way: float32 (n,), the sets of indices in it, whether it is dense, its weight."""
+    """A sum under way: `sum` float32 (n,), the index sets in it, whether one was dense, weight."""
 
     sum: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     sets: list[NDArray[np.uint32]] = field(default_factory=list)
@@ -29,9 +29,9 @@ class MeanState:
 
 
 class SparseMean:
-    """Adds updates of n entries up; what a worker did not send counts as 0.
+    """The weighted mean of updates of n entries; an entry that a node did not send counts as 0.
 
-    Memory: five bytes an entry, whatever the number of workers.
+    Memory: five bytes for each of the n entries, whatever the number of nodes.
     """
 
     def __init__(self, size: int, state: MeanState | None = None) -> None:
@@ -43,7 +43,7 @@ class SparseMean:
 
     @quiet
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
-        """Add `weight` times an update: (k,) at strictly increasing `indices`, (n,) for None."""
+        """Add `weight` times an update: float32 (k,) at increasing `indices`, (n,) for None."""
         self._state.weight += weight
         values = values if weight == 1.0 else values * np.float32(weight)
         if indices is None:
@@ -55,7 +55,7 @@ class SparseMean:
 
     @quiet
     def take(self) -> tuple[Indices | None, Vector]:
-        """Return the mean, at the union of the sets added (None: everywhere), and start anew."""
+        """Return the mean at the union of the added indices (None: all), and start again."""
         state = self._state
         weight = np.float32(state.weight)
         union = None if state.dense else self._union()
@@ -69,7 +69,7 @@ class SparseMean:
         return union, values
 
     def _union(self) -> Indices | None:
-        """Return all indices added, each once, increasing; None if that is every entry."""
+        """Return all added indices, each once, increasing; None if they are all entries."""
         if len(self._state.sets) == 1:
             union = self._state.sets[0]
         elif sum(map(len, self._state.sets)) * _SORTED < len(self._sum):
@@ -87,7 +87,11 @@ Shares = NDArray[np.float32] | np.float32 | float
 
 @dataclass
 class MixState:
-    """A mix under way: what was reported, by shares (s,), their weight, and its bounds (s,)."""
+    """A mix of s statistics under way.
+
+    `sum`: the sum of weight * share * report, (s,). `shares`: that of weight * share, (s,).
+    `weight`: that of the weights. `low`, `high`: the smallest and largest reports, (s,).
+    """
 
     sum: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     shares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -103,15 +107,15 @@ class MixState:
 
 
 class StatisticsMix:
-    """A convex mix of what is there and what nodes report, each with its share.
+    """A convex mix of the model's running statistics and those that nodes report.
 
-    x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in 0..1: never beyond
-    the smallest and the largest of x and the reports, whatever optimiser steps the parameters. (A
-    stale difference added, or one times a momentum, can lead a variance below 0, and the model to
-    NaN.) The statistics are the last entries of a model.
+    x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in 0..1. The result
+    is never beyond the smallest and the largest of x and the reports, whatever optimiser steps the
+    parameters. (Adding a stale difference, or one times a momentum, can make a variance negative,
+    and then the model's outputs NaN.) The statistics are the last entries of a model's vector.
 
-    `kind`: "median" or "trimmed" take that of each entry of (1 - a_i) x + a_i s_i in place of the
-    mean, whatever the weights, with `trim` as `RobustMean`.
+    `kind`: "median" or "trimmed" take the median or trimmed mean (with `trim`, as `RobustMean`) of
+    (1 - a_i) x + a_i s_i for each entry, whatever the weights.
     """
 
     def __init__(
@@ -138,9 +142,9 @@ class StatisticsMix:
         return model[self.trained :]
 
     def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
-        """Return an update's trained part, indices (None: all) and values, and its statistics.
+        """Return an update's trained part, as indices (None: all) and values, and its statistics.
 
-        Raises `PayloadError` if some of these are missing, or a variance is below 0.
+        Raises `PayloadError` if the update lacks statistics, or a variance is below 0.
         """
         indices, values = update.indices, update.values
         if not self.size:
@@ -153,7 +157,7 @@ class StatisticsMix:
         return None if indices is None else indices[:cut], values[:cut], statistics
 
     def add(self, statistics: Vector, share: Shares = 1.0, weight: float = 1.0) -> None:
-        """Add what a node reports, (s,), by its share, one or (s,), and its weight in the mean."""
+        """Add a node's report, (s,), with its share, a number or (s,), and weight in the mean."""
         if not self.size:
             return
         part = np.minimum(np.asarray(share, dtype=np.float64), 1.0)
@@ -170,9 +174,9 @@ class StatisticsMix:
     def joined(
         self, indices: Indices | None, values: Vector, there: Vector
     ) -> tuple[Indices | None, Vector]:
-        """Return a step's trained part with the new statistics at its end; begin anew.
+        """Return a step's trained part with the new statistics appended; start again.
 
-        `there`: the model of which they are the last entries.
+        `there`: the current model, float32 (n,), of which the statistics are the last entries.
         """
         if not self.size:
             return indices, values
@@ -180,7 +184,8 @@ class StatisticsMix:
         state = self._state
         mixed = self._mixed(now)
         low, high = np.minimum(state.low, now), np.maximum(state.high, now)
-        statistics = np.clip(mixed.astype(np.float32), low, high)  # but for rounding it is there
+        # The mix is convex, but rounding to float32 can leave its bounds.
+        statistics = np.clip(mixed.astype(np.float32), low, high)
         state.begin(self.size)
         if indices is None and len(values) != self.trained:
             raise ValueError(f"{len(values)} values for {self.trained} parameters")

@@ -35,14 +35,15 @@ def main(grid: Grid, context: Context) -> None:
     """Run the configured strategy over the grid's nodes."""
     mark_warnings()
     config = load_config(context.run_config, count_nodes(grid))
-    check_target("partition", config.partition)  # in one line, before every node refuses it
+    check_target("partition", config.partition)  # one line here, before every node refuses it
     lasting = grid if isinstance(grid, CheckpointedGrid) else None
-    most = config.nodes if context.run_config.get("config") else None  # else nobody has said
+    # Plain `flwr run` takes the nodes that are online; any other run has said how many.
+    most = config.nodes if context.run_config.get("config") else None
     nodes = None if lasting else MembershipGrid(bundled(grid), grid.run.run_id, most)
     grid = OrderedGrid(nodes or grid)
     if grid.virtual_seconds is None:
         expect_real_time(config)
-        # of `flwr run` alone: the engines start a SuperLink themselves, or are given one
+        # Only for `flwr run`: the engines start a SuperLink themselves, or are given one.
         if not context.run_config.get("config") and (line := older_superlink()):
             log.warning("%s", line)
     configure_process()
@@ -59,31 +60,34 @@ def main(grid: Grid, context: Context) -> None:
     try:
         with stopping if keeper.keeps else nullcontext():
             run.start()
-    except PayloadError as error:  # what has been learned is kept, and why there is no more of it
+    except PayloadError as error:  # write the last model, and why the run stopped
         run.finish(stopped=str(error))
         raise
-    except BaseException as error:  # a signal, too: at once, nobody waits for a measurement
-        with suppress(OSError):  # no room: the model that was kept last is there
+    except BaseException as error:  # signals too: end at once, without an evaluation
+        with suppress(OSError):  # a full disk: an earlier `model.safetensors` stays
             run.finish(stopped=why(error, wanted=stopping.wanted), measure=False)
-        stopping.go()  # what has waited so far ends the process as it would have
+        stopping.go()  # a signal that was held back now ends the process
         raise
     run.finish()
     forget(folder)
-    stopping.go()  # a sweep, say, whose next run is not to begin
+    stopping.go()  # a held signal also ends a sweep before its next run
 
 
 def mark_warnings() -> None:
-    """Say whose warnings are where nobody shows them: who follows the run's log looks for that."""
-    if not log.hasHandlers():  # a process of Flower's, whose output is the log
+    """Print EdgeWire's warnings with level and logger name if no handler shows them.
+
+    `launch.control` looks for that prefix in the run's log.
+    """
+    if not log.hasHandlers():  # a process that Flower started; its output is the run's log
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
         log.addHandler(handler)
 
 
 def why(error: BaseException, *, wanted: bool = False) -> str:
-    """Return in a line why a run has ended: "interrupted" where somebody wanted it to.
+    """Return in one line why a run ended: "interrupted" if a user or a signal stopped it.
 
-    `wanted`: somebody has said so, and it was held back; what then fails may be of the same cause.
+    `wanted`: a stop was requested and held back; a later failure may have the same cause.
     """
     if not isinstance(error, Exception) or wanted or was_stopped(error):
         return "interrupted"

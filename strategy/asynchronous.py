@@ -1,4 +1,4 @@
-"""The asynchronous parameter server: each update is applied as it arrives, by its staleness."""
+"""The asynchronous parameter server: it applies each update on arrival, scaled by staleness."""
 
 from __future__ import annotations
 
@@ -58,9 +58,12 @@ SOME = Layout(("weight",), ((2, 2),), ("float32",))  # enough to see who keeps a
 
 @dataclass
 class PushesState(ServerState):
-    """`done`: pushes; `flight`: messages under way by their ids, in the order of sending; `losses`
-    with their weights, and `stale`ness, since the last record; `looked`: when to look for new
-    nodes; `buffered`: updates in `mean` and `mix`; `now`: when the state was what it is.
+    """The state of an asynchronous run, as a checkpoint holds it.
+
+    `done`: pushes so far. `flight`: messages under way by message id, in the order of sending.
+    `losses`: (loss, weight) of each update since the last record; `stale`: their staleness.
+    `looked`: the next moment to look for new nodes. `buffered`: updates in `mean` and `mix`.
+    `now`: the moment of this state.
     """
 
     done: int = 0
@@ -84,24 +87,26 @@ class PushesState(ServerState):
 
 
 class Asynchronous(ParameterServer):
-    """A node gets the newest model, and is waited for by nobody; its update is applied at once.
+    """Send each node the newest model and apply its update on arrival, without waiting for others.
 
-    x = x - rate * factor * update, where `staleness` gives the factor: ASGD, Comp-ASGD and AdaComp
-    (Hardy, Le Merrer, Sericola 2017, Algorithms 1 and 2). An update is a gradient, at the run's lr,
-    or a delta (`update="delta"`), at `server_lr`. `mix`: x = (1 - a) x + a (the node's model), a =
-    server_lr * factor (FedAsync, Xie et al. 2019, Algorithm 1). `proximal_mu`: its rho, of the
-    nodes' pull towards the model that they were sent, rho / 2 |x - x_sent|^2. `buffer` K > 1: K
-    updates make one step with their mean (FedBuff, Nguyen et al. 2022, Algorithm 1); staleness then
-    counts steps, and what is left in the buffer at the end is not applied. At most `in_flight`
-    messages are with a node at a time: it need not wait for the server. With a `downlink` codec a
-    node gets what has changed since the version that it was last known to have; what encoding
-    loses stays in that difference.
+    The step is x = x - rate * factor * update; `staleness` gives the factor. This covers ASGD,
+    Comp-ASGD and AdaComp (Hardy, Le Merrer, Sericola 2017, Algorithms 1 and 2). An update is a
+    gradient, applied at the run's lr, or a delta (`update="delta"`), applied at `server_lr`.
 
-    `most`: a node that has been sent so many times as many messages as is usual rests: who answers
-    at once would else make the model alone.
+    `mix`: x = (1 - a) x + a (the node's model), with a = server_lr * factor (FedAsync, Xie et al.
+    2019, Algorithm 1). `proximal_mu` is rho in FedAsync's local loss: each node adds
+    rho / 2 |x - x_sent|^2 to its loss, where x_sent is the model that it received. `buffer` K > 1:
+    the server takes one step with the mean of K updates (FedBuff, Nguyen et al. 2022, Algorithm 1).
+    Staleness then counts steps, and the server drops what is in the buffer at the end.
 
-    The run ends after `pushes` replies, used or not. Every `record_every` the model is handed to
-    `evaluate_fn`. A node that does not answer within the time-out is sent a message anew.
+    `in_flight`: the most messages under way to one node; above 1 a node need not wait for the
+    server. With a `downlink` codec a node gets the difference between the newest model and the
+    version that the server knows it to have; the next difference includes what encoding lost.
+    `most`: a node rests once the server has sent it more than `most` times the median number of
+    messages. Otherwise a node that answers at once would train the model alone.
+
+    The run ends after `pushes` replies, used or not. `evaluate_fn` gets the model after every
+    `record_every` pushes. The server sends a new message to a node that misses the time-out.
     """
 
     unit = "PUSH"
@@ -151,11 +156,14 @@ class Asynchronous(ParameterServer):
 
     @property
     def done(self) -> int:
-        """How many pushes there were."""
+        """The number of pushes so far."""
         return self.state.done
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Give up what is under way: all nodes count as new, and are sent the model."""
+        """Give up messages under way: all nodes count as new, and the server sends them the model.
+
+        `back`: nodes that go back to the server's checkpoint with it.
+        """
         state = self.state
         state.flight.clear()
         state.late.messages.clear()
@@ -179,10 +187,10 @@ class Asynchronous(ParameterServer):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run until `pushes` replies are there; arguments and result as `Strategy.start`.
+        """Run until `pushes` replies have arrived; arguments and result as `Strategy.start`.
 
-        `num_rounds` is not used. `timeout`: seconds for one message. `train_config["lr"]` is read
-        anew for every message.
+        `num_rounds` is not used. `timeout`: seconds for one message. Every message reads
+        `train_config["lr"]` again, so `evaluate_fn` may change it.
         """
         goes_on = self._begin()
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
@@ -211,17 +219,17 @@ class Sent(NamedTuple):
 
     node: int
     number: int  # among the node's messages
-    when: float  # a moment of the grid's `now`
+    when: float  # when it was sent, by the grid's `now`
     version: int  # of the model in it
-    seen: Seen | None  # of the staleness policy
-    model: NDArray[np.float32] | None  # that the node got, if it is to be mixed
-    statistics: NDArray[np.float32]  # of the model at that time
+    seen: Seen | None  # what the staleness policy remembers of this moment
+    model: NDArray[np.float32] | None  # the model that the node got; None without `mix`
+    statistics: NDArray[np.float32]  # BatchNorm's, of the model at this moment
 
 
 class Pushes:
-    """What `Asynchronous` does reply by reply; all that it has come to is in `state`.
+    """The work of `Asynchronous`, reply by reply; `state` holds all that a checkpoint needs.
 
-    `config` holds the run's rate, "lr", which may change.
+    `config` holds the run's learning rate, "lr", which may change during the run.
     """
 
     def __init__(
@@ -235,7 +243,8 @@ class Pushes:
     ) -> None:
         self._strategy, self._grid, self._state = strategy, grid, state
         self._timeout, self._config = timeout, config
-        if state.replica and grid.virtual_seconds is None:  # real moments are of another process
+        # A resumed run has another clock than the process that saved its moments.
+        if state.replica and grid.virtual_seconds is None:
             self._shift(grid.now - state.now)
         self._replica, self.layout = Replica.of(SGD(), initial_arrays, state.replica)
         self._whole = StepLogSync(self._replica, self.layout, follow=False)
@@ -264,7 +273,7 @@ class Pushes:
         self._staleness.start(self.layout.size, state.counted)
 
     def _shift(self, by: float) -> None:
-        """Move all moments."""
+        """Add `by` seconds to all saved moments."""
         flight = self._state.flight
         for message_id, sent in flight.items():
             flight[message_id] = sent._replace(when=sent.when + by)
@@ -281,13 +290,13 @@ class Pushes:
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The newest model as one flat vector, which the next turn changes, and what is beside."""
+        """The newest model as one flat vector, which the next turn changes, and native tensors."""
         return with_natives(flat_record(self.model), self.natives.arrays)
 
     def turn(self, record: Callable[[int], None]) -> bool:
-        """Take the next replies, each with a message sent anew; `record` is called when it is time.
+        """Take the next replies and send a new message for each; call `record` when it is due.
 
-        Return False if nothing can happen any more.
+        Return False if no node is left and none will join.
         """
         state, strategy = self._state, self._strategy
         self._greet()
@@ -301,7 +310,7 @@ class Pushes:
             return False
         for reply in replies:
             sent = state.flight.pop(reply.metadata.reply_to_message_id)
-            if state.late.messages:  # else there is nobody to whom it matters
+            if state.late.messages:  # only stragglers need to know what a node has answered
                 self._late.answered(sent.node, sent.number)
             state.done += 1
             self._receive(sent, reply)
@@ -317,9 +326,9 @@ class Pushes:
         return True
 
     def _greet(self) -> None:
-        """Send the model to nodes that are new, and again to those that did not answer in time."""
+        """Send the model to new nodes, and again to those that did not answer in time."""
         state, grid = self._state, self._grid
-        while state.flight:
+        while state.flight:  # in the order of sending: the first message is the oldest
             message_id, sent = next(iter(state.flight.items()))
             if sent.when + self._timeout > grid.now:
                 break
@@ -342,7 +351,7 @@ class Pushes:
             state.looked = grid.next_look
 
     def _forget(self, nodes: set[int]) -> None:
-        """Forget nodes that are gone, and what they were sent."""
+        """Forget nodes that are gone, and the messages to them."""
         state = self._state
         screens = self._screen, self._screen_of_statistics, self.natives
         for each in (self._late, *screens, self._strategy, self._turns):
@@ -350,14 +359,17 @@ class Pushes:
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
 
     def _useless(self, node: int, reason: str) -> None:
-        """Count a message that brought nothing; the run ends when for long no node's has."""
+        """Count a message without a useful reply.
+
+        Raises `PayloadError` if the last `MAX_CONSECUTIVE_FAILURES` messages of every node were.
+        """
         self._strategy.fail(node, reason)
         if self._turns.useless(node):
             count = f"{MAX_CONSECUTIVE_FAILURES} updates of every node in a row"
             raise PayloadError(f"{count} were of no use: {reason}")
 
     def _deadline(self) -> float:
-        """Return when to look again, if no reply comes before."""
+        """Return the moment at which to look again if no reply arrives before it."""
         oldest = next(iter(self._state.flight.values()), None)
         return min(self._state.looked, math.inf if oldest is None else oldest.when + self._timeout)
 
@@ -383,20 +395,20 @@ class Pushes:
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 
     def _offer(self, downlink: DeltaSync) -> None:
-        """Give the newest model to a downlink of differences."""
+        """Give the newest model to a downlink that sends differences."""
         if downlink.crowded(len(self._turns)):
             downlink.tidy(self._dialogue.ledger.held)
         model = Model(self._replica.model)
         downlink.offer(model, form_of_updates(self.layout), named=False)
 
     def _received(self, parcel: ModelUpdate) -> Vector:
-        """Return the model that a node has once it has got a parcel."""
+        """Return the model, float32 (n,), that a node has after it has received a parcel."""
         if parcel.received is not None:
             return parcel.received.vector
         return decode_update(parcel.arrays[MODEL].data, self.layout).dense()
 
     def _receive(self, sent: Sent, reply: Message) -> None:
-        """Apply a reply, or say why not."""
+        """Apply a reply, or count it as a failure and log the reason."""
         try:
             update, metrics, natives = self._dialogue.read(reply, sent.node, sent.number, [LOSS])
             self._apply(sent, update, natives)
@@ -410,7 +422,10 @@ class Pushes:
 
     @quiet
     def _apply(self, sent: Sent, update: Update, natives: Arrays) -> None:
-        """Take the step. Raises `PayloadError` if it would leave float32: the model stays."""
+        """Take the step, or add to the buffer.
+
+        Raises `PayloadError` if the model would leave float32's range; the model does not change.
+        """
         state, strategy = self._state, self._strategy
         stale = self._replica.version - sent.version
         rate = self._lr if strategy.rate is None else strategy.rate
@@ -423,9 +438,11 @@ class Pushes:
         part = self._screen.clip_factor(sent.node, length(values), model, rate)
         if part < 1:
             values = values * np.float32(part)
+        # FedAsync, Algorithm 1: x_t = (1 - a) x_(t-1) + a x_new = x_(t-1) - a (x_(t-1) - x_new).
         if sent.model is not None:
             indices, values = None, self._towards(sent.model, indices, values)
         touched = None if indices is None else update.indices
+        # AdaComp has one factor an entry; those of BatchNorm's statistics are its last entries.
         factor = self._staleness.factor(stale, sent.seen, touched)
         share: Vector | np.float32 = factor
         every = factor
@@ -438,7 +455,7 @@ class Pushes:
         self._statistics.add(statistics, share * of_rate)
         if natives:
             self.natives.add(natives, part * of_rate * mean_of(every))
-        if strategy.buffer > 1:
+        if strategy.buffer > 1:  # FedBuff, Algorithm 1: no step until the buffer holds K updates
             self._mean.add(indices, values)
             state.buffered += 1
             if state.buffered < strategy.buffer:
@@ -459,14 +476,14 @@ class Pushes:
             raise PayloadError("its update is beyond float32")
 
     def _towards(self, model: Vector, indices: Indices | None, values: Vector) -> Vector:
-        """Return x less the node's own model, what it trains: mixing subtracts a share of it."""
+        """Return x minus the node's model, trained entries only, of which mixing takes a share."""
         size = self._statistics.trained
         trained = model[:size].copy()
         trained[slice(None) if indices is None else indices] -= values
         return cast(Vector, self._replica.model[:size] - trained)
 
     def _sum_up(self) -> None:
-        """Set `train_metrics` to the means since the last record."""
+        """Set `train_metrics` to the mean loss and staleness since the last record."""
         state = self._state
         state.train_metrics = None
         if state.losses:

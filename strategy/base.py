@@ -1,4 +1,4 @@
-"""What our own strategies share: counters, whom they leave out, no evaluation at the nodes."""
+"""The base class of EdgeWire's strategies: traffic counters, state as bytes, failed nodes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from conf import Config, ConfigError
 from strategy.run.serialization import PLAIN, from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
-STEP_MESSAGE = "train.step"  # the type of their messages
-MAX_CONSECUTIVE_FAILURES = 20  # replies in a row of every node, not one of use: the run ends
+STEP_MESSAGE = "train.step"  # the message type of these strategies
+MAX_CONSECUTIVE_FAILURES = 20  # the run ends after so many unusable replies in a row of every node
 FREE = (
     "state",
     "initial",
@@ -40,7 +40,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 @dataclass
 class ServerState:
-    """What every server of ours has come to: counters, and why each node was left out last."""
+    """The state of every EdgeWire server: counters, and each node's last failure reason."""
 
     traffic: Traffic = field(default_factory=Traffic)
     train_metrics: dict[str, float] | None = None
@@ -50,16 +50,16 @@ class ServerState:
 class ParameterServer(Strategy):
     """A server whose nodes send updates of its model.
 
-    `update`: "gradient" of one mini-batch, applied at the run's lr, or "delta": what local steps
-    changed, with the sign of a gradient, applied at `server_lr`. Raises `ValueError` for others.
+    `update`: "gradient" of one mini-batch, applied at the run's lr, or "delta": the model before
+    local steps minus the model after them, applied at `server_lr`. Raises `ValueError` for others.
 
-    All that a run has come to is in `state`, which `save` returns as bytes between two turns (when
-    `after_turn` is called); a strategy of the same options that has taken them by `load` goes on
-    from there when it is started, over a grid on which the same messages are still under way.
+    `state` holds the whole state of a run. `save` returns it as bytes between two turns, when the
+    strategy calls `after_turn`. After `load`, a strategy with the same options resumes at that
+    point; its grid must still have the same messages under way.
     """
 
-    unit = "ROUND"  # what a run is counted in
-    sends_models = True  # both ways; else what they are of
+    unit = "ROUND"  # of progress, for the log
+    sends_models = True  # whole models or their updates, both ways
     State: ClassVar[type[ServerState]]
     state: ServerState
     record_every = 1  # units from one evaluation to the next
@@ -77,29 +77,29 @@ class ParameterServer(Strategy):
         self.initial: Initial | None = None  # native tensors of the model that is trained
         self.evaluate_metrics: MetricRecord | None = None
         self.after_turn: Callable[[], None] | None = None
-        self._goes_on = False  # with a state that was loaded
+        self._goes_on = False  # whether `start` resumes a loaded state
 
     @property
     def traffic(self) -> Traffic:
-        """What has crossed the network so far."""
+        """The bytes and messages that have crossed the network so far."""
         return self.state.traffic
 
     @property
     def train_metrics(self) -> dict[str, float] | None:
-        """What the nodes have reported last; None if not one answered."""
+        """The nodes' last metrics; None if no node has answered."""
         return self.state.train_metrics
 
     @property
     @abstractmethod
     def done(self) -> int:
-        """How many units are through."""
+        """The number of units (rounds, pushes, mini-batches) so far."""
 
     @abstractmethod
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Give up what is under way: nobody will answer it, and nodes are sent messages anew.
+        """Give up the messages under way, which no node will answer, and plan new ones.
 
-        For a state that is older than what nodes have: they get the model whole, but those that go
-        `back` with the server.
+        A resumed server calls this if its state may be older than the nodes' state. Nodes then get
+        the whole model, except the nodes in `back`, which return to the same checkpoint.
         """
 
     def save(self) -> bytes:
@@ -107,14 +107,14 @@ class ParameterServer(Strategy):
         return to_bytes(self.state, self._options())
 
     def load(self, data: bytes) -> None:
-        """Take a state with which the next `start` goes on.
+        """Take a saved state; the next `start` resumes from it.
 
-        Raises `StateError` for another's, or one that was saved with other options.
+        Raises `StateError` for a state of another strategy, or one saved with other options.
         """
         self.state, self._goes_on = from_bytes(self.State, data, self._options()), True
 
     def _options(self) -> dict[str, str]:
-        """Return the options that a state is bound to; how long a run is is none of them."""
+        """Return the options that a state is bound to; the length of the run is not among them."""
         found = {}
         for name, value in vars(self).items():
             if name in FREE or name.startswith("_"):
@@ -124,7 +124,7 @@ class ParameterServer(Strategy):
         return found
 
     def _begin(self) -> bool:
-        """Begin a run, with an empty state unless one was loaded; return whether it goes on."""
+        """Begin a run, with an empty state unless one was loaded; return whether it resumes."""
         FLOWER.info("Starting %s strategy:", type(self).__name__)
         self.summary()
         goes_on, self._goes_on = self._goes_on, False
@@ -138,18 +138,18 @@ class ParameterServer(Strategy):
             self.state.reasons.pop(node, None)
 
     def _turned(self) -> None:
-        """Say that a turn is over: all that has come is in the state."""
+        """Call `after_turn` at the end of a turn: the state is complete and can be saved."""
         if self.after_turn is not None:
             self.after_turn()
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""
+        """Raise `ConfigError`, one line, for options that this strategy does not support."""
         self._expect_recorded(config.eval_every)
         if self.update == "gradient":
             self._expect_no_steps(config)
 
     def _expect_recorded(self, eval_every: int) -> None:
-        """Refuse records between which an evaluation would fall out."""
+        """Raise `ConfigError` unless every evaluation falls on a record."""
         if eval_every % self.record_every:
             raise ConfigError(
                 f"eval_every={eval_every} must be a multiple of "
@@ -157,7 +157,7 @@ class ParameterServer(Strategy):
             )
 
     def _expect_no_steps(self, config: Config) -> None:
-        """Refuse what a node that sends the gradient of one mini-batch would not heed."""
+        """Raise `ConfigError` for options that only local steps use: a gradient node takes none."""
         for key, value, alone in (
             ("local_steps", config.local_steps, None),
             ("local_epochs", config.local_epochs, 1),
@@ -182,42 +182,42 @@ class ParameterServer(Strategy):
         arrays: ArrayRecord,
         result: Result,
     ) -> None:
-        """Hand over the model; keep what it gave, and log it as Flower's own strategies do."""
+        """Call `evaluate_fn`; keep its metrics and log them as Flower's own strategies do."""
         metrics = evaluate_fn(done, arrays) if evaluate_fn else None
         if metrics:
             result.evaluate_metrics_serverapp[done] = metrics
             FLOWER.info("[%s %d/%d] %s", self.unit, done, of, metrics)
 
     def fail(self, node: int, reason: str, when: str = "") -> None:
-        """Count a reply that was not used; name it, `when` first, if the reason is a new one."""
+        """Count an unused reply; log node and reason, after `when`, if the reason is new."""
         self.traffic.failures += 1
         reason = in_one_line(reason)
-        if self.state.reasons.get(node) != reason:  # once, not at every one of 100,000 messages
+        if self.state.reasons.get(node) != reason:  # one line, not one for each of 100,000 messages
             self.state.reasons[node] = reason
             log.warning("%snode %d left out: %s", when, node, reason)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """`start` does it all."""
+        """Return no messages: `start` makes its own."""
         return []
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """`start` does it all."""
+        """Return nothing: `start` aggregates by itself."""
         return None, None
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing is evaluated at the nodes."""
+        """Return nothing: the nodes do not evaluate."""
         return None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing is evaluated at the nodes."""
+        """Return no messages: the nodes do not evaluate."""
         return []
 
 

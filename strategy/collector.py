@@ -1,4 +1,4 @@
-"""One round's messages out, the replies in: until enough are there, or the time is up."""
+"""Send one round's messages and collect replies until there are enough, or the time is up."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from flwr.app import Message
 from compression.flower.timeouts import AdaptiveTimeout, Slowest
 from strategy.ordered_grid import OrderedGrid
 
-LEAST = 4  # so many are left alone
+LEAST = 4  # stragglers that wait without a look for their replies
 
 
 @dataclass
 class StragglersState:
-    """`messages`: their nodes, their numbers; `answered`: node -> the number of its last answered
-    message; `most`: of messages, before they are looked for.
+    """The state of `Stragglers`.
+
+    `messages`: message id -> (node, number of the message among the node's). `answered`: node ->
+    the number of its last answered message. `most`: the number of messages above which `Stragglers`
+    looks for their replies.
     """
 
     messages: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -25,11 +28,12 @@ class StragglersState:
 
 
 class Stragglers:
-    """Keeps these messages until they are answered after all, or will not be any more.
+    """Keeps late messages until their replies arrive, or can no longer arrive.
 
-    Their replies are of no use, but fetched, so that nobody keeps them: each time a quarter more
-    are late than were left the last time. (A node's next message tells it what was not applied.) A
-    node answers in order: what it owes from before its last reply is lost.
+    A late reply is not applied; the node's next message tells it so. This class still fetches the
+    replies, so that the SuperLink does not keep them: whenever there are a quarter more late
+    messages than were left the last time. A node answers in order, so a message older than the last
+    one that it answered is lost.
     """
 
     def __init__(self, grid: OrderedGrid, state: StragglersState | None = None) -> None:
@@ -44,21 +48,21 @@ class Stragglers:
         self._state.answered[node] = max(number, self._state.answered.get(node, 0))
 
     def add(self, message_id: str, node: int, number: int) -> None:
-        """Take a message of a node, whose numbers increase."""
+        """Add a late message to a node; the numbers of one node's messages increase."""
         self._state.messages[message_id] = node, number
         if len(self._state.messages) > self._state.most:
             self.clear()
             self._state.most = max(LEAST, 5 * len(self._state.messages) // 4)
 
     def forget(self, nodes: set[int]) -> None:
-        """Forget nodes that are gone, and what they were sent."""
+        """Forget nodes that are gone, and the messages to them."""
         state = self._state
         state.messages = {key: sent for key, sent in state.messages.items() if sent[0] not in nodes}
         for node in nodes:
             state.answered.pop(node, None)
 
     def clear(self) -> None:
-        """Fetch what has come; forget what will come no more."""
+        """Fetch the replies that have arrived; forget messages whose replies cannot arrive."""
         for reply in self._grid.pull_before(self._state.messages, self._grid.now):
             self.answered(*self._state.messages[reply.metadata.reply_to_message_id])
         self._state.messages = {
@@ -68,13 +72,15 @@ class Stragglers:
         }
 
 
-LONGEST = 8  # rounds from one that a node has not answered to the next in which it is asked
+LONGEST = 8  # the longest backoff, in rounds, of a node that does not answer
 
 
 @dataclass
 class RoundCollectorState:
-    """`missed`: node -> rounds in a row without its reply; `again`: node -> the round in which it
-    may be asked again.
+    """The state of `RoundCollector`.
+
+    `missed`: node -> rounds in a row without its reply. `again`: node -> the first round in which
+    the server may ask it again.
     """
 
     round: int = 0
@@ -84,11 +90,11 @@ class RoundCollectorState:
 
 
 class RoundCollector:
-    """Sends over a grid and collects; a reply that comes too late is taken and thrown away.
+    """Sends a round's messages over a grid and collects the replies; drops those that come late.
 
-    Backup workers (Chen et al. 2016, "Revisiting distributed synchronous SGD"): with a quorum the
-    slowest do not hold a round up. What they sent is not lost for methods with a memory: their
-    next message says that it was not applied.
+    Backup workers (Chen et al. 2016, "Revisiting distributed synchronous SGD"): with a quorum, the
+    slowest nodes do not delay a round. A codec with a residual does not lose a late update: the
+    node's next message says that it was not applied, and the node puts it back.
     """
 
     def __init__(self, grid: OrderedGrid, state: RoundCollectorState | None = None) -> None:
@@ -96,24 +102,24 @@ class RoundCollector:
         self._state = RoundCollectorState() if state is None else state
         self._late = Stragglers(grid, self._state.late)
         self._slowest = Slowest()
-        self.time_was_up = False  # in the last round: else those that are missing were too many
+        self.time_was_up = False  # whether the last round ended by time-out, not by its quorum
 
     def resting(self) -> set[int]:
-        """Return the nodes not to be asked in the coming round.
+        """Return the nodes that the server must not ask in the coming round.
 
-        A node that has not answered is asked again in the next round; after m rounds in a row in
-        which it has not, in the m-th after (8 at most): who is always late does not drown in them.
+        Backoff: after m rounds in a row without an answer the server asks a node again m rounds
+        later, at most `LONGEST`. A node that is always late thus does not collect unread messages.
         """
         return {node for node, when in self._state.again.items() if when > self._state.round + 1}
 
     def __call__(self, messages: list[Message], quorum: int, timeout: float) -> dict[int, Message]:
-        """Return the replies by node: all, or those there once `quorum` of them are no errors.
+        """Return the replies by node: all, or those that arrived until `quorum` were no errors.
 
-        `timeout`: seconds, virtual ones on a local grid.
+        `timeout`: seconds; on a local grid, of virtual time.
         """
         grid = self._grid
         patience = AdaptiveTimeout(grid, timeout, len(messages), self._slowest)
-        ids = list(grid.push_messages(messages, timeout))  # none is handed out any later
+        ids = list(grid.push_messages(messages, timeout))  # as TTL: no node gets one after it
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
         replies, good = dict[int, Message](), 0
         while waiting and good < quorum:
@@ -139,7 +145,7 @@ class RoundCollector:
             self._state.again.pop(node, None)
 
     def _remember(self, waiting: dict[str, int], answered: set[int]) -> None:
-        """Note who owes a reply, and who does no more."""
+        """Note which nodes owe a reply, and which no longer do."""
         for node in answered:
             self._late.answered(node, self._state.round)
             self._state.missed.pop(node, None)

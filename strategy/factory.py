@@ -1,4 +1,4 @@
-"""The configured scheme: one of ours, or one of Flower's strategies over a link."""
+"""The configured strategy: one of EdgeWire's own, or one of Flower's over a compressed grid."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from task.errors import TaskError
 
 
 def screening_of(config: Config) -> Screening:
-    """Return the configured screening."""
+    """Return the configured limits on updates (`screen.*`)."""
     return Screening(**vars(config.screen))
 
 
 class CountedStrategy(Protocol):
-    """A strategy that counts what crosses the network, whatever it does.
+    """A strategy that counts the bytes which cross the network.
 
-    `initial`: the tensors beside the flat model (`compression/flower/native_tensors.py`), which
-    `start` is not given.
+    `initial`: the native tensors beside the flat model (`compression/flower/native_tensors.py`);
+    the arguments of `start` do not hold them.
     """
 
     initial: Initial | None
 
     @property
     def traffic(self) -> Traffic:
-        """What has crossed it so far."""
+        """The bytes and messages that have crossed the network so far."""
 
     @property
     def train_metrics(self) -> Mapping[str, Any] | None:
-        """The last round's, from the nodes; None if not one answered."""
+        """The last round's, from the nodes; None if no node answered."""
 
     @property
     def evaluate_metrics(self) -> Mapping[str, Any] | None:
@@ -65,17 +65,17 @@ class CountedStrategy(Protocol):
 
 
 class Checked(CountedStrategy, Protocol):
-    """A scheme of ours: it says itself what it does not go with."""
+    """One of EdgeWire's own strategies, which checks the rest of the configuration itself."""
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""
+        """Raise `ConfigError`, one line, for options that this strategy does not support."""
 
 
 def scheme_for(config: Config, data: Data) -> CountedStrategy:
-    """Return the configured scheme for a learning problem: one that cuts the model has cut it.
+    """Return the configured strategy for a data set; a pipeline strategy has cut its model.
 
-    Raises `ConfigError` as `scheme_of`, `ConfigError` or `TaskError` for a model or cuts that do
-    not go.
+    Raises `ConfigError` as `scheme_of`, and `ConfigError` or `TaskError` for a model that cannot be
+    cut, or not there.
     """
     scheme = scheme_of(config)
     if not len(data.train.labels):
@@ -98,12 +98,12 @@ def scheme_for(config: Config, data: Data) -> CountedStrategy:
 
 
 def asks_nodes(scheme: CountedStrategy) -> bool:
-    """Return whether the nodes, too, measure the model: some of Flower's strategies let them."""
+    """Return whether the nodes evaluate the model too, as some of Flower's strategies ask."""
     return isinstance(scheme, Federated) and scheme.evaluates
 
 
 def _expect_without_data(scheme: CountedStrategy, config: Config) -> None:
-    """Raise `ConfigError` for what needs samples at a server that has none."""
+    """Raise `ConfigError` for a strategy that needs samples at a server without any."""
     if isinstance(scheme, PipelineStrategy):
         raise ConfigError(
             "no photos at the server, which cuts a model by the data: put photos into its own "
@@ -117,10 +117,11 @@ def _expect_without_data(scheme: CountedStrategy, config: Config) -> None:
 
 
 def scheme_of(config: Config) -> CountedStrategy:
-    """Return the configured scheme. Raises `ConfigError` for what it does not take, or go with.
+    """Return the configured strategy.
 
-    A strategy of ours is named with `_partial_`: it does its own compression, and gets what it
-    needs for that here. Any other is one of Flower's.
+    Raises `ConfigError` for options that it does not take, and combinations it does not support.
+    The YAML files of EdgeWire's own strategies say `_partial_`: such a strategy compresses by
+    itself, and gets its codecs and the seed here. Any other strategy is one of Flower's.
     """
     made = strategy_of(config)
     downlink = downlink_of(config)
@@ -135,7 +136,7 @@ def scheme_of(config: Config) -> CountedStrategy:
 
 
 def expect_named(config: Config, layout: Layout) -> None:
-    """Raise `ConfigError` for an `exact=` that names none of a model's tensors."""
+    """Raise `ConfigError` for an `exact=` pattern that matches none of a model's tensors."""
     for group, codec in (("compression", codec_of(config)), ("downlink", downlink_of(config))):
         try:
             expect_matches(layout, codec.exact_names if codec else ())

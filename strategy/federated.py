@@ -1,4 +1,4 @@
-"""Flower's strategies over a link: a round at a time, and all that they have come to as bytes."""
+"""Flower's strategies over a compressed grid: round by round, with their state as bytes."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ METRICS = {  # of our ClientApp's replies
     "train": (LOSS, EXAMPLES, STEPS, SECONDS),
     "evaluate": (*Evaluation._fields, EXAMPLES),
 }
-LEVEL = 10.0  # times the median of a round's losses, or as small a part of it
+LEVEL = 10.0  # a loss may be the median of a round times or divided by this
 
 
 def level(replies: list[Message]) -> list[Message]:
-    """Return replies whose losses are within `LEVEL` of the median, for who weighs by them.
+    """Limit the losses in replies to median / `LEVEL` .. median * `LEVEL`; return the replies.
 
-    q-FedAvg takes a step as short as the smallest loss makes it: a loss of 0 stops the model.
+    q-FedAvg weighs nodes by their losses, and the smallest loss bounds its step: one node that
+    reports a loss of 0 would stop the model.
     """
     found = [
         (metrics, float(cast(float, metrics[LOSS])))
@@ -61,8 +62,10 @@ def level(replies: list[Message]) -> list[Message]:
 
 @dataclass
 class FederatedState:
-    """`round`: the last; `arrays`: the model after it; `kept`: what the strategy, and those that it
-    wraps, keep in their attributes.
+    """The state of a run with one of Flower's strategies, as a checkpoint holds it.
+
+    `round`: the last one. `arrays`: the model after it. `kept`: the attributes of the strategy and
+    of each strategy that it wraps.
     """
 
     traffic: Traffic = field(default_factory=Traffic)
@@ -73,13 +76,13 @@ class FederatedState:
 
 
 class Federated(StatisticsAveraging):
-    """Any of Flower's strategies over a link, its draws from (seed, round) alone.
+    """Any of Flower's strategies over a compressed grid; its draws depend on (seed, round) alone.
 
-    Flower's strategies sample nodes with Python's global generator, which other threads of a
-    process use too: it is set anew right before each round draws.
+    Flower's strategies sample nodes with Python's global generator, which other threads of the
+    process use too. This class seeds that generator right before each round draws.
 
-    `save` returns all that a run has come to between two rounds (when `after_turn` is called);
-    one of the same options that has taken it by `load` goes on from there when it is started.
+    `save` returns the whole state of a run between two rounds, when `after_turn` is called. After
+    `load`, a strategy with the same options resumes at that point.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Federated(StatisticsAveraging):
         self._uplink, self._downlink, self._seed = uplink, downlink, seed
         self._screening = screening
         self._state = FederatedState()
-        self._goes_on = False  # with a state that was loaded
+        self._goes_on = False  # whether `start` resumes a loaded state
         self.train_metrics: MetricRecord | None = None  # the last round's, from the nodes
         self.evaluate_metrics: MetricRecord | None = None
         self.after_turn: Callable[[], None] | None = None
@@ -102,23 +105,23 @@ class Federated(StatisticsAveraging):
 
     @property
     def traffic(self) -> Traffic:
-        """What has crossed the network so far."""
+        """The bytes and messages that have crossed the network so far."""
         return self._state.traffic
 
     @property
     def done(self) -> int:
-        """How many rounds are through."""
+        """The number of rounds so far."""
         return self._state.round
 
     @property
     def evaluates(self) -> bool:
-        """Whether nodes are asked to evaluate the model."""
+        """Whether the strategy asks nodes to evaluate the model."""
         return any(getattr(each, "fraction_evaluate", 0) > 0 for each in wrapped(self.strategy))
 
     def save(self) -> bytes:
         """Return the state as bytes.
 
-        Raises `TypeError`, one line, for a strategy that keeps what nobody can put into bytes.
+        Raises `TypeError`, one line, for an attribute that cannot be serialized.
         """
         self._state.kept = [attributes_of(each) for each in wrapped(self.strategy)]
         for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
@@ -126,9 +129,9 @@ class Federated(StatisticsAveraging):
         return to_bytes(self._state, self._options())
 
     def load(self, data: bytes) -> None:
-        """Take a state with which the next `start` goes on.
+        """Take a saved state; the next `start` resumes from it.
 
-        Raises `StateError` for another's, or one that was saved with other options.
+        Raises `StateError` for a state of another strategy, or one saved with other options.
         """
         self._state, self._goes_on = from_bytes(FederatedState, data, self._options()), True
         for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
@@ -136,11 +139,14 @@ class Federated(StatisticsAveraging):
                 setattr(strategy, name, value.value)
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Nothing is under way between two rounds, but nodes may have gone on."""
+        """Note that nodes outside `back` may be newer than the state.
+
+        No message is under way between two rounds.
+        """
         self._state.link.dialogue.go_back(back)
 
     def _options(self) -> dict[str, str]:
-        """Return what a state is bound to."""
+        """Return the options that a state is bound to: the strategy's class, and wrapped ones."""
         return {"strategy": " of ".join(type(each).__name__ for each in wrapped(self.strategy))}
 
     def start(
@@ -198,7 +204,7 @@ class Federated(StatisticsAveraging):
         evaluate_config: ConfigRecord,
         result: Result,
     ) -> None:
-        """Do a round, its parts in the order of Flower's own `Strategy.start`."""
+        """Run one round, its parts in the order of Flower's own `Strategy.start`."""
         number, arrays = self._state.round + 1, self._state.arrays.value
         messages = self.configure_train(number, arrays, train_config, link)
         replies = link.send_and_receive(messages, timeout=timeout)
@@ -214,7 +220,7 @@ class Federated(StatisticsAveraging):
         self._state.round, self._state.arrays = number, Tagged(arrays)
 
     def _measure(self, evaluate_fn: EvaluateFn | None, of: int, result: Result) -> None:
-        """Hand the model over; keep what it gave."""
+        """Call `evaluate_fn` with the newest model; keep its metrics and log them."""
         done, arrays = self._state.round, self._state.arrays.value
         metrics = evaluate_fn(done, arrays) if evaluate_fn else None
         if metrics is not None:
@@ -224,21 +230,21 @@ class Federated(StatisticsAveraging):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure training after setting the generator."""
+        """Configure training after seeding the global generator."""
         random.seed(f"{self._seed} {server_round} train")
         return super().configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure evaluation after setting the generator."""
+        """Configure evaluation after seeding the global generator."""
         random.seed(f"{self._seed} {server_round} evaluate")
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate, and keep what the nodes measured."""
+        """Aggregate, and keep the nodes' training metrics."""
         if isinstance(self.strategy, QFedAvg):
             replies = level(list(replies))
         arrays, self.train_metrics = super().aggregate_train(server_round, replies)
@@ -247,18 +253,18 @@ class Federated(StatisticsAveraging):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Aggregate, and keep what the nodes measured."""
+        """Aggregate, and keep the nodes' evaluation metrics."""
         self.evaluate_metrics = super().aggregate_evaluate(server_round, replies)
         return self.evaluate_metrics
 
 
 def attributes_of(strategy: Strategy) -> dict[str, Tagged]:
-    """Return what a strategy keeps; no functions and classes, nor a strategy that it wraps."""
+    """Return a strategy's attributes, without functions, classes and wrapped strategies."""
     return {name: Tagged(value) for name, value in vars(strategy).items() if not _is_rule(value)}
 
 
 def expect_kept(name: str, kept: Mapping[str, Tagged]) -> None:
-    """Raise `TypeError`, with its name, for an attribute that cannot be put into bytes."""
+    """Raise `TypeError`, with its name, for an attribute that cannot be serialized."""
     for attribute, value in kept.items():
         try:
             told(value.value, lambda array: 0)
@@ -267,7 +273,7 @@ def expect_kept(name: str, kept: Mapping[str, Tagged]) -> None:
 
 
 def _is_rule(value: Any) -> bool:
-    """Return whether a value is one that does not change: how things are done, not what is."""
+    """Return whether a value is code or a wrapped strategy, which a state does not save."""
     if isinstance(value, partial):
         return _is_rule(value.func)
     return isroutine(value) or isinstance(value, type | Strategy)

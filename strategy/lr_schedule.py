@@ -1,4 +1,4 @@
-"""The learning rate from round to round, by torch's own schedulers."""
+"""The learning rate of each round, from torch's own schedulers."""
 
 from __future__ import annotations
 
@@ -14,43 +14,46 @@ from task.process import uncompiled
 
 
 class _Rate(torch.optim.SGD):
-    """A learning rate for a scheduler to change, of steps that others take."""
+    """An optimiser without steps: a learning rate for a scheduler to change."""
 
     def __init__(self, lr: float) -> None:
         with uncompiled():
             super().__init__([torch.zeros(1)], lr=lr)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Nothing: torch's own would import its compiler."""
+        """Do nothing: torch's own `step` would import its compiler, which takes seconds."""
 
 
 @dataclass
 class ScheduleState:
-    """What a schedule was told: steps, and the losses of one that heeds them."""
+    """What a schedule has received: the number of steps, and losses if its rates depend on them."""
 
     steps: int = 0
     losses: list[float] = field(default_factory=list)
 
 
 class Schedule:
-    """The rate all nodes use in a round; kept at the server, since plateau needs the mean loss."""
+    """The learning rate of all nodes in a round.
+
+    The server computes it, because `ReduceLROnPlateau` needs the nodes' mean loss.
+    """
 
     def __init__(self, node: Any, lr: float) -> None:
         self.state = ScheduleState()
         self._options = node
         self._optimizer = _Rate(lr)
         self._scheduler = build("schedule", node)(self._optimizer)
-        self._optimizer.step()  # a scheduler wants to come after an optimiser's first step
+        self._optimizer.step()  # torch warns if a scheduler steps before its optimiser
 
     def load(self, state: ScheduleState) -> None:
-        """Take the steps that another schedule of the same options has taken."""
+        """Repeat the steps of another schedule with the same options."""
         self.step(None, state.steps)
         for loss in state.losses:
             self.step(loss)
 
     @property
     def heeds_losses(self) -> bool:
-        """Whether rates depend on losses, and are not known before."""
+        """Whether rates depend on losses, so that they are unknown in advance."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     @property
@@ -61,8 +64,8 @@ class Schedule:
     def step(self, loss: float | None, rounds: int = 1) -> None:
         """Go on by `rounds`; `loss`: their mean training loss, None if unknown.
 
-        A plateau is of losses: however many rounds one loss is the mean of, it is looked at once.
-        Raises `ConfigError` if the schedule's numbers do not allow it.
+        `ReduceLROnPlateau` counts losses, not rounds: it takes one step with `loss`, whatever
+        `rounds` is. Raises `ConfigError` for options with which torch's scheduler cannot compute.
         """
         plateau = self.heeds_losses
         if plateau and loss is None:
@@ -81,14 +84,14 @@ class Schedule:
 
 
 class Rates:
-    """The rate of every mini-batch: all segments train on it at the same, whenever they do."""
+    """The rate of every mini-batch: all segments use the same rate, whenever they train on it."""
 
     def __init__(self, node: Any, lr: float) -> None:
         self._schedule = Schedule(node, lr)
         self._known = [self._schedule.lr]
 
     def share(self, known: list[float]) -> None:
-        """Keep the rates in a list from here on; those that are in it were given out before."""
+        """Keep the rates in the list `known` from now on; it may hold those of a resumed run."""
         while len(self._known) < len(known):
             self.of(len(self._known), known[len(self._known)])
         known[:] = self._known
@@ -97,8 +100,8 @@ class Rates:
     def of(self, number: int, newest: float) -> float:
         """Return the rate of mini-batch `number`, from 0.
 
-        `newest`: the rate as of the last record, for schedules that heed losses: a mini-batch keeps
-        the one that was the newest when it was first asked for.
+        `newest`: the rate as of the last record, for schedules that depend on losses. A mini-batch
+        keeps the rate that was the newest at the first call for it.
         """
         while len(self._known) <= number:
             if self._schedule.heeds_losses:

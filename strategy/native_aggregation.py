@@ -1,4 +1,4 @@
-"""The server's tensors beside a flat model, mixed of reports."""
+"""Native tensors at the server: a mix of the values that nodes report."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from compression.flower.server.update_filter import Screening, UpdateFilter, Upd
 
 @dataclass
 class NativeState:
-    """Tensors by name as they are now, and as nodes have reported them since, with their shares and
-    weights, all but those that are as the run began; how far each node has moved them.
+    """Native tensors that differ from those at the start of the run, by name.
+
+    `now`: the current values. `reports`: what nodes have reported since, with `shares` and
+    `weights`. `screen`: how far each node has moved the tensors.
     """
 
     now: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -28,11 +30,11 @@ class NativeState:
 
 
 class NativeMix:
-    """Native tensors at a server whose nodes send updates: they are values, and never stepped.
+    """Native tensors at a server whose nodes send updates: the server mixes values, takes no step.
 
     Floats become x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in
-    0..1. Integers have no parts: they become the rounded mean of the reports. `robust`: the median
-    of the reports for all of them, which a few bad nodes cannot lead anywhere.
+    0..1. Integers become the rounded mean of the reports. `robust`: all tensors become the median
+    of the reports instead.
     """
 
     def __init__(
@@ -48,29 +50,29 @@ class NativeMix:
 
     @property
     def arrays(self) -> Arrays:
-        """The tensors by name as they are now: arrays that nobody changes."""
+        """The current tensors by name; read only."""
         return {**self.initial.arrays, **self._state.now}
 
     def observe(self, reports: Iterable[Arrays]) -> None:
-        """Take a round's reports, while too few are known to say how far is usual."""
+        """Take a round's reports, while the screen knows too few distances to judge one."""
         if self.initial.arrays and not self._screen.knows:
             now = self.arrays
             self._screen.observe(distance(report, now) for report in reports)
 
     def expect_usual(self, node: int, report: Arrays) -> None:
-        """Raise `PayloadError` for a report that is refused."""
+        """Raise `PayloadError` for a report that is unusually far from the current tensors."""
         if self.initial.arrays:
             self._screen.clip_factor(node, distance(report, self.arrays), None)
 
     def add(self, report: Arrays, share: float = 1.0, weight: float = 1.0) -> None:
-        """Add what a node reports by its share, and its weight in the mean."""
+        """Add a node's report with its share, and its weight in the mean."""
         if self.initial.arrays:
             self._state.reports.append(differing(report, self.initial.arrays))
             self._state.shares.append(min(share, 1.0))
             self._state.weights.append(weight)
 
     def take(self) -> None:
-        """Mix what was added; begin anew."""
+        """Mix the added reports into the tensors; start again."""
         state = self._state
         if not state.reports:
             return
@@ -97,5 +99,5 @@ class NativeMix:
 
 
 def mean_of(factor: NDArray[np.float32] | np.float32) -> float:
-    """Return the mean of an update's factors, one a parameter; 1 where it holds none."""
+    """Return the mean of an update's factors, one for each parameter; 1 for an empty array."""
     return float(np.mean(factor)) if np.size(factor) else 1.0

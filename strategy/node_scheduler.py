@@ -1,4 +1,4 @@
-"""Whose turn it is: the nodes that an asynchronous server sends messages to, and who rests."""
+"""Which nodes an asynchronous server sends messages to, and which ones rest (backoff)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 
 from strategy.base import MAX_CONSECUTIVE_FAILURES
 
-LONGEST = 64  # times the pushes of all nodes that one rests, and one more
+LONGEST = 64  # the longest rest is LONGEST - 1 times one push of each known node
 
 
 @dataclass
 class BackoffSchedulerState:
-    """`known`: nodes that are sent messages, `count`: how many; `failed`: by node, replies in a row
-    of no use, `hopeless`: whose are too many, `resting`: nodes, until so many pushes.
+    """The state of `BackoffScheduler`.
+
+    `known`: nodes that take part. `count`: node -> messages sent to it. `failed`: node -> failures
+    in a row. `hopeless`: nodes with `MAX_CONSECUTIVE_FAILURES` of them. `resting`: (pushes of all
+    until which it rests, node).
     """
 
     known: set[int] = field(default_factory=set)
@@ -25,26 +28,27 @@ class BackoffSchedulerState:
 
 
 class BackoffScheduler:
-    """A node that fails again and again rests, ever longer, and so does one that is too far ahead.
+    """Lets a node rest that keeps failing, longer after each failure, or that is too far ahead.
 
-    `most`: times the usual number of messages that a node is sent; None: any number.
+    `most`: a node is too far ahead above this many times the median number of messages; None:
+    never.
     """
 
     def __init__(self, most: float | None, state: BackoffSchedulerState) -> None:
         self._most, self._state = most, state
 
     def __len__(self) -> int:
-        """How many nodes there are."""
+        """Return the number of known nodes."""
         return len(self._state.known)
 
     def add(self, nodes: Iterable[int]) -> list[int]:
-        """Take nodes that are there; return the new ones."""
+        """Add the available nodes; return the new ones."""
         new = [node for node in nodes if node not in self._state.known]
         self._state.known.update(new)
         return new
 
     def remove(self, node: int) -> None:
-        """Take note that a node is not there."""
+        """Note that a node is not available."""
         self._state.known.discard(node)
 
     def forget(self, nodes: set[int]) -> None:
@@ -62,12 +66,12 @@ class BackoffScheduler:
         return self._state.count[node]
 
     def used(self, node: int) -> None:
-        """Take note that a node's reply was of use."""
+        """Note that a node's reply was usable."""
         self._state.failed.pop(node, None)
         self._state.hopeless.discard(node)
 
     def useless(self, node: int) -> bool:
-        """Take note that a node's message brought nothing; True: for long nobody's has."""
+        """Note that a node's message failed; return whether every known node is hopeless."""
         state = self._state
         state.failed[node] += 1
         if state.failed[node] == MAX_CONSECUTIVE_FAILURES:
@@ -75,8 +79,9 @@ class BackoffScheduler:
         return state.hopeless >= state.known
 
     def should_wait(self, node: int, done: int) -> bool:
-        """Return whether a node is not to be asked at once, after so many pushes of all."""
+        """Return whether a node must rest before its next message; `done`: pushes so far."""
         state = self._state
+        # In pushes of every known node: 0, 0, 1, 3, 7, ... after 0, 1, 2, 3, 4, ... failures.
         rest = min(2 ** max(state.failed[node] - 1, 0), LONGEST) - 1
         if self._most is not None and not rest:
             counts = sorted(state.count[each] for each in state.known)
@@ -86,7 +91,7 @@ class BackoffScheduler:
         return bool(rest)
 
     def ready(self, done: int, *, idle: bool) -> list[int]:
-        """Return nodes that have rested, after so many pushes; all if the server is idle."""
+        """Return nodes whose rest is over at `done` pushes; all resting ones if `idle`."""
         state = self._state
         if not state.resting:
             return []

@@ -1,4 +1,4 @@
-"""The nodes as strategies see them: waited for, and in an order that every engine agrees on."""
+"""The nodes in an order that is the same on every engine, and waiting for nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_AGAIN = 5.0  # seconds from one look for new nodes to the next
 
 
 def count_nodes(grid: Grid) -> int:
-    """Return how many nodes there are, once there are any and no more have come for a while."""
+    """Return the number of nodes, once it is above 0 and has not changed for half a second."""
     nodes = timed(grid)
     before, count = 0, len(nodes.get_node_ids())
     if nodes.virtual_seconds is None and not count:
@@ -27,24 +27,24 @@ def count_nodes(grid: Grid) -> int:
 
 
 class OrderedGrid(GridWrapper):
-    """Any grid, with its nodes in an order that every engine agrees on: strategies sample places.
+    """A wrapper of any grid that lists nodes in an order which is the same on every engine.
 
-    The same seed draws the same partitions everywhere.
+    Strategies sample positions in that list, so the same seed draws the same partitions everywhere.
     """
 
     @property
     def next_look(self) -> float:
-        """The moment of `now` at which to look for new nodes again; infinity: none will come."""
+        """The moment, by `now`, to look for new nodes again; infinity if none will come."""
         change = self.next_change
         return self.now + LOOK_AGAIN if change is None else change
 
     def wait_for_nodes(self) -> list[int]:
-        """Return the ids of the nodes that are there, once there is one; none if none will come."""
+        """Wait for a node; return the ids of the available nodes, none if no node will come."""
         while not (nodes := list(self.get_node_ids())):
             if self.next_look == math.inf:
                 break
             if self.virtual_seconds is None:
-                time.sleep(1)  # for the first node to come, or to come back
+                time.sleep(1)  # until the first node comes, or comes back
             else:
                 self.pull_before([], self.next_look)
         return nodes

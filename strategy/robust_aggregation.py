@@ -1,4 +1,4 @@
-"""Means that a few nodes cannot lead anywhere: coordinate by coordinate, of what nodes sent."""
+"""Robust means of updates, coordinate by coordinate: a few bad nodes have little influence."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from compression.scatter import find
 
 KINDS = ("mean", "median", "trimmed")
 ABSENT = ("zero", "left_out")
-_COLUMNS = 1 << 15  # coordinates that are sorted at a time
+_COLUMNS = 1 << 15  # coordinates sorted at a time: bounds the table's memory
 
 
 class RobustMean:
     """The median, or the trimmed mean, of each coordinate (Yin et al. 2018, Definitions 1 and 2).
 
-    In place of `SparseMean`. What a node did not send counts as 0, or is left out (`absent`): with
-    zeros a coordinate that fewer than half of the nodes send does not move. `trim`: the share that
-    is cut off at each end. Nodes count alike, whatever they weigh. Memory: that of the updates.
+    It replaces `SparseMean`. `absent`: an entry that a node did not send counts as 0 ("zero"), or
+    is left out ("left_out"). With zeros, the median does not move a coordinate that fewer than half
+    of the nodes sent. `trim`: the share that is cut off at each end. All nodes count the same,
+    whatever their weights. It keeps all added updates in memory.
     """
 
     def __init__(self, size: int, kind: str, *, trim: float = 0.2, absent: str = "zero") -> None:
@@ -27,16 +28,17 @@ class RobustMean:
         self._added: list[tuple[Indices | None, Vector]] = []
 
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
-        """Add an update: (k,) at strictly increasing `indices`, (n,) for None."""
+        """Add an update: float32 (k,) at strictly increasing `indices`, (n,) for None."""
         self._added.append((indices, values))
 
     def take(self) -> tuple[Indices | None, Vector]:
-        """Return what they come to, at the union of the sets added, and start anew."""
+        """Return the result at the union of the added indices (None: all), and start again."""
         added, self._added = self._added, []
         sets = [indices for indices, _ in added if indices is not None]
         union = np.unique(np.concatenate(sets)) if len(sets) == len(added) else None
         count = self._size if union is None else len(union)
         result = np.empty(count, dtype=np.float32)
+        # A table of nodes x coordinates, some columns at a time: sorting each column ranks nodes.
         for first in range(0, count, _COLUMNS):
             last = min(first + _COLUMNS, count)
             table = np.full((len(added), last - first), self._fill, dtype=np.float32)
@@ -46,8 +48,8 @@ class RobustMean:
         return union, result
 
     def _middle(self, table: NDArray[np.float32]) -> Vector:
-        """Return the middle of each column; NaN, which is sorted to the end, counts for nothing."""
-        table.sort(axis=0)
+        """Return the median or trimmed mean of each column of (nodes, columns), without NaN."""
+        table.sort(axis=0)  # NaN, an absent entry, sorts to the end
         there = np.count_nonzero(table == table, axis=0)
         if self._median:
             low, high = (there - 1) // 2, there // 2
@@ -56,7 +58,7 @@ class RobustMean:
             low, high = cut, there - 1 - cut
         rows = np.arange(len(table))[:, None]
         inside = (rows >= low) & (rows <= high)
-        if self._median:  # of the one or two in the middle
+        if self._median:  # the mean of the one or two in the middle
             inside = (rows == low) | (rows == high)
         total = np.where(inside, table, 0).sum(axis=0, dtype=np.float64)
         return np.asarray(total / inside.sum(axis=0), dtype=np.float32)
@@ -70,7 +72,7 @@ def _put(
     first: int,
     last: int,
 ) -> None:
-    """Write an update's values for the columns `first` to `last` into their row."""
+    """Write an update's values for the columns `first` to `last` of the union into `row`."""
     if indices is None:
         row[:] = values[first:last] if union is None else values[union[first:last]]
         return

@@ -1,7 +1,8 @@
-"""How much an update counts that was made from an older model: policies of asynchronous servers.
+"""Staleness policies of asynchronous servers: the factor of an update made from an older model.
 
-An update's staleness is the number of steps (of one update each, unless they are buffered) between
-the moment its node was sent the model and the moment it arrives: 0 if nobody came in between.
+An update's staleness is the number of server steps between sending the model to the node and the
+update's arrival: 0 if the server took no step in between. A step applies one update, or with a
+buffer several.
 """
 
 from __future__ import annotations
@@ -16,22 +17,24 @@ from numpy.typing import NDArray
 from compression.base import Indices, Vector
 
 Counts = NDArray[np.uint32]
-SHARE = 32  # a copy costs about what going through n / 32 entries does
-STEP_COST = 512  # and a step, however few its entries are, what so many do
+SHARE = 32  # copying n counts takes about as long as adding at n / 32 logged entries
+STEP_COST = 512  # logged entries that take as long as the overhead of one logged step
 
 
 class Seen(NamedTuple):
-    """The counts at some moment: those of a copy, and the first `steps` of what came after it."""
+    """The counts at some moment: a copy, and the first `steps` entries of the log after it."""
 
     copy: NDArray[np.uint32]
-    log: list[NDArray[np.uint32] | None]  # longer by now, maybe
+    log: list[NDArray[np.uint32] | None]  # shared: may have grown since
     steps: int
 
 
 @dataclass
 class Counted:
-    """What `PerParameter` has counted: steps by entry, uint32 (n,); what is seen now; how much was
-    logged since the last copy. Empty for the others.
+    """The state of `PerParameter`; empty for other policies.
+
+    `counts`: steps by entry, uint32 (n,). `seen`: the current `Seen`. `logged`: the cost of the log
+    since the last copy, in entries.
     """
 
     counts: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
@@ -42,32 +45,32 @@ class Counted:
 class Staleness(ABC):
     """A factor for each update, or for each of its entries.
 
-    `seen` is what the server remembers of the moment at which it sends a model; it goes back to
-    `factor` with the update that was made from this model. Memory is that of messages under way.
+    The server calls `seen` when it sends a model, keeps the result while the message is under way,
+    and passes it to `factor` with the update made from that model.
     """
 
     def start(self, size: int, state: Counted) -> None:  # noqa: B027 (most keep nothing)
-        """Begin with a model of `size` entries, or go on with what was counted."""
+        """Begin with a model of `size` entries, or resume with the saved counts."""
 
     def seen(self) -> Seen | None:
-        """Return what is to be remembered of now; what it says is never changed later."""
+        """Return what to remember of this moment; later steps do not change its meaning."""
         return None
 
     @abstractmethod
     def factor(
         self, staleness: int, seen: Seen | None, indices: Indices | None
     ) -> Vector | np.float32:
-        """Return by what to multiply an update's values, float32 (k,) or one for all.
+        """Return the factor of an update's values, float32 (k,) or one for all.
 
         `indices`: its k entries, strictly increasing; None: every entry.
         """
 
     def applied(self, indices: Indices | None) -> None:  # noqa: B027
-        """Note that a step with these entries is in the model now."""
+        """Note that the model now includes a step with these entries."""
 
 
 class Ignored(Staleness):
-    """Old updates count like new ones (Hogwild's rule, Recht et al. 2011)."""
+    """Factor 1: old updates count the same as new ones (Hogwild, Recht et al. 2011)."""
 
     def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
         """Return 1."""
@@ -77,7 +80,7 @@ class Ignored(Staleness):
 class Global(Staleness):
     """1 / staleness for the whole update (Zhang et al. 2016, "Staleness-aware async-SGD", eq. 6).
 
-    AdaComp's paper compares with it as ASGD and, with compressed updates, Comp-ASGD.
+    AdaComp's paper uses it in its baselines ASGD and, with compressed updates, Comp-ASGD.
     """
 
     def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
@@ -99,21 +102,23 @@ class Polynomial(Staleness):
 
 
 class PerParameter(Staleness):
-    """1 / staleness of each parameter alone: how many steps have touched it in between.
+    """1 / staleness of each parameter: the number of steps that touched it in between.
 
     AdaComp (Hardy, Le Merrer, Sericola 2017), equations 3 to 5. C[i] counts the steps whose updates
-    had an entry i, be it 0 (equation 3 leaves zeros out); a node is sent the model at C', and the
-    staleness of its update is C[indices] - C'[indices]. C is copied only now and then, when going
-    through the updates since the last copy would cost more; C' is such a copy and the updates
-    between it and the sending, which are gone through again. So the cost is that of the entries in
-    a few updates, and memory that of the messages under way: a copy, and the updates logged after
-    it, go with the last message that needs them.
+    had an entry i, even if its value was 0 (equation 3 does not count zeros). If C' is C at the
+    moment when the node was sent the model, its update's staleness is C[indices] - C'[indices].
+
+    A copy of C for every message would cost n counts each. Instead this class copies C only when
+    going through the updates since the last copy would cost more, and logs the indices of each
+    update after it. C' is then a copy plus the logged updates before the sending, which `staleness`
+    counts again. The cost of a call is that of the entries in a few updates. Python frees a copy
+    and its log with the last message that refers to them.
     """
 
     def start(self, size: int, state: Counted) -> None:
-        """Begin with counts of 0, or go on."""
+        """Begin with counts of 0, or resume with the saved counts."""
         self._state = state
-        self._touched: Counts = np.zeros(size, dtype=np.uint32)  # 0 but within `staleness`
+        self._touched: Counts = np.zeros(size, dtype=np.uint32)  # all 0 outside of `staleness`
         if not len(state.counts):
             state.counts = np.zeros(size, dtype=np.uint32)
             self._copy()
@@ -122,14 +127,15 @@ class PerParameter(Staleness):
         self._state.seen, self._state.logged = Seen(self._state.counts.copy(), [], 0), 0
 
     def seen(self) -> Seen:
-        """Return what the counts are now."""
+        """Return the counts at this moment."""
         return self._state.seen
 
     def staleness(self, seen: Seen, indices: Indices | None) -> Counts:
-        """Return how many steps have touched each entry since, uint32 (k,)."""
+        """Return the number of steps that have touched each entry since `seen`, uint32 (k,)."""
         at = slice(None) if indices is None else indices
+        # C - C' at the entries, where C' = copy + the logged steps that the sent model had.
         stale: Counts = self._state.counts[at] - seen.copy[at]
-        before = seen.log[: seen.steps]  # these were in the model that was sent
+        before = seen.log[: seen.steps]
         sparse = [step for step in before if step is not None]
         for step in sparse:
             self._touched[step] += np.uint32(1)
@@ -146,7 +152,7 @@ class PerParameter(Staleness):
         return np.divide(np.float32(1), own, out=own)
 
     def applied(self, indices: Indices | None) -> None:
-        """Count; the array of indices is kept and must not change any more."""
+        """Count the step. The log keeps the array `indices`: the caller must not change it."""
         state = self._state
         state.counts[slice(None) if indices is None else indices] += np.uint32(1)
         copy, log, steps = state.seen

@@ -1,4 +1,4 @@
-"""Synchronous sparse averaging: every worker sends an update, all apply the same mean of them."""
+"""Synchronous sparse averaging: every node sends an update; all nodes apply the same mean."""
 
 from __future__ import annotations
 
@@ -64,8 +64,11 @@ log = getLogger("edgewire")
 
 @dataclass
 class AveragingState(ServerState):
-    """`replica`: the model and the optimiser's memory; `recent`: the updates applied last, with
-    their rates; `memory`: the downlink codec's; `hopeless`: rounds in a row of no use.
+    """The state of a synchronous run, as a checkpoint holds it.
+
+    `replica`: the model and the optimiser's memory. `recent`: the updates applied last, with their
+    rates. `memory`: the downlink codec's residual. `hopeless`: rounds in a row without a usable
+    update.
     """
 
     round: int = 0
@@ -81,24 +84,24 @@ class AveragingState(ServerState):
 
 
 class SparseAveraging(ParameterServer):
-    """x = optimiser(x, mean of all workers' sparse updates); what is not sent counts as 0.
+    """x = optimiser(x, mean of all nodes' sparse updates); an entry that a node omits counts as 0.
 
-    The scheme of eSGD (Algorithm 1, line 2), CE-SGD (Algorithm 2), DGC (Algorithm 1) and of all
-    methods they are compared with. An update is the gradient of one mini-batch
-    (`update="gradient"`) or what local steps changed, model before less model after
-    (`update="delta"`); either way the server's `optimizer` takes it as a gradient, at the run's
-    lr or, for a delta, at `server_lr`. BatchNorm's statistics are values, and mixed: the nodes'
-    mean (for a delta the share `server_lr` of it, at most 1) takes the place of what was there.
+    The scheme of eSGD (Algorithm 1, line 2), CE-SGD (Algorithm 2), DGC (Algorithm 1) and of the
+    methods that their papers compare with. An update is the gradient of one mini-batch
+    (`update="gradient"`), or the model before local steps minus the model after them
+    (`update="delta"`). The server's `optimizer` takes either as a gradient, a gradient at the run's
+    lr and a delta at `server_lr`. BatchNorm's statistics are values, and the server mixes them:
+    the nodes' mean replaces the old statistics; of deltas, by the share min(`server_lr`, 1).
 
-    With a `downlink` codec nodes get the averaged update and take the server's own step on their
-    replica; without one, the whole model. A round ends when `quorum` (a share) of the drawn nodes
-    have answered, or at the time-out: what comes later is not applied, and put back at the node.
-    Every `verify_every` rounds (0: never) nodes compare their replica's checksum with the server's.
-    `weighted_by_key` names the metric that weighs a node's update (None: all the same). `mean`:
-    "mean", or "median" or "trimmed", which a few bad nodes cannot lead anywhere (`RobustMean`, with
-    its `trim` and `absent`).
-    `mask_received`: CE-SGD's line 7 taken literally, at the nodes; their mean distance from the
-    server's model is then the metric `drift`. `uplink`: the nodes' codec.
+    With a `downlink` codec nodes get the averaged update and take the server's step on their own
+    replica; without one they get the whole model. A round ends when `quorum` (a share) of the drawn
+    nodes have answered, or at the time-out. The server does not apply a later update; its node adds
+    it back to the residual. Every `verify_every` rounds (0: never) nodes compare their replica's
+    checksum with the server's. `weighted_by_key`: the metric that weighs a node's update (None:
+    equal weights). `mean`: "mean", or "median" or "trimmed", which bound the influence of a few bad
+    nodes (`RobustMean`, with `trim` and `absent`). `mask_received`: nodes follow CE-SGD's line 7
+    literally and mask what they receive; the metric `drift` is then the nodes' mean distance from
+    the server's model. `uplink`: the nodes' codec.
     """
 
     State = AveragingState
@@ -153,16 +156,16 @@ class SparseAveraging(ParameterServer):
 
     @property
     def done(self) -> int:
-        """How many rounds are through."""
+        """The number of rounds so far."""
         return self.state.round
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Give up late replies; between two rounds nothing else is under way."""
+        """Give up late replies; between two rounds no other message is under way."""
         self.state.exchange.late.messages.clear()
         self.state.dialogue.go_back(back)
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError`, one line, for what of a run's configuration does not go with it."""
+        """Raise `ConfigError`, one line, for options that this strategy does not support."""
         expect_trained(config.nodes, self.fraction_train, self.min_train_nodes)
         super().check_config(config)
 
@@ -183,7 +186,7 @@ class SparseAveraging(ParameterServer):
     ) -> Result:
         """Run the rounds; arguments and result as `Strategy.start`, arrays as one flat vector.
 
-        `train_config["lr"]` is read anew in every round. `timeout`: seconds of a round.
+        Every round reads `train_config["lr"]` again. `timeout`: seconds of one round.
         """
         goes_on = self._begin()
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
@@ -205,9 +208,7 @@ MOST = 2**63  # samples or weight of a node
 
 
 class Looked(NamedTuple):
-    """A node's update, looked at: its trained part, its statistics, its metrics, its weight, its
-    length, its native tensors.
-    """
+    """A node's decoded update: trained entries, statistics, metrics, weight, L2 norm, natives."""
 
     indices: Indices | None
     values: Vector
@@ -219,7 +220,7 @@ class Looked(NamedTuple):
 
 
 class Rounds:
-    """What `SparseAveraging` does round by round; all that it has come to is in `state`."""
+    """The work of `SparseAveraging`, round by round; `state` holds all that a checkpoint needs."""
 
     def __init__(
         self,
@@ -263,11 +264,11 @@ class Rounds:
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The newest model as one flat vector, which the next turn changes, and what is beside."""
+        """The newest model as one flat vector, which the next turn changes, and native tensors."""
         return with_natives(flat_record(self.model), self.natives.arrays)
 
     def turn(self, lr: float, timeout: float) -> bool:
-        """Do a round at the rate `lr`; return False if there are no nodes to ask."""
+        """Run one round at the rate `lr`; return False if no node is available."""
         number = self._state.round + 1
         asked, needed = self._drawn(number)
         if not asked:
@@ -279,7 +280,10 @@ class Rounds:
         return True
 
     def _messages(self, number: int, asked: list[int], needed: int, lr: float) -> list[Message]:
-        """Bring each node to the newest version. Nodes alike share one content."""
+        """Return the messages that bring each node to the newest version.
+
+        Nodes that have the same version share one message content.
+        """
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self._steps.checksum() if verify and not number % verify else None
         note = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
@@ -288,9 +292,9 @@ class Rounds:
         return [message for message, _ in made]
 
     def _drawn(self, number: int) -> tuple[list[int], int]:
-        """Return which nodes are asked, in their own order, and how many replies will do.
+        """Return the nodes to ask, in the grid's order, and the number of replies to wait for.
 
-        They are drawn from (seed, round) alone; those that rest are left out unless all do.
+        The draw depends on (seed, round) alone. Resting nodes are left out unless all rest.
         """
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
         if gone := self._dialogue.gone(lambda: nodes):
@@ -308,17 +312,19 @@ class Rounds:
     def _aggregate(
         self, number: int, asked: list[int], replies: Mapping[int, Message], lr: float
     ) -> None:
-        """Decode the replies, average what can be used in the order of the nodes, take the step.
+        """Decode the replies, average the usable ones in the order of the nodes, take the step.
 
-        Raises `PayloadError` when for `MAX_CONSECUTIVE_FAILURES` rounds there were replies, and
-        none was of use.
+        Raises `PayloadError` after `MAX_CONSECUTIVE_FAILURES` rounds in a row that had replies,
+        none of them usable.
         """
         state, reason = self._state, ""
         used: dict[int, MetricRecord] = {}
         rate = lr if self._strategy.rate is None else self._strategy.rate
         here = [n for n in asked if n in replies or self._exchange.time_was_up]
         ready = {} if self._screen.knows else self._look_at_all(here, replies)
-        for node in here:  # of the others enough were there before
+        # Without a time-out, a node that has not answered is no failure: the quorum was complete.
+        # The order of the nodes, not that of arrival, makes the float sum reproducible.
+        for node in here:
             try:
                 found = ready.pop(node, None) or self._look(node, replies.get(node))
                 used[node] = self._add(node, found, rate)
@@ -339,7 +345,7 @@ class Rounds:
     def _look_at_all(
         self, nodes: list[int], replies: Mapping[int, Message]
     ) -> dict[int, Looked | PayloadError]:
-        """Look at all replies before one is used: among them it is seen what is usual."""
+        """Decode all replies before any is used, so that the screens learn the usual sizes."""
         found: dict[int, Looked | PayloadError] = {}
         for node in nodes:
             try:
@@ -356,7 +362,7 @@ class Rounds:
         return found
 
     def _look(self, node: int, reply: Message | None) -> Looked:
-        """Decode a node's reply. Raises `PayloadError` if it cannot be used."""
+        """Decode a node's reply. Raises `PayloadError` if the server cannot use it."""
         if reply is None:
             raise PayloadError("no reply in time")
         number_ = self._state.round + 1
@@ -370,7 +376,7 @@ class Rounds:
         return Looked(indices, values, statistics, metrics, weight, long, natives)
 
     def _add(self, node: int, found: Looked | PayloadError, rate: float) -> MetricRecord:
-        """Add a node's update; return its metrics. Raises `PayloadError` if it is refused."""
+        """Add a node's update; return its metrics. Raises `PayloadError` if a screen refuses it."""
         if isinstance(found, PayloadError):
             raise found
         indices, values, statistics, metrics, weight, long, natives = found
@@ -389,7 +395,7 @@ class Rounds:
         return metrics
 
     def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
-        """Return the mean loss (and drift), weighed by the nodes' samples."""
+        """Return the mean loss (and drift), weighted by the nodes' samples."""
         weights = [cast(float, each[EXAMPLES]) for each in metrics]
         return {
             name: sum(w * cast(float, m[name]) for w, m in zip(weights, metrics, strict=True))
@@ -398,9 +404,9 @@ class Rounds:
         }
 
     def _step(self, rate: float) -> None:
-        """Take the optimiser's step with the mean of what was added, as all nodes will."""
+        """Take the optimiser's step with the mean of the added updates, as all nodes will."""
         indices, values = self._mean.take()
-        if self._downlink is None and not is_finite(values):  # else encoding looks
+        if self._downlink is None and not is_finite(values):  # a downlink codec checks by itself
             raise PayloadError(f"the mean of the updates is beyond float32: {DIVERGED}")
         indices, values = self._statistics.joined(indices, values, self._replica.model)
         payload = b""
@@ -409,7 +415,7 @@ class Rounds:
             payload = self._downlink.encode_sparse(
                 indices, values, self.layout, memory=self._state.memory, seed=seed
             )
-            if not self._downlink.exact:
+            if not self._downlink.exact:  # the server steps with what the nodes will decode
                 _, indices, values, *_ = decode_update(payload, self.layout)
         self._replica.apply(indices, values, rate)
         self.natives.take()

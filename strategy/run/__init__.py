@@ -1,1 +1,1 @@
-"""What surrounds a strategy in a run: its log, its checkpoints, its nodes, its end."""
+"""The run around a strategy: its records, checkpoints, nodes and shutdown."""

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM while a run has something to put down first: held back to a safe moment.
+"""Holds Ctrl-C and SIGTERM back until a run has written its checkpoint.
 
-A ServerApp that hears no signals, because it is a thread of somebody else's process (Flower's
-simulation), is told to stop by a file of the name `STOP` in the run folder.
+Flower's simulation runs a ServerApp in a thread, which gets no signals. A file with the name `STOP`
+in the run folder tells such a ServerApp to stop.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 5.0  # seconds for which a signal is held back at most
+GRACE = 5.0  # the longest time, in seconds, to hold a signal back
 STOP = "stop"  # the file's name
 Handler = Callable[[int, FrameType | None], object]
 
 
 class GracefulShutdown:
-    """A context in which the first signal to stop waits for `go`, and for `GRACE` seconds at most.
+    """A context in which the first signal to stop waits for `go`, at most `GRACE` seconds.
 
-    A second one does what it does elsewhere, at once. Only what somebody handles is held back, and
-    only in a process's main thread, which alone hears signals. `folder`: the run's, in which a file
-    `STOP` counts like a signal; "": there is none.
+    A second signal acts at once, as it does outside of the context. Only signals with a Python
+    handler are held back, and only in the process's main thread, where Python runs handlers.
+    `folder`: the run folder, in which a file `STOP` counts as a signal; "": no folder.
     """
 
     def __init__(self, folder: str = "") -> None:
         self._file = Path(folder) / STOP if folder else None
-        self.asked: int | None = None  # the number of the signal that waits
+        self.asked: int | None = None  # the number of the signal that is held back
         self._before: dict[int, Handler] = {}
         self._timer: threading.Timer | None = None
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody wants the run to end."""
+        """Whether a signal or the file asks the run to end."""
         return self.asked is not None or (self._file is not None and self._file.exists())
 
     def __enter__(self) -> GracefulShutdown:
@@ -58,9 +58,9 @@ class GracefulShutdown:
             signal.signal(number, before)
 
     def go(self) -> None:
-        """Do now what a signal that waits would have done: raise, as a rule.
+        """Call the handler of a signal that is held back, which usually raises; else do nothing.
 
-        Raises `KeyboardInterrupt` for the file, which is gone then.
+        Deletes the file if it exists and raises `KeyboardInterrupt` for it.
         """
         number, self.asked = self.asked, None
         if number is not None:
@@ -79,6 +79,6 @@ class GracefulShutdown:
         self._timer.start()
 
     def _insist(self, number: int) -> None:
-        """Say it again, unless it was done meanwhile."""
+        """Send the signal again after `GRACE` seconds, unless `go` has handled it."""
         if self.asked is not None:
             os.kill(os.getpid(), number)

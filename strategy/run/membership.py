@@ -1,4 +1,4 @@
-"""A run on nodes that outlive it: which take part, its lives, and which nodes go back with it."""
+"""A run on nodes that outlive its server: which take part, and which return to a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from conf import ConfigError
 from protocol.lineage import Checkpoint, RunLineage, keeps, told
 from strategy.flower_checks import LEAST
 
-ASKS, SECONDS = 10, 10.0  # so often, and for so long, with nothing sent: that is who waits
+# A strategy that asks for the nodes so often, for so many seconds, and sends nothing, waits.
+ASKS, SECONDS = 10, 10.0
 log = getLogger("edgewire")
 
 
 @dataclass
 class RunLineageState:
-    """`key`: the first life; each life's last checkpoint, by what was done; `keeping`: nodes;
-    `first`: those that came first.
+    """The state of a `MembershipGrid`. A life is one server process of a run that resumes.
+
+    `key`: the first life. `checkpoints`: each life, and the units done at its last checkpoint.
+    `keeping`: nodes that keep their states for a resume. `first`: the first nodes of the run.
     """
 
     key: int = 0
@@ -33,24 +36,25 @@ class RunLineageState:
 
 
 class MembershipGrid(GridWrapper):
-    """A grid whose nodes outlive this process: each message says by which checkpoint they go back.
+    """A grid whose nodes outlive this process: each message names the run's lives and checkpoints.
 
-    `keeping`: the nodes that have said that they do (`protocol.lineage`). `most`: so many
-    nodes take part; None: all.
+    With these a node returns to the checkpoint that a restarted server resumed from. `keeping`: the
+    nodes that have said that they keep what this needs (`protocol.lineage`). `most`: the
+    number of nodes that take part; None: all.
     """
 
     def __init__(self, grid: Grid | TimedGrid, life: int, most: int | None = None) -> None:
         super().__init__(grid)
         self._most = most
-        self._first: set[int] = set()  # came first, at most `most`: they get their places back
-        self._part: set[int] = set()  # take part
-        self._surplus: set[int] = set()  # are there and do not
+        self._first: set[int] = set()  # the first `most` nodes: they get their places back
+        self._part: set[int] = set()  # nodes that take part
+        self._surplus: set[int] = set()  # nodes that are online and do not
         self._lives = RunLineage(life, life)
         self.keeping: set[int] = set()
         self._asked, self._since, self._warn_after = 0, 0.0, SECONDS
 
     def state(self, done: int) -> RunLineageState:
-        """Return what goes into a checkpoint of so much."""
+        """Return the state for a checkpoint at `done` units."""
         lives = self._lives.kept(done)
         return RunLineageState(
             lives.key,
@@ -60,20 +64,20 @@ class MembershipGrid(GridWrapper):
         )
 
     def load(self, state: RunLineageState) -> None:
-        """Go on with a checkpoint's."""
+        """Resume with the state of a checkpoint."""
         checkpoints = tuple(Checkpoint(*each) for each in state.checkpoints)
         self._lives = RunLineage(state.key, self._lives.life, checkpoints)
         self.keeping, self._first = state.keeping, state.first
 
     def kept(self, done: int) -> None:
-        """Take note that a checkpoint of so much is on the disk."""
+        """Note that a checkpoint at `done` units is on the disk."""
         self._lives = self._lives.kept(done)
 
     def get_node_ids(self) -> Sequence[int]:
-        """Return the nodes that are there and take part; see `TimedGrid`.
+        """Return the online nodes that take part; see `TimedGrid`.
 
-        Places go to those that came first, then to who has one, then to others. Where time is real,
-        who is gone is named in the log, and who gets no place.
+        Places go to the run's first nodes, then to nodes that have a place, then to others. In real
+        time the log names nodes that are gone, and nodes that get no place.
         """
         found = super().get_node_ids()
         most = len(found) if self._most is None else self._most
@@ -91,9 +95,9 @@ class MembershipGrid(GridWrapper):
         return [node for node in found if node in part]
 
     def _expect_progress(self, there: int) -> None:
-        """Say that the strategy waits for nodes, at ever longer intervals.
+        """Log that the strategy waits for nodes, at intervals that double.
 
-        Raises `ConfigError` if all that take part are there: no more will.
+        Raises `ConfigError` if all `most` nodes are online, because no others can take part.
         """
         now = time.monotonic()
         if not self._asked:

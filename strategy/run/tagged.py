@@ -1,7 +1,7 @@
-"""Values that say what they are, as JSON and arrays: Flower's records and messages, and any others.
+"""Values of undeclared type as JSON with a type tag, and arrays: Flower's records, and others.
 
-A field's type tells the reader of a state what to make (`strategy.run.serialization`). What other
-people's strategies keep has no declared types: it is written with a word before it.
+In a state of EdgeWire's own, a field's type tells `strategy.run.serialization` what to build. The
+attributes of Flower's and users' strategies have no declared types: a tag precedes each value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from compression.flower.records import FlatArray, filled
 
 Arrays = Mapping[str, NDArray[Any]]
-Place = Callable[[bytes | NDArray[Any]], int]  # puts bytes or an array aside; returns its number
+Place = Callable[[bytes | NDArray[Any]], int]  # stores bytes or an array; returns its number
 PLAIN = (bool, int, float, str, type(None))
 KINDS: dict[str, Any] = {
     "content": RecordDict,
@@ -51,17 +51,17 @@ ABOUT = (
     "created_at",
     "ttl",
     "message_type",
-)  # of a message, as its `Metadata` takes them
+)  # a message's fields, by the names of the arguments of `Metadata`
 
 
 class Tagged(NamedTuple):
-    """A value that is written with what it is: its reader knows no type for it."""
+    """A value that is saved with a type tag, because no field declares its type."""
 
     value: Any
 
 
 def told(value: Any, place: Place) -> Any:
-    """Return a value as JSON takes it. Raises `TypeError` for one of another kind."""
+    """Return a value as plain lists for JSON. Raises `TypeError` for an unsupported type."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, np.generic):
@@ -87,7 +87,7 @@ def told(value: Any, place: Place) -> Any:
 
 
 def made(plain: Any, arrays: Arrays) -> Any:
-    """Undo `told`. Raises `TypeError`, `KeyError` or `ValueError` for anything else."""
+    """Undo `told`. Raises `TypeError`, `KeyError` or `ValueError` for any other input."""
     if isinstance(plain, PLAIN):
         return plain
     word, *rest = plain
