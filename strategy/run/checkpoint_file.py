@@ -1,7 +1,7 @@
-"""A run's checkpoint: one file of named parts in its folder, there in whole or not at all.
+"""A run's checkpoint: one file of named parts in its folder, replaced atomically.
 
-The first line is JSON: what the file is, and each part's name, size and checksum; then the parts,
-one after the other. The one before stays until the new one is complete.
+The first line is JSON: the format, and each part's name, size and checksum. The parts follow, one
+after the other. The previous checkpoint stays until the new one is complete.
 """
 
 from __future__ import annotations
@@ -21,35 +21,34 @@ from xxhash import xxh3_64_hexdigest
 from conf import ConfigError
 
 FILE = "checkpoint"
-MARK, FORMAT = "edgewire-checkpoint", 2  # another format for what an older version cannot read
-PAUSE = 60.0  # seconds after one that could not be written, to the next
-SHARE = 0.02  # of a run's seconds, at most, that are spent on checkpoints
+MARK, FORMAT = "edgewire-checkpoint", 2  # increase FORMAT if older versions cannot read the file
+PAUSE = 60.0  # seconds between a failed checkpoint and the next attempt
+SHARE = 0.02  # the largest share of a run's time that goes into checkpoints
 log = getLogger("edgewire")
 
 
 class Checkpoints:
-    """Writes a run's checkpoints into `folder` ("": none are written).
+    """Writes a run's checkpoints into `folder` ("": writes none).
 
-    One is due after every `every` units (rounds, pushes, mini-batches; 0 or None: never), and no
-    sooner than the run has gone on for so long that writing takes `SHARE` of its time.
+    A checkpoint is due after every `every` units (rounds, pushes, mini-batches; 0 or None: never).
+    It is delayed until writing takes at most `SHARE` of the run's time.
     """
 
     def __init__(self, folder: str, every: int | None) -> None:
         self.folder = Path(folder) if folder and every else None
         self._every, self._done = every or 1, 0
-        self._next = -math.inf  # seconds: not before
+        self._next = -math.inf  # no checkpoint before this moment of `time.perf_counter()`
 
     def due(self, done: int) -> bool:
-        """Return whether it is time for one, after so many units."""
+        """Return whether a checkpoint is due after `done` units."""
         passed = done // self._every > self._done // self._every
         return self.folder is not None and passed and time.perf_counter() >= self._next
 
     def keep(self, done: int, parts: Mapping[str, bytes], began: float) -> bool:
-        """Write one, of what was done so far; return whether it is there.
+        """Write a checkpoint at `done` units; return whether that succeeded.
 
-        Never raises: the run is worth more.
-
-        `began`: the moment of `time.perf_counter()` at which the work on it began.
+        Never raises: a full disk must not end the run. `began`: the moment of
+        `time.perf_counter()` at which the work on the checkpoint began.
         """
         if self.folder is None:
             return False
@@ -63,22 +62,22 @@ class Checkpoints:
         return True
 
     def went_on(self, done: int) -> None:
-        """Note that the run has begun with so many units done."""
+        """Note that the run resumes with `done` units."""
         self._done = done
 
     def miss(self, reason: str) -> None:
-        """Say why one was not written; the one before stays, and it is tried again."""
+        """Log why a checkpoint was not written; the previous one stays. Try again after `PAUSE`."""
         log.warning("no checkpoint could be written, the one before stays: %s", reason)
         self._next = time.perf_counter() + PAUSE
 
     def give_up(self, reason: str) -> None:
-        """Write no more: nobody could go on with them."""
+        """Log why this run cannot have checkpoints; write no more."""
         log.warning("no checkpoints of this run: %s", reason)
         self.folder = None
 
 
 def write(folder: Path, parts: Mapping[str, bytes]) -> None:
-    """Write a checkpoint; who reads sees the one before, or this one. Raises `OSError`."""
+    """Replace the checkpoint in a folder atomically. Raises `OSError`; the old one stays then."""
     said = [[name, len(part), xxh3_64_hexdigest(part)] for name, part in parts.items()]
     head = json.dumps({MARK: FORMAT, "parts": said, "checksum": _checksum(said)})
     partial = folder / f"{FILE}.part"
@@ -102,7 +101,7 @@ def _checksum(said: list[list[Any]]) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Put a folder's own entries on the disk, where the system can."""
+    """Write a folder's own entries (the rename) to the disk, where the system supports it."""
     with suppress(OSError):
         there = os.open(folder, os.O_RDONLY)
         try:
@@ -112,14 +111,14 @@ def _sync(folder: Path) -> None:
 
 
 def forget(folder: str) -> None:
-    """Remove a checkpoint: of an earlier run in the same folder, or of one that has ended."""
+    """Remove the checkpoint of an earlier run in the same folder, or of a finished run."""
     if folder:
         with suppress(OSError):
             (Path(folder) / FILE).unlink(missing_ok=True)
 
 
 def expect(folder: Path) -> None:
-    """Raise `ConfigError`, one line, for a folder with which nobody can go on."""
+    """Raise `ConfigError`, one line, for a folder from which no run can resume."""
     if not folder.is_dir():
         raise ConfigError(f"resume={folder}: there is no such folder")
     if (folder / FILE).is_file():
@@ -136,7 +135,10 @@ def expect(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Return a checkpoint's parts. Raises `ConfigError`, one line, for what is none."""
+    """Return a checkpoint's parts by name.
+
+    Raises `ConfigError`, one line, for a missing, damaged or incompatible checkpoint.
+    """
     expect(folder)
     try:
         with (folder / FILE).open("rb") as file:

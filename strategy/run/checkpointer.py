@@ -1,4 +1,4 @@
-"""What a run leaves in its checkpoints beside its strategy's state; how it goes on with them."""
+"""Writes a run's checkpoints (strategy, run, grid and nodes) and resumes a run from one."""
 
 from __future__ import annotations
 
@@ -26,47 +26,50 @@ from strategy.run.serialization import StateError, from_bytes, to_bytes
 
 T = TypeVar("T")
 RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint
-FREE = ("checkpoint_every", "verbose", "engine", "device")  # may be others when a run goes on
+FREE = ("checkpoint_every", "verbose", "engine", "device")  # a resume may change these
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A strategy that another one goes on with; as all of ours, and any of Flower's here."""
+    """A strategy whose state a new instance can resume: EdgeWire's own, and `Federated`."""
 
     after_turn: Callable[[], None] | None
 
     @property
     def done(self) -> int:
-        """How many rounds, pushes or mini-batches are through."""
+        """The number of rounds, pushes or mini-batches so far."""
 
     def save(self) -> bytes:
-        """Return the state as bytes; `TypeError` for what cannot be put into any."""
+        """Return the state as bytes. Raises `TypeError` for a value that has no byte form."""
 
     def load(self, data: bytes) -> None:
-        """Take a state with which the next `start` goes on."""
+        """Take a saved state; the next `start` resumes from it."""
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Give up what is under way. Nodes may have gone on since, but those that go `back`."""
+        """Give up the messages under way. Nodes not in `back` may be newer than the state."""
 
 
 @runtime_checkable
 class CheckpointedGrid(Protocol):
-    """A grid whose nodes live and end with this process: a checkpoint holds them, too."""
+    """A grid whose nodes end with this process: a checkpoint must hold their states too."""
 
     def drain(self) -> None:
-        """Compute what is under way."""
+        """Compute the replies to all messages under way."""
 
     def save(self) -> Any:
-        """Return all that the run has come to there, a dataclass; `OSError` if there is no room."""
+        """Return the state of grid and nodes, a dataclass. Raises `OSError` on a full disk."""
 
     def load(self, state: Any) -> None:
-        """Go on with it, before the first message."""
+        """Resume with a saved state; to be called before the first message."""
 
 
 @dataclass
 class RunState:
-    """`config`: the run's, as JSON; `stepped`: rounds that the schedule knows of; `model`: of the
-    last record, float32 (n,), and whether it was measured; `natives`: the tensors beside it.
+    """The state of a `Run`, as a checkpoint holds it.
+
+    `config`: the run's configuration as JSON. `stepped`: rounds that the schedule has counted.
+    `model`: the model of the last record, float32 (n,). `measured`: whether it was evaluated.
+    `natives`: its native tensors.
     """
 
     config: str
@@ -79,10 +82,10 @@ class RunState:
 
 
 class RunCheckpointer:
-    """Keeps a run's checkpoints, and lets a run go on with one.
+    """Writes a run's checkpoints, and resumes a run from one.
 
-    `lasting`: the run's grid, if it is one that ends with this process; `nodes`: the one whose
-    nodes outlive it.
+    `lasting`: the run's grid if its nodes end with this process. `nodes`: the run's grid if its
+    nodes outlive this process.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class RunCheckpointer:
         return self._checkpoints.folder is not None
 
     def turned(self) -> None:
-        """Write a checkpoint if it is time, or somebody wants the run to end; then it ends."""
+        """Write a checkpoint if one is due or a stop is requested; then stop if it is."""
         assert self._strategy is not None
         done = self._strategy.done
         due = self._stopping.wanted or self._checkpoints.due(done)
@@ -118,7 +121,7 @@ class RunCheckpointer:
         if not self.keeps:
             return
         if self._lasting is not None:
-            self._lasting.drain()  # which has to be done anyway, sooner or later
+            self._lasting.drain()  # not part of a checkpoint's cost: the run needs it anyway
         began = time.perf_counter()
         try:
             parts = {RUN: to_bytes(self._state()), STRATEGY: strategy.save()}
@@ -149,9 +152,9 @@ class RunCheckpointer:
         )
 
     def load(self, folder: Path) -> None:
-        """Let the run go on with the checkpoint in a folder.
+        """Resume the run from the checkpoint in a folder.
 
-        Raises `ConfigError`, one line, for one that cannot be read, or is of another run.
+        Raises `ConfigError`, one line, for one that cannot be read or belongs to another run.
         """
         run, strategy = self._run, self._strategy
         parts = checkpoint_file.read(folder)
@@ -184,13 +187,13 @@ class RunCheckpointer:
 
 
 def _words(config: Config) -> str:
-    """Return a configuration as JSON, without what does not change a run."""
+    """Return a configuration as JSON, without the keys in `FREE`, which do not change a run."""
     plain = {key: value for key, value in asdict(config).items() if key not in FREE}
     return json.dumps(plain, sort_keys=True, default=str)
 
 
 def _expect_same(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
-    """Raise `ConfigError` for another configuration; `nodes`: so many, too."""
+    """Raise `ConfigError` if two configurations differ; `nodes`: compare their `nodes=` too."""
     now = json.loads(_words(config))
     for key in sorted(set(now) | set(before)):
         if now.get(key) != before.get(key) and (nodes or key != "nodes"):

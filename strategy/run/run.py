@@ -1,4 +1,4 @@
-"""One run on the server: its strategy, the model that it measures, what it writes down."""
+"""One run on the server: its strategy, the model that it evaluates, the rows that it records."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from task.flat_model import FlatModel, expect_numbers
 from task.rng import IsolatedRng
 from task.steps import Evaluation, evaluate, prepare
 
-OWN = ("drift", "staleness", "prediction_error")  # what some strategies measure beside the loss
+OWN = ("drift", "staleness", "prediction_error")  # metrics of some strategies beside the loss
 log = logging.getLogger("edgewire")
 
 
 class Run:
-    """One run on the server: the strategy, the model it measures, the records it keeps."""
+    """One run on the server: it starts the strategy, evaluates the model, writes the records."""
 
     def __init__(self, config: Config, grid: OrderedGrid, records: RunLog) -> None:
         self.config = config
@@ -50,16 +50,16 @@ class Run:
         self.variances = variances(layout)
         if not isinstance(self.strategy, PipelineStrategy):
             expect_named(config, layout)
-        self.stepped = 0  # rounds that the schedule knows of
-        self.newest: ArrayRecord | None = None  # the last round's model, if it was not measured
-        self.initial: ArrayRecord | None = None  # what it begins with
-        self.natives: Arrays = {}  # of the model in the module
+        self.stepped = 0  # rounds that the schedule has counted
+        self.newest: ArrayRecord | None = None  # the last round's model, if it was not evaluated
+        self.initial: ArrayRecord | None = None  # the model before training
+        self.natives: Arrays = {}  # native tensors of the model in the module
         expect_numbers(self.model.module)
         if not self.model.num_parameters:
             raise TaskError(f"model={config.model.name}: no parameter is to be trained")
 
     def prepare(self) -> None:
-        """Take the model that the run begins with, and say to the grid what it is."""
+        """Take the initial model; tell the strategy its native tensors and the grid its size."""
         self.initial = arrays = ArrayRecord(self.model.state_dict())
         self.natives = self.model.natives()
         self.strategy.initial = Initial(self.natives) if self.natives else None
@@ -70,7 +70,7 @@ class Run:
             log.warning("%s", self._untested())
 
     def _untested(self) -> str:
-        """Return in one line what becomes of the accuracy where the server has no test data."""
+        """Return a line for a server without test data: who measures the accuracy, if anyone."""
         said = "no photos at the server to test on: accuracy is"
         if asks_nodes(self.strategy):
             return f"{said} of what the nodes hold back (dataset.holdout)"
@@ -79,7 +79,7 @@ class Run:
         return f"{said} not measured"
 
     def start(self) -> None:
-        """Train: the strategy's rounds, each measured and recorded by `round_done`."""
+        """Train: run the strategy, which calls `round_done` after every round."""
         if self.initial is None:
             self.prepare()
         assert self.initial is not None
@@ -93,7 +93,10 @@ class Run:
         )
 
     def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Measure the model after a round (0: before the first), write the row, set the next lr."""
+        """Evaluate the model after a round (0: before the first), write its row, set the next lr.
+
+        `arrays`: the model as one flat vector, and native tensors. Returns the metrics.
+        """
         last = server_round == self.config.rounds
         metrics, self.newest = MetricRecord(), arrays
         if not len(self.labels):
@@ -126,52 +129,52 @@ class Run:
         return metrics
 
     def _own(self, name: str) -> dict[str, Any]:
-        """Return what a strategy of ours says beside what all of them do."""
+        """Return what the strategy's method `name` returns; {} for a strategy without it."""
         found: dict[str, Any] = getattr(self.strategy, name, dict)()
         return found
 
     def show(self, arrays: ArrayRecord) -> None:
-        """Put a model into the module that is measured, and saved."""
+        """Load a model into the module, for an evaluation or for `weights`."""
         self.natives = natives_of(arrays)
         self.model.load(to_vector(arrays), self.natives)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the module's state dict, of the model that was put into it."""
-        self.model.reset(self.natives)  # a measurement may have left something
+        """Return the module's state dict, for the model that `show` loaded."""
+        self.model.reset(self.natives)  # an evaluation may have changed buffers
         found: dict[str, Tensor] = self.model.module.state_dict()
         return found
 
     def _measure(self, arrays: ArrayRecord) -> Evaluation:
         self.newest = None
         self.show(arrays)
-        with IsolatedRng(self.model.state.device, self.config.seed):  # a model may draw here, too
+        with IsolatedRng(self.model.state.device, self.config.seed):  # some models draw here too
             return evaluate(self.model.module, self.test, self.labels, between=self.grid.tend)
 
     def _measured_at_nodes(self) -> dict[str, float]:
-        """Return what the nodes' own evaluation gave, if they were asked (fraction_evaluate)."""
+        """Return the nodes' own metrics as `node_*`, if the strategy asked (fraction_evaluate)."""
         measured = self.strategy.evaluate_metrics
         if measured is None:
             return {}
         return {f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss")}
 
     def _only_at_nodes(self) -> MetricRecord:
-        """Return what the nodes' own evaluation gave, as the server's is named."""
+        """Return the nodes' own metrics under the names of the server's metrics."""
         measured = self.strategy.evaluate_metrics
         if measured is None:
             return MetricRecord()
         return MetricRecord({name: cast(float, measured[name]) for name in Evaluation._fields})
 
     def _least_variance(self, arrays: ArrayRecord) -> dict[str, float]:
-        """Return the smallest of BatchNorm's running variances, of a model that has any."""
+        """Return the smallest of BatchNorm's running variances; {} for a model without any."""
         if not self.variances:
             return {}
         vector = to_vector(arrays)
         return {"least_variance": min(float(vector[a:b].min()) for a, b in self.variances)}
 
     def finish(self, stopped: str | None = None, *, measure: bool = True) -> None:
-        """Write the result and the weights of the last round's model, however early that came.
+        """Write the result and the weights of the last round's model, even if a run ends early.
 
-        `stopped`: why the run did not go on to its end; `measure`: that model, if it was not.
+        `stopped`: why the run did not reach its end. `measure`: evaluate that model if it was not.
         """
         if not self.records.last:
             return

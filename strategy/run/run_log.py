@@ -1,4 +1,4 @@
-"""What a run leaves behind: `history.jsonl`, `result.json`, the model's weights."""
+"""A run's result files: `history.jsonl`, `result.json`, `model.safetensors`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,19 @@ from strategy.run.tagged import Tagged
 
 Row = dict[str, Any]
 MEASURED = ("accuracy", "loss", "top5")
-OFTEN = 60.0  # seconds from one writing of the newest model to the next
+OFTEN = 60.0  # seconds between two writings of the newest model
 log = getLogger("edgewire")
 HISTORY = "history.jsonl"
-BLOWN_UP = 1000  # times the loss before training, at which a model has blown up
+BLOWN_UP = 1000  # a model has diverged above this many times the loss before training
 
 
 @dataclass
 class RunLogState:
-    """Rows: the last, that in which the model was measured last, and first; of all that were the
-    best accuracy and the worst loss; seconds since the start; bytes of the history.
+    """The state of a `RunLog`, as a checkpoint holds it.
+
+    `last`: the last row. `measured`, `first`: the last and the first row with an evaluation.
+    `best`: the best accuracy. `worst`: the largest loss. `seconds`: since the start. `size`: bytes
+    of the history.
     """
 
     last: Tagged
@@ -47,34 +50,34 @@ class RunLogState:
 
 
 class RunLog:
-    """Writes the result files of one run into `folder` ("": nothing is written).
+    """Writes the result files of one run into `folder` ("": writes nothing).
 
-    `anew`: the history begins anew; else `load` says with what it goes on. Every row of it holds
-    the counters so far; the result is the last row and what is known at the end. Floats that are
-    not finite are written as null.
+    `anew`: begin an empty history; otherwise `load` must follow. Every row of the history holds the
+    counters so far. The result is the last row plus what is known only at the end. NaN and infinity
+    become null.
     """
 
     def __init__(self, folder: str, *, anew: bool = True) -> None:
         self.folder = Path(folder) if folder else None
         self.last: Row = {}
-        self._measured: Row = {}  # the last row's in which the model was evaluated
+        self._measured: Row = {}  # the last row with an evaluation
         self._best: float | None = None
-        self._first: Row = {}  # the first row's, before training
-        self._worst = 0.0  # loss
+        self._first: Row = {}  # the first row with an evaluation, before training
+        self._worst = 0.0  # the largest loss
         self._history: TextIO | None = None  # open for the whole run: there may be 100,000 rounds
         self._start = time.perf_counter()
-        self._kept: float | None = None  # when the model was; not yet: a first one is soon
+        self._kept: float | None = None  # when the model was last written; None: not yet
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         if self.folder is not None and anew:
-            for name in ("model.safetensors", "result.json"):  # an earlier run's
+            for name in ("model.safetensors", "result.json"):  # of an earlier run
                 (self.folder / name).unlink(missing_ok=True)
             self._history = (self.folder / HISTORY).open("w")
 
     def save(self) -> RunLogState:
-        """Return what was recorded so far; the history up to here is on the disk then.
+        """Write the history to the disk; return the state that belongs to it.
 
-        Raises `OSError` if it is not.
+        Raises `OSError` if it cannot be written.
         """
         if self._history is None:
             raise OSError("history.jsonl is not written any more")
@@ -84,9 +87,9 @@ class RunLog:
         return RunLogState(*rows, self._best, self._worst, seconds, self._history.tell())
 
     def load(self, state: RunLogState) -> None:
-        """Go on with what was recorded; what the history holds of later is cut off.
+        """Resume with a saved state; cut off the history's later rows.
 
-        Raises `ConfigError` for a history that ends before.
+        Raises `ConfigError` for a history that is shorter than the state says.
         """
         assert self.folder is not None
         path = self.folder / HISTORY
@@ -112,21 +115,21 @@ class RunLog:
         if self._history is not None:
             try:
                 self._history.write(_json(row) + "\n")
-                self._history.flush()  # who follows the run reads it
-            except OSError as error:  # a full disk: the run goes on, there may be room at its end
+                self._history.flush()  # other programs follow the run by this file
+            except OSError as error:  # a full disk: the run goes on; its end may find room again
                 log.warning("history.jsonl ends here, it cannot be written: %s", error)
                 self._history = None
         return row
 
     @property
     def due(self) -> bool:
-        """Whether it is time to keep the newest model, for who loses the run before its end."""
+        """Whether to write the newest model now, in case the run does not reach its end."""
         if self.folder is None:
             return False
         return self._kept is None or time.perf_counter() - self._kept > OFTEN
 
     def keep(self, weights: Mapping[str, Tensor]) -> None:
-        """Write `model.safetensors`: a reader sees the model before, or this one. Never raises."""
+        """Replace `model.safetensors` atomically. Logs a warning if that fails; never raises."""
         self._kept = time.perf_counter()
         try:
             self._save(weights)
@@ -147,18 +150,18 @@ class RunLog:
             raise
 
     def measured(self, row: Row) -> None:
-        """Note what the newest model reaches."""
+        """Note the accuracy and loss of the newest model."""
         self._measured = row
         self._first = self._first or row
         self._best = max(row["accuracy"], self._best or 0.0)
         self._worst = max(self._worst, row["loss"] if row["loss"] == row["loss"] else math.inf)
 
     def diverged(self, trained: Iterable[Tensor]) -> bool:
-        """Return whether the model is of no use any more: values or a loss that are not finite.
+        """Return whether the model has diverged: a weight or its loss is not finite.
 
-        Or a loss that has blown up, now or before, and hardly more right answers than before
-        training. A model that was never measured is judged by its weights alone, `trained`: an
-        infinity elsewhere, as in a mask, is meant.
+        It has also diverged if the loss exceeded `BLOWN_UP` at any time and the accuracy is less
+        than twice that before training. Without an evaluation only the weights count. Only
+        `trained` tensors must be finite: a mask may hold infinity.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
             return True
@@ -175,9 +178,9 @@ class RunLog:
     ) -> Row:
         """Write `result.json` and `model.safetensors`, with `weights`; return the result.
 
-        `summary` goes beside the last row's counters; accuracy and loss are the last measured
-        ones, `best_accuracy` the best of all rounds; `diverged` is of the last round's model, by
-        what of it is `trained` (None: all weights).
+        The result holds `summary` and the last row's counters. Accuracy and loss are those of the
+        last evaluation; `best_accuracy` is the best of all rounds. `diverged` is about the last
+        round's model; `trained`: the tensor that must be finite (None: all weights).
         """
         result = dict(self.last)
         result.update({key: self._measured.get(key) for key in MEASURED})
@@ -189,7 +192,7 @@ class RunLog:
             self._history.close()
         if self.folder is not None:
             self.keep(weights)
-            partial = self.folder / "result.json.part"  # a reader never sees half a result
+            partial = self.folder / "result.json.part"  # renamed when complete
             partial.write_text(_json(result, indent=2) + "\n")
             os.replace(partial, self.folder / "result.json")
         return result
@@ -200,7 +203,7 @@ def _json(row: Row, indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Return a value with None in place of NaN and infinity, which JSON has no words for."""
+    """Return a value with None in place of NaN and infinity, which JSON cannot express."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -211,7 +214,7 @@ def _finite(value: Any) -> Any:
 def _versions() -> dict[str, str]:
     packages = ("edgewire-app", "flwr", "torch", "torchvision", "numpy", "hydra-core")
     found = {"python": platform.python_version()}
-    # of two kinds of CPU a seed gives other last bits, and after many steps another accuracy
+    # The CPU's vector instructions change the last bits, and after many steps the accuracy.
     found["cpu"] = torch.backends.cpu.get_cpu_capability()
     for package in packages:
         try:

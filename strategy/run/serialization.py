@@ -1,9 +1,9 @@
 """A strategy's state as bytes and back: one dataclass of arrays and plain values, never pickled.
 
-Values are ints, floats, bools, strings, bytes, None, arrays, and lists, deques, sets, tuples,
-dicts, dataclasses and named tuples of such, as the fields' types say; Flower's records and
-messages, and what is `Tagged` with its own type (`strategy.run.tagged`). An array that is there
-twice is stored once, and shared again. The bytes are those of a safetensors file.
+Values are ints, floats, bools, strings, bytes, None and arrays; and lists, deques, sets, tuples,
+dicts, dataclasses and named tuples of these, whose fields declare the types; Flower's records and
+messages; and `Tagged` values, which carry a type tag (`strategy.run.tagged`). An array that occurs
+twice is stored once, and is one array again after loading. The bytes are a safetensors file.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from safetensors.numpy import load, save
 from strategy.run.tagged import FLOWERS, Tagged, made, told
 
 T = TypeVar("T")
-HEAD = "state"  # the tensor that holds all that is no array, as JSON
+HEAD = "state"  # the tensor that holds everything but the arrays, as JSON
 PLAIN = (bool, int, float, str, NoneType)
 LISTS = (list, deque, set, tuple)
 
 
 class StateError(ValueError):
-    """Bytes that are no state, or another strategy's."""
+    """The bytes are not a state, or belong to another strategy."""
 
 
 def to_bytes(state: Any, options: Mapping[str, str] | None = None) -> bytes:
-    """Return a dataclass as bytes, bound to the options with which it goes on.
+    """Return a dataclass as bytes, together with the options that `from_bytes` must be given.
 
-    Raises `TypeError` for a value of another kind.
+    Raises `TypeError` for a value of an unsupported type.
     """
     writer = _Writer()
     head = [type(state).__name__, dict(options or {}), writer.plain(state)]
@@ -45,9 +45,9 @@ def to_bytes(state: Any, options: Mapping[str, str] | None = None) -> bytes:
 
 
 def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = None) -> T:
-    """Undo `to_bytes`; arrays may be written to.
+    """Undo `to_bytes`; the arrays are writable copies.
 
-    Raises `StateError` for anything else, and for a state that is bound to other options.
+    Raises `StateError` for other bytes, and for a state that was saved with other options.
     """
     try:
         arrays = {name: array.copy() for name, array in load(bytes(data)).items()}
@@ -67,15 +67,15 @@ def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = N
 
 
 class _Writer:
-    """Turns values into what JSON takes; arrays are put aside, each once."""
+    """Turns values into plain lists for JSON; collects the arrays, each once."""
 
     def __init__(self) -> None:
         self.arrays: list[NDArray[Any]] = []
         self._places: dict[int, int] = {}  # an array's id -> its place
-        self._alive: list[Any] = []  # so that no two have the same id
+        self._alive: list[Any] = []  # references, so that Python does not reuse an id
 
     def plain(self, value: Any) -> Any:
-        """Return a value, an array as its place. Raises `TypeError` for other kinds."""
+        """Return a value as plain lists, an array as its number. Raises `TypeError`."""
         if isinstance(value, PLAIN):
             return value
         if isinstance(value, Tagged):
@@ -106,14 +106,14 @@ class _Writer:
 
 
 def _made(kind: Any, plain: Any, arrays: dict[str, NDArray[Any]]) -> Any:
-    """Return a value of a type, from what `_Writer.plain` made of it."""
+    """Undo `_Writer.plain` for a value of the type `kind`."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if plain is None and NoneType in args:
             return None
         (kind,) = (each for each in args if each is not NoneType)
         return _made(kind, plain, arrays)
-    if origin in (np.ndarray, NDArray):  # from NumPy 2.5 on the second is a type of its own
+    if origin in (np.ndarray, NDArray):  # since NumPy 2.5 NDArray is its own type alias
         return arrays[str(plain)]
     if kind is Tagged:
         return Tagged(made(plain, arrays))
