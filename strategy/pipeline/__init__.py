@@ -1,1 +1,1 @@
-"""One model, its layers on different devices: the schedule, who holds what, its messages."""
+"""Pipeline training of one model cut over nodes: schedule, placement of segments, messages."""

@@ -1,4 +1,4 @@
-"""The activation store: what segments have sent, until those it is for are done with it."""
+"""The activation store: payloads from segments, until the segments that need them are done."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ Place = tuple[int, int, int]  # segment, mini-batch, micro-batch
 
 @dataclass
 class StoreState:
-    """Payloads and numbers of samples by mini-batch and micro-batch; `usual`: the last number of
-    samples; `lost`: mini-batches of backpropagation that all are to skip; `gradients` by segment.
+    """The state of an `ActivationStore`.
+
+    `inputs`, `labels`, `gradients` (by receiving segment): payloads by mini-batch and micro-batch.
+    `samples`: their numbers of samples; `usual`: the last such number. `lost`: mini-batches of
+    backpropagation that all segments must skip.
     """
 
     inputs: dict[Place, bytes] = field(default_factory=dict)
@@ -25,10 +28,10 @@ class StoreState:
 
 
 class ActivationStore:
-    """Payloads by the segment that they are for; the server forwards them as they came.
+    """Payloads by the segment that they are for; the server forwards them unchanged.
 
-    `labels_for`: the segments that see labels. `synthetic`: gradients train a segment's module, and
-    go with its next message; else each is a message of its own.
+    `labels_for`: the segments that see labels. `synthetic`: gradients train a segment's module and
+    go with the segment's next message; without it each gradient has its own message.
     """
 
     def __init__(self, labels_for: range, synthetic: bool, state: StoreState | None = None) -> None:
@@ -36,7 +39,7 @@ class ActivationStore:
         self._state = StoreState() if state is None else state
 
     def put(self, task: Task, name: str, payload: bytes) -> None:
-        """Take what a segment has sent: `output`, `gradients` or `labels`."""
+        """Store a payload from a segment; `name`: `output`, `gradients` or `labels`."""
         key = task.batch, task.micro
         if task.batch in self._state.lost:
             return
@@ -48,15 +51,15 @@ class ActivationStore:
             self._state.gradients.setdefault(task.segment - 1, {})[key] = payload
 
     def put_samples(self, task: Task, samples: int) -> None:
-        """Take how many samples the first segment's mini-batches, or micro-batch, have."""
+        """Store the number of samples in each mini-batch, or micro-batch, of a task."""
         self._state.samples[task.batch, task.micro] = self._state.usual = samples
 
     def samples(self, task: Task) -> int:
-        """Return that number; where nobody has said it yet, the last one's."""
+        """Return the number of samples in a task's mini-batches; if unknown, the last known one."""
         return self._state.samples.get((task.batch, task.micro), self._state.usual)
 
     def take(self, task: Task) -> dict[str, bytes] | None:
-        """Return what a task's message is to hold, by name; None if something was lost."""
+        """Return the payloads of a task's message by name; None if one of them is lost."""
         segment, key = task.segment, (task.batch, task.micro)
         found = {}
         if task.batch in self._state.lost:
@@ -77,14 +80,14 @@ class ActivationStore:
         return found
 
     def done(self, task: Task) -> None:
-        """Forget labels that nobody will ask for any more: all are through with the mini-batch."""
+        """Forget what belongs to mini-batches up to a task's: all segments are done with them."""
         for kept in (self._state.labels, self._state.samples):
             for key in [key for key in kept if key[0] <= task.batch]:
                 del kept[key]
         self._state.lost = {batch for batch in self._state.lost if batch > task.batch}
 
     def lose(self, batch: int) -> None:
-        """Forget a mini-batch that a segment could not use: the others' work on it is of no use."""
+        """Forget a mini-batch that a segment could not use; the other segments skip it too."""
         for key in [key for key in self._state.inputs if key[1] == batch]:
             del self._state.inputs[key]
         if not self._synthetic:

@@ -1,4 +1,4 @@
-"""A cut model's messages: sent by the schedule, answered, and done again where a node is gone."""
+"""The messages of a cut model: send tasks, take replies, send a task again if its node is gone."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from strategy.pipeline.state import LOST, PipelineState, UnderWay
 from strategy.pipeline.traffic import Opened, opened, plain_bytes
 
 SEGMENT_MESSAGE = "train.segment"  # the type of these messages
-TRIES = 3  # failures in a row, and another node takes over
+TRIES = 3  # another node takes over after so many failures in a row
 
 
 class Scheduling(Protocol):
-    """What the dispatcher asks of its strategy, whose options are explained there."""
+    """What the dispatcher needs of its strategy; `PipelineStrategy` explains the options."""
 
     micros: int
     synthetic: bool
@@ -56,18 +56,18 @@ class Scheduling(Protocol):
     rates: Rates
 
     def flow(self, segments: int, batches: int, state: PipelineScheduleState) -> PipelineSchedule:
-        """Return the schedule of a run."""
+        """Return the schedule of a run; `state`: what was sent and answered so far."""
 
     def fail(self, node: int, reason: str, when: str = "") -> None:
-        """Count a failure, and name its node in the log."""
+        """Count a failure and log its node."""
 
 
 class Dispatcher:
-    """Sends tasks as the schedule gives them, takes replies, and sees to what goes wrong.
+    """Sends tasks as the schedule gives them, takes replies, and handles faults.
 
-    A task that fails for what it was given costs its mini-batch: those after it are skipped there.
-    A node that is gone, or has lost its segment, costs its segment's steps since the last copy:
-    whoever takes over begins with that, and with all tasks that were not answered.
+    If a task fails because of its input, its mini-batch is lost: later segments skip it. If a node
+    is gone, or has lost its segment, the segment loses the steps since its last copy: the node that
+    takes over begins with that copy, and gets all tasks without a reply again.
     """
 
     def __init__(
@@ -99,23 +99,24 @@ class Dispatcher:
         count = len(plan.parts)
         if not state.under_way:
             state.begin(count)
-        elif grid.virtual_seconds is None:  # real moments are of another process
+        elif grid.virtual_seconds is None:  # a resumed run has another clock than its moments
             state.shift(grid.now - state.now)
         self._sent, self.links = state.under_way, state.links
         strategy.rates.share(state.rates)
         self._flow = strategy.flow(count, batches, state.flow)
         first = 1 if strategy.synthetic and strategy.conditioned else count - 1
         self._store = ActivationStore(range(first, count), strategy.synthetic, state.store)
-        self._sees_last = count - 1 if strategy.synthetic else 0  # a mini-batch, of all segments
+        # The last segment to step with a mini-batch: backpropagation ends at the first segment.
+        self._sees_last = count - 1 if strategy.synthetic else 0
         self._slowest = Slowest()
         self._crew = Placement(grid, count, state.holders, state.failed)
 
     def goes_on(self) -> bool:
-        """Whether anything is left to do; at the end segments are asked for copies they owe."""
+        """Return whether any work is left; at the end, ask segments for the copies they owe."""
         return not self._flow.finished or any(self._sent) or self._fetch_owed()
 
     def turn(self) -> None:
-        """Send what may be sent, wait for replies, take them."""
+        """Send the tasks that are ready, wait for replies, take them."""
         for task in self._flow.ready():
             self._send(self._prepared(task))
         self._wait()
@@ -123,7 +124,7 @@ class Dispatcher:
         self._state.now = self._grid.now
 
     def means(self) -> dict[str, float] | None:
-        """Return the means since the last call: the loss, the modules' errors."""
+        """Return the mean loss and mean error of the modules since the last call, or None."""
         state = self._state
         found = {"loss": state.losses, "prediction_error": state.errors}
         means = {name: sum(row) / len(row) for name, row in found.items() if row}
@@ -133,9 +134,9 @@ class Dispatcher:
     # sending
 
     def _prepared(self, task: Task) -> UnderWay:
-        """Take what a task needs out of the store; without arrays, if something was lost."""
+        """Take a task's input out of the store; mark the task as lost if its input is."""
         arrays = self._store.take(task)
-        if arrays is None:  # no message goes out that could bring a copy
+        if arrays is None:  # without a message there is no reply, so do not ask for a copy
             sent = UnderWay(task, {}, "", LOST)
         else:
             sent = UnderWay(task, arrays, self.copies.wanted(task))
@@ -143,7 +144,7 @@ class Dispatcher:
         return sent
 
     def _send(self, sent: UnderWay) -> None:
-        """Send a task's message, unless its segment is with nobody now."""
+        """Send a task's message, unless its input is lost or no node holds its segment."""
         task, plan = sent.task, self._plan
         node = self._crew.node(task.segment)
         if sent.message_id == LOST or node is None:
@@ -185,7 +186,7 @@ class Dispatcher:
         return [self._strategy.rates.of(number, newest) for number in numbers]
 
     def _fetch_owed(self) -> bool:
-        """At the end, ask segments for copies that they could not send; whether there are any."""
+        """At the end, ask segments for copies that they owe; return whether any segment does."""
         owing = [i for i in range(len(self._sent)) if self.copies.owed(i, self._batches)]
         for segment in owing:
             task = Task(segment, "", self._batches, 0)
@@ -196,7 +197,7 @@ class Dispatcher:
     # replies
 
     def _wait(self) -> None:
-        """Wait for the next replies; give up those that take too long, look for missing nodes."""
+        """Wait for the next replies; give up late ones, look for nodes for free segments."""
         waiting = {
             sent.message_id: sent
             for row in self._sent
@@ -204,7 +205,7 @@ class Dispatcher:
             if sent.reply is None and sent.message_id not in ("", LOST)
         }
         if any(row and (row[0].message_id == LOST or row[0].reply) for row in self._sent):
-            return  # there is something to go on with
+            return  # a reply or a lost task can be taken without waiting
         oldest = min((sent.when for sent in waiting.values()), default=math.inf)
         patience = self._slowest.limit(self._grid, self._timeout)
         deadline = min(oldest + patience, self._crew.next_look)
@@ -228,7 +229,7 @@ class Dispatcher:
                 self._hand_out(segment, self._crew.replace(segment))
 
     def _take_replies(self) -> None:
-        """Go through the replies, each segment's in the order of sending."""
+        """Take the replies, each segment's in the order of sending."""
         for row in self._sent:
             while row and (row[0].reply is not None or row[0].message_id == LOST):
                 if not self._take(row[0]):
@@ -240,9 +241,9 @@ class Dispatcher:
                     self._store.done(sent.task)
 
     def _take(self, sent: UnderWay) -> bool:
-        """Take a reply, or say why not; False: the task is to be done again."""
+        """Take a reply, or handle its failure; return False if the task must be done again."""
         task, reply = sent.task, sent.reply
-        if reply is None:  # what it needed was lost before
+        if reply is None:  # the task was never sent: its input is lost
             self._store.lose(task.batch)
             return True
         try:
@@ -260,7 +261,11 @@ class Dispatcher:
         return True
 
     def _without(self, sent: UnderWay, reply: Opened, reason: str) -> bool:
-        """Go on without what a reply should have held; False: the task is to be done again."""
+        """Handle a task that failed; return False if it must be done again.
+
+        It is done again if its node is gone, has lost the segment, or fails so often that another
+        node takes over. Otherwise its mini-batch is lost.
+        """
         segment, failed = sent.task.segment, reply.error is not None
         guilty = self._sender_of_damage(sent) if failed else None
         self._failed(segment if guilty is None else guilty, reason)
@@ -283,9 +288,10 @@ class Dispatcher:
         return False
 
     def _sender_of_damage(self, sent: UnderWay) -> int | None:
-        """Return the segment whose payload a task failed for: one that nobody can decode.
+        """Return the segment that sent a task a payload which cannot be decoded, or None.
 
-        Payloads are passed on by their headers alone; only for who fails they are decoded here.
+        The server checks only the headers of the payloads that it forwards. It decodes them here,
+        after a failure, to find out whether the sender or the receiver is at fault.
         """
         segment, part = sent.task.segment, self._plan.parts[sent.task.segment]
         samples = self._store.samples(sent.task)
@@ -297,7 +303,7 @@ class Dispatcher:
         return None
 
     def _open(self, sent: UnderWay, reply: Opened) -> None:
-        """Take what a reply holds. Raises `PayloadError` for what cannot be used."""
+        """Check a reply and take its content. Raises `PayloadError` if it is not usable."""
         task, plan = sent.task, self._plan
         found, metrics, traffic = reply.payloads, reply.metrics, self._state.traffic
         self.links.count_received(task.segment, reply, traffic)
@@ -339,7 +345,7 @@ class Dispatcher:
             )
 
     def _count_refusals(self, segment: int, refused: bool) -> None:
-        """Note whether a segment could use the gradients that it was sent."""
+        """Note whether a segment could use the gradients that it received."""
         if refused:
             self._count_failure(segment + 1, "gradients that the segment before could not use")
             self._report_bad_peer(segment + 1, segment)
@@ -347,8 +353,10 @@ class Dispatcher:
             self._state.accused.pop((segment + 1, segment), None)
 
     def _report_bad_peer(self, segment: int, by: int) -> None:
-        """Note that a neighbour has no use for what a segment sends; after a while another node
-        takes over. If that one's is of no use either, somebody else takes over from who says so.
+        """Note that the neighbour `by` could not use the payload of a segment.
+
+        After `TRIES` times in a row another node takes the segment over. After `TRIES` more, the
+        accuser may be at fault: another node takes over the segment `by`.
         """
         said = self._state.accused[segment, by] = self._state.accused[segment, by] + 1
         if said % TRIES == 0:
@@ -356,13 +364,14 @@ class Dispatcher:
             self._hand_out(guilty, self._crew.replace(guilty, fails=True))
 
     def _fails_often(self, segment: int) -> bool:
-        """Return whether to give a segment to another node, which may do better with its tasks."""
+        """Return whether a segment has failed so often that another node should try its tasks."""
         return self._state.hopeless[segment] % TRIES == 0
 
     def _hand_out(self, segment: int, anew: bool) -> None:
-        """Send a segment's node what it has not answered; `anew`: it begins with the last copy.
+        """Send the unanswered tasks of a segment to its node again.
 
-        A node that is there and only late keeps its segment: it may step twice with a mini-batch.
+        `anew`: the node begins with the last copy. Without it a node that is only late keeps its
+        segment, and may step twice with a mini-batch.
         """
         self._state.fresh[segment] |= anew
         for sent in self._sent[segment]:
@@ -372,7 +381,7 @@ class Dispatcher:
 
 
 def decodes(payload: bytes, shape: tuple[int, ...]) -> bool:
-    """Return whether a payload holds tensors of a shape, as nodes take them."""
+    """Return whether a node can decode a payload as tensors of a shape."""
     try:
         unpack(payload, describe(payload).n // max(math.prod(shape), 1), shape, "")
     except PayloadError:

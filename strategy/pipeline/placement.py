@@ -1,4 +1,4 @@
-"""Who holds which segment: nodes at work, nodes to spare, segments that wait for a node."""
+"""The placement of segments: which node holds which, spare nodes, segments without a node."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ log = getLogger("edgewire")
 
 
 class Placement:
-    """Gives each segment a node; the rest take over from those that are gone, or fail.
+    """Gives each segment a node; spare nodes take over from nodes that are gone, or fail.
 
-    `holders`: by segment, in whom they are kept; empty at first. `failed`: how often a segment was
-    taken from a node that failed: the others come first.
+    `holders`: the node of each segment, a list that this class changes; empty at first. `failed`:
+    node -> how often a segment was taken from it; spare nodes with fewer failures come first.
 
-    Raises `PayloadError` if fewer nodes than segments are there, and no more will come.
+    Raises `PayloadError` if there are fewer nodes than segments, and no more will come.
     """
 
     def __init__(
@@ -51,12 +51,14 @@ class Placement:
         return nodes[:segments]
 
     def node(self, segment: int) -> int | None:
-        """Return who holds a segment; None while nobody does."""
+        """Return the node that holds a segment; None while no node does."""
         return self._nodes[segment]
 
     def replace(self, segment: int, *, fails: bool = False) -> bool:
-        """Look for another node in place of a segment's, which stays if it is there and nobody else
-        is free. Return whether it has gone. `fails`: it is there, and its replies are of no use.
+        """Give a segment to a spare node; return whether its node has changed.
+
+        Without a spare node, a node that is available keeps the segment. `fails`: the node is
+        available, but its replies are not usable.
         """
         here, before = list(self._grid.get_node_ids()), self._nodes[segment]
         if fails and before is not None:
@@ -72,11 +74,11 @@ class Placement:
 
     @property
     def next_look(self) -> float:
-        """The moment of the grid's `now` at which to look for nodes again, if any is missing."""
+        """The moment, by the grid's `now`, to look for nodes again; infinity if none is missing."""
         return self._grid.next_look if None in self._nodes else math.inf
 
     def find(self) -> list[int]:
-        """Give nodes that are free to segments that wait; return these."""
+        """Give spare nodes to segments without a node; return these segments."""
         found = []
         for segment, node in enumerate(self._nodes):
             if node is None:
@@ -87,12 +89,12 @@ class Placement:
         return found
 
     def _free(self, here: Iterable[int]) -> list[int]:
-        """Return nodes without a segment, those first that have failed least."""
+        """Return the spare nodes among `here`, those with the fewest failures first."""
         free = (node for node in here if node not in self._nodes)
         return sorted(free, key=self._failed.__getitem__)
 
     def missing(self) -> str:
-        """Name the segments that nobody holds."""
+        """Return a text that names the segments without a node."""
         waiting = [str(i) for i, node in enumerate(self._nodes) if node is None]
         return (
             f"segment {', '.join(waiting)} waits for a node" if waiting else "nothing is under way"

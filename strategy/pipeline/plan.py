@@ -1,4 +1,4 @@
-"""The plan of a cut model: who gets which layers, what it costs them, what goes between them."""
+"""The plan of a cut model: its parts, their costs, and the tensors between them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AUTO = "auto"
 
 
 class CutOptions(Protocol):
-    """How a model is to be cut: the strategy's options, as `PipelineStrategy` explains them."""
+    """The options for cutting a model; `PipelineStrategy` explains them."""
 
     cuts: Any
     segments: int | None
@@ -47,8 +47,10 @@ class CutOptions(Protocol):
 
 
 class Plan:
-    """The parts of a model; `beside`: each part's tensors that are no float32 vector; `modules`:
-    entries of its module; `codecs`: of what nodes send to each other, by name; `classes`: of the
+    """The parts of a model, with `costs` and layer `names` of each.
+
+    `beside`: each part's native tensors, by name. `modules`: the number of parameters of each
+    part's module. `codecs`: the codecs of "output" and "gradients". `classes`: the number of
     labels. `copies`: what a copy of each part may hold.
     """
 
@@ -76,7 +78,7 @@ class Plan:
         return tuple(part.first for part in self.parts[1:])
 
     def steps(self, task: Task, micros: int) -> float:
-        """Return what a task costs, in steps of the whole model by backpropagation."""
+        """Return a task's cost; the unit is one backpropagation step of the whole model."""
         cost = self.costs[task.segment]
         ends = task.segment + 1 == len(self.parts)
         forward, backward = task.phase in ("train", "forward"), task.phase != "forward" or ends
@@ -86,19 +88,19 @@ class Plan:
         return share * task.batches / micros
 
     def plain(self, task: Task, samples: int) -> Mapping[str, list[tuple[tuple[int, ...], str]]]:
-        """Return what the tensors in a task's messages are without compression, by name."""
+        """Return shapes and dtypes of the uncompressed tensors in a task's messages, by name."""
         part, many = self.parts[task.segment], task.batches
         shapes = {
             "input": part.input,
             "output": part.output,
-            "gradients": part.input,  # those it sends
-            GRADIENTS: part.output,  # those it gets
+            "gradients": part.input,  # in its reply
+            GRADIENTS: part.output,  # in the message to it
         }
         found = {name: [((samples, *shape), "float32")] * many for name, shape in shapes.items()}
         return {**found, "labels": [((samples,), "int64")] * many}
 
     def asked(self, task: Task) -> list[str]:
-        """Return the names of what a task's reply is to hold for other segments."""
+        """Return the names of the payloads that a task's reply must hold for other segments."""
         ends = task.segment + 1 == len(self.parts)
         forward, backward = task.phase in ("train", "forward"), task.phase in ("train", "backward")
         return [
@@ -108,10 +110,11 @@ class Plan:
         ]
 
     def check(self, task: Task, samples: int, payloads: Mapping[str, bytes], copy: bool) -> None:
-        """Raise `PayloadError` unless a reply holds what its task leaves, and nothing else.
+        """Raise `PayloadError` unless a reply holds exactly the payloads that its task asks for.
 
-        `copy`: of the segment, which `Snapshots.take` looks at. Of tensors between segments the
-        header is looked at, and labels all: nobody else is given what cannot be used.
+        `copy`: whether one is a copy of the segment, which `Snapshots.take` checks. Of activations
+        and gradients this checks the header alone; the receiving node decodes them. It checks all
+        labels, so that no node gets labels out of range.
         """
         part, wanted = self.parts[task.segment], self.asked(task)
         names = [*wanted, "copy"] if copy else wanted
@@ -128,7 +131,7 @@ class Plan:
             unpack_labels(payloads["labels"], (task.batches, samples), self._classes)
 
     def described(self) -> list[dict[str, Any]]:
-        """Return what a picture of the plan needs: plain values, a dict a segment."""
+        """Return the plan for `result.json` and its picture: a dict of plain values a segment."""
         return [
             {
                 "layers": names,
@@ -145,9 +148,10 @@ class Plan:
 def plan_of(
     strategy: CutOptions, config: Config, data: Data, cuts: tuple[int, ...] | None = None
 ) -> Plan:
-    """Return a strategy's plan for the configured model. Raises `TaskError` if there is none.
+    """Return a strategy's plan for the configured model.
 
-    `cuts`: of a run that goes on; else the strategy's.
+    `cuts`: those of a resumed run; None: the strategy's. Raises `TaskError` if the model, the nodes
+    or the mini-batches do not allow it.
     """
     if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
         raise TaskError("the first node holds all of the data: leave partition=iid")
@@ -171,7 +175,7 @@ def plan_of(
 
 
 def _module_entries(part: Part, classes: int, hidden: int) -> int:
-    """Return how many parameters a part's module has."""
+    """Return the number of parameters of a part's module; 0 without modules."""
     if not hidden:
         return 0
     with torch.device("meta"):
@@ -180,7 +184,7 @@ def _module_entries(part: Part, classes: int, hidden: int) -> int:
 
 
 def _expect_enough(strategy: CutOptions, config: Config, data: Data, model: nn.Module) -> None:
-    """Raise `TaskError` for mini-batches too small for what is to be done with them."""
+    """Raise `TaskError` for mini-batches too small for the micro-batches, or for BatchNorm."""
     samples = min(config.batch_size, len(data.train.labels))
     least = samples // strategy.micros
     if least < 1:
@@ -195,7 +199,7 @@ def _expect_enough(strategy: CutOptions, config: Config, data: Data, model: nn.M
 
 
 def _cuts(strategy: CutOptions, config: Config, data: Data, layers: int) -> tuple[int, ...]:
-    """Return the cuts: those given, or the best for what layers take here."""
+    """Return the cuts: the given ones, or the best by the layers' times measured here."""
     if strategy.cuts != AUTO:
         given = strategy.cuts
         if isinstance(given, str) or not hasattr(given, "__iter__"):
@@ -213,7 +217,7 @@ def _cuts(strategy: CutOptions, config: Config, data: Data, layers: int) -> tupl
 
 
 def _limits(memory_mb: Any, segments: int) -> list[float] | None:
-    """Return the bytes of each node: of one number for all, or of a list."""
+    """Return the memory limit of each node in bytes; `memory_mb`: one number for all, or a list."""
     if memory_mb is None:
         return None
     given = list(memory_mb) if hasattr(memory_mb, "__iter__") else [memory_mb] * segments

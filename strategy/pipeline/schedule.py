@@ -1,14 +1,14 @@
-"""Which segment works on which mini-batch when: the schedules of a cut model.
+"""The schedules of a cut model: which segment works on which mini-batch, and when.
 
-Four segments, mini-batches 0, 1, 2, ...; each column is a moment, `.` an idle node:
+Four segments (rows), mini-batches 0, 1, 2, ...; each column is a moment, `.` an idle node:
 
     sequential   0 . . . 1 . . .     pipeline   0 1 2 3 4 5     GPipe      0a 0b .  .  .  .  0a 0b
                  . 0 . . . 1 . .                . 0 1 2 3 4     (F B,      .  0a 0b .  0a 0b .  .
                  . . 0 . . . 1 .                . . 0 1 2 3     2 micro-   .  .  .. .. .. .. .  .
                  . . . 0 . . . 1                . . . 0 1 2     batches)
 
-`async` is the pipeline without its beat: a segment goes on as soon as it has an input, at most
-`queue` messages ahead.
+`async` is the pipeline without a common clock: a segment goes on as soon as it has an input, at
+most `queue` messages ahead.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SCHEDULES = ("sequential", "pipeline", "async")
 
 
 class Task(NamedTuple):
-    """What one message asks of a segment: mini-batches `batch` to `batch` + `batches` - 1.
+    """The work that one message asks of a segment: mini-batches `batch` to `batch + batches - 1`.
 
-    Or the micro-batch number `micro` of one of them. `phase`: train (with synthetic gradients),
-    forward or backward; at the model's end forward goes back, too.
+    With micro-batches it is micro-batch `micro` of one mini-batch. `phase`: "train" (with synthetic
+    gradients), "forward" or "backward"; in the last segment "forward" includes the backward pass.
     """
 
     segment: int
@@ -32,31 +32,34 @@ class Task(NamedTuple):
     batch: int
     batches: int = 1
     micro: int = 0
-    steps: bool = True  # the segment has stepped with `batch` afterwards
+    steps: bool = True  # whether the segment takes its step with `batch` in this task
 
     @property
     def end(self) -> int:
-        """How many mini-batches the segment has seen after it."""
+        """The number of mini-batches that the segment has seen after this task."""
         return self.batch + self.batches
 
 
 class PipelineSchedule(Protocol):
-    """Gives tasks when they may be sent, and is told when they are answered, in that order."""
+    """Yields tasks when they may be sent; must be told of answers in the order of sending."""
 
     def ready(self) -> Iterator[Task]:
-        """Yield what may be sent now; each of them counts as sent."""
+        """Yield the tasks that may be sent now; each of them counts as sent."""
 
     def answered(self, task: Task) -> None:
-        """Note a reply; a task that has failed counts, too."""
+        """Note a reply; a failed task counts as answered too."""
 
     @property
     def finished(self) -> bool:
-        """Whether all mini-batches are through."""
+        """Whether all mini-batches are done."""
 
 
 @dataclass
 class PipelineScheduleState:
-    """Tasks by segment: sent and done forwards (or both ways at once), sent and done backwards."""
+    """Numbers of tasks by segment: `sent` and `done` forward, `backward` and `back` backward.
+
+    With synthetic gradients a task is both, and counts as forward.
+    """
 
     sent: list[int] = field(default_factory=list)
     done: list[int] = field(default_factory=list)
@@ -64,13 +67,13 @@ class PipelineScheduleState:
     back: list[int] = field(default_factory=list)
 
     def begin(self, segments: int) -> None:
-        """Begin with nothing sent, unless something was."""
+        """Begin with counts of 0, unless a loaded state has counts."""
         for row in (self.sent, self.done, self.backward, self.back):
             row += [0] * (segments - len(row))
 
 
 class Synthetic:
-    """Every segment steps on its own: a task for each of them, in turn."""
+    """The schedule of synthetic gradients: each segment steps with a mini-batch in one task."""
 
     def __init__(
         self,
@@ -89,13 +92,13 @@ class Synthetic:
 
     @property
     def finished(self) -> bool:
-        """Whether the last segment is through with all."""
+        """Whether the last segment is done with all mini-batches."""
         return self._done[-1] == self._groups
 
     def ready(self) -> Iterator[Task]:
-        """Yield what may be sent now."""
+        """Yield the tasks that may be sent now."""
         if self._schedule != "async" and self._sent != self._done:
-            return  # one beat at a time
+            return  # a column of the picture above ends when all its tasks are answered
         done = tuple(self._done)
         for segment in range(self._segments):
             while self._may_send(segment, done):
@@ -119,16 +122,17 @@ class Synthetic:
             return segment > 0 or done[-1] == group
         if self._schedule == "pipeline":
             return True
+        # async: bound the inputs that wait at the next segment, and the tasks that wait at this one
         ahead = segment + 1 == self._segments or group - self._done[segment + 1] < 2 * self._queue
         return ahead and group - self._done[segment] < self._queue
 
 
 class Backpropagation:
-    """Ordinary backpropagation over the cuts; in micro-batches it is a pipeline (GPipe).
+    """Ordinary backpropagation over the cuts; with micro-batches a pipeline (GPipe).
 
-    Huang et al. 2019. All micro-batches of a mini-batch see the same weights. A segment begins with
-    the next mini-batch when all that it has to take back of the last is on its way to it;
-    in sequence, when the first segment is through with that.
+    Huang et al. 2019. All micro-batches of a mini-batch see the same weights. A segment may begin
+    the next mini-batch when the server has sent it all backward tasks of the previous one. With
+    schedule "sequential", the first segment waits until it has answered them.
     """
 
     def __init__(
@@ -142,11 +146,11 @@ class Backpropagation:
 
     @property
     def finished(self) -> bool:
-        """Whether the first segment has taken back all."""
+        """Whether the first segment has answered all backward tasks."""
         return self._back[0] == self._total
 
     def ready(self) -> Iterator[Task]:
-        """Yield what may be sent now."""
+        """Yield the tasks that may be sent now."""
         for segment in range(self._segments):
             while segment + 1 < self._segments and (
                 self._backward[segment] < self._back[segment + 1]
@@ -169,7 +173,7 @@ class Backpropagation:
         number = self._forward[segment]
         if number == self._total or (segment and self._passed[segment - 1] <= number):
             return False
-        before = number - number % self._micros  # of the mini-batches before this one
+        before = number - number % self._micros  # micro-batches of all earlier mini-batches
         if segment == 0 and self._sequential:
             return self._back[0] >= before
         sent_back = self._forward if segment + 1 == self._segments else self._backward

@@ -1,4 +1,4 @@
-"""Copies of the segments at the server: for evaluation, for the end, and for who takes over."""
+"""Copies of the segments at the server: for evaluation, the final model, and takeovers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from task.layers import Part
 
 @dataclass
 class SnapshotsState:
-    """By segment: the last point it was asked for, points it has sent its copy for, full copies it
-    was asked for, the last full copy; `weights`: by point, of the segments; `natives`: by point,
-    tensors beside the model's vector, by their names in the model.
+    """The state of `Snapshots`. A point is a number of mini-batches after which a model is wanted.
+
+    By segment: `asked`, the last point for which a task asks for a copy; `delivered`, the number of
+    points with a copy; `full`, the number of full copies asked for; `last`, the last full copy.
+    `weights`: point -> each segment's vector. `natives`: point -> native tensors by their names in
+    the model.
     """
 
     asked: list[int] = field(default_factory=list)
@@ -34,17 +37,18 @@ class SnapshotsState:
     natives: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)
 
     def begin(self, copies: list[bytes]) -> None:
-        """Begin with these copies, and no others asked for."""
+        """Begin with these full copies, and no point asked for."""
         self.asked, self.delivered, self.full = ([0] * len(copies) for _ in range(3))
         self.last = copies
 
 
 class Snapshots:
-    """Knows when a segment is to send a copy, and puts models together.
+    """Decides when a segment must send a copy, and joins the copies to models.
 
-    The model is wanted after each `record_every` mini-batches, and after the last; after multiples
-    of `every` (0: never) all is copied that training builds on. A copy made after a mini-batch is
-    of that one for every segment, so the model is one that the uncut model could have been.
+    The points are the multiples of `record_every`, and the last mini-batch. After multiples of
+    `every` (0: never) a copy is full: it also holds what training needs to go on. All copies of a
+    point were made after the same mini-batch, so the joined model has seen exactly the same data in
+    every segment.
     """
 
     def __init__(
@@ -72,15 +76,15 @@ class Snapshots:
             )
 
     def last(self, segment: int) -> bytes:
-        """Return the copy with which a node takes a segment over."""
+        """Return the full copy with which a node takes a segment over."""
         return self._state.last[segment]
 
     def wanted(self, task: Task) -> str:
-        """Return what a task's reply is to hold of its segment: "", weights or all."""
+        """Return the copy that a task's reply must hold: "" (none), "weights" or "all"."""
         if not task.steps:
             return ""
         newest = task.end if task.end == self._batches else task.end - task.end % self._record_every
-        due = newest > self._state.asked[task.segment]  # else a message under way brings it
+        due = newest > self._state.asked[task.segment]  # not if a task under way asks for it
         self._state.asked[task.segment] = max(newest, self._state.asked[task.segment])
         full = task.end // self._every if self._every else 0
         if full > self._state.full[task.segment]:
@@ -89,22 +93,22 @@ class Snapshots:
         return "weights" if due else ""
 
     def failed(self, segment: int) -> None:
-        """Note that a copy that was asked for has not come: it is asked for again."""
+        """Note that a reply did not bring its copy: the next task asks for it again."""
         self._state.asked[segment] = self._state.delivered[segment] * self._record_every
         self._state.full[segment] = 0
 
     def owed(self, segment: int, end: int) -> bool:
-        """Whether a segment owes a copy of a point up to `end`."""
+        """Return whether a segment owes a copy of a point up to `end`."""
         point = self._point(segment)
         return point is not None and point <= end
 
     def _point(self, segment: int) -> int | None:
-        """Return the first point of which a segment has sent no copy."""
+        """Return the first point without a copy of a segment; None after the last point."""
         before = self._state.delivered[segment] * self._record_every
         return None if before >= self._batches else min(before + self._record_every, self._batches)
 
     def take(self, task: Task, kind: str, payload: bytes) -> None:
-        """Take a segment's copy. Raises `PayloadError` for what is none."""
+        """Take a segment's copy. Raises `PayloadError` for a payload that is not one."""
         part, form = self._parts[task.segment], self._plan.copies[task.segment]
         vectors, beside = unpack_copy(payload, form, whole=kind == "all")
         state = vectors[STATE]
@@ -117,7 +121,10 @@ class Snapshots:
             self._state.delivered[task.segment] += 1
 
     def complete(self) -> tuple[int, Vector, dict[str, NDArray[Any]]] | None:
-        """Return the next point of which all copies are there, its model, what is beside; once."""
+        """Return the next point with all copies, its model, float32 (n,), and native tensors.
+
+        Forgets the point. Returns None if a copy of the next point is missing.
+        """
         for point in sorted(self._state.weights):
             states = self._state.weights[point]
             if all(state is not None for state in states):
@@ -142,7 +149,7 @@ class Snapshots:
 
 
 def _places(parts: Sequence[Part], layout: Layout) -> list[list[tuple[Extent, Extent]]]:
-    """Return for each part where its tensors lie in the model's vector and in its own."""
+    """Return for each part the extents of its tensors: in the model's vector, in its own."""
     bounds = dict(zip(layout.names, pairwise(layout.offsets.tolist()), strict=True))
     found = []
     for part in parts:

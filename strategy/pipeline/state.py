@@ -1,4 +1,4 @@
-"""What a cut model's server has come to: messages under way, who holds what, copies, losses."""
+"""The state of a cut model's server: messages under way, placement, snapshots, losses."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from strategy.pipeline.schedule import PipelineScheduleState, Task
 from strategy.pipeline.snapshots import SnapshotsState
 from strategy.pipeline.traffic import Links, Opened
 
-LOST = "lost"  # in place of a message's id: what it was to hold has been lost
+LOST = "lost"  # in place of a message's id: its input was lost, so it cannot be sent
 
 
 @dataclass
 class UnderWay:
-    """A task under way: its message, and what that holds for who may have to take over."""
+    """A task under way, with its payloads, so that another node can take the task over."""
 
     task: Task
     arrays: dict[str, bytes]
-    copy: str  # what is asked for of the segment
-    message_id: str = ""
+    copy: str  # the copy of the segment that the reply must hold: "", "weights" or "all"
+    message_id: str = ""  # "": not sent
     number: int = 0
-    when: float = 0.0  # a moment of the grid's `now`
+    when: float = 0.0  # when it was sent, by the grid's `now`
     reply: Opened | None = None
 
 
 @dataclass
 class PipelineState(ServerState):
-    """By segment: messages under way, how often it was handed out, whether it goes with the next
-    message, failures in a row. `holders`: its node, `failed`: from whom it was taken; `accused`: by
-    which segment, how often in a row; `losses` and `errors` since the last record; `cuts`: of the
-    model.
+    """The state of a cut model's run, as a checkpoint holds it.
+
+    By segment: `under_way`, its tasks under way; `handed`, how often the server has handed it out;
+    `fresh`, whether the next message must hold its copy; `hopeless`, failures in a row; `holders`,
+    its node. `failed`: node -> how often a segment was taken from it. `accused`: (segment, by which
+    neighbour) -> useless payloads in a row. `losses`, `errors`: since the last record. `rates`: of
+    each mini-batch. `cuts`: of the model.
     """
 
     under_way: list[deque[UnderWay]] = field(default_factory=list)
@@ -50,7 +53,7 @@ class PipelineState(ServerState):
     copies: SnapshotsState = field(default_factory=SnapshotsState)
     cuts: list[int] = field(default_factory=list)
     links: Links = field(default_factory=Links)
-    now: float = 0.0  # when the state was what it is
+    now: float = 0.0  # the moment of this state
 
     def begin(self, segments: int) -> None:
         """Begin with nothing sent."""
@@ -60,7 +63,7 @@ class PipelineState(ServerState):
         self.links.begin(segments)
 
     def shift(self, by: float) -> None:
-        """Move all moments."""
+        """Add `by` seconds to all saved moments."""
         for row in self.under_way:
             for sent in row:
                 sent.when += by

@@ -1,4 +1,4 @@
-"""One model, its layers on different devices: the server of synthetic gradients."""
+"""The strategy for one model cut over nodes: synthetic gradients, or split backpropagation."""
 
 from __future__ import annotations
 
@@ -31,24 +31,26 @@ from task.datasets import Data
 
 
 class PipelineStrategy(ParameterServer):
-    """Each node trains consecutive layers on activations that come by message.
+    """Each node trains consecutive layers (a segment) on activations that it gets by message.
 
     Chen et al. 2019, "Exploring the use of synthetic gradients for distributed deep learning across
-    cloud and edge resources", after Jaderberg et al. 2017: with `synthetic`, a node steps along the
-    gradient that a module of its own predicts for its output, and goes on; the true one (made with
-    the next segment's own prediction) comes with a later message, and trains the module. Without,
-    gradients go back through all segments before any of them steps (split backpropagation).
+    cloud and edge resources", after Jaderberg et al. 2017. With `synthetic`, a node has a module
+    that predicts the gradient of its output; the node steps along that prediction and goes on. The
+    next segment computes the target gradient, from its own prediction; a later message brings it,
+    and the node trains the module on it. Without `synthetic`, gradients go back through all
+    segments before any of them steps (split backpropagation).
 
-    `cuts`: numbers of the layers with which a new segment begins, or "auto": `segments` of them
-    (null: one a node), the slowest as fast as can be by seconds measured here, within `memory_mb` a
-    node. `schedule`: `strategy.pipeline.schedule`; `queue`: messages that may wait at a node
-    (async); `batches_per_message`: mini-batches in a message, a step for each; `micro_batches`: of
-    a mini-batch, for backpropagation in a pipeline. `conditioned`: modules see the labels;
-    `hidden`: their units. `gradients`: how gradients are compressed (`uplink` is for activations);
-    `feedback`: what compression loses is kept, and added to the next mini-batch's. `segment_every`:
-    mini-batches from one full copy of the segments at the server to the next, with which another
-    node takes over from one that is gone; 0: only the first. `record_every`: mini-batches from one
-    evaluation to the next.
+    `cuts`: numbers of the layers with which a new segment begins, or "auto". "auto" makes
+    `segments` of them (null: one for each node), within `memory_mb` a node, so that the slowest
+    segment is as fast as possible by times measured on the server. `schedule`: see
+    `strategy.pipeline.schedule`. `queue`: messages that may wait at a node (async).
+    `batches_per_message`: mini-batches in a message, with a step for each. `micro_batches`: of a
+    mini-batch, for backpropagation in a pipeline. `conditioned`: modules see the labels. `hidden`:
+    units of a module's hidden layer. `uplink`: the codec of activations; the configuration's
+    `gradients` is that of gradients. `feedback`: a node keeps what compression loses and adds it to
+    the next mini-batch's tensors. `segment_every`: mini-batches between two full copies of the
+    segments at the server, from which another node can take over; 0: only the first copy.
+    `record_every`: mini-batches between two evaluations.
     """
 
     unit = "STEP"
@@ -109,7 +111,7 @@ class PipelineStrategy(ParameterServer):
         self._problem: tuple[Config, Data] | None = None
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError` for what the nodes would not heed, or wait on for ever."""
+        """Raise `ConfigError` for options that nodes would ignore, or a run that could hang."""
         self._expect_recorded(config.eval_every)
         if config.local_steps is not None or config.local_epochs != 1:
             raise ConfigError(
@@ -123,7 +125,7 @@ class PipelineStrategy(ParameterServer):
 
     @property
     def done(self) -> int:
-        """How many mini-batches are through."""
+        """The number of mini-batches that all segments are done with."""
         flow = self.state.flow
         if not flow.done:
             return 0
@@ -132,14 +134,14 @@ class PipelineStrategy(ParameterServer):
         return flow.back[0] // self.micros
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Give up what is under way, and the nodes: segments are handed out with their copies."""
+        """Give up the messages under way and the placement: new holders get the last copies."""
         for row in self.state.under_way:
             for sent in row:
                 sent.message_id, sent.reply = LOST if sent.message_id == LOST else "", None
         self.state.holders[:] = [None] * len(self.state.holders)
 
     def load(self, data: bytes) -> None:
-        """Take a state; the model is cut as it was, whatever would be the best cuts now."""
+        """Take a saved state, with its cuts, even if measured times now suggest other ones."""
         super().load(data)
         if self._problem is not None and self.plan and self.plan.cuts != tuple(self.state.cuts):
             self.plan = plan_of(self, *self._problem, cuts=tuple(self.state.cuts))
@@ -150,7 +152,7 @@ class PipelineStrategy(ParameterServer):
         FLOWER.info("%s: schedule %s, cuts %s", what, self.schedule, self.cuts)
 
     def cut(self, config: Config, data: Data) -> None:
-        """Cut the configured model, or say why it cannot be: `TaskError`, `ValueError`."""
+        """Cut the configured model. Raises `TaskError` or `ValueError` if that is not possible."""
         self.plan, self._problem = plan_of(self, config, data), (config, data)
         self.rates = Rates(config.schedule, config.lr)
         alone = len(self.plan.cuts) == 0
@@ -158,11 +160,11 @@ class PipelineStrategy(ParameterServer):
             raise ValueError("batches_per_message goes with synthetic gradients")
 
     def details(self) -> dict[str, Any]:
-        """Return what a record of the run holds beside what all runs' do."""
+        """Return this strategy's own entries of a history row."""
         return self.state.links.as_dict()
 
     def outcome(self) -> dict[str, Any]:
-        """Return what the result of the run holds beside what all runs' do."""
+        """Return this strategy's own entries of `result.json`."""
         return {"segments": self.plan.described() if self.plan else []}
 
     def start(
@@ -177,7 +179,8 @@ class PipelineStrategy(ParameterServer):
     ) -> Result:
         """Train for `num_rounds` mini-batches; arguments and result as `Strategy.start`.
 
-        `evaluate_fn` gets the model, put together, as it was after a number of mini-batches.
+        `evaluate_fn` gets the model joined from copies that all segments made after the same
+        mini-batch.
         """
         if self.plan is None:
             raise ValueError("the model is not cut: call cut() first")
@@ -204,11 +207,11 @@ class PipelineStrategy(ParameterServer):
         return result
 
     def flow(self, segments: int, batches: int, state: PipelineScheduleState) -> PipelineSchedule:
-        """Return the schedule of a run, with what was sent and answered so far."""
+        """Return the schedule of a run; `state`: what was sent and answered so far."""
         if self._goes_forward(segments):
             return Synthetic(self.schedule, segments, batches, self.per_message, self.queue, state)
         return Backpropagation(self.schedule, segments, batches, self.micros, state)
 
     def _goes_forward(self, segments: int) -> bool:
-        """Return whether a mini-batch passes each segment once."""
+        """Return whether a mini-batch passes each segment once, without a backward task."""
         return self.synthetic or (segments == 1 and self.micros == 1)

@@ -1,4 +1,4 @@
-"""Bytes of a cut model's run: of every link, each way, and of what they were."""
+"""Bytes of a cut model's run: by link, by direction, and by kind of payload."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from compression.flower.message_size import Size, measured
 from compression.flower.records import records
 from compression.flower.traffic import reason_of
 
-Plain = Mapping[str, list[tuple[tuple[int, ...], str]]]  # name -> shapes and types of its tensors
-LONGEST = 1e9  # seconds that a task can have taken: many of the largest floats make infinity
+Plain = Mapping[str, list[tuple[tuple[int, ...], str]]]  # name -> shapes and dtypes of its tensors
+LONGEST = 1e9  # the most seconds to believe of a task: a sum of huge floats becomes infinity
 KINDS = {"input": "activations", "output": "activations", "labels": "labels", "copy": "copies"}
 
 
 class Opened(NamedTuple):
-    """What a reply holds: payloads by name, metrics, the number of its message, its bytes; or why
-    there is none, and Flower's code.
+    """The content of a reply: payloads by name, metrics, the number of its message, its bytes.
+
+    For an error reply `error` is the reason, and `code` Flower's error code.
     """
 
     payloads: dict[str, bytes]
@@ -40,12 +41,13 @@ class Opened(NamedTuple):
 
 
 def opened(reply: Message) -> Opened:
-    """Return what a reply holds."""
+    """Return the content of a reply, not yet checked."""
     if reply.has_error():
         return Opened({}, None, None, reason_of(reply), reply.error.code)
     payloads: dict[str, bytes] = {}
     for _, record in records(reply.content, ArrayRecord):
-        for name, array in record.items():  # one name twice: the second is none that was asked for
+        # A second payload of one name gets a name that no task asks for: `Plan.check` refuses it.
+        for name, array in record.items():
             payloads[name if name not in payloads else f"{name} (again)"] = array.data
     metrics = next(iter(records(reply.content, MetricRecord)), None)
     number = None
@@ -57,9 +59,10 @@ def opened(reply: Message) -> Opened:
 
 @dataclass
 class Links:
-    """Counts lengths of payloads that were put into messages, by link, and what they were.
+    """Counts bytes by link, and payload bytes by kind.
 
-    By segment: bytes up and down, real seconds of work, and of how many mini-batches.
+    By segment: bytes `up` and `down`, real `seconds` of work, and the mini-batches (`batches`) that
+    these seconds are of.
     """
 
     up: list[int] = field(default_factory=list)
@@ -69,7 +72,7 @@ class Links:
     batches: list[float] = field(default_factory=list)
 
     def begin(self, segments: int) -> None:
-        """Begin with nothing counted, unless something was."""
+        """Begin with counts of 0, unless a loaded state has counts."""
         for row in (self.up, self.down, self.seconds, self.batches):
             row += [0] * (segments - len(row))
 
@@ -81,19 +84,19 @@ class Links:
         plain: Plain,
         traffic: Traffic,
     ) -> None:
-        """Count what a segment is sent; `size`: of the content with these payloads."""
+        """Count a message to a segment; `size`: of its content with these payloads."""
         self.down[segment] += size[0]
         traffic.count_sent(size, plain_bytes(payloads, plain))
         self._count(payloads)
 
     def count_received(self, segment: int, reply: Opened, traffic: Traffic) -> None:
-        """Count what a segment has sent, used or not."""
+        """Count a segment's reply, whether it is used or not."""
         self.up[segment] += reply.size[0]
         traffic.count_received(reply.size, 0)
         self._count(reply.payloads)
 
     def worked(self, segment: int, seconds: object, batches: float) -> None:
-        """Count real seconds that a segment has worked on so many mini-batches."""
+        """Count the real seconds that a segment has worked on `batches` mini-batches."""
         if isinstance(seconds, float) and 0 <= seconds <= LONGEST:
             self.seconds[segment] += seconds
             self.batches[segment] += batches
@@ -101,7 +104,8 @@ class Links:
     def as_dict(self) -> dict[str, Any]:
         """Return the counters by name, those of links as lists by segment.
 
-        `seconds_by_segment`: real ones of a mini-batch, in the mean: the slowest is the bound.
+        `seconds_by_segment`: the mean real seconds of a mini-batch. The slowest segment bounds the
+        speed of the pipeline.
         """
         kinds = ("activations", "gradients", "labels", "copies")
         return {
@@ -120,9 +124,10 @@ class Links:
 
 
 def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
-    """Return what payloads would be as Flower's plain Arrays.
+    """Return the bytes that payloads would have as Flower's plain Arrays.
 
-    They are our own, or were held against what was asked: what they declare is believed.
+    This trusts the payloads' headers: the payloads are the server's own, or `Plan.check` has passed
+    them.
     """
     total = 0
     for name, payload in payloads.items():
@@ -130,7 +135,7 @@ def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
         shapes = plain.get(key, [])
         if name == "copy":
             shapes = [((describe(payload).n,), "float32")]
-        elif key == GRADIENTS and shapes:  # as many as its own message had mini-batches
+        elif key == GRADIENTS and shapes:  # as many tensors as mini-batches in the message it is of
             one = max(math.prod(shapes[0][0]), 1)
             shapes = shapes[:1] * (describe(payload).n // one)
         total += sum(_array_bytes(shape, dtype) for shape, dtype in shapes)
@@ -139,5 +144,5 @@ def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
 
 @lru_cache(maxsize=64)
 def _array_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Return the bytes of an Array as Flower sends it: of one that was made."""
+    """Return the bytes of a Flower Array with this shape and dtype, by making one."""
     return len(Array(np.zeros(shape, dtype)).data)

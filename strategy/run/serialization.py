@@ -113,7 +113,7 @@ def _made(kind: Any, plain: Any, arrays: dict[str, NDArray[Any]]) -> Any:
             return None
         (kind,) = (each for each in args if each is not NoneType)
         return _made(kind, plain, arrays)
-    if origin in (np.ndarray, NDArray):  # since NumPy 2.5 NDArray is its own type alias
+    if origin in (np.ndarray, NDArray):  # since NumPy 2.5 the origin is NDArray itself
         return arrays[str(plain)]
     if kind is Tagged:
         return Tagged(made(plain, arrays))
