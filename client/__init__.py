@@ -1,4 +1,4 @@
-"""What runs on a device: the ClientApp, local training, the node's own data."""
+"""A node's side: the ClientApp, local training, the node's own data."""
 
 from task.stdlib_collision import avoid_stdlib_collision
 

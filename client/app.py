@@ -20,16 +20,16 @@ from conf.submitted_runs import is_local
 
 
 class Undisclosed(RuntimeError):
-    """Something failed at this node, and what it said is for this node's own log."""
+    """An error at this node whose text stays in this node's own log."""
 
-    one_line = True  # all that there is to say
+    one_line = True  # whoever logs it leaves the traceback out
 
 
 def discreet(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Hide from a server what it has not said itself: folders, files and classes of this node.
+    """Hide the text of errors that may name this node's folders, files or classes from a server.
 
-    The reason of an error reply is what was raised. Of the server's own configuration and payloads
-    that says why they will not do; anything else is left to the node's log, which has all of it.
+    Flower sends the exception's text as the reason of an error reply. Errors about the server's own
+    configuration and payloads pass. The text of any other error stays in the node's log.
     """
     try:
         return call_next(message, context)
@@ -45,21 +45,21 @@ app = ClientApp(mods=[discreet])
 
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
-    """Return a message's model, float32 (n,), what to do with it, and what is beside it."""
+    """Return a message's model, float32 (n,), its training orders, and its native tensors."""
     config = cast(ConfigRecord, message.content["config"])
     arrays = cast(ArrayRecord, message.content["arrays"])
     return to_vector(arrays), TrainConfig.of(config), natives_of(arrays)
 
 
 def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
-    """Return the reply; the mod puts the real seconds in, as it works on it too."""
+    """Return the reply; the mod fills in the real seconds, which include its own work."""
     measured = filled(MetricRecord, {**metrics, SECONDS: 0.0})
     content = filled(RecordDict, {"arrays": arrays, "metrics": measured})
     return Message(content, reply_to=message)
 
 
 def _known(context: Context) -> tuple[Config, str | None, Node]:
-    """Return the run's configuration as this node takes it, the node's own folder, the node."""
+    """Return the run's configuration, checked for this node, the node's own folder, the node."""
     node = node_of(context)
     return load_config(context.run_config, node.count, context.node_config), node.folder, node
 
@@ -78,7 +78,7 @@ def uplink(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 @app.train(mods=[uplink])
 def train(message: Message, context: Context) -> Message:
-    """Train from the received model; reply the new one (the mod makes it a compressed delta)."""
+    """Train from the received model; reply with the new one (the mod sends a compressed delta)."""
     trainer, node = _trainer(context)
     vector, metrics = trainer.train(node, *_read(message))
     return _reply(message, with_natives(flat_record(vector), trainer.flat.natives()), metrics)
@@ -86,7 +86,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.train("step", mods=[uplink])
 def step(message: Message, context: Context) -> Message:
-    """Answer a server of ours, synchronous or not, with an update of the received model."""
+    """Reply to EdgeWire's own strategies with an update of the received model."""
     trainer, node = _trainer(context)
     update, metrics = trainer.update(node, *_read(message))
     return _reply(message, with_natives(update_record(update), trainer.flat.natives()), metrics)

@@ -1,4 +1,4 @@
-"""A node's own samples: which they are, prepared, and in mini-batches."""
+"""A node's own samples: their indices, the prepared tensors, and mini-batches of them."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from task.rng import stream_seed
 from task.steps import prepare
 
 Batch = tuple[Tensor, Tensor]
-PREPARED_BYTES = 256 << 20  # how much prepared data a process keeps for the nodes it meets again
+PREPARED_BYTES = 256 << 20  # bytes of prepared samples that a process caches for its nodes
 
 
 class Order(NamedTuple):
-    """In which order a node's samples make an epoch's mini-batches."""
+    """The order of a node's samples in an epoch."""
 
     epoch: int
-    samples: Tensor  # int64 (s,): positions among the node's prepared ones, or in the training set
-    prepared: bool  # which of the two
+    samples: Tensor  # int64 (s,): positions in the node's prepared samples, or in the training set
+    prepared: bool  # True: positions in the prepared samples
 
 
 class Recent:
-    """The samples used last, up to a number of bytes."""
+    """A cache of prepared samples up to a number of bytes; the least recently used go first."""
 
     def __init__(self, capacity: int = PREPARED_BYTES) -> None:
         self._kept: OrderedDict[tuple[int, bool], Batch] = OrderedDict()
         self._left = capacity
 
     def get(self, key: tuple[int, bool]) -> Batch | None:
-        """Return what is kept under `key`, which is then the last to go."""
+        """Return the samples of `key` and mark them as used last; None if they are not cached."""
         if key in self._kept:
             self._kept.move_to_end(key)
         return self._kept.get(key)
 
     def has_room(self, size: int) -> bool:
-        """Return whether `size` bytes more would fit beside what is kept."""
+        """Return whether `size` more bytes fit without removing samples."""
         return size <= self._left
 
     def put(self, key: tuple[int, bool], samples: Batch) -> Batch:
-        """Keep samples if they fit, in place of those unused for longest; return them."""
+        """Cache samples if they fit, after removing the least recently used; return them."""
         size = sum(t.nbytes for t in samples)
         while self._kept and size > self._left:
             _, oldest = self._kept.popitem(last=False)
@@ -61,8 +61,8 @@ class Recent:
 class Samples:
     """The samples of all nodes of a process.
 
-    `whole`: the training set is not spread, but the node's alone; `folder`: its own on a real
-    device, in place of a share of the training set.
+    `whole`: one node has the whole training set, without a partition. `folder`: a real device has
+    its own data in place of a partition of the training set.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Samples:
         self.data = data
         self.whole = whole or folder is not None
         self.device = device_of(config)
-        # who has one node to serve prepares each mini-batch anew, for 0.3 ms and no memory
+        # With one node, preparing each mini-batch takes 0.3 ms; a cache would only take memory.
         self._prepared = Recent(0 if whole else PREPARED_BYTES)
         self._orders: dict[int, Order] = {}  # of each node
 
     @functools.cached_property
     def partition(self) -> Any:
-        """The training set's spread over the nodes (made when the first node asks)."""
+        """The partition of the training set over the nodes, made at the first use."""
         return partition_of(self.config, self.data)
 
     def batch(self, node: Node, number: int) -> Batch:
-        """Return the node's mini-batch `number` (from 0): it comes from (seed, node, number) alone.
+        """Return the node's mini-batch `number` (from 0); it depends on (seed, node, number) alone.
 
-        Epochs have an order of their own, without the rest that fills no batch.
+        Each epoch has its own order. Samples that do not fill a last mini-batch are left out.
         """
         order = self._orders.get(node.index)
         total = len(self._part(node, held_back=False)) if order is None else len(order.samples)
@@ -99,7 +99,7 @@ class Samples:
         return images.index_select(0, chosen), labels.index_select(0, chosen)
 
     def _shuffled(self, node: Node, epoch: int) -> Order:
-        """Return an epoch's order: among the prepared samples if they, too, can be kept."""
+        """Return an epoch's order, of the prepared samples if the cache has room for them."""
         part = self._part(node, held_back=False)
         order = torch.randperm(len(part), generator=self.generator(node, epoch))
         size = 4 * len(part) * math.prod(self.data.train.images.shape[1:])
@@ -108,10 +108,10 @@ class Samples:
         return Order(epoch, part[order], prepared=False)
 
     def of(self, node: Node, *, held_back: bool) -> Batch:
-        """Return the node's images, float32 (s, C, H, W), and labels, int64 (s,): read only.
+        """Return the node's images, float32 (s, C, H, W), and labels, int64 (s,); read only.
 
-        The last `dataset.holdout` of a node's samples (in the partition's own, shuffled order)
-        are held back from training.
+        The last share `dataset.holdout` of a node's samples, in the partition's shuffled order, is
+        held back from training.
         """
         key = (node.index, held_back)
         if (samples := self._prepared.get(key)) is None:
@@ -122,7 +122,7 @@ class Samples:
         return self._prepared_samples(self._part(node, held_back))
 
     def _part(self, node: Node, held_back: bool) -> Tensor:
-        """Return which samples the node trains on, or holds back, int64 (s,)."""
+        """Return the indices of the samples that the node trains on, or holds back, int64 (s,)."""
         indices = self._indices(node)
         kept = len(indices) - int(len(indices) * self.config.dataset.holdout)
         indices = indices[kept:] if held_back else indices[:kept]
@@ -135,13 +135,13 @@ class Samples:
 
     def _prepared_samples(self, indices: Tensor) -> Batch:
         split, data = self.data.train, self.data
-        # index_select takes a tenth of the time of images[indices]
+        # `index_select` takes a tenth of the time of `images[indices]`.
         images = split.images.index_select(0, indices)
         labels = split.labels.index_select(0, indices)
         return prepare(images, data.mean, data.std, self.config.device), labels.to(self.device)
 
     def _indices(self, node: Node) -> Tensor:
-        """Return which samples of the training split are the node's, int64 (s,)."""
+        """Return the indices of the node's samples in the training split, int64 (s,)."""
         if not self.whole:
             indices: Tensor = self.partition.indices(node.index)
             return indices

@@ -1,4 +1,4 @@
-"""Which node this is, as Flower's `node_config` tells it."""
+"""The node's place in the run, from Flower's `node_config`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Node:
     """A node's place in the run.
 
     `index`: its partition, 0 to `count` - 1, the same on every engine (Flower's node ids are
-    random); `folder`: its own folder of class folders, on a real device.
+    random). `folder`: the folder with its own data, a folder for each class, on a real device.
     """
 
     index: int
@@ -23,7 +23,7 @@ class Node:
 def node_of(context: Context) -> Node:
     """Read `partition-id`, `num-partitions` and `data` from the node's configuration.
 
-    Raises `ValueError` if it has neither a partition nor a folder.
+    Raises `ValueError` if it names neither a partition nor a folder.
     """
     config = context.node_config
     folder = str(config["data"]) if "data" in config else None

@@ -1,4 +1,4 @@
-"""Local training: what a node does with the model between two messages."""
+"""Local training: a node's model update from the server's model and the node's own data."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Metrics = dict[str, MetricRecordValues]
 class Trainer:
     """Model, data and optimiser of one configuration, shared by all nodes of a process.
 
-    What differs between nodes comes with each call; nothing but caches is kept between calls, so
-    results do not depend on which process serves which node, or in which order.
+    Each call gets what differs between nodes. Between calls a trainer keeps only caches, so results
+    do not depend on which process serves which node, or in which order.
     """
 
     def __init__(self, config: Config, folder: str | None = None) -> None:
@@ -48,7 +48,8 @@ class Trainer:
         self.data = data_of(config, folder)
         self.flat = FlatModel(model_of(config, self.data), config.device)
         self.optimizer = optimizer_of(config, [self.flat.parameters])
-        # torch's own step without its wrapping (profiler, hooks): 0.4 of its time on a small model
+        # torch's `step` without its wrappers (profiler, hooks), which take 0.4 of its time on a
+        # small model.
         self._step = inspect.unwrap(type(self.optimizer).step)
         self.loss = nn.CrossEntropyLoss()
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
@@ -61,11 +62,12 @@ class Trainer:
     def update(
         self, node: Node, model: Vector, orders: TrainConfig, natives: Arrays = NO_ARRAYS
     ) -> tuple[Vector, Metrics]:
-        """Return what a server's optimiser is to subtract from `model`, float32 (n,), and metrics.
+        """Return the update that a server's optimiser subtracts from `model`, and metrics.
 
-        The gradient of one mini-batch, or minus the delta: `model` before less after training.
-        BatchNorm's statistics are values. It may be a view that the next call overwrites, as are
-        `flat.natives()` then. `natives`: the tensors beside the model, by name.
+        The update, float32 (n,) as `model`, is the gradient of one mini-batch, or the model before
+        local steps minus the model after them. Its entries for BatchNorm's statistics are their new
+        values. It may be a view that the next call overwrites; so may `flat.natives()`. `natives`:
+        the native tensors beside the model, by name.
         """
         if self.config.strategy["update"] == "gradient":
             return self.gradient(node, model, natives, number=orders.number - 1)
@@ -79,9 +81,9 @@ class Trainer:
     ) -> tuple[Vector, Metrics]:
         """Train from the model `start`, float32 (n,); return the new model and metrics.
 
-        The model returned is a view that the next call overwrites. Randomness comes from (seed,
-        node, number of the update) alone. `orders.proximal_mu`: FedProx's pull towards `start` (Li
-        et al. 2020, equation 2).
+        The new model is a view that the next call overwrites. Randomness depends on (seed, node,
+        number of the update) alone. `orders.proximal_mu`: mu of FedProx's proximal term
+        mu / 2 |x - start|^2 (Li et al. 2020, equation 2).
         """
         flat, optimizer = self.flat, self.optimizer
         images, labels = self.samples.of(node, held_back=False)
@@ -99,6 +101,7 @@ class Trainer:
                 flat.zero_grad()
                 loss = self.loss(flat.module(x), y)
                 loss.backward()
+                # FedProx: the gradient of the proximal term is mu (x - start).
                 if anchor is not None and (gradient := flat.parameters.grad) is not None:
                     gradient.add_(flat.parameters - anchor, alpha=orders.proximal_mu)
                 self._step(optimizer)
@@ -115,10 +118,11 @@ class Trainer:
     def gradient(
         self, node: Node, model: Vector, natives: Arrays = NO_ARRAYS, *, number: int
     ) -> tuple[Vector, Metrics]:
-        """Return the gradient of the node's mini-batch `number` (from 0) at `model`, float32 (n,).
+        """Return the gradient of the node's mini-batch `number` (from 0) at `model`, and metrics.
 
-        Entries of BatchNorm's statistics hold their new values. The vector is a view that the next
-        call overwrites. The mini-batch comes from (seed, node, number) alone.
+        The gradient is float32 (n,) as `model`; its entries for BatchNorm's statistics are their
+        new values. It may be a view that the next call overwrites. The mini-batch depends on (seed,
+        node, number) alone.
         """
         flat = self.flat
         flat.load(model, natives)
@@ -138,7 +142,10 @@ class Trainer:
         return gradient, metrics
 
     def evaluate(self, node: Node, state: Vector, natives: Arrays = NO_ARRAYS) -> Metrics:
-        """Return `Evaluation`'s figures and the number of samples of the node's evaluation."""
+        """Evaluate a model, float32 (n,), on the node's samples; return metrics and their number.
+
+        The samples are the held-back ones; all of the node's samples if `dataset.holdout` is 0.
+        """
         images, labels = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state, natives)
         with IsolatedRng(self.device, stream_seed(self.config.seed, node.index)):
@@ -146,9 +153,10 @@ class Trainer:
         return {**measured._asdict(), EXAMPLES: len(labels)}
 
     def _layers_draws(self, node: Node, number: int) -> IsolatedRng:
-        """Return the context in which the model draws (dropout, say) from the node's own stream.
+        """Return the context in which the model draws (dropout, for example) from its own stream.
 
-        Always: no look at a model shows all that draws (`F.dropout`, `nn.LSTM(dropout=)`).
+        The stream depends on (seed, node, number). Every step needs it, because a model's modules
+        do not show whether it draws (`F.dropout`, `nn.LSTM(dropout=)`).
         """
         return IsolatedRng(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
 
@@ -165,7 +173,7 @@ class Trainer:
 
 
 def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> CompressionMod:
-    """Return the configured mod, for nodes that know the model's layout, and what is beside it."""
+    """Return the configured compression mod; `initial`: the model's native tensors."""
     return CompressionMod(
         codec_of(config),
         layout=layout,
@@ -180,7 +188,7 @@ _trainers: dict[tuple[int, str | None], Trainer] = {}
 
 
 def trainer_for(config: Config, folder: str | None = None) -> Trainer:
-    """Return this process's trainer for a configuration (kept: building one takes seconds)."""
+    """Return this process's trainer for a configuration (cached: building one takes seconds)."""
     key = (id(config), folder)  # `load_config` returns the same object for the same text
     if key not in _trainers:
         _trainers.clear()

@@ -1,8 +1,8 @@
-"""A node of a cut model: activations in; its segment trained; activations and gradients out.
+"""A node of a cut model: train a segment on received activations; reply activations, gradients.
 
-What a message holds (its ArrayRecord): `input`, the output of the segment before; `labels`;
-`gradients-T`, of what this node sent for the mini-batches from T on; `copy`, a segment to begin
-with. What a reply holds: `output`; `labels`, from the first node; `gradients`, of the input;
+A message's ArrayRecord holds `input`, the output of the previous segment; `labels`; `gradients-T`,
+the gradients of what this node sent for the mini-batches from T on; `copy`, a copy of the segment
+to begin with. A reply holds `output`; `labels`, from the first node; `gradients`, of the input;
 `copy`, if the server asks for one. Each is one payload.
 """
 
@@ -56,7 +56,7 @@ from task.process import configure_process
 
 
 class Segments:
-    """Answers for all nodes of a process that hold segments of a configuration's model."""
+    """Answers messages to all nodes of a process that hold segments of a configuration's model."""
 
     def __init__(self, config: Config, folder: str | None) -> None:
         configure_process()
@@ -69,10 +69,10 @@ class Segments:
         self._stages: dict[int, Stage] = {}  # by node
 
     def answer(self, message: Message, context: Context) -> Message:
-        """Do what a message asks for.
+        """Do the task of a message; return the reply.
 
-        Raises `PayloadError`, the segment as it was, for what cannot be used: another shape, values
-        that are not finite, a message for a segment that this node does not hold.
+        Raises `PayloadError` for a wrong shape, values that are not finite, or a segment that this
+        node does not hold. The segment does not change then.
         """
         start = time.perf_counter()
         config = cast(ConfigRecord, message.content["config"])
@@ -84,7 +84,7 @@ class Segments:
         turn = SegmentStep(self, stage, work, arrays, kept)
         try:
             turn.take()
-        finally:  # what went well stays, whatever came after it
+        finally:  # steps of the message before the error stay
             kept.save(stage)
         sent = payload_records(turn.sent)
         metrics = {**turn.metrics, STEPS: float(work.num_steps)}
@@ -96,7 +96,7 @@ class Segments:
     def _stage(
         self, work: SegmentTask, arrays: ArrayRecord, kept: SegmentState, node: int
     ) -> Stage:
-        """Return the segment that a node holds, or is to hold from now on."""
+        """Return the segment that a node holds, or begins to hold with this message's copy."""
         place, life = Place(work.segment, tuple(work.cuts)), work.life
         stage = self._stages.get(node)
         if "copy" in arrays:
@@ -109,7 +109,7 @@ class Segments:
             raise PayloadError(f"{NO_SEGMENT} {place.segment}, or not the one that is meant")
         if stage is None or stage.place != place or not kept.has(stage):
             stage = self._stages[node] = Stage(self.config, self.data, place)
-            stage.load(*kept.segment())  # another process had it
+            stage.load(*kept.segment())  # another process trained it last
         return stage
 
 
@@ -117,7 +117,7 @@ hosts: dict[tuple[int, str | None], Segments] = {}
 
 
 def segments_for(config: Config, folder: str | None) -> Segments:
-    """Return what this process holds of a configuration's model (kept: it is expensive)."""
+    """Return this process's segments of a configuration's model (cached: building takes long)."""
     key = (id(config), folder)  # `load_config` returns the same object for the same text
     if key not in hosts:
         hosts.clear()
@@ -142,9 +142,9 @@ class SegmentStep:
         self.metrics: dict[str, Any] = {}
 
     def take(self) -> None:
-        """Train the module by the gradients that have come; then what the message asks for.
+        """Train the module on the received gradients, then do the message's task.
 
-        The input is looked at first: where it is refused, nothing has changed.
+        This decodes the input first: an error in it leaves the segment unchanged.
         """
         if self._work.phase == "backward":
             self._backward()
@@ -160,7 +160,7 @@ class SegmentStep:
             self.sent["copy"] = pack_copy(vectors, self._stage.beside())
 
     def _learn(self) -> None:
-        """Train the module on what this node has sent; what is of no use is left out."""
+        """Train the module on received gradients of sent outputs; count the unusable ones."""
         errors: list[float] = []
         refused = 0
         for name, payload in self._arrays.items():
@@ -169,7 +169,7 @@ class SegmentStep:
             first = int(name.removeprefix(GRADIENTS))
             sent = self._kept.taken(first)
             self._kept.forget(first)
-            if sent is None:  # it was kept by a node that this one stands for
+            if sent is None:  # the outputs are at the node that this one took over from
                 continue
             try:
                 errors += self._lesson(first, payload, *sent)
@@ -181,7 +181,7 @@ class SegmentStep:
             self.metrics[REFUSED] = refused
 
     def _lesson(self, first: int, payload: bytes, outputs: Any, labels: Any) -> list[float]:
-        """Train the module on one message's mini-batches; return the errors."""
+        """Train the module on the mini-batches of one payload; return the errors."""
         shape = (outputs.shape[1], *self._stage.part.output)
         targets = unpack(payload, len(outputs), shape, f"{GRADIENTS_OF} {first}")
         errors: list[float] = []
@@ -222,7 +222,7 @@ class SegmentStep:
             self.sent["labels"] = pack_labels(every, self._host.data.classes)
 
     def _forward(self, inputs: list[Tensor], labels: list[Tensor] | None) -> None:
-        """Pass a micro-batch on, or through the loss and back."""
+        """Do a micro-batch's forward pass; in the last segment the loss and backward pass too."""
         work, stage, (x,) = self._work, self._stage, inputs
         key = f"{work.batch}.{work.micro}"
         if work.micro == 0:
@@ -247,7 +247,7 @@ class SegmentStep:
             )
 
     def _backward(self) -> None:
-        """Take a micro-batch's gradient back through the segment."""
+        """Do a micro-batch's backward pass."""
         work, stage = self._work, self._stage
         payload = self._arrays.get(f"{GRADIENTS}{work.batch}")
         if payload is None:
@@ -263,13 +263,13 @@ class SegmentStep:
             self._send("gradients", [back.cpu().numpy()])
 
     def _step_if_last(self) -> None:
-        """Step when the mini-batch's last micro-batch is through."""
+        """Take the step after the last micro-batch of a mini-batch."""
         work = self._work
         if work.micro == work.micros - 1:
             self._stage.finish(work.lr[0])
 
     def _again(self) -> Tensor:
-        """Return the input of a forward pass that another process made."""
+        """Return the input of a forward pass that another process did."""
         if self._stage.place.begins:
             return self._images()[0][0]
         kept = self._kept.taken(self._work.batch, self._work.micro)
@@ -278,7 +278,7 @@ class SegmentStep:
         return self._tensor(kept[0][0])
 
     def _inputs(self) -> tuple[list[Tensor], list[Tensor] | None]:
-        """Return the mini-batches' inputs, and their labels where they are known."""
+        """Return the mini-batches' inputs, and their labels if this segment sees them."""
         work = self._work
         if self._stage.place.begins:
             return self._images()
@@ -297,7 +297,7 @@ class SegmentStep:
         return inputs, list(torch.from_numpy(labels).to(self._host.samples.device))
 
     def _images(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the first node's own mini-batches, as inputs travel, or a micro-batch of one."""
+        """Return the first node's mini-batches (or one micro-batch) in wire layout, and labels."""
         work, inputs, labels = self._work, [], []
         for number in range(work.batch, work.batch + work.batches):
             x, y = self._host.samples.batch(Node(0, 1), number)
@@ -320,12 +320,12 @@ class SegmentStep:
         self.sent[name] = pack(tensors, codec, memory=memory, seed=seed)
 
     def _tensor(self, array: Any) -> Tensor:
-        """Return a tensor that may be written to; a payload's memory may not."""
+        """Return a writable tensor; copies an array in a payload's memory, which is read only."""
         if array.flags.writeable:
             return torch.from_numpy(array).to(self._host.samples.device)
         return torch.tensor(array, device=self._host.samples.device)
 
 
 def _stacked(arrays: list[Any]) -> NDArray[Any]:
-    """Return arrays as one; of one alone, a view."""
+    """Return the arrays stacked along a new first axis; a view if there is only one."""
     return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)

@@ -1,4 +1,4 @@
-"""A segment of the model with all that trains it: what one node holds of a cut model."""
+"""One node's part of a cut model: a segment, its optimiser and its synthetic-gradient module."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from task.layers import Segment, empty_segment, parts_of
 from task.rng import IsolatedRng, stream_seed
 
 Vector = NDArray[np.float32]
-LARGEST = 1e18  # of a gradient: its square is within float32
-_LAYER, _MODULE = 0x1A7E, 0x30D  # keep streams of (seed, layer) and (seed, segment) apart
+LARGEST = 1e18  # bound of a gradient's entries: their squares are finite in float32
+_LAYER, _MODULE = 0x1A7E, 0x30D  # separate the random streams of layers and of modules
 
 
 class Place(NamedTuple):
-    """Which segment this is, from 0, of a model cut before the layers `cuts`."""
+    """The number of a segment, from 0, in a model cut before the layers `cuts`."""
 
     segment: int
     cuts: tuple[int, ...]
@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What a mini-batch leaves: each as it travels, float32 (B, ...)."""
+    """The results of a mini-batch; tensors are float32 (B, ...) in wire layout."""
 
     output: Tensor | None  # None at the model's end
     back: Tensor | None  # the gradient of the input; None at its beginning
@@ -65,7 +65,7 @@ class Passed(NamedTuple):
 
 
 class Trained:
-    """A flat module and its optimiser, which steps only along gradients that are finite."""
+    """A flat module and its optimiser, which takes steps only along finite gradients."""
 
     def __init__(self, module: nn.Module, config: Config) -> None:
         self.flat = FlatModel(module, config.device)
@@ -73,21 +73,23 @@ class Trained:
         self._step = inspect.unwrap(type(self.optimizer).step)
 
     def step(self, lr: float, samples: int) -> None:
-        """Step along the gradient of a sum over so many samples, made a mean.
+        """Take a step; the gradient is that of a sum over `samples` samples, made a mean here.
 
-        Raises `PayloadError` if it is not finite, or its squares, which optimisers keep, are not.
+        Raises `PayloadError` if the gradient is not finite, or its squares, which Adam keeps, would
+        not be.
         """
         gradient = self.flat.collect_grad()
         self.flat.parameters.grad = gradient.mul_(1 / samples)
-        if gradient.numel() and not gradient.abs().max().item() < LARGEST:  # NaN is not, either
+        if gradient.numel() and not gradient.abs().max().item() < LARGEST:  # also true for NaN
             raise PayloadError(f"gradients are not finite, or nearly: {DIVERGED}; lower lr=")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self._step(self.optimizer)
 
     def arrays(self, name: str, whole: bool) -> dict[str, Vector]:
-        """Return the state as vectors that share its memory (on a CPU); `whole`: the memory of the
-        optimiser, too.
+        """Return the state as vectors, which share its memory on a CPU.
+
+        `whole`: include the optimiser's state.
         """
         found = {name: self.flat.state}
         if whole:
@@ -96,7 +98,7 @@ class Trained:
         return {key: t.detach().cpu().numpy().reshape(-1) for key, t in found.items()}
 
     def load(self, name: str, arrays: dict[str, Vector]) -> None:
-        """Take over what `arrays` gave."""
+        """Set the state to what `arrays` returned."""
         self.flat.load(arrays[name])
         self.optimizer.state.clear()
         state = {}
@@ -110,11 +112,11 @@ class Trained:
 
 
 class Stage:
-    """Trains a segment by the gradients that its module predicts, or by those it is handed.
+    """Trains a segment along the gradients that its module predicts, or along received ones.
 
-    Layers draw from (seed, layer, mini-batch), wherever the model is cut. The loss is summed over a
-    mini-batch, so that gradients of activations are of order 1 a sample (Jaderberg et al. 2017);
-    parameters step along the mean.
+    A layer's random draws depend on (seed, layer, mini-batch), so they are the same wherever the
+    model is cut. The loss is a sum over the mini-batch, so that gradients of activations are of
+    order 1 for each sample (Jaderberg et al. 2017). Parameters step along the mean.
     """
 
     def __init__(self, config: Config, data: Data, place: Place) -> None:
@@ -127,7 +129,7 @@ class Stage:
         self.main = Trained(self.segment, config)
         self._loss = nn.CrossEntropyLoss(reduction="sum")
         self._graphs: dict[str, tuple[Tensor, Tensor]] = {}
-        self._samples = 0  # of the micro-batches since the last step
+        self._samples = 0  # samples of the micro-batches since the last step
         self._config, self._classes = config, data.classes
         self.module: Trained | None = None
         if config.strategy["synthetic"] and not place.ends:
@@ -141,38 +143,38 @@ class Stage:
         self.module = Trained(module, self._config)
 
     def arrays(self, whole: bool) -> dict[str, Vector]:
-        """Return the weights as a vector by name; `whole`: all that training builds on.
+        """Return the segment's state as a vector by name; on a CPU it shares the memory.
 
-        On a CPU they share memory with what they are of.
+        `whole`: include all that training needs to go on: optimisers, module, unfinished gradient.
         """
         found = self.main.arrays(STATE, whole)
         if whole and self.module is not None:
             found |= self.module.arrays(MODULE, whole)
-        if whole and self._samples:  # in the midst of a mini-batch
+        if whole and self._samples:  # between the micro-batches of a mini-batch
             found[GRADIENT] = self.main.flat.gradient.cpu().numpy()
             found[SAMPLES] = np.array([self._samples], dtype=np.float32)
         return found
 
     def beside(self) -> dict[str, NDArray[Any]]:
-        """Return what is no float32 vector: counters, constants."""
+        """Return the tensors that are not in the state vector, by name: counters, constants."""
         return {name: to_array(t) for name, t in self.segment.beside().items()}
 
     @property
     def copy_form(self) -> SnapshotForm:
-        """What a copy of this segment may hold."""
+        """The form (sizes and types) of a copy of this segment."""
         module = 0 if self.module is None else self.module.flat.state.numel()
         size, trained = self.main.flat.state.numel(), self.main.flat.num_parameters
         return SnapshotForm(size, trained, module, types_of(self.beside()), self._config.batch_size)
 
     def begin(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
-        """Begin with a copy that the server has sent: a module that it lacks begins anew."""
+        """Begin with a copy from the server; initialise the module if the copy lacks it."""
         if self.module is not None and MODULE not in arrays:
             self._make_module()
         self._graphs.clear()
         self.load(arrays, beside)
 
     def load(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
-        """Take over what `arrays` and `beside` gave; what is missing begins anew."""
+        """Set the state to what `arrays` and `beside` returned."""
         self.main.load(STATE, arrays)
         if self.module is not None and MODULE in arrays:
             self.module.load(MODULE, arrays)
@@ -185,9 +187,9 @@ class Stage:
             put_array(tensor, beside[name])
 
     def train(self, x: Tensor, labels: Tensor | None, number: int, lr: float) -> Passed:
-        """Make one step with a mini-batch: `x` as it travels, `number` its place in the run.
+        """Take one step with a mini-batch; `x` in wire layout, `number`: its place in the run.
 
-        Raises `PayloadError`, and is left as it was, if anything on the way is not finite.
+        Raises `PayloadError` if any value is not finite; the stage does not change then.
         """
         with self._statistics_kept():
             self.main.flat.drop_grad()
@@ -200,15 +202,18 @@ class Stage:
             else:
                 wire = self.segment.to_wire(h)
                 _expect_finite(wire, "its output")
+                # Jaderberg et al. 2017, section 2.1: the module's prediction M(h, y) takes the
+                # place of dL/dh, so the segment steps before the next segment has seen h.
                 _back_from(h, self.segment.from_wire(self._predicted(wire, labels)))
                 passed = Passed(wire, self._back(x), None)
             self.main.step(lr, len(h))
         return passed
 
     def learn(self, h: Tensor, labels: Tensor | None, target: Tensor, lr: float) -> float | None:
-        """Train the module on ||M(h, y) - target||^2; return that by ||target||^2.
+        """Take a step of the module M on ||M(h, y) - target||^2; return it over ||target||^2.
 
-        None for targets of zero: a next segment that has just begun knows no better.
+        `h`, `target`: float32 (B, ...). Returns None for a target of zeros, which a next segment
+        sends before its own module has learned anything.
         """
         assert self.module is not None
         self.module.flat.drop_grad()
@@ -221,7 +226,7 @@ class Stage:
         return error.item() / size if size else None
 
     def forward(self, x: Tensor, key: str) -> Tensor:
-        """Pass a (micro-)batch on, and keep it for `backward`; return the output as it travels."""
+        """Do a forward pass, and keep it for `backward`; return the output in wire layout."""
         with self._statistics_kept():
             x, h = self._forward(x, key)
             wire = self.segment.to_wire(h)
@@ -230,10 +235,11 @@ class Stage:
         return wire
 
     def backward(self, key: str, given: Tensor, again: Callable[[], Tensor], first: bool) -> Tensor:
-        """Return the gradient of the input for that of the output, both as they travel.
+        """Return the gradient of the input from that of the output, both in wire layout.
 
-        `first` of a mini-batch: gradients begin at zero. `again`: the input once more, for a
-        process that did not see `forward`; statistics are not counted twice then.
+        `first`: whether this is the mini-batch's first micro-batch; gradients begin at zero then.
+        `again`: returns the input, for a process that did not do `forward`. Its second forward pass
+        does not change BatchNorm's statistics.
         """
         if key not in self._graphs:
             with self._statistics_kept(failed_only=False):
@@ -244,7 +250,7 @@ class Stage:
         return self._back(x)  # type: ignore[return-value]  # the first segment's caller ignores it
 
     def loss(self, x: Tensor, labels: Tensor, key: str, first: bool) -> Passed:
-        """Pass a micro-batch through the loss and back, at the model's end."""
+        """Do forward pass, loss and backward pass of a micro-batch, in the last segment."""
         with self._statistics_kept():
             x, h = self._forward(x, key)
             loss = self._loss(h, labels)
@@ -254,9 +260,9 @@ class Stage:
             return Passed(None, self._back(x), loss.item() / len(h))
 
     def finish(self, lr: float) -> None:
-        """Step along the mean over all micro-batches since the first of them.
+        """Take a step along the mean gradient over all micro-batches of the mini-batch.
 
-        Raises `PayloadError` if the gradient is not finite; nothing is changed then.
+        Raises `PayloadError` if the gradient is not finite; the parameters do not change then.
         """
         samples, self._samples = self._samples, 0
         self.main.step(lr, samples)
@@ -268,7 +274,7 @@ class Stage:
         self._samples += samples
 
     def forget(self, before: int) -> None:
-        """Drop what was kept of mini-batches before this one: they will not come back."""
+        """Drop the kept forward passes of mini-batches before the number `before`."""
         for key in [key for key in self._graphs if int(key.partition(".")[0]) < before]:
             del self._graphs[key]
 
@@ -281,7 +287,7 @@ class Stage:
         h = self.segment(x, lambda layer: IsolatedRng(self._device, stream_seed(*stream, layer)))
         flat = self.main.flat
         flat.collect_state()
-        # values of 1e30 leave outputs finite, but no variance
+        # Inputs around 1e30 have finite outputs, but their variance overflows float32.
         _expect_finite(flat.state[flat.num_parameters :], "a sum of its running statistics")
         return x, h
 
@@ -292,7 +298,7 @@ class Stage:
         return gradient
 
     def _back(self, x: Tensor) -> Tensor | None:
-        """Return the gradient of the input, as it travels."""
+        """Return the gradient of the input in wire layout; None in the first segment."""
         if self.place.begins:
             return None
         assert x.grad is not None
@@ -302,8 +308,9 @@ class Stage:
 
     @contextmanager
     def _statistics_kept(self, failed_only: bool = True) -> Iterator[None]:
-        """Put back what a forward pass changes besides gradients, running statistics: where it
-        fails, or always.
+        """Restore running statistics and other buffers after a failed block.
+
+        With `failed_only=False`, restore them after any block.
         """
         flat, segment = self.main.flat, self.segment
         statistics = flat.state[flat.num_parameters :]
@@ -317,16 +324,17 @@ class Stage:
                 statistics.copy_(before[0])
                 with torch.no_grad():
                     for name, tensor in segment.beside().items():
-                        if not torch.equal(tensor, before[1][name]):  # a graph may hold it
+                        # Write only on a change: autograd counts writes to a saved tensor.
+                        if not torch.equal(tensor, before[1][name]):
                             tensor.copy_(before[1][name])
 
 
 def _back_from(h: Tensor, gradient: Tensor | None = None) -> None:
-    if h.requires_grad:  # else all that leads to it is frozen
+    if h.requires_grad:  # False if all layers that lead to `h` are frozen
         backward(h, gradient)
 
 
 def _expect_finite(tensor: Tensor, what: str) -> None:
-    # one pass where isfinite takes three; a sum beyond float32 is refused, too
+    # One pass, where `isfinite` takes three. A sum beyond float32 is an error too.
     if not math.isfinite(tensor.detach().sum().item()):
         raise PayloadError(f"{what} is not finite: {DIVERGED}; lower lr=")

@@ -1,4 +1,4 @@
-"""What a node of a cut model keeps between messages, in its `Context.state`, on every engine."""
+"""The state of a node of a cut model between messages, in Flower's `Context.state`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from compression.flower.batch_tensors import SAMPLES
 from compression.flower.node.state import Arrays, keep, kept
 
 PLACE, SEGMENT, BESIDE, SENT = "place", "segment", "beside", "sent"  # records in the state
-MEMORY = "memory-"  # records of what a codec keeps
+MEMORY = "memory-"  # prefix of the records with a codec's residual
 
 
 class SegmentState:
-    """A node's segment, what it has sent and got no gradients for, and its codecs' memories.
+    """A node's segment, the tensors that it has sent without gradients so far, codecs' residuals.
 
-    Arrays are shared with the `Context`, not copied; in the process that made them they are the
-    memory that a `Stage` trains in.
+    Arrays are shared with the `Context`, not copied. In the process that made them, a `Stage`
+    trains in the same memory.
     """
 
     def __init__(self, state: RecordDict) -> None:
@@ -30,7 +30,7 @@ class SegmentState:
         self._memories: dict[str, Memory] = {}
 
     def begin(self, segment: int, life: int) -> None:
-        """Begin with a segment that the server has handed out for the `life`-th time."""
+        """Begin with a segment that the server has now handed out `life` times."""
         for name in tuple(self._state):
             del self._state[name]
         self._sent.clear()
@@ -38,12 +38,12 @@ class SegmentState:
         self._state[PLACE] = ConfigRecord({"segment": segment, "life": life})
 
     def holds(self, segment: int, life: int) -> bool:
-        """Whether this is the segment at hand."""
+        """Return whether the node holds this segment, as handed out for the `life`-th time."""
         held = cast(ConfigRecord, self._state.get(PLACE, ConfigRecord()))
         return dict(held) == {"segment": segment, "life": life}
 
     def has(self, stage: Stage) -> bool:
-        """Whether a stage trains in the very memory that is kept here."""
+        """Return whether a stage trains in the same memory as this state's arrays."""
         mine, its = kept(self._state, SEGMENT), stage.arrays(whole=True)
         return set(mine) == set(its) and all(
             np.shares_memory(mine[name], its[name]) for name in its if name != SAMPLES
@@ -60,24 +60,24 @@ class SegmentState:
             self._sent[f"{batch}.{micro} labels"] = labels
 
     def taken(self, batch: int, micro: int = 0) -> tuple[Any, Any] | None:
-        """Return what was put, which is kept no longer; None if there is nothing."""
+        """Remove and return what `put` stored, tensors and labels; None if there is nothing."""
         tensors = self._sent.pop(f"{batch}.{micro}", None)
         labels = self._sent.pop(f"{batch}.{micro} labels", None)
         return None if tensors is None else (tensors, labels)
 
     def forget(self, before: int) -> None:
-        """Drop what was put for mini-batches before this one."""
+        """Drop what `put` stored for mini-batches before the number `before`."""
         for key in [key for key in self._sent if int(key.partition(".")[0]) < before]:
             del self._sent[key]
 
     def memory(self, name: str) -> Memory:
-        """Return what a codec keeps, to be changed in place."""
+        """Return a codec's memory (residual), which the codec changes in place."""
         if name not in self._memories:
             self._memories[name] = kept(self._state, MEMORY + name)
         return self._memories[name]
 
     def save(self, stage: Stage) -> None:
-        """Put everything into the node's state."""
+        """Write everything into the node's `Context.state`."""
         keep(self._state, SEGMENT, stage.arrays(whole=True))
         keep(self._state, BESIDE, stage.beside())
         keep(self._state, SENT, self._sent)

@@ -135,7 +135,7 @@ def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
         shapes = plain.get(key, [])
         if name == "copy":
             shapes = [((describe(payload).n,), "float32")]
-        elif key == GRADIENTS and shapes:  # as many tensors as mini-batches in the message it is of
+        elif key == GRADIENTS and shapes:  # one for each mini-batch of the task it answers
             one = max(math.prod(shapes[0][0]), 1)
             shapes = shapes[:1] * (describe(payload).n // one)
         total += sum(_array_bytes(shape, dtype) for shape, dtype in shapes)
