@@ -1,4 +1,4 @@
-"""The configuration: Hydra's groups (YAML) and their types (`schema`)."""
+"""The configuration: Hydra's groups (YAML), their types (`schema`), and checks."""
 
 from conf.load import load_config, run_config
 from conf.schema import Config, ConfigError, NetworkConfig

@@ -1,4 +1,4 @@
-"""From a configuration to the objects it names; what client and strategy both need."""
+"""Builds the objects that a configuration names: data, model, optimiser, partition, strategy."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from task.process import uncompiled
 
 
 def data_of(config: Config, folder: str | None = None) -> Data:
-    """Return the data set, or a device's own `folder` of class folders; loaded once a process."""
+    """Return the data set, cached for the process, or that in a device's own class folders."""
     data = _own_data(config, folder)
     return replace(data, mean=(), std=()) if config.dataset.per_image else data
 
 
 def server_data_of(config: Config) -> Data:
-    """Return the data set as a server has it, whose nodes may have folders of their own.
+    """Return the data set of a server whose nodes may have their own folders.
 
-    Photos need not be at the server: where `dataset.classes` says what they show, and no
-    `dataset.root` where they lie, the splits may be empty. Raises `ConfigError` where neither does
-    and there are none here.
+    With `dataset.classes` and without `dataset.root`, the server needs no photos: its splits are
+    then empty. Raises `ConfigError` if there are no photos here and no `dataset.classes` either.
     """
     d = config.dataset
-    said = d.root not in (None, NodeGrants.of({}).data)  # `confine_data` has put that one in
+    # `confine_data` sets a submitted run's root to the machine's own data folder.
+    said = d.root not in (None, NodeGrants.of({}).data)
     if d.name != "imagefolder" or said or has_photos(d.root, d.classes or ()):
         return data_of(config)
     if not d.classes:
@@ -60,7 +60,8 @@ def _own_data(config: Config, folder: str | None) -> Data:
         return _data(d.name, d.root, d.download, d.size, classes, d.validate)
     if d.name != "imagefolder":
         raise ConfigError(f"a device's own folder needs dataset=imagefolder, not {d.name}")
-    if not d.classes:  # else two nodes' folders would be numbered differently, and nobody would see
+    # Without the list, two nodes with other folders would silently number classes differently.
+    if not d.classes:
         raise ConfigError(
             "a device's own folder needs the names of all the run's classes, as in "
             "dataset.classes=[cat,dog]"
@@ -86,10 +87,10 @@ def _data(
 
 
 def device_of(config: Config) -> torch.device:
-    """Return where tensors live. Raises `ConfigError` if this machine has no such device."""
+    """Return the torch device. Raises `ConfigError` if this machine cannot use it."""
     try:
         zero = torch.zeros(1, device=config.device)
-        zero.tolist()  # "meta" makes tensors, but there is nothing in them
+        zero.tolist()  # fails for "meta", whose tensors have no values
         return zero.device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -105,26 +106,29 @@ def model_of(config: Config, data: Data) -> nn.Module:
 
 
 def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:
-    """Return the nodes' optimiser. Raises `ConfigError` for values that it does not take."""
+    """Return the nodes' optimiser. Raises `ConfigError` for values that its class refuses."""
     with uncompiled():
         optimizer: Optimizer = build("optimizer", config.optimizer)(parameters, lr=config.lr)
     return optimizer
 
 
 def partition_of(config: Config, data: Data) -> Partition:
-    """Return the spread of the training split over the nodes. Raises `ConfigError`."""
+    """Return the partition of the training split over the nodes. Raises `ConfigError`."""
     partitioner = build("partition", config.partition)
     return Partition(partitioner, data.train.labels, config.nodes, config.seed)
 
 
 def strategy_of(config: Config) -> Strategy | Callable[..., Any]:
-    """Return one of Flower's strategies, or of ours a callable for the rest of its arguments."""
+    """Return one of Flower's strategies, or for EdgeWire's own a callable that still needs codecs.
+
+    The latter's `_partial_` makes it a callable for the rest of the arguments.
+    """
     strategy: Strategy | Callable[..., Any] = build("strategy", config.strategy)
     return strategy
 
 
 def server_optimizer_of(config: Config) -> ServerOptimizer:
-    """Return a strategy's optimiser (`strategy/optimizer=`); SGD for one that has no choice."""
+    """Return a strategy's optimiser (`strategy/optimizer=`); SGD if it has no such key."""
     if "optimizer" not in config.strategy:
         return SGD()
     optimizer: ServerOptimizer = build("strategy.optimizer", config.strategy["optimizer"])

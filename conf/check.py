@@ -1,6 +1,6 @@
-"""Checks that types alone cannot make: bounds, and keys that belong to a `_target_`'s signature.
+"""Checks beyond types: bounds of values, and keys against the signature of their `_target_`.
 
-What a strategy asks of its options, and of the rest, stands with it (`strategy.factory`).
+A strategy checks combinations of its options with others itself (`strategy.factory`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from conf.codecs import codec_of, downlink_of, gradients_of
 from conf.schema import FOREVER, Config, ConfigError
 from conf.targets import GROUPS, callable_of, inner_target_of, target_of
 
-LARGEST = (1 << 63) - 1  # an integer that is counted to, and that libraries take
+LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
 PRIMITIVES = (bool, int, float, str, NoneType)
 
 
 def expect_declared(node: DictConfig, prefix: str = "") -> None:
-    """Raise `ConfigError` for a key that no dataclass declares, or that a declared one lost.
+    """Raise `ConfigError` for an undeclared key (`+key=`), or a deleted declared one (`~key`).
 
-    Hydra's `+key=` and `~key` get past the schema, in groups of any depth: made an object, the one
-    becomes an attribute that nobody reads, the other a default that nobody chose.
+    Hydra's schema does not refuse them inside groups. The typed object would have an attribute that
+    nothing reads, or a default value in place of the group's.
     """
     kind = OmegaConf.get_type(node)
     declared = [entry.name for entry in fields(kind)] if is_dataclass(kind) else None
@@ -39,7 +39,7 @@ def expect_declared(node: DictConfig, prefix: str = "") -> None:
             hint = f"did you mean {prefix}{near[0]}?" if near else "--help says which there are"
             raise ConfigError(f"there is no key {prefix}{name}; {hint}")
         child = node._get_node(name)
-        if isinstance(child, DictConfig) and isinstance(child._value(), dict):  # neither null, ???
+        if isinstance(child, DictConfig) and isinstance(child._value(), dict):  # not null or ???
             expect_declared(child, f"{prefix}{name}.")
     for name in declared or ():
         if name not in map(str, node):
@@ -49,7 +49,7 @@ def expect_declared(node: DictConfig, prefix: str = "") -> None:
 def check_values(config: Config) -> None:
     """Raise `ConfigError` for the first value that is out of bounds or of the wrong type.
 
-    Torch is not imported, which takes seconds: `check_targets` does that.
+    It does not import torch, which takes seconds; `check_targets` does.
     """
     _check_fields(config, "")
     for codec in (codec_of, gradients_of, downlink_of):
@@ -65,17 +65,18 @@ def check_values(config: Config) -> None:
 
 
 def check_targets(config: Config) -> None:
-    """Raise `ConfigError` for options that are none of the classes that they stand beside.
+    """Raise `ConfigError` for options that the group's `_target_` class does not have.
 
-    The engine is for who starts a run to check: inside of one it does not matter any more. The
-    partition is for who makes it: a node with images of its own need not import partitioners.
+    This leaves out two groups. The launcher checks the engine, which does not matter inside of a
+    run. Whoever builds the partition checks it: a node with its own images does not need to import
+    partitioners.
     """
     for group in ("strategy", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
 
 
 def _check_fields(node: Any, prefix: str) -> None:
-    """Compare a dataclass's values, and those of dataclasses in it, with their fields' bounds."""
+    """Check types and bounds of a dataclass's values, and those of dataclasses in it."""
     kinds = get_type_hints(type(node))
     for entry in fields(node):
         value, key = getattr(node, entry.name), prefix + entry.name
@@ -91,7 +92,7 @@ def _check_fields(node: Any, prefix: str) -> None:
 
 
 def _check_kind(key: str, value: Any, kind: Any) -> None:
-    """Compare a value with its field's type: OmegaConf lets `${...}` be a value of any other."""
+    """Check a value against its field's type, which OmegaConf does not for `${...}`."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = [each for each in (get_args(kind) if union else (kind,)) if each is not Any]
     allowed = tuple(get_origin(each) or each for each in kinds)
@@ -105,7 +106,7 @@ def _check_kind(key: str, value: Any, kind: Any) -> None:
 
 
 def _check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
-    """Compare a value with what `at_least`, `above` and `one_of` in the schema declare."""
+    """Check a value against the bounds that `at_least`, `above` and `one_of` declare."""
     low, below, bound = (bounds.get(name) for name in ("at_least", "below", "above"))
     if "one_of" in bounds and value not in bounds["one_of"]:
         raise ConfigError(f"{key} must be one of {', '.join(bounds['one_of'])}, not {value}")
@@ -121,13 +122,13 @@ def _check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A class that was found and checked, and what it is to be made with: values, and `Target`s."""
+    """A checked class and its checked arguments: plain values, and other `Target`s."""
 
     make: Callable[..., Any]
     options: dict[str, Any]
 
     def made(self, *args: Any, **options: Any) -> Any:
-        """Make it, of what is given here as well."""
+        """Return a new object from the checked arguments and those given here."""
         own = {
             key: value.made() if isinstance(value, Target) else copy.deepcopy(value)
             for key, value in self.options.items()
@@ -136,9 +137,9 @@ class Target:
 
 
 def check_target(group: str, node: Any) -> Target:
-    """Check a group's `_target_`, and its keys against the target's signature; return what it is.
+    """Check a group's `_target_`, and its keys against the target's signature; return both.
 
-    Nothing is made. Raises `ConfigError` for what is not of the group's kind or not its option.
+    It makes no object. Raises `ConfigError` for a class of another kind, or an unknown option.
     """
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(f"{group} must name one of conf/{group}/*.yaml")
@@ -150,14 +151,15 @@ def check_target(group: str, node: Any) -> Target:
 
 
 def build(group: str, node: Any) -> Any:
-    """Return what a group's `_target_` makes of its keys (a callable if `_partial_`).
+    """Return the object that a group's `_target_` makes of its keys (a callable if `_partial_`).
 
     Raises `ConfigError` as `check_target`, and with the target's own reason for values that it
-    does not take.
+    refuses.
     """
     target = check_target(group, node)
     later = bool(node.get("_partial_"))
-    # what is made of the configuration alone fails by it alone
+    # Without `_partial_` all arguments are the configuration's, so any error is its fault. With it
+    # the caller adds arguments, and another error may be a bug.
     foreseen = (ValueError, TypeError, ArithmeticError) if later else Exception
 
     def call(*args: Any, **options: Any) -> Any:
@@ -171,7 +173,7 @@ def build(group: str, node: Any) -> Any:
 
 
 def _checked(group: str, node: Mapping[Any, Any], target: Callable[..., Any]) -> Target:
-    """Check the keys that stand beside a `_target_` against what that takes."""
+    """Check the keys beside a `_target_` against the target's signature."""
     parameters, takes_any = _parameters(target)
     options = {str(key): value for key, value in node.items() if key != "_target_"}
     for key, value in options.items():
@@ -192,7 +194,7 @@ def _checked(group: str, node: Mapping[Any, Any], target: Callable[..., Any]) ->
 
 
 def _expect_values(key: str, value: Any) -> None:
-    """Refuse numbers that are not finite, and a `_target_` where nobody would look for one."""
+    """Refuse numbers that are not finite, and a `_target_` inside of a value."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key} must be a finite number, not {value:g}")
     if isinstance(value, Mapping):
@@ -206,9 +208,9 @@ def _expect_values(key: str, value: Any) -> None:
 
 
 def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return what a target takes by name, and whether it takes any other name (`**options`).
+    """Return a target's named parameters, and whether it has `**options` for any other name.
 
-    A class that does may hand them on to the classes that it derives from: theirs are included.
+    A class with `**options` may pass them to its base classes, so this includes theirs.
     """
     found = dict[str, inspect.Parameter]()
     for each in inspect.getmro(target)[:-1] if inspect.isclass(target) else (target,):
@@ -222,13 +224,13 @@ def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
 
 
 def _signature(target: Any) -> inspect.Signature:
-    """Return what a target takes, its annotations as types.
+    """Return a target's signature, with annotations as types.
 
-    As they are written, if one names what only a type checker knows; and of a target that does not
-    tell what it takes, that it takes anything.
+    Annotations stay text if one cannot be evaluated, as names under `TYPE_CHECKING`. A target
+    without a known signature counts as one that takes any arguments.
     """
     for resolved in (True, False):
-        with suppress(Exception):  # whatever the evaluation of an annotation raises
+        with suppress(Exception):  # evaluating an annotation can raise anything
             return inspect.signature(target, eval_str=resolved)
     return inspect.signature(lambda *args, **options: None)
 
@@ -238,7 +240,7 @@ def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def _check_type(key: str, value: Any, annotation: Any) -> None:
-    """Compare a plain value with the primitives in its parameter's annotation, if it has any."""
+    """Check a plain value against the primitive types in its parameter's annotation, if any."""
     union = get_origin(annotation) in (Union, UnionType)
     kinds = get_args(annotation) if union else (annotation,)
     allowed = [t for t in kinds if t in PRIMITIVES]
@@ -256,11 +258,11 @@ def _check_type(key: str, value: Any, annotation: Any) -> None:
 
 
 def _is_collection(kind: Any) -> bool:
-    """Whether a list or a mapping may be a value of this kind."""
+    """Return whether a list or a mapping may be a value of this type."""
     kind = get_origin(kind) or kind
     return kind.__module__ in ("builtins", "collections.abc") and issubclass(kind, Collection)
 
 
 def _is_class(kind: Any) -> bool:
-    """Whether values of this kind are objects of a class, and no plain ones as of a `Literal`."""
+    """Return whether an annotation is a class, or a generic one, and not a form like `Literal`."""
     return kind is not Any and isinstance(get_origin(kind) or kind, type)

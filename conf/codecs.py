@@ -1,4 +1,4 @@
-"""From a configuration to its codecs, without torch: mistakes in them show before it is loaded."""
+"""Builds a configuration's codecs without torch, so that errors show before its slow import."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def codec_of(config: Config) -> Codec:
 
 
 def gradients_of(config: Config) -> Codec:
-    """Return the codec of activations' gradients, where a model is cut; errors as `codec_of`."""
+    """Return the codec of activations' gradients, for a cut model. Raises as `codec_of`."""
     return _codec("gradients", asdict(config.gradients))
 
 
 def downlink_of(config: Config) -> Codec | None:
-    """Return the codec of what the server sends; None where that is the model, whole.
+    """Return the codec of the server's updates; None if the server sends the whole model.
 
-    Raises `ConfigError` as `codec_of`, and for options without a method to go with.
+    Raises `ConfigError` as `codec_of`, and for codec options with `downlink=full`.
     """
     options = asdict(config.downlink)
     if options.pop("changes"):

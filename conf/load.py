@@ -1,4 +1,4 @@
-"""From Hydra's config to the JSON in Flower's `run_config`, and back to typed objects."""
+"""Converts Hydra's config to the JSON in Flower's `run_config`, and that to typed objects."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from conf.targets import HERE as HERE
 def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
     """Return the typed, checked configuration. Raises `ConfigError`, one line.
 
-    `machine`: what a configuration that was submitted may reach, in which nobody asks a resolver
-    any more; None: it is the user's own.
+    `machine`: this machine's grants to a submitted configuration, which must not need OmegaConf's
+    resolvers; None: the configuration is this machine's own.
     """
     config = typed(composed, machine)
     check_targets(config)
@@ -34,9 +34,9 @@ def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config
 
 
 def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
-    """Return the configuration as `to_config` does, without what takes seconds to import.
+    """Return the configuration as `to_config`, without imports that take seconds.
 
-    Still to be checked are the options of what the groups name as `_target_`.
+    It does not check the options of the classes that groups name as `_target_`.
     """
     expect_declared(composed)
     try:
@@ -50,12 +50,12 @@ def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
 
 
 def _counting(composed: DictConfig) -> DictConfig:
-    """Return the configuration with `rounds` what the strategy counts: rounds, or pushes.
+    """Return the configuration with `rounds` set to `strategy.pushes`, if the strategy has it.
 
-    Before anything that is made of `rounds` is worked out, as a schedule's length is.
+    This must precede the resolution of values that refer to `rounds`, as a schedule's length.
     """
     pushes = OmegaConf.select(composed, "strategy.pushes")
-    if not isinstance(pushes, int) or pushes < 1:  # none, or a mistake that `check` will name
+    if not isinstance(pushes, int) or pushes < 1:  # absent, or an error that `conf.check` names
         return composed
     return cast(DictConfig, OmegaConf.merge(composed, {"rounds": pushes}))
 
@@ -63,8 +63,8 @@ def _counting(composed: DictConfig) -> DictConfig:
 def run_config(composed: DictConfig, output: str = "") -> dict[str, str]:
     """Return Flower's `run_config` (flat scalars): the resolved config as one JSON string.
 
-    `output` is the folder for result files ("": none are written). Both are remembered as this
-    machine's own words, which `load_config` trusts here and in processes that this one starts.
+    `output`: the folder for result files ("": write none). The values are marked as this machine's
+    own, which `load_config` trusts here and in processes that this one starts.
     """
     plain = OmegaConf.to_container(_counting(composed), resolve=True)
     values = {"config": json.dumps(plain, separators=(",", ":")), "output": output}
@@ -77,10 +77,10 @@ def load_config(
 ) -> Config:
     """Return the typed configuration that a Flower `run_config` carries.
 
-    With an empty `config` (plain `flwr run .`) the groups in conf/ are composed with the
-    command-line words in `overrides`, and the `nodes` there are take the place of `nodes=`.
-    `node_config`: a node's own, which may allow more (`conf.submitted_runs`). Cached: apps call
-    this for every message. Raises `ConfigError`, one line, whatever the values are.
+    If `config` is empty (plain `flwr run .`), this composes the groups in conf/ with the overrides
+    in `overrides`, and sets `nodes=` to `nodes`, the number of online nodes. `node_config`: the
+    node's own, which may grant more (`conf.submitted_runs`). Results are cached, because apps call
+    this for every message. Raises `ConfigError`, one line, for any invalid values.
     """
     config = str(values.get("config", ""))
     machine = None if is_local(values) else NodeGrants.of(node_config or {})
@@ -94,14 +94,14 @@ def _loaded(config: str, machine: NodeGrants | None) -> Config:
     with _readable("config"):
         plain = json.loads(config)
         if machine is not None:
-            expect_plain(plain)  # now: to merge them resolves some
+            expect_plain(plain)  # before the merge, which resolves some interpolations
         merged = OmegaConf.merge(_declared(), plain)
         return to_config(cast(DictConfig, merged), machine)
 
 
 @functools.cache
 def _declared() -> DictConfig:
-    """Return what is declared of all values; who merges it with others works on a copy."""
+    """Return the declared types and defaults as a config; `OmegaConf.merge` copies it."""
     return cast(DictConfig, OmegaConf.structured(Config))
 
 
@@ -114,19 +114,19 @@ def _composed(overrides: str, nodes: int, machine: NodeGrants) -> Config:
 
 @contextmanager
 def _readable(key: str) -> Iterator[None]:
-    """Within, whatever a text leads to when it is read is one line."""
+    """Turn any error in the block, which reads the text of `key`, into a one-line `ConfigError`."""
     try:
         yield
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException, json.JSONDecodeError) as error:
         raise ConfigError(f"{key}: {str(error).partition(chr(10))[0]}") from error
-    except Exception as error:  # parsers that were handed no such thing before
+    except Exception as error:  # parsers raise other errors too for hostile input
         raise ConfigError(f"{key} cannot be read: {type(error).__name__}") from error
 
 
 def network_config(name: str) -> NetworkConfig:
-    """Return what one of conf/network/*.yaml says that builds on no other."""
+    """Return the network of conf/network/NAME.yaml, a file without a `defaults` list."""
     own = OmegaConf.load(HERE / "network" / f"{name}.yaml")
     return cast(NetworkConfig, OmegaConf.to_object(OmegaConf.merge(NetworkConfig, own)))
 

@@ -1,9 +1,8 @@
-"""Types of every configuration key, so that a wrong name or value is refused by its name.
+"""Types of every configuration key, so that an error names the wrong key or value.
 
-Groups with fixed keys are dataclasses here. Groups whose keys belong to a class elsewhere
-(`strategy`, `partition`, `optimizer`, `schedule`, `engine`) name it as `_target_`; their keys
-are checked against that class's own signature (`conf.check`). The keys of `compression` are
-the union of the options of every registered method.
+Groups with fixed keys are dataclasses here. The groups `strategy`, `partition`, `optimizer`,
+`schedule` and `engine` name a class as `_target_`; `conf.check` checks their keys against that
+class's signature. The keys of `compression` are the options of all registered methods together.
 """
 
 from __future__ import annotations
@@ -17,37 +16,37 @@ from omegaconf import II, MISSING
 from compression.registry import option_fields
 
 WAITING = ("none", "uniform", "exponential", "fixed")
-FOREVER = 1e9  # seconds: the `timeout` of who does not want one
+FOREVER = 1e9  # seconds: the value of `timeout` that stands for no time-out
 
 
 class ConfigError(ValueError):
-    """The user's own mistake in the configuration: one line that says what to do."""
+    """A user's error in the configuration: one line that says what to do."""
 
-    one_line = True  # all that there is to say: who logs it leaves the traceback out
+    one_line = True  # whoever logs it leaves the traceback out
 
 
 def at_least(minimum: float, default: Any) -> Any:
-    """Declare a field of a default and a smallest allowed value (checked by `conf.check`)."""
+    """Declare a field with a default and a smallest allowed value, which `conf.check` checks."""
     return field(default=default, metadata={"at_least": minimum})
 
 
 def from_to_below(minimum: float, bound: float, default: Any) -> Any:
-    """Declare a field as `at_least` does, and a bound that values must not reach."""
+    """Declare a field as `at_least` does, with a bound that values must stay below."""
     return field(default=default, metadata={"at_least": minimum, "below": bound})
 
 
 def above(bound: float, default: Any) -> Any:
-    """Declare a field of a default and a bound that values must exceed."""
+    """Declare a field with a default and a bound that values must exceed."""
     return field(default=default, metadata={"above": bound})
 
 
 @dataclass
 class DatasetConfig:
-    """Which data, and where it lies (`task.datasets`).
+    """Which data set, and its folder (`task.datasets`).
 
     `classes`: the class folders' names, for devices whose own folder lacks some of them;
-    `holdout`: the share of a node's samples kept back from training, for its `evaluate`;
-    `validate`: that of the training set that no node gets and that takes the test set's place;
+    `holdout`: the share of a node's samples held back from training, for its own evaluation;
+    `validate`: the share of the training set that replaces the test set and that no node gets;
     `per_image`: each image is normalised by its own mean and standard deviation.
     """
 
@@ -65,7 +64,7 @@ class DatasetConfig:
 class ModelConfig:
     """Which model (`task.models`), and the SGD settings that suit it.
 
-    `lr=`, `optimizer.momentum=` and `batch_size=` take their place.
+    `lr=`, `optimizer.momentum=` and `batch_size=` override them.
     """
 
     name: str = MISSING
@@ -86,16 +85,16 @@ class DeviceClass:
 class NetworkConfig:
     """Links and devices of the virtual clock. A bandwidth of null is unlimited.
 
-    `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `server_mbps`: of the server's, each way;
-    `latency_ms`: one way, milliseconds; `seconds_per_step`: one local step on the reference
-    device, seconds; `encoding_seconds`: the same for the encoding of one update; `loss`: the share
-    of replies that never arrive, drawn from (run seed, node, how many replies that node has sent),
-    which needs a `timeout=`.
+    `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `server_mbps`: of the server's link, each
+    way; `latency_ms`: milliseconds, one way; `seconds_per_step`: seconds of one local step on the
+    reference device; `encoding_seconds`: seconds to encode one update on it; `loss`: the share of
+    replies that never arrive, drawn from (run seed, node, number of replies that the node has
+    sent), which needs a `timeout=`.
     `waiting`: how long a device does other things before it answers: none, fixed, uniform (0 to
-    2 T) or exponential, T = `waiting_seconds` in the mean, longer on slower devices. `crash`: the
-    probability that a device crashes after a reply; its state is lost, and it is gone for ever
-    or for `rejoin_seconds`. `join_seconds`: devices join at moments from 0 to so many. Neither
-    crashes nor late joins go with Flower's own strategies.
+    2 T) or exponential, with the mean T = `waiting_seconds`, longer on slower devices. `crash`: the
+    probability that a device crashes after a reply; it loses its state, and is gone for ever or for
+    `rejoin_seconds`. `join_seconds`: devices join at moments from 0 to so many seconds. Flower's
+    own strategies support neither crashes nor late joins.
     """
 
     up_mbps: float | None = above(0, None)
@@ -114,7 +113,7 @@ class NetworkConfig:
 
 
 def _compression_config() -> type:
-    """Return a dataclass: the three stages, and every registered method's options, unset."""
+    """Return a dataclass of the three stages and every registered method's options, unset."""
     stages: list[tuple[str, Any, Any]] = [
         ("sparsifier", str, "dense"),
         ("quantizer", str, "float32"),
@@ -128,7 +127,7 @@ def _compression_config() -> type:
 
 CompressionConfig = _compression_config()
 
-# `changes`: send what has changed since the version a node has, compressed; else the model whole.
+# `changes`: send compressed differences to the version that a node has, not the whole model.
 DownlinkConfig = make_dataclass(
     "DownlinkConfig", [("changes", bool, field(default=False))], bases=(CompressionConfig,)
 )
@@ -136,12 +135,13 @@ DownlinkConfig = make_dataclass(
 
 @dataclass
 class ScreenConfig:
-    """What is refused of updates, or made smaller, before a strategy sees them; null: nothing is.
+    """Limits on updates before a strategy sees them, in multiples of the usual; null: no limit.
 
-    `refuse`: an update longer than so many times the usual length is left out; `statistics`: so is
-    one whose running statistics are so many usual moves away from the other nodes'; `clip`: both
-    are shortened to so many times; `weight`: no node weighs more than so many times the usual
-    weight; `equal`: all weigh the same, whatever they say.
+    `refuse`: the largest length (L2 norm) of an update; a longer one is left out; `statistics`: the
+    largest distance of an update's running statistics from the other nodes', in usual moves; beyond
+    it the update is left out; `clip`: longer updates, and larger moves of statistics, are shortened
+    to this; `weight`: the largest weight of a node; `equal`: all nodes weigh the same, whatever
+    they report.
     """
 
     refuse: float | None = at_least(1, 100.0)
@@ -155,17 +155,17 @@ class ScreenConfig:
 class Config:
     """The whole run. Groups first, then the run's own numbers.
 
-    `nodes`: devices that take part; `rounds`: until the end (an asynchronous strategy counts
-    `strategy.pushes` in their place); `local_epochs`: passes over a node's data for one update;
+    `nodes`: devices that take part; `rounds`: the length of the run (an asynchronous strategy
+    counts `strategy.pushes` instead); `local_epochs`: passes over a node's data for one update;
     `local_steps`: mini-batches for one update, in place of epochs; `batch_size`: samples of a
-    mini-batch; `lr`: the learning rate that a schedule begins with; `seed`: of all that is drawn
-    at random; `eval_every`: rounds (or pushes) from one evaluation on the test set to the next;
-    `device`: where torch computes, such as cuda; `verbose`: shows our log and Flower's; `timeout`:
-    seconds (virtual ones on the local engine) after which a round goes on without the nodes that
-    have not answered; an asynchronous server then sends them a message anew.
-    `checkpoint_every`: rounds (or pushes, or a cut model's mini-batches) from one checkpoint to the
-    next, with which `resume=` goes on; null or 0: none are written. Never more often than takes a
-    fiftieth of the run's time.
+    mini-batch; `lr`: the learning rate at the start of a schedule; `seed`: of all random draws;
+    `eval_every`: rounds (or pushes) between two evaluations on the test set; `device`: the torch
+    device, such as cuda; `verbose`: show EdgeWire's log and Flower's; `timeout`: seconds (virtual
+    ones on the local engine) after which a round goes on without the nodes that have not answered;
+    an asynchronous server then sends them a new message.
+    `checkpoint_every`: rounds (or pushes, or a cut model's mini-batches) between two checkpoints,
+    from which `resume=` goes on; null or 0: write none. Checkpoints become rarer if they would take
+    more than a fiftieth of the run's time.
     """
 
     algorithm: str = "fedavg"

@@ -1,4 +1,4 @@
-"""Command-line words of a run that was submitted: choices and values, and nothing about Hydra."""
+"""Overrides of a submitted run: they may choose groups and set values, not configure Hydra."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from conf.targets import HERE
 
 
 def submitted_words(words: list[str]) -> list[str]:
-    """Return the words as they are. Raises `ConfigError`, or Hydra's own errors, for one that is
-    no choice of one of our groups and no value of a key.
+    """Check a submitted run's overrides; return them unchanged.
 
-    They are read here as Hydra will read them, so that no quoting or escaping hides anything, and
-    before it does: composing looks for files by what words say, and asks some resolvers.
+    Raises `ConfigError`, or Hydra's own errors, for an override that is neither a choice of a group
+    in conf/ nor a value of a key. It uses Hydra's own parser, so that quoting and escaping hide
+    nothing. It must run before Hydra composes, which opens files by these names and calls some
+    resolvers.
     """
     for word in OverridesParser.create().parse_overrides(words):
         _expect_ours(word)
@@ -44,7 +45,7 @@ def _expect_ours(word: Override) -> None:
 
 
 def _expect_choice(line: str, choice: Any) -> None:
-    """Refuse a path: Hydra would open any file."""
+    """Refuse a choice that is not a plain name: with a path Hydra would open any file."""
     if choice is not None and not re.fullmatch(r"\w+", str(choice)):
         raise _refused(line, "a group's choice is a name")
 

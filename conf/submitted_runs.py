@@ -23,20 +23,21 @@ from conf.schema import Config, ConfigError
 from conf.targets import GROUPS, is_ours
 from task import DEFAULT_ROOT
 
-OWN_WORDS = "EDGEWIRE_OWN_WORDS"  # checksums, for the processes that this one starts
+OWN_WORDS = "EDGEWIRE_OWN_WORDS"  # checksums of own configurations, for child processes
 ALLOW, DATA, OUTPUT = "EDGEWIRE_ALLOW", "EDGEWIRE_DATA", "EDGEWIRE_OUTPUT"
-REMEMBERED = 16  # configurations; a sweep runs thousands, one after the other
-SHOWN = 100  # characters of a submitted word that an error repeats
-OF_A_KEY = re.compile(r"\$\{\.*\w+(\.\w+)*\}")  # an interpolation of another key, by its name
+REMEMBERED = 16  # the newest checksums to keep; a sweep runs thousands of configurations
+SHOWN = 100  # the most characters of a submitted text that an error message repeats
+OF_A_KEY = re.compile(r"\$\{\.*\w+(\.\w+)*\}")  # an interpolation that refers to another key
 PUBLIC_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*")
 
 
 @dataclass(frozen=True)
 class NodeGrants:
-    """What this machine grants to a run that was submitted.
+    """What this machine grants to a submitted run.
 
-    `allow`: packages, or classes in them, that it may name; `data`: the folder below which it may
-    read data, None: `./data`; `output`: the one below which it may write results, None: nowhere.
+    `allow`: packages, or classes in them, that the run may name. `data`: the folder below which it
+    may read data; None: `./data`. `output`: the folder below which it may write results; None: it
+    may not write any.
     """
 
     allow: tuple[str, ...] = ()
@@ -45,26 +46,26 @@ class NodeGrants:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> NodeGrants:
-        """Return what this process's environment grants, and a node's own `--node-config`."""
+        """Return the grants of this process's environment and of a node's `--node-config`."""
         words = f"{node_config.get('allow', '')} {os.environ.get(ALLOW, '')}"
         data = str(node_config.get("data", "")) or os.environ.get(DATA)
         return cls(tuple(re.findall(r"[^\s,]+", words)), data or None, os.environ.get(OUTPUT))
 
     def allows(self, name: str) -> bool:
-        """Return whether a class is among the allowed, or in a package or module that is."""
+        """Return whether a class is allowed by its name, or by that of its package or module."""
         public = PUBLIC_NAME.fullmatch(name) is not None
         return public and any(f"{name}.".startswith(f"{each}.") for each in self.allow)
 
 
 def mark_as_local(values: Mapping[str, Any]) -> None:
-    """Note a `run_config` as this machine's own, here and for processes that this one starts."""
+    """Mark a `run_config` as this machine's own, here and for processes that this one starts."""
     before = os.environ.get(OWN_WORDS, "").split()
     newest = [*(each for each in before if each != _mark(values)), _mark(values)]
     os.environ[OWN_WORDS] = " ".join(newest[-REMEMBERED:])
 
 
 def is_local(values: Mapping[str, Any]) -> bool:
-    """Return whether a `run_config` is, to the byte, one that this machine's user has composed."""
+    """Return whether a `run_config` equals, byte for byte, one that this machine has composed."""
     return _mark(values) in os.environ.get(OWN_WORDS, "").split()
 
 
@@ -72,21 +73,21 @@ def _mark(values: Mapping[str, Any]) -> str:
     return _hash(str(values.get("config", "")), str(values.get("output", "")))
 
 
-@functools.lru_cache(maxsize=REMEMBERED)  # apps ask for every message
+@functools.lru_cache(maxsize=REMEMBERED)  # apps call this for every message
 def _hash(config: str, output: str) -> str:
     text = f"{config}\0{output}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def abbreviate(word: str) -> str:
-    """Return a submitted word as an error repeats it: on one line, and no novel."""
+    """Return a submitted text for an error message: on one line, at most `SHOWN` characters."""
     return " ".join(word.split())[:SHOWN]
 
 
 def expect_plain(node: Any) -> None:
-    """Raise `ConfigError` for a text, however deep, that asks a resolver of OmegaConf.
+    """Raise `ConfigError` if any text in `node`, at any depth, calls a resolver of OmegaConf.
 
-    `node`: containers as they were read, nothing in them resolved.
+    `node`: containers before OmegaConf resolves them.
     """
     for text in _texts(node):
         if "${" in OF_A_KEY.sub("", text):
@@ -109,10 +110,10 @@ def _texts(node: Any) -> Iterator[str]:
 
 
 def confine(config: Config, machine: NodeGrants) -> None:
-    """Hold a submitted configuration to what this machine grants, before anything is imported.
+    """Check a submitted configuration against this machine's grants, before any import.
 
-    Its data folder becomes one below the machine's. Raises `ConfigError` for what leads out of it,
-    and for names of classes that nobody has allowed.
+    Sets its data folder to one below the machine's. Raises `ConfigError` for a path outside of it,
+    and for classes that this machine does not allow.
     """
     for group in GROUPS:
         for key, name in _targets(group, getattr(config, group)):
@@ -126,9 +127,9 @@ def confine(config: Config, machine: NodeGrants) -> None:
 
 
 def confine_data(config: Config, machine: NodeGrants) -> None:
-    """Make the data folder of a submitted configuration one below the machine's.
+    """Set the data folder of a submitted configuration to one below the machine's.
 
-    Who submits a run does so too, so that it looks where the server will. Raises `ConfigError`.
+    The submitting command does so too, to look where the server will. Raises `ConfigError`.
     """
     root = config.dataset.root
     if root is not None:
@@ -137,7 +138,7 @@ def confine_data(config: Config, machine: NodeGrants) -> None:
 
 
 def _targets(key: str, node: Any) -> Iterator[tuple[str, str]]:
-    """Yield every `_target_` in a group, however deep, and the key that it stands at."""
+    """Yield every `_target_` in a group, at any depth, as (its key, its value)."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             if name == "_target_":
@@ -149,9 +150,9 @@ def _targets(key: str, node: Any) -> Iterator[tuple[str, str]]:
 
 
 def output_of(values: Mapping[str, Any]) -> str:
-    """Return the folder that a `run_config` wants results in, "" for none.
+    """Return the folder for the results of a `run_config`, "" for none.
 
-    A submitted one is below the folder that this machine has set apart. Raises `ConfigError`.
+    A submitted run's folder is below the one that this machine grants. Raises `ConfigError`.
     """
     output = str(values.get("output", ""))
     if not output or is_local(values):
@@ -166,17 +167,17 @@ def output_of(values: Mapping[str, Any]) -> str:
 
 
 def resolve_below(folder: str, path: str, key: str) -> str:
-    """Return a submitted path as it lies below a folder of this machine's.
+    """Return the absolute form of a submitted path below a folder of this machine.
 
-    Raises `ConfigError`, which does not say where the folder is, for a path that leads out of it:
-    absolute, from a home, through `..` or a link.
+    Raises `ConfigError` for a path that leads out of the folder: absolute, with `~`, or through
+    `..` or a link. The error does not name the folder.
     """
     parts = PurePath(path).parts
     try:
         top = Path(folder).expanduser().resolve()
         found = (top / path).resolve()
         inside = found.is_relative_to(top) and not path.startswith(("/", "~")) and ".." not in parts
-    except (OSError, RuntimeError, ValueError):  # a circle of links, too long a name, a zero byte
+    except (OSError, RuntimeError, ValueError):  # circular links, a name too long, a zero byte
         inside = False
     if not inside:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Hydra's sweeper for experiments that compare cases: lists of words which no product gives."""
+"""A Hydra sweeper for experiments that compare cases: sets of overrides that are no product."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hydra.experimental.callback import Callback
 
 from conf.schema import ConfigError
 
-# First: its search for plugins runs the module below anew and leaves another class there.
+# Before the import below: the search for plugins executes that module again, with a new class.
 Plugins.instance()
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # noqa: E402
@@ -22,9 +22,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # noqa: E40
 class Cases(BasicSweeper):
     """Runs every case with every combination of the params, all jobs of a case in a row.
 
-    A case is a string of command-line words ("algorithm=esgd compression.drop=0.25"). Where
-    several set one key the command line wins, then the case, then the params; jobs that become
-    the same by that run once.
+    A case is a string of overrides ("algorithm=esgd compression.drop=0.25"). If several set one
+    key, the command line wins, then the case, then the params. Jobs that are then equal run once.
     """
 
     def __init__(
@@ -35,10 +34,10 @@ class Cases(BasicSweeper):
     ) -> None:
         super().__init__(max_batch_size, params)
         self.words = cases
-        self.cases: list[list[Override]] = [[]]  # the words, read
+        self.cases: list[list[Override]] = [[]]  # `words`, parsed
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Run all jobs. Raises `ConfigError` for cases that cannot be read."""
+        """Run all jobs. Raises `ConfigError` for cases that cannot be parsed."""
         assert self.hydra_context is not None  # Hydra calls setup() first
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         words = [split_case(case) for case in _as_list(self.words)] or [[]]
@@ -48,20 +47,20 @@ class Cases(BasicSweeper):
     def split_arguments(  # type: ignore[override]  # a static method there: it knows no cases
         self, overrides: list[Override], max_batch_size: int | None
     ) -> list[list[list[str]]]:
-        """Return the batches of jobs, a list of words each; `overrides` begins with the params."""
+        """Return batches of jobs, each a list of overrides; `overrides` begins with the params."""
         params, line = overrides[: len(self.params)], overrides[len(self.params) :]
         jobs: list[list[str]] = []
         for case in self.cases:
             fixed = {word.key_or_group for word in case}
             free = [word for word in params if word.key_or_group not in fixed]
-            # of several words with one key BasicSweeper keeps the last, at the first one's place
+            # Of several overrides of a key BasicSweeper keeps the last, at the first one's place.
             jobs += BasicSweeper.split_arguments([*case, *free, *line], None)[0]
         once = [list(job) for job in dict.fromkeys(map(tuple, jobs))]
         return list(self.split_overrides_to_chunks(once, max_batch_size))
 
 
 def split_case(case: object) -> list[str]:
-    """Return a case's words, quoted as in a shell. Raises `ConfigError`."""
+    """Return a case's overrides, split as a shell does. Raises `ConfigError`."""
     if not isinstance(case, str):
         raise ConfigError(f"hydra.sweeper.cases: {case!r} is not a string of words")
     try:
@@ -77,9 +76,9 @@ def _as_list(cases: object) -> list[object]:
 
 
 class Register(Callback):
-    """Shows `Cases` to Hydra, which takes plugins of the package `hydra_plugins` only.
+    """Registers `Cases` with Hydra, which finds plugins in the package `hydra_plugins` only.
 
-    Hydra makes the callbacks in hydra/sweeper/cases.yaml before it looks for its sweeper.
+    Hydra makes the callbacks in hydra/sweeper/cases.yaml before it looks up its sweeper.
     """
 
     NAME = "hydra_plugins.edgewire.Cases"

@@ -1,8 +1,8 @@
-"""Which classes a group's `_target_` can name, and the class that it does name.
+"""Which classes a group's `_target_` may name, and the import of the named class.
 
-A name is ours if a file of the group says it, or if it is one of a library's own list for that very
-purpose. What it leads to must be a class of the group's kind, defined where it is looked for: no
-function, no module's import of something else, nothing further along the dots.
+Any run may name a class if a YAML file of the group does, or if it is in the group's library module
+(`KINDS`). The name must be that of a class of the group's kind, in the package that defines it. It
+must not be a function, another package's class that a module imports, or an attribute of a class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import task.lazy_imports  # noqa: F401  # before anybody imports flwr_datasets
 from conf.schema import ConfigError
 
 HERE = Path(__file__).parent
-# Of each group whose classes a run builds: where a library lists them, and what they derive from.
+# Group -> the library module with its classes, and the name of their base class there.
 KINDS = {
     "strategy": ("flwr.serverapp.strategy", "Strategy"),
     "optimizer": ("torch.optim", "Optimizer"),
@@ -30,7 +30,7 @@ GROUPS = tuple(KINDS)
 
 
 def is_ours(group: str, name: str) -> bool:
-    """Return whether a name needs nobody's leave: a file of ours has it, or the group's library."""
+    """Return whether any run may name a class: a YAML file has it, or the group's library."""
     module, _, last = name.rpartition(".")
     listed = module == KINDS[group][0] and re.fullmatch(r"[A-Za-z]\w*", last) is not None
     inner = (path for path in (HERE / group).iterdir() if path.is_dir())
@@ -39,7 +39,7 @@ def is_ours(group: str, name: str) -> bool:
 
 @functools.cache
 def named(folder: Path) -> frozenset[str]:
-    """Return the names that the files in a folder say as `_target_`."""
+    """Return all values of `_target_` in the YAML files of a folder."""
     pattern = re.compile(r"^\s*_target_:\s*([\w.]+)", re.MULTILINE)
     texts = [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.yaml"))]
     return frozenset(name for text in texts for name in pattern.findall(text))
@@ -48,7 +48,7 @@ def named(folder: Path) -> frozenset[str]:
 def target_of(group: str, name: str) -> type:
     """Return the class that a group's `_target_` names.
 
-    Raises `ConfigError` for what is no class of the group's kind, and for what cannot be imported.
+    Raises `ConfigError` if it is not a class of the group's kind, or cannot be imported.
     """
     found = _class(group, name)
     if name not in named(HERE / group):
@@ -59,7 +59,7 @@ def target_of(group: str, name: str) -> type:
 
 
 def inner_target_of(key: str, name: str, annotation: Any) -> type:
-    """Return the class that an option's own `_target_` names, of the kind the option declares.
+    """Return the class that an option's own `_target_` names; `annotation`: the option's type.
 
     Raises `ConfigError` as `target_of`.
     """
@@ -75,14 +75,14 @@ def inner_target_of(key: str, name: str, annotation: Any) -> type:
 
 
 def _is_kind(each: Any) -> bool:
-    """Whether an annotation is a class that objects of a configuration can be of."""
+    """Return whether an annotation is a class of which a configuration may make objects."""
     plain = ("builtins", "collections.abc", "types", "typing")
-    protocol = getattr(each, "_is_protocol", False)  # by which almost any class would do
+    protocol = getattr(each, "_is_protocol", False)  # almost any class would satisfy a protocol
     return isinstance(each, type) and each.__module__ not in plain and not protocol
 
 
 def callable_of(key: str, name: str) -> Callable[..., Any]:
-    """Return whatever can be called by a name that the user of this machine has typed."""
+    """Return any callable by its name; only for names that this machine's own user has typed."""
     found = _imported(key, name)
     if not callable(found):
         raise ConfigError(f"{key}._target_={name} cannot be called")
@@ -99,9 +99,9 @@ def _class(key: str, name: str) -> type:
 
 
 def _imported(key: str, name: str) -> Any:
-    """Return what a module has by a name: its attribute, and no attribute's."""
+    """Return the attribute of a module by a dotted name, not an attribute of an attribute."""
     module, _, last = name.rpartition(".")
     try:
         return getattr(import_module(module), last)
-    except Exception as error:  # whatever a module raises when it is imported
+    except Exception as error:  # importing a module can raise anything
         raise ConfigError(f"{key}._target_={name} cannot be imported") from error

@@ -1,4 +1,4 @@
-"""What of a run's network only a virtual clock can honour: real nodes and Ray have none."""
+"""Refuses network options that need a virtual clock, for engines in real time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from conf.schema import Config, ConfigError, NetworkConfig
 
 
 def expect_real_time(config: Config) -> None:
-    """Raise `ConfigError`, one line, for a network that nodes in real time would not heed."""
+    """Raise `ConfigError`, one line, for network options that nodes in real time would ignore."""
     if said := only_virtual(config.network):
         raise ConfigError(
             f"these nodes' time is real, and nothing emulates {said}; `python run.py` has a "
@@ -16,9 +16,10 @@ def expect_real_time(config: Config) -> None:
 
 
 def only_virtual(network: NetworkConfig) -> str:
-    """Return what makes a network other than the ideal one, and what to give; "" for nothing.
+    """Return the options that differ from network=ideal, and the overrides to give; "" for none.
 
-    Left out are keys that others make of no effect: how long nobody waits, when nobody comes back.
+    It leaves out options without an effect: `waiting_seconds` with `waiting=none`, and
+    `rejoin_seconds` without `crash`.
     """
     ideal = network_config("ideal")
     without = {"waiting_seconds"} if network.waiting == "none" else set[str]()
@@ -35,7 +36,7 @@ def only_virtual(network: NetworkConfig) -> str:
 
 
 def _word(value: object) -> str:
-    """Write a value as the command line takes it."""
+    """Return a value as the command line takes it."""
     if isinstance(value, dict):
         return "{" + ",".join(value) + "}"
     if value is None:

@@ -1,3 +1,3 @@
 """The learning problem: data sets, partitions, models, and the steps of training and evaluation."""
 
-DEFAULT_ROOT = "./data"  # the folder of data sets, where nobody names another
+DEFAULT_ROOT = "./data"  # the default folder of data sets

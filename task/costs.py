@@ -1,4 +1,4 @@
-"""What layers cost: floating-point operations, seconds, bytes; and cuts that balance them."""
+"""The costs of layers in floating-point operations, seconds and bytes, and balanced cuts."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from task.gradient_predictor import GradientModule
 from task.layers import Part, Segment, layers_of, segment_of
 from task.models.small import Narrow
 
-COPIES = 4  # of each parameter: itself, its gradient, two moments of Adam
+COPIES = 4  # floats for each parameter: its value, its gradient, two moments of Adam
 REPEATS = 3
 
 
 class Cost(NamedTuple):
-    """Shares of what one step of the whole model costs by backpropagation, in operations."""
+    """A part's operations as shares of those of one backpropagation step of the whole model."""
 
     forward: float
     backward: float
-    module: float  # to predict once, and to learn once
+    module: float  # one prediction of the synthetic-gradient module, and one step of it
 
 
 def costs_of(
     make: Callable[[], nn.Module], parts: Sequence[Part], classes: int, hidden: int
 ) -> list[Cost]:
-    """Return the costs of parts, counted by torch on tensors without memory.
+    """Return the costs of parts; torch counts operations on the meta device, without memory.
 
-    `hidden`: of the modules; 0: there are none. The same on every machine, unlike seconds.
+    `hidden`: hidden units of the modules; 0: no modules. Unlike seconds, the result is the same on
+    every machine.
     """
     counted = []
     for number, part in enumerate(parts):
@@ -68,7 +69,7 @@ def _there_and_back(module: nn.Module, *given: Tensor) -> Tensor:
 
 
 def _flops(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
-    from torch.utils.flop_counter import FlopCounterMode  # not above: it takes triton along
+    from torch.utils.flop_counter import FlopCounterMode  # late, as it imports triton
 
     with FlopCounterMode(display=False) as counter:
         result = run()
@@ -76,7 +77,7 @@ def _flops(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
 
 
 class Measured(NamedTuple):
-    """Of one layer: seconds of a step with it, and with a module after it; bytes of both."""
+    """One layer's seconds and bytes for a step, and those of a module after it."""
 
     seconds: float
     module_seconds: float
@@ -87,11 +88,11 @@ class Measured(NamedTuple):
 def measure(
     make: Callable[[], nn.Module], images: Tensor, classes: int, hidden: int
 ) -> list[Measured]:
-    """Return what each layer takes here, for a mini-batch of prepared images, (B, C, H, W).
+    """Measure each layer on this machine with a mini-batch of prepared images, (B, C, H, W).
 
-    Bytes are of parameters, gradients, an optimiser's moments, and what a forward pass keeps for
-    the way back: what a node holds for a mini-batch, beside Python and its libraries. `hidden`: of
-    the modules; 0: there are none.
+    Bytes are those of parameters, gradients, an optimiser's moments, and the tensors that a forward
+    pass saves for the backward pass. A node needs them beside Python and its libraries. `hidden`:
+    hidden units of the modules; 0: no modules.
     """
     model = make()
     layers = layers_of(model)
@@ -119,7 +120,7 @@ def measure(
 
 
 def _saved(segment: nn.Module, given: Tensor) -> tuple[Tensor, int]:
-    """Return the output, and the bytes that a forward pass keeps for the way back."""
+    """Return the output, and the bytes that a forward pass saves for the backward pass."""
     own = {tensor.data_ptr() for tensor in (given, *segment.parameters())}
     found: dict[int, int] = {}
 
@@ -134,7 +135,7 @@ def _saved(segment: nn.Module, given: Tensor) -> tuple[Tensor, int]:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Return the least of some runs' seconds; one before them warms up."""
+    """Return the least seconds of `REPEATS` runs, after one run to warm up."""
     run()
     taken = []
     for _ in range(REPEATS):
@@ -147,10 +148,10 @@ def _seconds(run: Callable[[], object]) -> float:
 def balanced(
     layers: Sequence[Measured], segments: int, limits: Sequence[float] | None = None
 ) -> tuple[int, ...]:
-    """Return the cuts with which the slowest of so many segments is as fast as it can be.
+    """Return the cuts that minimise the seconds of the slowest of `segments` segments.
 
-    `limits`: bytes that each node has. Of equally good cuts the first in order. Raises `TaskError`
-    if there are too few layers, or no cuts that fit.
+    `limits`: the memory of each node in bytes. Of equally good cuts it returns the smallest tuple.
+    Raises `TaskError` if there are too few layers, or no cuts fit.
     """
     count = len(layers)
     if not 1 <= segments <= count:
@@ -164,6 +165,7 @@ def balanced(
             return float("inf")
         return sum(each.seconds for each in row) + (row[-1].module_seconds if cut else 0)
 
+    # Dynamic programming over (segment, its first layer): each pair is solved once.
     @cache
     def best(segment: int, first: int) -> tuple[float, tuple[int, ...]]:
         """Return the slowest stage's seconds and the cuts from `first` on."""

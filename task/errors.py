@@ -1,7 +1,7 @@
-"""The one error for what the user can put right."""
+"""The error for mistakes that the user can correct."""
 
 
 class TaskError(ValueError):
-    """The user's own mistake: one line that says what is wrong and what to do."""
+    """A user's error: one line that says what is wrong and what to do."""
 
-    one_line = True  # all that there is to say: who logs it leaves the traceback out
+    one_line = True  # whoever logs it leaves the traceback out

@@ -1,7 +1,7 @@
-"""The synthetic-gradient module: predicts the gradient that a segment's output will get.
+"""The synthetic-gradient module, which predicts the gradient of a segment's output.
 
 Jaderberg et al. 2017 ("Decoupled neural interfaces using synthetic gradients"), section 2.1 and
-appendix: one hidden layer, an output that begins at zero, conditioned on the labels.
+appendix: one hidden layer, an output layer that begins at zero, conditioned on the labels.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 
 class GradientModule(nn.Module):
-    """M(h, y): `hidden` units with BatchNorm and ReLU, then as many outputs as h has.
+    """M(h, y): `hidden` units with BatchNorm and ReLU, then as many outputs as h has entries.
 
-    It begins with zero for every h. `classes`: of the labels, which are an input like h
-    (one-hot), or 0: it does not see them. Its BatchNorm always normalises by the batch at hand, and
-    keeps no statistics: the module is never used on single samples.
+    A new module predicts zero for every h. `classes`: the number of labels, a one-hot input beside
+    h; 0: no labels. Its BatchNorm always normalises by the current mini-batch and keeps no
+    statistics, because the module never sees single samples.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int, hidden: int) -> None:
@@ -29,12 +29,13 @@ class GradientModule(nn.Module):
         self.outputs = nn.Linear(hidden, size)
         nn.init.zeros_(self.outputs.weight)
         nn.init.zeros_(self.outputs.bias)
-        if self.labels is not None:  # a one-hot input of the same linear layer would begin so
+        # As `nn.Linear` initialises the weights of one-hot inputs beside h's `size` entries.
+        if self.labels is not None:
             bound = 1 / math.sqrt(size + classes)
             nn.init.uniform_(self.labels.weight, -bound, bound)
 
     def forward(self, h: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return the gradient, of the shape of `h`, (B, ...); `labels` int64 (B,)."""
+        """Return the predicted gradient, float32 of `h`'s shape (B, ...); `labels` int64 (B,)."""
         hidden = self.inputs(h.flatten(1))
         if self.labels is not None:
             hidden = hidden + self.labels(labels)

@@ -1,6 +1,6 @@
-"""What flwr_datasets' partitioners get to cut: a data set of labels and indices, on numpy.
+"""A data set of labels and indices, on numpy, for the partitioners of flwr_datasets.
 
-Imported only when a partitioner is used: the packages behind it take seconds to load.
+To be imported only when a partitioner is used: the packages behind it take seconds to load.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ disable_progress_bars()
 class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
     """A `datasets.Dataset` whose selections are plain arrays of indices.
 
-    A selection of Dataset costs 2 ms to make and read, which is most of a round when 50 nodes of
-    1,000 are new in it; here it is one numpy index. Columns are arrays too, where Dataset converts
-    them element by element.
+    A selection of `Dataset` takes 2 ms to make and read, which is most of a round in which 50 nodes
+    of 1,000 are new; here it is one numpy index. Columns are arrays too; `Dataset` converts them
+    element by element.
 
     Args:
-        index: int64 (N,), where each row is in the caller's data.
+        index: int64 (N,), the position of each row in the caller's data.
         label: int64 (N,), its class.
     """
 
@@ -33,24 +33,24 @@ class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
         return self._columns[key]
 
     def unique(self, column: str) -> list[int]:
-        """The values of a column, sorted."""
+        """Return the distinct values of a column, sorted."""
         values: list[int] = np.unique(self._columns[column]).tolist()
         return values
 
     def sort(self, column_names: str, **_: Any) -> "LabelTable":
-        """The rows in the order of a column, equal ones as they were."""
+        """Return the rows sorted by a column; the sort is stable."""
         order = np.argsort(self._columns[column_names], kind="stable")
         return LabelTable(*(column[order] for column in self._columns.values()))
 
     def select(self, indices: Any, **_: Any) -> NDArray[np.int64]:
-        """The "index" column at the rows `indices`."""
+        """Return the "index" column at the rows `indices`, int64 (k,)."""
         rows = np.fromiter(indices, np.int64) if isinstance(indices, range) else indices
         return self._columns["index"][np.asarray(rows, np.int64)]
 
     def shard(
         self, num_shards: int, index: int, contiguous: bool = True, **_: Any
     ) -> NDArray[np.int64]:
-        """The "index" column of one of `num_shards` pieces; the first ones may be 1 longer."""
+        """Return the "index" column of a shard; the first shards may be 1 longer than the others."""
         column = self._columns["index"]
         if not contiguous:
             return column[index::num_shards]

@@ -1,4 +1,4 @@
-"""A model as a row of layers, and segments of it: what is cut over several nodes."""
+"""A model as a sequence of layers, and segments of it for several nodes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from task.flat_model import FlatModel, tensors_of
 from task.models.small import Narrow
 
 Draws = Callable[[int], AbstractContextManager[None]]
-# They have parameters, and belong to the layer before them all the same.
+# Modules with parameters that still belong to the layer before them.
 FOLLOWERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
 
 
 class Layer(NamedTuple):
-    """A layer as papers count them: a module with weights, and what follows it up to the next."""
+    """A layer as papers count them: a module with weights, and the modules up to the next one."""
 
     name: str
     modules: tuple[nn.Module, ...]
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """Return the layers of an `nn.Sequential`, nested ones opened; first of all what has no weights
-    joins the first layer.
+    """Return the layers of an `nn.Sequential`, including those of nested ones.
 
-    Raises `TaskError` for a model of another kind, or one whose layers share parameters.
+    Modules without weights before the first layer belong to it. Raises `TaskError` for a model of
+    another kind, or one whose layers share parameters.
     """
     if not _is_row(model):
         raise TaskError(
@@ -53,12 +53,12 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 
 def _is_row(module: nn.Module) -> bool:
-    """Whether a module does nothing but call its children one after the other."""
+    """Return whether a module only calls its children one after the other."""
     return type(module).forward in (nn.Sequential.forward, Narrow.forward)
 
 
 def _opened(row: nn.Module) -> Iterator[nn.Module]:
-    for child in cast(nn.Sequential, row):  # `children` would leave out one that comes twice
+    for child in cast(nn.Sequential, row):  # `children()` would skip a module's second occurrence
         if _is_row(child):
             yield from _opened(child)
         else:
@@ -78,7 +78,7 @@ def _expect_unshared(rows: list[list[nn.Module]]) -> None:
 
 
 def _name(head: nn.Module | None) -> str:
-    """Return a layer's name for people."""
+    """Return a readable name of a layer, such as "dense, 256 to 10"."""
     if isinstance(head, nn.Conv2d):
         size = "x".join(map(str, head.kernel_size))
         return f"conv {size}, {head.in_channels} to {head.out_channels}"
@@ -88,10 +88,10 @@ def _name(head: nn.Module | None) -> str:
 
 
 class Segment(nn.Module):
-    """Consecutive layers of a model, in training or evaluation as the model is.
+    """Consecutive layers of a model.
 
-    `first`: the number of its first layer in the model; `channels_last`: images lie in memory with
-    their channels last, as in a `Narrow` model.
+    `first`: the number of its first layer in the model. `channels_last`: images have the memory
+    layout with channels last, as in a `Narrow` model.
     """
 
     def __init__(self, layers: Sequence[Layer], first: int, channels_last: bool) -> None:
@@ -100,9 +100,9 @@ class Segment(nn.Module):
         self.first, self.channels_last = first, channels_last
 
     def forward(self, x: Tensor, draws: Draws | None = None) -> Tensor:
-        """Return the last layer's output, (B, ...), for the input of the first.
+        """Return the last layer's output, (B, ...), for the first layer's input, (B, ...).
 
-        `draws(layer)`: the context in which the layer of this number draws at random (dropout).
+        `draws(layer)`: the context in which the layer with this number draws at random (dropout).
         """
         if self.channels_last and x.dim() == 4 and x.device.type == "cpu":
             x = _channels_last(x)
@@ -113,22 +113,22 @@ class Segment(nn.Module):
         return x
 
     def to_wire(self, output: Tensor) -> Tensor:
-        """Return an output or its gradient as it travels, contiguous: (B, ...) or (B, H, W, C)."""
+        """Return an output or its gradient in wire layout: contiguous (B, ...) or (B, H, W, C)."""
         if self.channels_last and output.dim() == 4:
             output = output.permute(0, 2, 3, 1)
         return output.detach().contiguous()
 
     def from_wire(self, tensor: Tensor) -> Tensor:
-        """Undo `to_wire`."""
+        """Undo `to_wire`; returns a view."""
         return tensor.permute(0, 3, 1, 2) if self.channels_last and tensor.dim() == 4 else tensor
 
     def beside(self) -> dict[str, Tensor]:
-        """Return the tensors by name that are no part of `FlatModel.state`: counters, constants."""
+        """Return the tensors outside of `FlatModel.state` by name: counters, constants."""
         return tensors_of(self).beside
 
 
 def _channels_last(images: Tensor) -> Tensor:
-    # with one channel both layouts are "contiguous": only a copy has the other strides
+    # With one channel torch calls both layouts contiguous; only a copy has the other strides.
     rows = images.permute(0, 2, 3, 1)
     if not rows.is_contiguous() or images.shape[1] == 1:
         rows = rows.clone(memory_format=torch.contiguous_format)
@@ -136,14 +136,14 @@ def _channels_last(images: Tensor) -> Tensor:
 
 
 def segment_of(model: nn.Module, first: int, last: int) -> Segment:
-    """Return the layers `first` to `last` - 1 of a model; they stay the model's own modules."""
+    """Return the layers `first` to `last` - 1 of a model, which share its modules."""
     return Segment(layers_of(model)[first:last], first, isinstance(model, Narrow))
 
 
 def empty_segment(make: Callable[[], nn.Module], first: int, last: int) -> Segment:
-    """Return a segment on the CPU with memory of its own and no values yet.
+    """Return a segment on the CPU with uninitialised memory.
 
-    The rest of what `make` builds never has any memory.
+    `make` builds the model on the meta device, so its other layers never get memory.
     """
     with torch.device("meta"):
         segment = segment_of(make(), first, last)
@@ -154,13 +154,13 @@ def empty_segment(make: Callable[[], nn.Module], first: int, last: int) -> Segme
                 holders.setdefault(id(tensor), []).append((held, key))
     segment.to_empty(device="cpu")
     for (first_held, first_key), *others in holders.values():
-        for held, key in others:  # what layers share has come apart
+        for held, key in others:  # `to_empty` separates shared tensors: share them again
             held[key] = first_held[first_key]
     return segment
 
 
 def check_cuts(cuts: Sequence[int], layers: int) -> tuple[int, ...]:
-    """Return the cuts: the numbers of the layers with which a new segment begins.
+    """Return the cuts, the numbers of the layers with which a new segment begins, as a tuple.
 
     Raises `TaskError` for cuts that do not increase or lie outside of 1 to `layers` - 1.
     """
@@ -175,27 +175,27 @@ def check_cuts(cuts: Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 class Part(NamedTuple):
-    """A segment as the server knows it: its place in the model, its names there, its shapes."""
+    """The server's description of a segment: layers `first` to `last` - 1, names and shapes."""
 
     first: int
     last: int
-    names: tuple[str, ...]  # in the order of the segment's flat state, as the whole model has them
+    names: tuple[str, ...]  # the whole model's names, in the order of the segment's flat state
     size: int  # entries of that state
-    trained: int  # of these, parameters
-    natives: dict[str, str]  # tensors beside that state: their names there, and in the whole model
-    input: tuple[int, ...]  # of one sample, as it travels
-    output: tuple[int, ...]
+    trained: int  # entries of that state that are parameters
+    natives: dict[str, str]  # native tensors: name in the segment -> name in the whole model
+    input: tuple[int, ...]  # shape of one sample, in wire layout
+    output: tuple[int, ...]  # shape of one sample, in wire layout
 
 
 def parts_of(
     make: Callable[[], nn.Module], cuts: Sequence[int], shape: tuple[int, ...]
 ) -> list[Part]:
-    """Return the parts of what `make` builds, for images of `shape` (C, H, W).
+    """Return the parts of the model that `make` builds, for images of `shape` (C, H, W).
 
-    Raises `TaskError` for a model or cuts that do not go.
+    Raises `TaskError` for a model that cannot be cut, or cuts out of range.
     """
     with torch.device("meta"):
-        model = make().eval()  # in training some layers ask their counters for values
+        model = make().eval()  # in training mode some layers read their counters, absent on meta
         x = torch.empty(2, *shape)
     layers = layers_of(model)
     cuts = check_cuts(cuts, len(layers))

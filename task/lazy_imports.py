@@ -1,4 +1,4 @@
-"""What importing flwr_datasets brings along: no calls home, and its plots only for who plots."""
+"""Makes the import of flwr_datasets lighter: no telemetry, and its plots load at first use."""
 
 import os
 import sys
@@ -8,16 +8,17 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-# Read when `datasets`, below flwr_datasets, is imported: no calls home, no bars on the screen.
+# `datasets`, which flwr_datasets imports, reads these at import: no telemetry, no progress bars.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
 
 class _Late(ModuleType):
-    """A module that is run when something in it is first asked for."""
+    """A module that is executed at the first access to one of its attributes."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__all__":  # who only looks over all modules
+        # Code that inspects all of `sys.modules` asks for such names; it must not load the plots.
+        if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         self.__class__ = ModuleType  # type: ignore[assignment]
         self.__spec__.loader.exec_module(self)  # type: ignore[union-attr]
@@ -25,15 +26,15 @@ class _Late(ModuleType):
 
 
 class _Plots(MetaPathFinder, Loader):
-    """Leaves flwr_datasets' plots for later.
+    """Delays the import of flwr_datasets' plots.
 
-    The package imports them along with its partitioners: seaborn and scipy, 2 s a process.
+    The package imports them with its partitioners; seaborn and scipy take 2 s in each process.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find that one module, as Python would, with this as its loader."""
+        """Return Python's own spec for the module with the plots, with this object as loader."""
         found = None
         if fullname == "flwr_datasets.visualization":
             found = PathFinder.find_spec(fullname, path, target)
@@ -42,7 +43,7 @@ class _Plots(MetaPathFinder, Loader):
         return found
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own loader back, and let it wait."""
+        """Give the module its own loader back, and delay its execution."""
         assert module.__spec__ is not None
         module.__loader__ = module.__spec__.loader = self._loader
         module.__class__ = _Late

@@ -1,7 +1,7 @@
-"""Which samples each simulated node holds.
+"""The partition of a data set over simulated nodes.
 
-Any partitioner of `flwr_datasets` that goes by labels or sizes does, and `Iid` and `Sampled` of
-our own.
+It works with any partitioner of `flwr_datasets` that uses labels or sizes, and with `Iid` and
+`Sampled` from this module.
 """
 
 import copy
@@ -16,54 +16,54 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import task.lazy_imports  # noqa: F401  # before anybody imports flwr_datasets
+import task.lazy_imports  # noqa: F401  # before any import of flwr_datasets
 from task.errors import TaskError
 
 # Keys that keep the streams of this module apart from others with the same seed.
 _SHUFFLE, _DRAW = 1, 2
-LARGER_ALPHA = "larger partition.alpha"  # the smaller it is, the fewer samples some nodes get
+LARGER_ALPHA = "larger partition.alpha"  # with a small one some nodes get few samples
 
 
 @dataclass(frozen=True)
 class Sampled:
     """Every node draws its own `samples` distinct samples; nodes may share some.
 
-    For populations larger than the data set: nothing is stored, so 100,000 nodes cost nothing.
+    It is for more nodes than samples. It stores nothing, so 100,000 nodes take no memory.
     """
 
     samples: int = 50
 
     def draw(self, total: int, seed: int, node: int) -> NDArray[np.int64]:
-        """The node's indices in 0..total-1, int64 (samples,), from a stream of its own."""
+        """Return the node's indices in 0..total-1, int64 (samples,), from its own random stream."""
         random = np.random.default_rng((seed, node, _DRAW))
         return random.choice(total, self.samples, replace=False)
 
 
 @dataclass(frozen=True)
 class Iid:
-    """Equal shares of the shuffled data set, those of flwr_datasets' `IidPartitioner`.
+    """Equal shares of the shuffled data set, the same as those of flwr_datasets' `IidPartitioner`.
 
-    A device has no use for the 100 MB that importing that one takes.
+    It saves a device the 100 MB of memory that importing that class takes.
     """
 
     num_partitions: int
 
     def cut(self, order: NDArray[np.int64], node: int) -> NDArray[np.int64]:
-        """A node's piece of all indices; the first pieces may be 1 longer."""
+        """Return a node's slice of `order`, int64 (N,); the first slices may be 1 longer."""
         size, longer = divmod(len(order), self.num_partitions)
         start = node * size + min(node, longer)
         return order[start : start + size + (node < longer)]
 
 
 class Partition:
-    """The indices of the samples of every node, computed when first asked for.
+    """The indices of every node's samples, computed at the first use.
 
     Args:
-        partitioner: an object of flwr_datasets (used on a copy, its `partition_by` being "label")
-            or `Iid` or `Sampled`.
+        partitioner: an `Iid`, a `Sampled`, or a partitioner of flwr_datasets, whose `partition_by`
+            must be "label"; `Partition` uses a copy of it.
         labels: int64 (N,), the classes of all samples.
         nodes: number of nodes.
-        seed: of the shuffling before the partitioner cuts, and of `Sampled`.
+        seed: of the shuffle before the partitioner cuts, and of `Sampled`.
 
     Raises:
         TaskError: more nodes than samples, or a partition that the partitioner cannot make.
@@ -92,7 +92,10 @@ class Partition:
         self._indices: dict[int, Tensor] = {}
 
     def indices(self, node: int) -> Tensor:
-        """The samples of `node` (0..nodes-1), int64 (n,): the same in every process and order."""
+        """Return the sample indices of `node` (0..nodes-1), int64 (n,).
+
+        They are the same in every process, and do not depend on the order of calls.
+        """
         if not 0 <= node < self._nodes:
             raise TaskError(
                 f"there is no node {node}: with nodes={self._nodes} they are 0 to {self._nodes - 1}"
@@ -105,7 +108,7 @@ class Partition:
 
     def _load(self, node: int) -> NDArray[np.int64]:
         with warnings.catch_warnings():
-            # What they warn of (a draw repeated, an old option of pyarrow) is not for the user.
+            # The user cannot act on their warnings (a repeated draw, an old option of pyarrow).
             warnings.simplefilter("ignore")
             try:
                 if self._cut is None:
@@ -124,8 +127,8 @@ class Partition:
         return hasattr(self._partitioner, "_alpha")
 
     def _prepare(self) -> Callable[[int], Any]:
-        """What returns a node's indices: the partitioner, or a copy with shuffled labels in it."""
-        # Shuffled first: pieces of equal shares are contiguous, and folders come sorted by class.
+        """Return the function from a node to its indices, with the data set shuffled."""
+        # Partitioners of equal shares take contiguous rows, and folders are sorted by class.
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(len(self._labels))
         cut: Callable[[int], Any]
         if isinstance(self._partitioner, Iid):
@@ -145,5 +148,5 @@ class Partition:
 
 
 def _reason(error: Exception) -> str:
-    """The error as one line."""
+    """Return an error's text as one line."""
     return " ".join(str(error).split()) or type(error).__name__

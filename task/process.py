@@ -1,4 +1,4 @@
-"""What a process that trains asks of torch and of the C library, and what it spares itself."""
+"""Settings of torch and the C library for a process that trains."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from contextlib import contextmanager
 import torch
 from torch.optim import Optimizer
 
-KEPT = 1 << 30  # bytes of freed memory that a process keeps for what comes next
+KEPT = 1 << 30  # bytes of freed memory that a process keeps for later allocations
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
 
 
 def configure_process() -> None:
-    """One torch thread; freed memory is kept, up to `KEPT` bytes.
+    """Set torch to one thread, and glibc to keep up to `KEPT` bytes of freed memory.
 
-    glibc gives a large tensor's memory back to the system when it is freed, and the next mini-batch
-    has to fault it in again, page by page: a third of a step for 25 MB of activations. Whoever has
-    set glibc's own variables is left alone; other C libraries are, too.
+    By default glibc returns a large tensor's memory to the system at once, and the next mini-batch
+    faults it in again page by page: a third of a step for 25 MB of activations. This does not
+    change glibc's settings if the user has set its environment variables, nor other C libraries.
     """
     torch.set_num_threads(1)
     chosen = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
@@ -30,16 +30,16 @@ def configure_process() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, KEPT)
-        if not mallopt(_MMAP_THRESHOLD, KEPT):  # older ones take no more than 32 MB
+        if not mallopt(_MMAP_THRESHOLD, KEPT):  # older versions accept at most 32 MB
             mallopt(_MMAP_MAX, 0)
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Within, torch's optimisers are made without importing its compiler: that takes 2 s.
+    """Create torch's optimisers in the block without importing torch's compiler, which takes 2 s.
 
-    `add_param_group` is wrapped in a request to the compiler to leave it alone, which nobody needs
-    who compiles nothing.
+    torch wraps `add_param_group` in a call that excludes it from compilation. A process that does
+    not compile does not need the wrapper.
     """
     wrapped = Optimizer.add_param_group
     Optimizer.add_param_group = inspect.unwrap(wrapped)  # type: ignore[method-assign]

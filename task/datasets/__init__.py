@@ -26,15 +26,16 @@ def load_data(
 
     Args:
         name: one of `data_names()`.
-        root: folder as torchvision's `root`, `~` for the home; None looks where the data set
-            usually lies.
-        download: fetch the files when they are absent.
+        root: folder, as torchvision's `root`; `~` stands for the home folder. None looks in the
+            data set's usual folders.
+        download: download the files if they are absent.
         size: side of the images in pixels; None keeps their own.
-        classes: `imagefolder`'s class folders, where it is not all there are or some may lack.
+        classes: `imagefolder`'s class folders, if they are not all of its folders, or if some may
+            be absent.
 
     Raises:
-        TaskError: unknown name, files missing or broken, download failed, or data that are not what
-            `Data` says.
+        TaskError: unknown name, files missing or broken, download failed, or data that do not
+            satisfy `Data`.
     """
     if size is not None and size < 1:
         raise TaskError(f"dataset.size={size}: give a number of pixels, 1 or more")
@@ -50,5 +51,5 @@ def load_data(
 
 
 def data_names() -> list[str]:
-    """Names `load_data` knows, sorted."""
+    """Return the names that `load_data` accepts, sorted."""
     return DATASETS.names()

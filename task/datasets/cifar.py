@@ -32,7 +32,7 @@ def _load(name: str, torchvision_name: str, request: Request) -> tuple[Split, Sp
     folder = Path(root, reader.base_folder)
     try:
         train = reader(root, train=True)
-    except RuntimeError as error:  # torchvision's word for absent and for damaged
+    except RuntimeError as error:  # torchvision raises it for absent and for damaged files
         if not request.download:
             if folder.is_dir():
                 raise TaskError(

@@ -1,4 +1,4 @@
-"""What a data set is, and the helpers that its loaders share."""
+"""The types of a data set, and the helpers that its loaders share."""
 
 import http.client
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 from task.errors import TaskError
 from task.registry import Registry
 
-DOWNLOAD_TIMEOUT = 30.0  # seconds without a reply
+DOWNLOAD_TIMEOUT = 30.0  # seconds to wait for a server that sends nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +30,8 @@ class Split:
 class Data:
     """A data set; `mean` and `std` are per channel, of images scaled to 0..1.
 
-    Both empty: every image is to be normalised by its own (`task.steps.prepare`).
-    `class_names` is filled where classes have names of the user's own (folders), in id order.
+    If both are empty, `task.steps.prepare` normalises each image by its own. `class_names`: the
+    names of the user's class folders, in the order of the class ids; empty for other data sets.
     """
 
     train: Split
@@ -44,7 +44,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Request:
-    """What `load_data` was asked for."""
+    """The arguments of `load_data` for a loader."""
 
     root: str | None
     download: bool
@@ -53,15 +53,15 @@ class Request:
 
 
 def expect_usable(name: str, data: Data, size: int | None = None) -> None:
-    """Hold a data set to what `Data` and `Split` say that it is; looks at labels, not at pixels.
+    """Check that a data set satisfies `Data` and `Split`; reads the labels, not the pixels.
 
     Args:
-        name: what messages call it.
-        data: as a loader has returned it.
-        size: the side in pixels to which its images will be scaled; None: they stay as they are.
+        name: the data set's name in messages.
+        data: a loader's result.
+        size: the side in pixels to which its images will be scaled; None: not scaled.
 
     Raises:
-        TaskError: in one line, what was found, what is taken, and what to do.
+        TaskError: one line with what was found, what is accepted, and what to do.
     """
     if not isinstance(data, Data):
         raise TaskError(f"{name} was loaded as a {type(data).__name__}, and Data is taken")
@@ -134,7 +134,7 @@ def _expect_labels(where: str, labels: Tensor, samples: int, classes: int) -> No
 
 
 def _expect_normalisation(name: str, data: Data, channels: int) -> None:
-    """One mean and one deviation a channel, or none at all; no division by zero."""
+    """Raise `TaskError` unless there are a mean and a deviation above 0 a channel, or none."""
     mean, std = data.mean, data.std
     if not isinstance(mean, tuple) or not isinstance(std, tuple):
         raise TaskError(f"{name} has mean={mean}, std={std}: give tuples, a number for a channel")
@@ -155,7 +155,7 @@ DATASETS: Registry[Callable[[Request], Data]] = Registry("data set", "task.datas
 
 
 def resize(split: Split, size: int) -> Split:
-    """Images scaled to `size` x `size`, bilinear with antialiasing."""
+    """Return a split with images scaled to `size` x `size`, bilinear with antialiasing."""
     if split.images.shape[-2:] == (size, size):
         return split
     images = torch.nn.functional.interpolate(
@@ -165,9 +165,10 @@ def resize(split: Split, size: int) -> Split:
 
 
 def holdout(split: Split, share: float, seed: int) -> tuple[Split, Split]:
-    """(rest, held back): `share` of every class, at least 1 sample of those that have 2 or more.
+    """Hold back a `share` of every class; return (the rest, the held back).
 
-    The same on every device: numpy froze RandomState's streams, not those of its newer generators.
+    Of a class with 2 samples or more, at least 1 is held back. The draw is the same on every
+    device: numpy guarantees the streams of `RandomState`, not those of its newer generators.
     """
     random = np.random.RandomState(seed)
     held = []
@@ -185,20 +186,20 @@ def holdout(split: Split, share: float, seed: int) -> tuple[Split, Split]:
 
 
 def missing(name: str, looked: list[Path], *ways: str) -> TaskError:
-    """The error for a data set that is not there: where it was looked for, what to do."""
+    """Return the error for an absent data set, with the folders searched and what to do."""
     places = " and ".join(shown(path) for path in looked)
     cures = ", or ".join(("give dataset.root=FOLDER", "dataset.download=true", *ways))
     return TaskError(f"{name} not found: looked in {places}; {cures}")
 
 
 def shown(path: Path) -> str:
-    """`path` as messages write it: relative ones start with ./ ."""
+    """Return `path` for a message; a relative path starts with ./ ."""
     return str(path) if path.is_absolute() else f"./{path}"
 
 
 @contextmanager
 def downloading(name: str, root: str) -> Iterator[None]:
-    """A failing download ends in one line; a silent server does not block for ever."""
+    """Turn a failed download in the block into a one-line `TaskError`; limit a server's silence."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
     try:

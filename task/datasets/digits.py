@@ -19,7 +19,7 @@ from task.datasets.data import (
 )
 from task.errors import TaskError
 
-FILE = "datasets/data/digits.csv.gz"  # where releases of scikit-learn have it
+FILE = "datasets/data/digits.csv.gz"  # path inside the package scikit-learn
 SHAPE = (1797, 65)
 
 
@@ -33,15 +33,15 @@ def digits(request: Request) -> Data:
 
 
 def is_there(folder: Path) -> bool:
-    """Return whether the digits can be had: from a folder of data, or with scikit-learn."""
+    """Return whether the digits are available: in a data folder, or with scikit-learn."""
     return (folder / Path(FILE).name).exists() or find_spec("sklearn") is not None
 
 
 def _rows(folder: Path) -> NDArray[Any]:
-    """An image's 64 values and its class, float64 (1797, 65).
+    """Return each image's 64 values and its class, float64 (1797, 65).
 
-    Read from the file where it is found, in the folder of data first: importing scikit-learn takes
-    a second in every process, and a device does without.
+    This reads the file, first from the data folder, then from scikit-learn's package. Importing
+    scikit-learn would take a second in every process, and a device does not need it.
     """
     own = folder / Path(FILE).name
     files = [own]

@@ -1,4 +1,4 @@
-"""Photos in folders, one folder a class: the user's own data, on one machine or on each device."""
+"""Photos in class folders: the user's own data, on one machine or on each device."""
 
 import os
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ MEAN, STD = (0.5,) * 3, (0.25,) * 3  # the same for any photos, on every device
 def imagefolder(request: Request) -> Data:
     """3 x size x size (default 32) from `root`, classes in the order of their names.
 
-    Either root/train/CLASS/* and root/test/CLASS/*, or root/CLASS/* of which a fixed 20 % a class
-    become the test set. The constants 0.5 and 0.25 are the same for any photos, on every device.
+    The images are in root/train/CLASS/* and root/test/CLASS/*, or in root/CLASS/*, of which a fixed
+    20 % of each class become the test set. The mean is 0.5 and the deviation 0.25 for any photos,
+    so that every device normalises alike.
     """
     root = Path(request.root or DEFAULT_ROOT)
     size = request.size or DEFAULT_SIZE
@@ -55,7 +56,7 @@ def has_photos(root: str | None, classes: Sequence[str]) -> bool:
 
 
 def without_photos(classes: Sequence[str], size: int | None) -> Data:
-    """Return what `imagefolder` does where there is no photo: splits of 0 images, of that shape."""
+    """Return a data set of `imagefolder`'s shape, with splits of 0 images."""
     side = size or DEFAULT_SIZE
     empty = Split(torch.empty((0, 3, side, side), dtype=torch.uint8), torch.empty(0).long())
     names = tuple(sorted(set(classes)))
@@ -63,7 +64,7 @@ def without_photos(classes: Sequence[str], size: int | None) -> Data:
 
 
 def _lacking(source: Path, names: Sequence[str], empty: Sequence[str]) -> str:
-    """Return what a folder has too little of, and what to do."""
+    """Return a text that names the class which a folder lacks, and what to do."""
     if not empty:
         return f"one class only, {names[0]}: add a folder with images of another"
     if (source / empty[0]).is_dir():
@@ -72,7 +73,7 @@ def _lacking(source: Path, names: Sequence[str], empty: Sequence[str]) -> str:
 
 
 def class_folders(path: Path) -> list[str]:
-    """Names of the class folders in `path`, sorted; hidden ones are left out."""
+    """Return the names of the class folders in `path`, sorted, without hidden ones."""
     if not path.is_dir():
         raise TaskError(
             f"{shown(path)} is not a folder: give dataset.root=FOLDER with class folders"
@@ -89,18 +90,18 @@ def load_folder(
     size: int = DEFAULT_SIZE,
     channels: int = 3,
 ) -> Split:
-    """The images in `path`/CLASS/*, squeezed to `size` x `size`.
+    """Read the images in `path`/CLASS/*, scaled to `size` x `size` whatever their aspect ratio.
 
     Args:
-        path: folder of class folders, searched at any depth below them.
-        classes: the names all nodes agreed on; ids follow their sorted order, and a node may
-            lack some of them. None takes the names of the folders in `path`.
+        path: folder of class folders, which are searched at any depth.
+        classes: the names that all nodes use; ids follow their sorted order, and a node may lack
+            some of them. None takes the names of the folders in `path`.
         size: side in pixels.
         channels: 3 (RGB) or 1 (grey).
 
     Raises:
-        TaskError: no folder, no image, a class nobody knows, an image that cannot be read, or what
-            is named as one and is no file.
+        TaskError: no folder, no image, an unknown class, an image that cannot be read, or a pipe,
+            device or socket with the name of an image.
     """
     path = Path(path)
     if channels not in (1, 3):
@@ -109,7 +110,7 @@ def load_folder(
     samples = []
     for name in class_folders(path):
         files = sorted(f for f in (path / name).rglob("*") if _is_image(f))
-        if name not in names and not files:  # another data set's, or what a download has left
+        if name not in names and not files:  # a folder of another data set, or of a download
             continue
         if name not in names:
             raise TaskError(
@@ -127,16 +128,16 @@ def load_folder(
     def read(index: int) -> None:
         images[index] = torch.from_numpy(_read(samples[index][0], size, channels))
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes outside Python's lock
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow releases the GIL while it decodes
         for _ in pool.map(read, range(len(samples))):
-            pass  # raises here what `read` raised
+            pass  # iterating raises the errors of `read`
     return Split(images, torch.tensor([label for _, label in samples]))
 
 
 def _is_image(file: Path) -> bool:
-    """Whether to read it; hidden ones are other systems' notes about images (macOS's ._x.jpg).
+    """Return whether a path is an image file to read; hidden files (macOS's ._x.jpg) are not.
 
-    Raises TaskError for a pipe, a device or a socket: reading one may wait for ever.
+    Raises `TaskError` for a pipe, a device or a socket: reading one may wait for ever.
     """
     named = file.suffix.lower() in EXTENSIONS and not file.name.startswith(".")
     if not named or file.is_dir():
@@ -147,20 +148,20 @@ def _is_image(file: Path) -> bool:
 
 
 def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:
-    """One image as (C, size, size)."""
+    """Return one image as uint8 (C, size, size)."""
     from PIL import Image, ImageOps
 
     mode = "RGB" if channels == 3 else "L"
     try:
         with Image.open(file) as image:
-            image.draft(mode, (size, size))  # JPEG: a large photo at a fraction of its size
-            upright = ImageOps.exif_transpose(image)  # cameras store which side is up apart
-            if upright.mode.startswith("I"):  # 16 bits of grey, which `convert` would clip to 8
+            image.draft(mode, (size, size))  # JPEG: decode a large photo at a fraction of its size
+            upright = ImageOps.exif_transpose(image)  # cameras store the orientation in EXIF
+            if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would clip at 255
                 upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
             if upright.mode == "F":
                 raise ValueError("floating-point pixels have no known range")
             small = upright.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
-    except Exception as error:  # decoders raise a dozen kinds, SyntaxError among them
+    except Exception as error:  # decoders raise a dozen types, such as SyntaxError
         reason = str(error).partition("\n")[0]
         raise TaskError(
             f"{file} cannot be read as an image ({reason}): replace or delete it"

@@ -70,7 +70,7 @@ def _load(
 
 
 def _file(folder: Path, stem: str) -> Path | None:
-    """The file itself or its .gz, whichever is there."""
+    """Return the path of the file or its .gz, whichever exists; None for neither."""
     return next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
 
 
@@ -87,10 +87,11 @@ def _split(folder: Path, prefix: str) -> Split:
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """An IDX file of bytes (plain or .gz) as a uint8 tensor.
+    """Return the bytes of an IDX file (plain or .gz) as a uint8 tensor of its shape.
 
-    torchvision's own reader takes no .gz and does not name the file that is broken.
     Header: 0, 0, 8 (unsigned byte), number of dimensions, then each size as a big-endian uint32.
+    torchvision's own reader does not read .gz, and does not name a broken file. Raises `TaskError`
+    for a broken file or another number of dimensions.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
@@ -103,7 +104,7 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     shape = [int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4)]
     if len(content) != start + math.prod(shape):
         raise _broken(path, f"{len(content)} bytes, not {start + math.prod(shape)}")
-    # A bytearray, for torch wants memory that can be written to.
+    # A bytearray, because torch needs writable memory.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)[start:].view(shape)
 
 
