@@ -107,7 +107,7 @@ class RoundCollector:
     def resting(self) -> set[int]:
         """Return the nodes that the server must not ask in the coming round.
 
-        Backoff: after m rounds in a row without an answer the server asks a node again m rounds
+        Backoff: after m rounds in a row without a reply the server asks a node again m rounds
         later, at most `LONGEST`. A node that is always late thus does not collect unread messages.
         """
         return {node for node, when in self._state.again.items() if when > self._state.round + 1}

@@ -1,4 +1,4 @@
-"""A model in one vector: what an optimiser steps over, and what travels."""
+"""A model as one flat vector, for optimisers and for messages."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,28 +13,28 @@ from torch.nn.parameter import is_lazy
 
 from task.errors import TaskError
 
-STATISTICS = ("running_mean", "running_var")  # what torch's BatchNorm layers call theirs
+STATISTICS = ("running_mean", "running_var")  # names of buffers in torch's BatchNorm layers
 COUNTER = "num_batches_tracked"
-EXTRA = "_extra_state"  # ends a key of what `Module.get_extra_state` returns
+EXTRA = "_extra_state"  # the suffix of state-dict keys for `Module.get_extra_state`
 Arrays = dict[str, NDArray[Any]]
 
 
 class Tensors(NamedTuple):
-    """A module's tensors by name, each once, whatever shares it."""
+    """A module's tensors by name; a tensor that layers share is listed once."""
 
     trained: list[tuple[str, nn.Parameter]]
     statistics: list[tuple[str, Tensor]]  # BatchNorm's, float32
     native: list[tuple[str, Tensor]]  # all others of the state dict
-    local: list[tuple[str, Tensor]]  # of no state dict, and counters that nobody reads
+    local: list[tuple[str, Tensor]]  # buffers outside of the state dict, and unused counters
 
     @property
     def beside(self) -> dict[str, Tensor]:
-        """All that is no part of a flat vector."""
+        """All tensors that are not in the flat vector."""
         return dict([*self.native, *self.local])
 
 
 def tensors_of(module: nn.Module) -> Tensors:
-    """Sort a module's tensors: frozen parameters and buffers are native, but for statistics."""
+    """Return a module's tensors by kind; frozen parameters and most buffers are native."""
     every = list(module.named_parameters())
     found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [])
     found.native.extend((n, p) for n, p in every if not p.requires_grad)
@@ -51,7 +51,7 @@ def tensors_of(module: nn.Module) -> Tensors:
 
 
 def _idle_counters(module: nn.Module) -> set[int]:
-    """Return the counters of BatchNorm layers that have a momentum: nothing reads these."""
+    """Return the ids of counters of BatchNorm layers with a momentum, which torch never reads."""
     return {
         id(each.num_batches_tracked)
         for each in module.modules()
@@ -60,7 +60,7 @@ def _idle_counters(module: nn.Module) -> set[int]:
 
 
 def expect_tensors(module: nn.Module) -> None:
-    """Raise `TaskError`, one line, for a module whose state cannot travel."""
+    """Raise `TaskError`, one line, for a module whose state cannot be sent."""
     name = type(module).__name__
     if lazy := [n for n, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]:
         raise TaskError(
@@ -85,7 +85,7 @@ def expect_tensors(module: nn.Module) -> None:
 
 
 def expect_numbers(module: nn.Module) -> None:
-    """Raise `TaskError`, one line, for NaN in what is no trained parameter of a new model."""
+    """Raise `TaskError`, one line, for NaN in a native tensor of a new model."""
     for key, tensor in tensors_of(module).native:
         array = to_array(tensor)
         if array.dtype.kind == "f" and np.isnan(array).any():
@@ -112,7 +112,7 @@ def _of(tensor: Tensor) -> str:
 
 
 def _expect_apart(name: str, found: Tensors) -> None:
-    """Raise `TaskError` for two tensors, one of them in the vector, that share memory."""
+    """Raise `TaskError` for two tensors that share memory, if one is in the flat vector."""
     flat = {key for key, _ in (*found.trained, *found.statistics)}
     every = [
         (tensor.untyped_storage().data_ptr(), *_extent(tensor), key)
@@ -131,7 +131,7 @@ def _expect_apart(name: str, found: Tensors) -> None:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return the bytes of its storage between which a tensor lies."""
+    """Return a tensor's first byte in its storage, and the byte after its last."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     first = tensor.storage_offset()
     size = tensor.element_size()
@@ -141,8 +141,9 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 def to_array(tensor: Tensor) -> NDArray[Any]:
     """Return a tensor's values as a numpy array, which may share its memory.
 
-    Of its shape and type, where numpy knows that. bfloat16 and its like are float32 there, and a
-    complex tensor of shape (...) is one of floats (..., 2). Raises `TypeError` for others.
+    It has the tensor's shape and type, if numpy has the type. bfloat16 and other floats that numpy
+    lacks become float32. A complex64 tensor (...) becomes float32 (..., 2). Raises `TypeError` for
+    other types.
     """
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.complex64:
@@ -157,19 +158,19 @@ NUMPYS = (torch.float16, torch.float32, torch.float64)
 
 
 def put_array(tensor: Tensor, array: NDArray[Any]) -> None:
-    """Copy what `to_array` gave into a tensor, in place."""
+    """Copy an array from `to_array` into a tensor, in place."""
     values = torch.from_numpy(np.require(array, requirements=["C", "W"]).reshape(array.shape))
     with torch.no_grad():
         tensor.copy_(torch.view_as_complex(values) if tensor.is_complex() else values)
 
 
-Places = list[tuple[nn.Module, str]]  # who holds a buffer, and under which key
+Places = list[tuple[nn.Module, str]]  # the modules that hold a buffer, and its keys there
 
 
 def _places(
     module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
 ) -> list[tuple[Tensor, Places]]:
-    """Return who holds these tensors as buffers: a forward pass may put others in their place."""
+    """Return these tensors, each with the places that hold it, as a module may replace a buffer."""
     found: dict[int, Places] = {}
     for owner in module.modules():
         for key, buffer in owner._buffers.items():
@@ -178,7 +179,10 @@ def _places(
 
 
 def _now(name: str, tensor: Tensor, places: Places) -> Tensor:
-    """Return what a module holds now where it held this tensor at first."""
+    """Return the tensor that a module now holds at the places of `tensor`.
+
+    Raises `TaskError` if its shape or type is another one.
+    """
     held = [owner._buffers[key] for owner, key in places]
     others = [each for each in held if each is not tensor]
     now = others[0] if others else tensor
@@ -200,18 +204,19 @@ class FlatModel:
         state   [ parameters, in named_parameters order | BatchNorm's running statistics ], float32
         grad    [ gradients of the parameters ]
 
-    So an update is one subtraction, and one optimiser over `parameters` steps the whole model:
-    `torch.optim.SGD([flat.parameters], lr)` does what it does over `module.parameters()`.
-    A parameter shared by layers is there once. All else of the state dict is native: frozen
-    parameters, counters, masks, each in its own type (`natives`). `load` sets all of it, and
-    buffers of no state dict to what they were at first: nothing is left of what was before.
+    So an update is one subtraction, and an optimiser over the one parameter `parameters` steps the
+    whole model: `torch.optim.SGD([flat.parameters], lr)` has the same result as over
+    `module.parameters()`. A parameter that layers share occurs once. The rest of the state dict is
+    native: frozen parameters, counters, masks, each in its own type (`natives`). `load` sets the
+    vector and the native tensors, and resets buffers outside of the state dict to their first
+    values, so that nothing of an earlier model remains.
 
     Args:
-        module: moved to `device`; its tensors keep their identity and get their new memory.
-        device: where everything lies.
+        module: moved to `device`; its tensor objects stay the same and get new memory.
+        device: the torch device of module and vectors.
 
     Raises:
-        TaskError: one line, for a module whose state cannot travel (`expect_tensors`).
+        TaskError: one line, for a module whose state cannot be sent (`expect_tensors`).
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:
@@ -228,7 +233,7 @@ class FlatModel:
         for (_, tensor), view in zip(named, self._views, strict=True):
             tensor.data = view
 
-        # The module's own parameters ask autograd for gradients; this view is for optimisers.
+        # autograd fills the gradients of the module's own parameters; optimisers use this view.
         self.parameters = nn.Parameter(self.state[: self.num_parameters], requires_grad=False)
         self.parameters.grad = self._grad = torch.zeros_like(self.parameters)
         self._grads = [
@@ -253,7 +258,7 @@ class FlatModel:
         self.zero_grad()
 
     def zero_grad(self) -> None:
-        """Fill the gradient with zeros; the parameters' `.grad` are its views, again if need be."""
+        """Fill the flat gradient with zeros; make the parameters' `.grad` its views."""
         self._grad.zero_()
         self.parameters.grad = self._grad
         for parameter, view in self._grads:
@@ -261,17 +266,17 @@ class FlatModel:
                 parameter.grad = view
 
     def drop_grad(self) -> None:
-        """Let the next backward make the parameters' gradients anew, to be collected after it.
+        """Let the next backward pass make new gradients, which `collect_grad` then copies.
 
-        Adding them to zeros, as after `zero_grad`, would go through all of them twice more.
+        This saves two passes over all gradients that `zero_grad` needs: zeroing, and adding.
         """
         for parameter, _ in self._grads:
             parameter.grad = None
 
     def collect_grad(self) -> Tensor:
-        """Copy the parameters' gradients into the flat one, and return it; 0 where there is none.
+        """Copy the parameters' gradients into the flat one (0 for an absent one); return it.
 
-        The parameters have none then: memory for one is enough until `zero_grad`.
+        The parameters' own gradients are freed.
         """
         for parameter, view in self._grads:
             if parameter.grad is None:
@@ -283,15 +288,16 @@ class FlatModel:
 
     @property
     def gradient(self) -> Tensor:
-        """All parameters' gradients, float32 (num_parameters,): what the last backward added, after
-        `zero_grad`; after `drop_grad` what `collect_grad` found.
+        """The flat gradient, float32 (num_parameters,).
+
+        After `zero_grad` backward passes add to it; after `drop_grad` it changes in `collect_grad`.
         """
         return self._grad
 
     def load(
         self, state: Tensor | NDArray[np.float32], natives: Mapping[str, NDArray[Any]] = NONE
     ) -> None:
-        """Copy `state`, float32 (n,), into the model in place; the rest as `reset` does."""
+        """Copy `state`, float32 (n,), into the model in place; set the rest as `reset` does."""
         if tuple(state.shape) != tuple(self.state.shape):
             raise ValueError(
                 f"a state of shape {tuple(state.shape)} for {self.state.numel()} values"
@@ -303,7 +309,7 @@ class FlatModel:
         self.reset(natives)
 
     def reset(self, natives: Mapping[str, NDArray[Any]] = NONE) -> None:
-        """Set all that is not in `state` to these arrays by name, or to what it was at first."""
+        """Set all tensors outside of `state` to these arrays by name, or to their first values."""
         if not self._buffers and not self._beside:
             return
         for owner, held in self._buffers:
@@ -316,7 +322,7 @@ class FlatModel:
                     put_array(tensor, natives[name])
 
     def collect_state(self) -> None:
-        """Take into `state` the statistics that a forward pass has put in the place of others."""
+        """Copy statistics into `state` if a forward pass has replaced the buffers."""
         for tensor, places in self._statistics:
             for owner, key in places:
                 if (now := owner._buffers[key]) is not tensor:
@@ -327,7 +333,7 @@ class FlatModel:
     def natives(self) -> Arrays:
         """Return native tensors by name as numpy arrays (`to_array`), which may share their memory.
 
-        Raises `TaskError` for one whose shape or type is no longer what it was at first.
+        Raises `TaskError` for a tensor whose shape or type has changed since the start.
         """
         return {
             name: to_array(_now(name, tensor, places))
@@ -335,7 +341,7 @@ class FlatModel:
         }
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Parameters and statistics by name, each a view of `state` in its own shape."""
+        """Return parameters and statistics by name, each a view of `state` in its own shape."""
         return dict(zip(self.names, self._views, strict=True))
 
     @staticmethod

@@ -50,7 +50,7 @@ class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
     def shard(
         self, num_shards: int, index: int, contiguous: bool = True, **_: Any
     ) -> NDArray[np.int64]:
-        """Return the "index" column of a shard; the first shards may be 1 longer than the others."""
+        """Return the "index" column of a shard; the first shards may be 1 longer."""
         column = self._columns["index"]
         if not contiguous:
             return column[index::num_shards]

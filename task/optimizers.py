@@ -1,7 +1,7 @@
 """The server's optimisers: one step over a flat model, with a gradient that may be sparse.
 
-Server and nodes take the very same steps, each on its own copy of the model. So they are made of
-elementwise float32 operations alone, which every machine rounds alike.
+The server and the nodes take the same steps, each on its own copy of the model. A step uses only
+elementwise float32 operations, which every machine rounds alike.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ State = dict[str, Vector]
 
 
 class ServerOptimizer(ABC):
-    """A rule for one step; what it remembers lies in arrays beside the model."""
+    """A rule for one step; its state is in arrays beside the model."""
 
-    names: tuple[str, ...] = ()  # of the arrays it remembers, each float32 (n,)
+    names: tuple[str, ...] = ()  # of the arrays of its state, each float32 (n,)
 
     def state(self, size: int) -> State:
-        """Return the arrays as they are before the first step: zeros."""
+        """Return the state before the first step: arrays of zeros, float32 (size,)."""
         return {name: np.zeros(size, dtype=np.float32) for name in self.names}
 
     @abstractmethod
     def step(
         self, x: Vector, state: State, at: Indices | slice, gradient: Vector, lr: float, number: int
     ) -> None:
-        """Change (n,) `x` and `state` in place.
+        """Change `x`, float32 (n,), and `state` in place.
 
-        `gradient`, float32 (k,), holds the entries `at` strictly increasing indices (or a slice of
-        all of them); the others are 0. `number` counts steps from 1.
+        `gradient`, float32 (k,), holds the entries `at` strictly increasing indices, or at a slice
+        of all entries. Other entries of the gradient are 0. `number` counts steps from 1.
         """
 
 
 @dataclass(frozen=True)
 class SGD(ServerOptimizer):
-    """x = x - lr g: costs what k entries cost."""
+    """x = x - lr g; changes only the k entries of the gradient."""
 
     def step(
         self, x: Vector, state: State, at: Indices | slice, gradient: Vector, lr: float, number: int
     ) -> None:
-        """Take the step where the gradient is."""
+        """Take the step at the gradient's entries."""
         x[at] -= np.float32(lr) * gradient
 
 
 @dataclass(frozen=True)
 class Momentum(ServerOptimizer):
-    """v = momentum v + g; x = x - lr v (torch.optim.SGD's, without dampening).
+    """v = momentum v + g; x = x - lr v (as `torch.optim.SGD` without dampening).
 
-    `lazy`: only where an entry of the gradient was received, at the cost of those entries;
-    otherwise an entry that was not received is a zero: its velocity decays and still moves x.
+    `lazy`: change v and x only at the received entries of the gradient. Otherwise an entry that was
+    not received counts as 0: its velocity decays and still moves x.
     """
 
     momentum: float = 0.9
@@ -84,8 +84,9 @@ class Momentum(ServerOptimizer):
 class Adam(ServerOptimizer):
     """Kingma & Ba 2015, Algorithm 1; `eps` outside of the root, as there and in torch.
 
-    `lazy`: only where an entry of the gradient was received, at the cost of those entries (as
-    torch.optim.SparseAdam, which adds eps elsewhere); otherwise one not received is a zero.
+    `lazy`: change moments and x only at the received entries of the gradient (as
+    `torch.optim.SparseAdam`, which adds eps at another place). Otherwise an entry that was not
+    received counts as 0.
     """
 
     beta1: float = 0.9
@@ -117,6 +118,7 @@ class Adam(ServerOptimizer):
             square *= beta2
             square[at] += rest2 * (gradient * gradient)
             at, first, second = slice(None), mean, square
+        # Algorithm 1's bias corrections, as scalars: m / (1 - beta1^t), sqrt(v / (1 - beta2^t)).
         rate = np.float32(lr / (1 - self.beta1**number))
         bias = np.float32((1 - self.beta2**number) ** 0.5)
         x[at] -= rate * first / (np.sqrt(second) / bias + np.float32(self.eps))

@@ -1,4 +1,4 @@
-"""A named collection whose members register themselves: adding one means adding a module."""
+"""A collection of named members that register themselves: to add one, add a module."""
 
 import importlib
 import pkgutil
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Members of `package`, found by importing its modules at the first look-up.
+    """The members of `package`; the first look-up imports its modules.
 
     Args:
-        kind: what a member is called in messages, e.g. "model".
-        package: name of the package whose modules register the members.
+        kind: the kind of a member in messages, such as "model".
+        package: the name of the package whose modules register the members.
     """
 
     def __init__(self, kind: str, package: str) -> None:
@@ -26,7 +26,7 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that adds a member as `name`."""
+        """Return a decorator that adds a member as `name`."""
 
         def add(member: T) -> T:
             if name in self.members:
@@ -37,12 +37,12 @@ class Registry(Generic[T]):
         return add
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """Return all names, sorted."""
         self._discover()
         return sorted(self.members)
 
     def get(self, name: str) -> T:
-        """The member called `name`; TaskError lists the names when there is none."""
+        """Return the member called `name`. Raises `TaskError` that lists all names."""
         self._discover()
         if name not in self.members:
             raise TaskError(

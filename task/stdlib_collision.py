@@ -1,9 +1,9 @@
-"""From Python 3.14 on the standard library has a package `compression`, as we have.
+"""Resolves the collision of EdgeWire's package `compression` with Python 3.14's standard library.
 
-Where ours is found first, it finds the other's modules (`compression/__init__.py`). Flower's
-processes, though, have imported the other one, by way of `shutil`, before they load an app. So each
-package of ours that is asked for first, by Flower or by a launcher, calls `avoid_stdlib_collision`
-at once.
+If Python finds EdgeWire's package first, `compression/__init__.py` adds the standard library's
+modules to it. But Flower's processes have imported the standard library's package, through
+`shutil`, before they load an app. So each package that Flower or a launcher imports first calls
+`avoid_stdlib_collision` at once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ OURS = Path(__file__).parents[1] / NAME
 
 
 def avoid_stdlib_collision() -> None:
-    """Make the standard library's `compression`, if that is what the name stands for, ours.
+    """Turn the standard library's `compression`, if it is the imported one, into EdgeWire's.
 
-    It stays the same module with what has been imported of it, so nobody holds another one. Our
-    folder is taken from beside this one, wherever `sys.path` leads.
+    It stays the same module object with its imported submodules, so references to it stay valid.
+    EdgeWire's folder is the one beside `task`, whatever `sys.path` is.
     """
     if NAME not in sys.stdlib_module_names:
         return

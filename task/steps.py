@@ -1,4 +1,4 @@
-"""The steps every training and evaluation is made of."""
+"""The steps of training and evaluation: prepare images, make mini-batches, evaluate a model."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ def prepare(
     std: tuple[float, ...],
     device: str | torch.device = "cpu",
 ) -> Tensor:
-    """Normalised images: uint8 (N, C, H, W) -> float32 (N, C, H, W), (x / 255 - mean) / std.
+    """Normalise images: uint8 (N, C, H, W) -> float32 (N, C, H, W), (x / 255 - mean) / std.
 
-    `mean` and `std` are per channel, of images in 0..1. One pass: a channel is converted, scaled
-    and shifted at once. Bytes, not floats, travel to another device. Empty: each image by the mean
-    and standard deviation of its own n = C H W entries, the latter at least 1 / sqrt(n), which
-    leaves an image of one grey zero (tf.image.per_image_standardization, AdaComp's input).
+    `mean` and `std` are per channel, of images in 0..1. If both are empty, each image is normalised
+    by the mean and standard deviation of its own n = C H W entries. That deviation is at least
+    1 / sqrt(n), so that a uniform image becomes zero (tf.image.per_image_standardization, AdaComp's
+    input). Images move to `device` as bytes, and one pass converts, scales and shifts a channel.
 
     Raises:
-        TaskError: images that are not uint8, or not of as many channels as there are means.
+        TaskError: images that are not uint8, or whose channels are not as many as the means.
     """
     if images.dtype != torch.uint8:
         raise TaskError(f"images are {images.dtype}, and uint8 from 0 to 255 is taken")
@@ -65,14 +65,14 @@ def batches(
     *,
     single: bool = True,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch in an order drawn from `generator` (a CPU one); the last batch may be smaller.
+    """Yield one epoch's mini-batches, shuffled by a CPU `generator`; the last may be smaller.
 
-    With `single=False` a last batch of one sample joins the one before: BatchNorm cannot
-    normalise a single value.
+    With `single=False` a last mini-batch of one sample joins the previous one, because BatchNorm
+    cannot normalise a single value.
     """
     total = len(labels)
     order = torch.randperm(total, generator=generator).to(labels.device)
-    # One gather an epoch, then views; index_select is several times as fast as images[order].
+    # One copy for the epoch, then views. `index_select` is several times faster than indexing.
     images, labels = images.index_select(0, order), labels.index_select(0, order)
     ends = [*range(batch_size, total, batch_size), total]
     if not single and len(ends) > 1 and ends[-1] - ends[-2] == 1:
@@ -82,9 +82,9 @@ def batches(
 
 
 class Evaluation(NamedTuple):
-    """What a model reaches: mean cross-entropy; shares of samples, in 0..1.
+    """The result of an evaluation: mean cross-entropy, and shares of samples in 0..1.
 
-    `top5`: whose class is among the five most likely.
+    `top5`: the share of samples whose class is among the five most likely.
     """
 
     loss: float
@@ -99,11 +99,11 @@ def evaluate(
     batch_size: int = 100,
     between: Callable[[], object] | None = None,
 ) -> Evaluation:
-    """Evaluate in eval mode; the model's mode is put back.
+    """Evaluate a model in eval mode, then restore its mode.
 
-    `images` float32 (N, C, H, W) and `labels` int64 (N,) lie where the model does. With batches of
-    500 the CNN of AdaComp takes twice the time: its layers' outputs leave the caches. `between` is
-    called after each batch.
+    `images` float32 (N, C, H, W) and `labels` int64 (N,) are on the model's device. Small batches
+    keep layers' outputs in the CPU's caches: with 500, AdaComp's CNN takes twice the time.
+    `between` is called after each batch. Raises `TaskError` for no samples.
     """
     if len(labels) == 0:
         raise TaskError("there are no samples to evaluate on: give dataset.holdout a larger share")
@@ -120,7 +120,7 @@ def evaluate(
                 loss += nn.functional.cross_entropy(logits, truth, reduction="sum")
                 likely = logits.topk(min(5, logits.shape[1])).indices == truth[:, None]
                 correct += torch.stack([(logits.argmax(1) == truth).sum(), likely.sum()])
-            if between is not None:  # in the caller's mode: it may start a process that trains
+            if between is not None:  # outside of inference mode: it may start a training process
                 between()
     finally:
         for module, training in modes:

@@ -13,20 +13,20 @@ __all__ = ["build_model", "model_names"]
 
 
 def build_model(name: str, *, channels: int, size: int, classes: int, seed: int = 0) -> nn.Module:
-    """A new model for images (channels, size, size), on the CPU.
+    """Return a new model for images (channels, size, size), on the CPU.
 
-    Its weights follow from `seed` alone; torch's global random state is left as it was.
+    Its weights depend on `seed` alone. torch's global random state does not change.
 
     Raises:
         TaskError: unknown name, or images too small for the model.
     """
     make = MODELS.get(name)
     with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed: that one reseeds the GPUs too, for good.
+        # Not `torch.manual_seed`, which also reseeds the GPUs, and `fork_rng` does not undo that.
         torch.default_generator.manual_seed(seed)
         return make(channels, size, classes)
 
 
 def model_names() -> list[str]:
-    """Names `build_model` knows, sorted."""
+    """Return the names that `build_model` accepts, sorted."""
     return MODELS.names()

@@ -26,8 +26,7 @@ def alexnet(channels: int, size: int, classes: int) -> nn.Module:
 def googlenet(channels: int, size: int, classes: int) -> nn.Module:
     """Szegedy et al. 2014 with BatchNorm, no auxiliary heads: 5,602,474 parameters on 3x32x32.
 
-    Below 64 pixels the first layer is 3 x 3 with stride 1 and the first two max poolings are left
-    out.
+    Below 64 pixels the first layer is 3 x 3 with stride 1, without the first two max poolings.
     """
     from torchvision import models
 

@@ -1,7 +1,7 @@
-"""The layered networks of the synthetic-gradients paper (Chen et al. 2019), ready to be cut.
+"""The layered networks of the synthetic-gradients paper (Chen et al. 2019), for cutting.
 
-The paper gives their kinds of layers, not their widths. With BatchNorm each layer but the last is
-followed by it; the `_plain` ones are without.
+The paper gives the kinds of layers, but not their widths. BatchNorm follows each layer but the
+last; the `_plain` networks have none.
 """
 
 from torch import nn

@@ -1,4 +1,4 @@
-"""The registry of models, and what fits published networks to small images."""
+"""The registry of models, and helpers that adapt published networks to small images."""
 
 from collections.abc import Callable
 
@@ -9,12 +9,12 @@ from task.registry import Registry
 
 MODELS: Registry[Callable[[int, int, int], nn.Module]] = Registry("model", "task.models")
 
-# Below this side in pixels, networks made for 224 x 224 get the stem usual for CIFAR.
+# Below this side in pixels, networks for 224 x 224 images get the first layer usual for CIFAR.
 SMALL = 64
 
 
 def need(name: str, size: int, smallest: int) -> None:
-    """TaskError when `size` is below the `smallest` images that `name` can take."""
+    """Raise `TaskError` if images of side `size` are below the `smallest` that a model takes."""
     if size < smallest:
         raise TaskError(
             f"{name} needs images of at least {smallest} x {smallest} pixels, these have "
@@ -23,7 +23,7 @@ def need(name: str, size: int, smallest: int) -> None:
 
 
 def stem(conv: nn.Conv2d, channels: int, size: int) -> nn.Conv2d:
-    """`conv`, a network's first layer, for `channels`; 3 x 3 with stride 1 for small images."""
+    """Return a network's first layer `conv` for `channels`; 3 x 3, stride 1 for small images."""
     if size < SMALL:
         new = nn.Conv2d(channels, conv.out_channels, 3, padding=1, bias=conv.bias is not None)
     elif channels != conv.in_channels:
@@ -37,6 +37,6 @@ def stem(conv: nn.Conv2d, channels: int, size: int) -> nn.Conv2d:
         )
     else:
         return conv
-    if new.bias is None:  # BatchNorm follows: initialised as torchvision's are
+    if new.bias is None:  # BatchNorm follows: initialise as torchvision does
         nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")
     return new

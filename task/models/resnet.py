@@ -1,4 +1,4 @@
-"""ResNets of torchvision; below 64 pixels: first layer 3 x 3, stride 1, no max pooling after it."""
+"""torchvision's ResNets; below 64 pixels: first layer 3 x 3, stride 1, no max pooling after it."""
 
 from typing import Any
 

@@ -7,17 +7,17 @@ from task.models.parts import MODELS, need
 
 
 class Narrow(nn.Sequential):
-    """Layers in a row that lay images out with their channels last, where a CPU computes.
+    """An `nn.Sequential` that gives images the channels-last memory layout on a CPU.
 
     Convolutions of few channels then take half the time (LeNet-5's first one, backward: 0.7 ms
-    in place of 5). For the same reason pooling comes before ReLU here: neither values nor
-    gradients differ, max(relu(x)) = relu(max(x)), and ReLU has a quarter of the work.
+    in place of 5). The models here also put max pooling before ReLU: values and gradients are the
+    same, because max(relu(x)) = relu(max(x)), and ReLU has a quarter of the work.
     """
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the last layer's output for float32 (N, C, H, W)."""
         if images.dim() == 4 and images.device.type == "cpu":
-            # with one channel both layouts are "contiguous": only a copy has the other strides
+            # With one channel torch calls both layouts contiguous; only a copy has other strides.
             images = images.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
             images = images.permute(0, 3, 1, 2)
         output: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
@@ -39,7 +39,7 @@ def mlp(channels: int, size: int, classes: int) -> nn.Module:
 def lenet5(channels: int, size: int, classes: int) -> nn.Module:
     """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 61,706 parameters on 1x28x28.
 
-    Images below the 32 x 32 of the paper are padded by 2 on each side, as its 28 x 28 digits were.
+    Images below 32 x 32 get a padding of 2 on each side, as the paper's 28 x 28 digits.
     """
     need("lenet5", size, 12)
     padding = 2 if size < 32 else 0

@@ -1,8 +1,8 @@
 """VGG, with and without BatchNorm (Simonyan and Zisserman 2014).
 
 From 64 pixels on: torchvision's vgg11_bn, vgg16_bn and vgg16. Below: their features and one linear
-layer 512 -> classes, the form usual for CIFAR; pooling rounds up, so that 28 x 28 images go
-through.
+layer 512 -> classes, as usual for CIFAR; pooling rounds up, so that 28 x 28 images are large
+enough.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ def _vgg(torchvision_name: str, layers: str, channels: int, size: int, classes: 
         model: Any = models.get_model(torchvision_name, weights=None, num_classes=classes)
         model.features[0] = stem(model.features[0], channels, size)
         return model  # type: ignore[no-any-return]  # torchvision has no types
-    # Not cut out of the whole model: its classifier has 119 million weights to initialise.
+    # Building torchvision's whole model would initialise 119 million weights of its classifier.
     features = models.vgg.make_layers(
         models.vgg.cfgs[layers], batch_norm=torchvision_name.endswith("_bn")
     )
