@@ -1,8 +1,8 @@
-"""The link between a Flower server and its nodes, both ends: models and updates as payloads.
+"""Compresses models and updates between a Flower server and its nodes, at both ends.
 
-`strategy.start(grid=CompressedGrid(grid), ...)` at the server,
-`ClientApp(mods=[CompressionMod("int8")])` at the nodes: neither the strategy nor the ClientApp sees
-a payload. See docs/architecture.md for the way of one update through these files.
+The server calls `strategy.start(grid=CompressedGrid(grid), ...)`; the nodes run
+`ClientApp(mods=[CompressionMod("int8")])`. Neither the strategy nor the ClientApp sees a payload.
+docs/architecture.md describes the path of an update through these files.
 """
 
 from .node.mod import CompressionMod

@@ -1,4 +1,4 @@
-"""Numbers of nodes' updates: which are applied, which not yet, and which never will be."""
+"""Tracks by sequence number which of the nodes' updates are applied to the server's model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..layout import Layout
 
 
 class Pending(NamedTuple):
-    """An update that was decoded, and is not known to be applied."""
+    """A decoded update that may or may not be applied."""
 
     sequence: int
-    indices: Indices | None  # of a method that may repeat them
+    indices: Indices | None  # None if the method never repeats indices
 
 
 @dataclass
 class AckTrackerState:
-    """By node: the number of its last applied reply, that reply's indices, what is pending.
+    """By node: the number of its last applied reply, that reply's indices, its pending update.
 
-    `forgot`: nodes that are gone were forgotten, and may come back.
+    `forgot`: some nodes were forgotten, and they may come back.
     """
 
     applied: dict[int, int] = field(default_factory=dict)
@@ -33,29 +33,33 @@ class AckTrackerState:
 
 
 OTHER_METHOD = "its payload is not of the method that this run's nodes have"
-INDEX_BUDGET = 1 << 30  # bytes of indices that are kept, of all nodes
+INDEX_BUDGET = 1 << 30  # bytes of stored indices, of all nodes together
 
 
 class AckTracker:
-    """The server's end of the sequence numbers that nodes with a memory put into their replies.
+    """Tracks, at the server, the sequence numbers that nodes with a residual put in their replies.
 
-    The next message to a node says which of its replies was applied last; a node puts back what
-    was not. Remembered for each such node: that number, and the indices of its last applied update
-    if its method may repeat them. A node that was forgotten may come back: of what is unknown its
-    first message says nothing, and it puts nothing back.
+    The next message to a node says which of its replies was applied last. If a later reply was not
+    applied, the node adds it back to its residual. For each such node the tracker stores that
+    number, and the indices of its last applied update if its method may repeat them. If a forgotten
+    node comes back, its first message does not say what was applied, and the node adds nothing
+    back.
     """
 
     def __init__(self, state: AckTrackerState | None = None, uplink: Codec | None = None) -> None:
         self._state = AckTrackerState() if state is None else state
         self._bytes = sum(each.nbytes for each in self._state.indices.values())
-        self._uplink = uplink  # of the nodes; None: who knows
+        self._uplink = uplink  # the nodes' codec; None: unknown
 
     def last_applied(self, node: int) -> int:
-        """Return the number of a node's last reply that is in the model; 0: none is."""
+        """Return the number of a node's last reply that is in the model; 0 if none is."""
         return self._state.applied.get(node, 0)
 
     def unknown(self, node: int) -> bool:
-        """Return whether nobody can say what of a node was applied; once asked, it is known."""
+        """Return whether it is unknown which of a node's replies were applied.
+
+        After a True answer the node counts as known, with no reply applied.
+        """
         if not self._state.forgot or node in self._state.applied:
             return False
         self._state.applied[node] = 0
@@ -63,7 +67,7 @@ class AckTracker:
 
     @property
     def pending(self) -> list[int]:
-        """The nodes whose update was decoded, and is not known to be applied."""
+        """The nodes with a decoded update that may or may not be applied."""
         return list(self._state.pending)
 
     def decode(
@@ -74,10 +78,11 @@ class AckTracker:
         layout: Layout,
         own: tuple[int, ...] = (),
     ) -> Update:
-        """Decode a node's update; whether it is applied is for `applied` to say.
+        """Decode a node's update; it stays pending until `applied`, `settle` or `drop`.
 
-        `layout`, `own`: of the whole model, as `decode_update`. Raises PayloadError for one that
-        was applied before, is of another method, repeats unknown indices, or is broken.
+        `layout`, `own`: of the whole model, as in `decode_update`. Raises PayloadError for an
+        update that was applied before, that another method made, that repeats unknown indices, or
+        that is broken.
         """
         uplink = self._uplink
         if uplink is not None and not uplink.made(payload):
@@ -94,7 +99,7 @@ class AckTracker:
         return update
 
     def settle(self, node: int, *, applied: bool) -> None:
-        """Note what has become of the update decoded from a node."""
+        """Note whether the pending update of a node was applied."""
         pending = self._state.pending.pop(node, None)
         if pending is not None and applied:
             self._state.applied[node], indices = pending
@@ -102,7 +107,7 @@ class AckTracker:
                 self._keep(node, indices)
 
     def _keep(self, node: int, indices: Indices) -> None:
-        """Keep a node's indices; those of nodes not heard for longest go beyond the budget."""
+        """Store a node's indices; beyond the budget, drop those of the least recent nodes."""
         kept = self._state.indices
         if (old := kept.pop(node, None)) is not None:
             self._bytes -= old.nbytes
@@ -112,7 +117,7 @@ class AckTracker:
             self._bytes -= kept.pop(next(iter(kept))).nbytes
 
     def drop(self, node: int) -> None:
-        """Note that the update decoded from a node is of no use."""
+        """Note that the pending update of a node cannot be used."""
         self._state.pending.pop(node, None)
 
     def forget(self, nodes: Iterable[int]) -> None:
@@ -126,7 +131,7 @@ class AckTracker:
             state.forgot = True
 
     def applied(self, nodes: Iterable[int]) -> None:
-        """Note that the updates decoded from these nodes, and no others, are in the model now."""
+        """Note that the pending updates of these nodes, and no others, are in the model now."""
         for node in nodes:
             self.settle(node, applied=True)
         self._state.pending.clear()

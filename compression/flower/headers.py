@@ -1,4 +1,4 @@
-"""What a message and its reply say beside arrays and metrics: declared here, and nowhere else."""
+"""Headers of messages and replies: all fields besides arrays and metrics are declared here."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from ..base import PayloadError
 from .records import filled, records
 
-NOTE = "edgewire"  # the name of the ConfigRecord that holds a note
-HEALS = "will be sent whole next time"  # ends an error that the server answers by doing so
-ROUND = "server-round"  # what Flower's strategies call the number of a round
-# Metrics of a reply. Beside these, `task.steps.Evaluation` has those of an evaluation.
-LOSS = "loss"  # mean over the samples; read by servers, and by codecs that steer by it
+NOTE = "edgewire"  # the name of the ConfigRecord that holds a header
+HEALS = "will be sent whole next time"  # ends an error after which the server sends a whole model
+ROUND = "server-round"  # the key for the number of a round in Flower's strategies
+# Metrics of a reply. `task.steps.Evaluation` declares those of an evaluation.
+LOSS = "loss"  # mean over the samples; read by servers, and by codecs that depend on it
 ACCURACY = "accuracy"  # of an evaluation, from 0 to 1
-EXAMPLES = "num-examples"  # samples that the update was made from; read by servers
-STEPS = "num-steps"  # local steps it took; read by servers, and by the virtual clock
-SECONDS = "seconds"  # real ones that the node has worked; read by servers
+EXAMPLES = "num-examples"  # number of samples that the update was trained on; read by servers
+STEPS = "num-steps"  # number of local steps; read by servers, and by the virtual clock
+SECONDS = "seconds"  # real seconds that the node has worked; read by servers
 DRIFT = "drift"  # distance of the node's own model from the server's (CE-SGD's line 7)
-ERROR = "prediction-error"  # of a synthetic gradient; read by the server of a cut model
-REFUSED = "gradients-refused"  # how many a segment could not learn from; read by that server
+ERROR = "prediction-error"  # of a synthetic gradient; read by the server of a partitioned model
+REFUSED = "gradients-refused"  # gradients that a segment could not use; read by the same server
 
-MOST = 1 << 62  # beyond all numbers that are counted
+MOST = 1 << 62  # larger than any count
 N = TypeVar("N", "DownlinkHeader", "UplinkHeader")
 
 
 class DownlinkHeader(NamedTuple):
-    """From the server, read by the node's `CompressionMod`; what is None or empty does not travel.
+    """Header of a server's message, read by the node's `CompressionMod`; None is not sent.
 
-    `number`: of the update that is asked for, from 1: a round, or how many messages this node was
-    sent; a codec's draws come from it. `applied`: the number of the node's last reply that is in
-    the model (0: none). `undecided`: 1 if nobody can say that, as another message to the node is
-    under way. `workers`: how many updates make the server's next step. `exact`: patterns of names
-    of tensors that travel in their own type. `version`: of the model that the node has once it has
-    read the message; it is to be kept. `base`: the version on which the payloads build; without,
-    the model comes whole. `rates`: of the steps that lead from `base` to `version`, a payload each;
-    without, the payload is the difference. `checksum`: of the model that the node then has (xxh3, 8
-    bytes). `initial`: that of the native tensors, those beside a flat vector, as the run began with
-    them (`native_tensors.py`); of a model that has such. `copies`: names of tensors that the
-    payload leaves out, as they are equal to others of the model; `tied`: for each its place among
-    all tensors, and that of the other (`tied_weights.py`).
+    `number`: the number of the requested update, from 1: a round, or how many messages this node
+    was sent; it seeds the codec's draws. `applied`: the number of the node's last reply that is in
+    the model (0: none). `undecided`: 1 if that is unknown, because another message to the node is
+    under way. `workers`: how many updates the server averages in its next step. `exact`: patterns
+    of names of tensors that travel in their own type. `version`: the version that the node has
+    after it has read the message; the node stores it. `base`: the version on which the payloads
+    build; without it the message holds the whole model. `rates`: the learning rates of the server's
+    steps from `base` to `version`, one payload each; without them the payload is the difference.
+    `checksum`: of the node's model after the message (xxh3, 8 bytes). `initial`: the checksum of
+    the native tensors, those beside a flat vector, at the start of the run (`native_tensors.py`).
+    `copies`: names of tensors that the payload leaves out, because they equal other tensors of the
+    model; `tied`: for each copy its place among all tensors, and its source's (`tied_weights.py`).
     """
 
     number: int | None = None
@@ -60,14 +60,14 @@ class DownlinkHeader(NamedTuple):
 
 
 class UplinkHeader(NamedTuple):
-    """From a node, read by the server's `CompressedGrid`.
+    """Header of a node's reply, read by the server's `CompressedGrid`.
 
-    `number`: of the message that this is the reply to, so that none counts twice. `sequence`: of
-    the update, from 1, of a node that must know whether it is applied. `version`: of the model that
-    the node has now. `whole`: 1 if the payload is the model and not what has changed in it.
-    `named`: 1 if the payload names its tensors: they are not those that the node was sent.
-    `untied`: places of copies, of those that the message told of, that the payload holds: they are
-    not equal to the other tensor any more. All others it leaves out, unless it names its tensors.
+    `number`: the number of the message that this replies to, so that no reply counts twice.
+    `sequence`: the update's number, from 1, if the node must know whether the update is applied.
+    `version`: the version that the node has now. `whole`: 1 if the payload is the model, not its
+    change. `named`: 1 if the payload names its tensors, because they differ from those sent.
+    `untied`: places of the message's copies that the payload holds, because they no longer equal
+    their sources. The payload leaves out all other copies, unless it names its tensors.
     """
 
     number: int | None = None
@@ -79,10 +79,10 @@ class UplinkHeader(NamedTuple):
 
 
 class TrainConfig(NamedTuple):
-    """Read by the node's ClientApp from a message's `config`.
+    """A message's `config` for local training, read by the node's ClientApp.
 
-    `lr`: the learning rate; `number`: of the update, from 1: the round, or how many messages this
-    node was sent: a node's draws come from it; `proximal_mu`: the pull towards the model received.
+    `lr`: the learning rate. `number`: the update's number, from 1: the round, or how many messages
+    this node was sent; it seeds the node's draws. `proximal_mu`: weight of FedProx's proximal term.
     """
 
     lr: float
@@ -96,20 +96,21 @@ class TrainConfig(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> TrainConfig:
-        """Read what our servers have written, or Flower's strategies (`server-round`)."""
+        """Read the `config` of this project's servers, or of Flower's strategies."""
         number = config["number"] if "number" in config else config[ROUND]
         mu = cast(float, config.get("proximal-mu", 0.0))
         return cls(cast(float, config["lr"]), cast(int, number), mu)
 
 
 class SegmentTask(NamedTuple):
-    """What a message asks of a segment of a cut model; read by the node's ClientApp from `config`.
+    """Task for a segment of a partitioned model; read by the node's ClientApp from `config`.
 
-    `segment`, of the model cut at the layers `cuts`, handed out for the `life`-th time. `phase`:
-    train, forward, backward, or "" for nothing but a copy. `batch`: the first of `batches`
-    mini-batches, or `micro` of its `micros` micro-batches, each of `samples` samples (the first
-    node knows itself), each with its `lr`. `copy`: what to send of the segment: "", weights, all.
-    `num-steps`: what it costs, in steps of the whole model; for the virtual clock.
+    `segment`: number of the segment of the model cut at the layers `cuts`, handed out for the
+    `life`-th time. `phase`: train, forward, backward, or "" for only a snapshot. `batch`: the first
+    of `batches` mini-batches, each with its `lr`. `micro`: the micro-batch, of `micros`, each of
+    `samples` samples (the first segment's node knows the samples itself). `copy`: what to send of
+    the segment: "", weights, all. `num-steps`: the cost in steps of the whole model, for the
+    virtual clock.
     """
 
     segment: int
@@ -127,7 +128,7 @@ class SegmentTask(NamedTuple):
 
     @property
     def number(self) -> int:
-        """What the reply says that it is the reply to: the number of the (micro-)batch, from 1."""
+        """The number that the reply's header repeats: that of the (micro-)batch, from 1."""
         return self.batch * self.micros + self.micro + 1
 
     def config(self) -> dict[str, Any]:
@@ -136,20 +137,21 @@ class SegmentTask(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> SegmentTask:
-        """Read what the server has written."""
+        """Read the `config` that the server has written."""
         return cls(*(config[key.replace("_", "-")] for key in cls._fields))
 
 
 def server_round(content: RecordDict) -> int | None:
-    """Return the round, as Flower's strategies write it into messages; None: it says none."""
+    """Return the round that Flower's strategies write into messages; None if there is none."""
     config = next(iter(records(content, ConfigRecord)), ("", ConfigRecord()))[1]
     said = config.get(ROUND)
     return said if type(said) is int and said > 0 else None
 
 
 def number(metrics: Mapping[str, Any], name: str) -> float:
-    """Return a metric. Raises `PayloadError` if it is no finite number, or an integer of over 62
-    bits: Python's may be too large for a float.
+    """Return a metric as a float.
+
+    Raises `PayloadError` if it is no finite number, or an integer of 2**63 or more.
     """
     value = metrics.get(name)
     most = 2 * MOST if type(value) is int else math.inf
@@ -159,7 +161,7 @@ def number(metrics: Mapping[str, Any], name: str) -> float:
 
 
 def brief(value: object) -> str:
-    """Return a value as a log may hold it: in one line, and no longer than 80 characters."""
+    """Return a value as text for a log: in one line, about 80 characters at most."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, int) and abs(value) >= MOST:
@@ -170,20 +172,20 @@ def brief(value: object) -> str:
 
 
 def trains(message: Message) -> bool:
-    """Return whether a message asks for training: what is answered is the model, or a change."""
+    """Return whether a message asks for training: its reply holds the model, or its change."""
     return message.metadata.message_type.partition(".")[0] == "train"
 
 
 def written(note: DownlinkHeader | UplinkHeader) -> ConfigRecord:
-    """Return a note as a record."""
+    """Return a header as a record, without the fields that are None."""
     said = zip(note._fields, note, strict=True)
     return filled(ConfigRecord, {key: value for key, value in said if value is not None})
 
 
 def read(content: RecordDict, kind: type[N]) -> N:
-    """Return a message's note; an empty one if there is none.
+    """Return a message's header; an empty one if there is none.
 
-    Raises `PayloadError` for what no note says: it comes from another program.
+    Raises `PayloadError` for unknown fields or types: another program has written them.
     """
     record: object = content.get(NOTE, None)
     if record is None:

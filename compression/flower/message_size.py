@@ -1,4 +1,4 @@
-"""How many bytes a message's content has: all its records, as they are sent."""
+"""Counts the bytes of a message's content: of all its records, as they are sent."""
 
 from __future__ import annotations
 
@@ -7,33 +7,29 @@ from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-PLAIN = "numpy.ndarray"  # the kind of Flower's own Arrays: others hold what stands for a model
-FEW = 64  # values of a list, up to which it is cheaper to look at them than to serialise the record
-MOST_KEPT, LONGEST = 4096, 1024  # lengths of records; characters of all names in such a one
+PLAIN = "numpy.ndarray"  # the kind of Flower's own Arrays; Arrays of other kinds hold payloads
+FEW = 64  # looking at so many values of a list is still cheaper than serialising the record
+MOST_KEPT, LONGEST = 4096, 1024  # cached lengths; the most characters of all names in a record
 _lengths: dict[Hashable, int] = {}
 
 
-# bytes of a content: of Arrays that stand for a model in a form of their own (payloads), of the
-# record that goes with them (a note), and of all that is in it
+# Bytes of a content: of its payloads, of its header (a record of its own), and of all its records.
 Size = tuple[int, int, int]
 
 
 def other_than_payloads(size: Size) -> int:
-    """Return the bytes of all but payloads and their note."""
+    """Return the bytes of all records except payloads and the header."""
     payloads, note, whole = size
     return whole - payloads - note
 
 
 def size_of(content: RecordDict) -> int:
-    """Return the bytes of a content: of the data of all Arrays, and of its other records.
-
-    Those count as Flower serialises them.
-    """
+    """Return the bytes of a content: the data of all Arrays, the serialised other records."""
     return measured(content, "")[2]
 
 
 def measured(content: RecordDict, note: str) -> Size:
-    """Return the bytes of a content, counted as by `size_of`; `note`: a record's name."""
+    """Return the bytes of a content, counted as by `size_of`; `note`: the header's name."""
     payloads = noted = whole = 0
     for name, record in content.__dict__["_data"].items():
         if not isinstance(record, ArrayRecord):
@@ -49,10 +45,10 @@ def measured(content: RecordDict, note: str) -> Size:
 
 
 def record_bytes(record: ConfigRecord | MetricRecord) -> int:
-    """Return the length of a record as Flower serialises it; 0 for what it cannot send.
+    """Return the length of a record as Flower serialises it; 0 for a record that it cannot send.
 
-    To serialise one takes 70 µs, and its length depends on names, and on lengths of values, alone:
-    it is measured once for all alike.
+    Serialising takes 70 µs. The length depends only on the names and on the lengths of the values,
+    so it is measured once and cached for all such records.
     """
     values = record.__dict__["_data"]
     try:
@@ -69,7 +65,7 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
 
 
 def _alike(value: Any) -> Hashable:
-    """Return what all values have in common that are as long; None: it is not worth looking."""
+    """Return a key that values of the same serialised length share; None: too costly to find."""
     kind = type(value)
     if kind is float or kind is bool:
         return kind.__name__

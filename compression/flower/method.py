@@ -1,4 +1,4 @@
-"""A codec by the name of its method, as one says it in a line of an app."""
+"""Builds a codec from the name of one method, as an app gives it in one line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ STAGES = ("sparsifier", "quantizer", "coder")
 
 
 def chosen(method: Codec | str, **options: Any) -> Codec:
-    """Return a codec: the one given, or that of a sparsifier's, quantizer's or coder's name.
+    """Return the given codec, or a codec with the sparsifier, quantizer or coder of that name.
 
-    `options`: as `make_codec`'s. Raises `TypeError` for what is neither, `ValueError` for a name
-    that no method has or an option that does not go with it.
+    `options`: as for `make_codec`. Raises `TypeError` for anything but a codec or a name, and for
+    options beside a codec. Raises `ValueError` for an unknown name, and for an option that does not
+    fit the method.
     """
     if isinstance(method, Codec):
         if options:

@@ -1,8 +1,8 @@
-"""Differential privacy with Flower's wrappers and mods: what it takes for its noise to suffice.
+"""Checks that compression keeps the clipping norm of Flower's differential privacy wrappers.
 
-Noise is calibrated to a norm C to which each node's update is clipped. Where nodes clip, what is
-sent must still be within C: a memory adds what earlier updates left, a random rounding adds noise
-of its own. Where the server clips, it does so to what was decoded, and any method will do.
+The noise is calibrated to a norm C to which each node's update is clipped. If nodes clip, the
+decoded update must still be within C: a residual adds values of earlier updates, and random
+rounding adds noise. If the server clips, it clips decoded updates, and any method is fine.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .records import Vector, records
 KEY_CLIPPING_NORM = "clipping_norm"  # Flower's own; the module that has it differs by its version
 
 
-ROUNDING = 1 + 1e-3  # float32 sums of many squares
+ROUNDING = 1 + 1e-3  # tolerance for float32 sums of many squares
 
 
 def clip_of(content: RecordDict) -> float | None:
-    """Return the norm to which a message says a node is to clip, if it does."""
+    """Return the norm to which a message tells a node to clip; None if it tells none."""
     for _, config in records(content, ConfigRecord):
         if KEY_CLIPPING_NORM in config:
             return float(cast(float, config[KEY_CLIPPING_NORM]))
@@ -36,19 +36,19 @@ def clip_of(content: RecordDict) -> float | None:
 
 
 def keeps_clip(codec: Codec, layout: Layout) -> bool:
-    """Return whether what is decoded is no longer than what was given, but for rounding."""
+    """Return whether |decoded| <= |given| for any update, except for rounding."""
     return (
         codec.quantizer.keeps_norm
         and codec.sparsifier.contracts
         and not codec.memory_bytes(layout)
-        and not codec.exact_names  # values and no changes: they have no part in a norm
+        and not codec.exact_names  # values, not changes: no norm covers them
     )
 
 
 def is_clipped(codec: Codec, update: Vector, layout: Layout, clip: float) -> bool:
-    """Return whether what was trained is within the norm: else nobody has clipped it to that.
+    """Return whether the trained entries are within the norm; otherwise no mod has clipped them.
 
-    An app of its own may have a `clipping_norm` in its configuration, for its gradients, say.
+    An app may use `clipping_norm` in its configuration for another purpose, such as its gradients.
     """
     beside = set(exact_tensors(layout, codec.exact_names))
     beside |= {t for t, shape in enumerate(layout.shapes) if not shape}  # Flower leaves them as are
@@ -57,9 +57,9 @@ def is_clipped(codec: Codec, update: Vector, layout: Layout, clip: float) -> boo
 
 
 def expect_clip_kept(codec: Codec, own: Sequence[NativeTensor], layout: Layout) -> None:
-    """Raise `PayloadError` for a codec or a model that goes with no clipping at the nodes.
+    """Raise `PayloadError` for a codec or a model that does not work with clipping at the nodes.
 
-    `own`: what travels beside the vector; `layout`: of that.
+    `own`: tensors beside the vector; `layout`: the vector's layout.
     """
     if not codec.exact and (own or exact_tensors(layout)):
         raise PayloadError(
@@ -76,9 +76,9 @@ def expect_clip_kept(codec: Codec, own: Sequence[NativeTensor], layout: Layout) 
 
 
 def within_clip(codec: Codec, delta: Vector, layout: Layout, clip: float, seed: int) -> Vector:
-    """Return the delta, a little shorter where its rounding would be longer than `clip`."""
+    """Return the delta, shortened a little if the decoded delta would be longer than `clip`."""
     norm = _decoded_norm(codec, delta, layout, seed)
-    while norm > clip:  # once, or a few times where what is shorter is rounded in another way
+    while norm > clip:  # mostly one pass; the shorter delta may be rounded differently
         delta = delta * np.float32(clip / norm * (1 - 1e-6))
         norm = _decoded_norm(codec, delta, layout, seed)
     return delta

@@ -1,4 +1,4 @@
-"""A model as Flower carries it: named Arrays, one flat vector, or one payload."""
+"""Models in Flower's records: named Arrays, one flat vector, or one payload."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ Filled = TypeVar("Filled", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 NUMPY = "numpy.ndarray"  # an Array of this kind holds an .npy file
 STYPE = "edgewire.payload"  # an Array of this kind holds a payload, not an .npy file
 FLAT = "flat"  # the name of the one Array of a model handed over as a vector
-UPDATE = "update"  # that of an update: what the server's optimiser is to subtract
-MOST_DIMENSIONS, MOST_BYTES = 32, 1 << 62  # of an array that numpy makes
-READERS: dict[tuple[int, int], Any] = {  # of a file's header, by its version
+UPDATE = "update"  # the name of the one Array of an update, which the server's optimiser subtracts
+MOST_DIMENSIONS, MOST_BYTES = 32, 1 << 62  # limits of an array that numpy makes
+READERS: dict[tuple[int, int], Any] = {  # readers of an .npy file's header, by its version
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
     (3, 0): npy.read_array_header_2_0,
 }
-# Characters of such a header, which numpy hands to Python's parser: 32 dimensions take 700 of them,
-# and 9,000 signs in a row 600 kB.
+# Characters of such a header, which numpy hands to Python's parser. A header of 32 dimensions takes
+# 700; the parser needs 600 kB of memory for 9,000 signs in a row.
 LONGEST_HEADER = 1024
-LONGEST_TYPE = 64  # characters of a type's name; those of numpy's own have 10
+LONGEST_TYPE = 64  # characters of a type's name; numpy's own have up to 10
 NO_ARRAYS: dict[str, NDArray[Any]] = {}
-_empty: dict[type, dict[str, Any]] = {}  # what an empty record of a kind is made of
+_empty: dict[type, dict[str, Any]] = {}  # attributes of an empty record, by its kind
 
 
 @cache
 def _name_of(dtype: np.dtype[Any]) -> str:
-    return dtype.name  # made anew by numpy each time, 2 µs
+    return dtype.name  # numpy builds the name on each access, 2 µs
 
 
 class FlatArray(Array):
-    """An `Array` over a numpy vector (n,) whose .npy bytes are made only when asked for.
+    """An `Array` over a numpy vector (n,) that serialises to .npy bytes only on demand.
 
-    Inside one process nobody asks: `numpy()` copies the vector, as `Array.numpy()` makes a
-    fresh array, and `vector` is the vector itself (treat it as read-only).
+    Within one process nothing is serialised: `numpy()` returns a copy of the vector, just as
+    `Array.numpy()` makes a new array; `vector` is the vector itself (treat it as read-only).
     """
 
     def __init__(self, vector: NDArray[Any]) -> None:
@@ -67,7 +67,7 @@ class FlatArray(Array):
         return copy
 
     def deflate(self) -> bytes:
-        """Return the bytes a plain `Array` would travel as."""
+        """Return the bytes that a plain `Array` of the vector would serialise to."""
         return bytes(Array(self.vector).deflate())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,10 +75,10 @@ class FlatArray(Array):
 
 
 def filled(kind: type[Filled], values: Mapping[str, Any]) -> Filled:
-    """Return a record with values that are known to be of its kind.
+    """Return a record with values that are known to be valid for its kind.
 
-    Flower checks each value as it is set, 2.5 µs; a step of synchronous averaging sets twenty. Its
-    making of an empty one takes as long.
+    This skips Flower's check of each value, which takes 2.5 µs; a step of synchronous averaging
+    sets twenty values. Flower takes as long to make an empty record.
     """
     if kind not in _empty:
         _empty[kind] = dict(kind().__dict__)
@@ -98,7 +98,7 @@ def update_record(vector: Vector) -> ArrayRecord:
 
 
 def update_of(arrays: ArrayRecord) -> Vector | None:
-    """Return the update that `update_record` has made a record of; None for any other record."""
+    """Return the update in a record that `update_record` made; None for any other record."""
     array = arrays.get(UPDATE)
     return array.vector if isinstance(array, FlatArray) else None
 
@@ -113,17 +113,18 @@ def layout_of(arrays: ArrayRecord) -> Layout:
 
 
 def type_of(array: Array) -> str:
-    """Return an array's type without its order of bytes."""
+    """Return the name of an array's type without its byte order."""
     if len(array.dtype) > LONGEST_TYPE:
         return array.dtype
     try:
         return np.dtype(array.dtype).name
-    except Exception:  # none that numpy knows: it reads commas and numbers, and may raise anything
+    # numpy does not know the type. It parses commas and numbers in it, and may raise anything.
+    except Exception:
         return array.dtype
 
 
 def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
-    """Return all arrays end to end, float32 (n,); no copy if there is one flat Array already.
+    """Return all arrays end to end, float32 (n,); no copy if the record holds a flat Array.
 
     Raises `PayloadError` if names or sizes are not those of `layout`.
     """
@@ -144,7 +145,7 @@ def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
 def to_arrays(
     vector: Vector, layout: Layout, natives: Mapping[str, NDArray[Any]] = NO_ARRAYS
 ) -> ArrayRecord:
-    """Return one named Array a tensor, each in its own dtype (integers rounded); natives last."""
+    """Return one named Array per tensor, in its own dtype (integers rounded); natives last."""
     record, offsets = ArrayRecord(), layout.offsets
     for i, (name, shape, dtype) in enumerate(
         zip(layout.names, layout.shapes, layout.dtypes, strict=True)
@@ -152,7 +153,7 @@ def to_arrays(
         values = vector[offsets[i] : offsets[i + 1]].reshape(shape)
         if not np.issubdtype(dtype, np.floating):
             values = np.rint(values)
-        record[name] = Array(np.asarray(values, dtype=dtype))  # rint makes a scalar of shape ()
+        record[name] = Array(np.asarray(values, dtype=dtype))  # asarray: rint of () is a scalar
     for name, array in natives.items():
         record[name] = Array(array)
     return record
@@ -164,7 +165,7 @@ def payload_record(payload: bytes) -> ArrayRecord:
 
 
 def payload_records(payloads: Mapping[str, bytes]) -> ArrayRecord:
-    """Return an ArrayRecord of one Array a payload."""
+    """Return an ArrayRecord with one Array per payload."""
     arrays = {n: Array("uint8", (len(p),), STYPE, p) for n, p in payloads.items()}
     return filled(ArrayRecord, arrays)
 
@@ -191,8 +192,8 @@ def payloads_of(content: RecordDict) -> list[bytes]:
 def expect_readable(content: RecordDict) -> None:
     """Raise `PayloadError` for a plain Array whose bytes are not the array that they declare.
 
-    Who reads it allocates first what its header declares, and takes the Array's own shape and type
-    for those of its values. An Array that says neither, as Flower's old API makes them, may be any.
+    A reader first allocates what the header declares, and trusts the Array's own shape and type.
+    An Array without shape and type, as Flower's old API makes them, may hold any array.
     """
     for _, record in records(content, ArrayRecord):
         for name, array in record.items():
@@ -216,10 +217,10 @@ def _expect_readable(name: str, array: Array) -> None:
 
 
 def _can_be(shape: tuple[Any, ...], dtype: np.dtype[Any]) -> bool:
-    """Return whether numpy makes an array of this shape, of entries that have a size.
+    """Return whether numpy can make an array of this shape, with entries of more than 0 bytes.
 
-    True is an integer to numpy's reader; the product of two numbers below 0 is above it; a 0 among
-    large numbers hides that these are too many.
+    numpy's reader accepts True as an integer; two negative dimensions have a positive product; and
+    a 0 hides that the product of the other dimensions is too large.
     """
     known = len(shape) <= MOST_DIMENSIONS and all(type(d) is int and d >= 0 for d in shape)
     return known and 0 < dtype.itemsize * math.prod(d or 1 for d in shape) < MOST_BYTES
@@ -228,7 +229,7 @@ def _can_be(shape: tuple[Any, ...], dtype: np.dtype[Any]) -> bool:
 def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]:
     """Return the records of one kind with their names.
 
-    RecordDict's own `array_records` and its like build a checked dict at every access, 40 µs each.
+    RecordDict's own `array_records` and the like build a checked dict on each access, 40 µs.
     """
     inside = content.__dict__["_data"].items()
     return [(name, record) for name, record in inside if isinstance(record, kind)]
@@ -237,7 +238,7 @@ def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]
 def with_content(
     message: Message, content: RecordDict | None, error: Error | None = None
 ) -> Message:
-    """Return a message of the same metadata, which are shared, with another content or an error."""
+    """Return a message with the same (shared) metadata and another content or error."""
     other = Message.__new__(Message)
     other.__dict__.update(message.__dict__, _content=content, _error=error)
     return other

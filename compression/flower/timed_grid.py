@@ -1,8 +1,8 @@
-"""What a grid can do beyond Flower's `Grid`: time, deadlines, an order of nodes, word of new ones.
+"""Extends Flower's `Grid` by time, deadlines, a fixed order of nodes, and times of new nodes.
 
-`TimedGrid` declares it. A grid on a virtual clock satisfies it by itself; `timed` makes one of any
-other, by polling it in real time. A wrapper of grids derives from `GridWrapper`, which hands all of
-it on.
+`TimedGrid` declares the methods. A grid on a virtual clock implements them itself; `timed` makes a
+`TimedGrid` of any other grid, by polling it in real time. A wrapper of grids derives from
+`GridWrapper`, which forwards all methods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25  # seconds between two polls for replies
 
 
 class TimedGrid(Protocol):
-    """Flower's `Grid`, and what a server needs that is to run the same on every engine."""
+    """Flower's `Grid`, and what a server needs to behave the same on every engine."""
 
     @property
     def virtual_seconds(self) -> float | None:
@@ -31,36 +31,36 @@ class TimedGrid(Protocol):
 
     @property
     def now(self) -> float:
-        """Seconds since some moment, virtual ones on a virtual clock: deadlines are given in it."""
+        """Seconds since a fixed moment, virtual on a virtual clock; the unit of deadlines."""
 
     @property
     def next_change(self) -> float | None:
-        """The moment of `now` when a node comes next; infinity: none will; None: nobody knows."""
+        """The value of `now` when the next node appears; infinity: none will; None: unknown."""
 
     def get_node_ids(self) -> Sequence[int]:
-        """Return the nodes that are there, by partition: the same order on every engine."""
+        """Return the present nodes, by partition: the same order on every engine."""
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
-        """Send messages, which no node is to begin with after `ttl` seconds; return their ids."""
+        """Send messages, which nodes must begin within `ttl` seconds; return the messages' ids."""
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Wait for the next replies to these messages; return none if none is there by then.
+        """Wait for the next replies to these messages; return an empty list at the deadline.
 
-        `deadline`: a moment of `now`. Ids of replies already fetched are not to be given.
+        `deadline`: a value of `now`. Do not pass ids of messages whose replies were fetched.
         """
 
     def tend(self) -> None:
-        """Keep nodes in this machine's processes at work; for who is long in pulling."""
+        """Keep nodes in this machine's processes busy; call it if the next pull is far away."""
 
     def follow(self, plain_bytes: int, note: str = "") -> None:
-        """Compare what is sent from here on with models of so many bytes in place of payloads.
+        """Compare what is sent from now on with models of `plain_bytes` in place of payloads.
 
-        `note`: the name of the record that goes with payloads.
+        `note`: the name of the header's record.
         """
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
-        """What came out, fields of a run's result; empty where nothing is compared."""
+        """The comparison as fields of a run's result; empty if nothing is compared."""
 
     # Flower's own
 
@@ -94,9 +94,9 @@ class TimedGrid(Protocol):
 
 
 def timed(grid: Grid | TimedGrid) -> TimedGrid:
-    """Return a grid that can do all of it: this one if it can, else one that polls it.
+    """Return the grid itself if it is a `TimedGrid`, else a `PolledGrid` around it.
 
-    Its class says whether it can: to look at an instance's properties would be to call them.
+    The check looks at the grid's class, because reading an instance's properties would call them.
     """
     declared = (name for name in vars(TimedGrid) if not name.startswith("_"))
     if all(hasattr(type(grid), name) for name in declared):
@@ -105,7 +105,7 @@ def timed(grid: Grid | TimedGrid) -> TimedGrid:
 
 
 class _Forwarding(Grid):
-    """Hands the methods of Flower's own `Grid` on."""
+    """Forwards the methods of Flower's own `Grid`."""
 
     _grid: Grid | TimedGrid
 
@@ -145,7 +145,7 @@ class _Forwarding(Grid):
 
 
 class GridWrapper(_Forwarding):
-    """A `TimedGrid` around any grid, which hands everything on; made to be derived from."""
+    """A `TimedGrid` around any grid that forwards everything; a base class of wrappers."""
 
     _grid: TimedGrid
 
@@ -194,10 +194,10 @@ class GridWrapper(_Forwarding):
 
 
 class PolledGrid(_Forwarding):
-    """A `TimedGrid` in real time, over a grid of Flower's: replies are polled for.
+    """A `TimedGrid` in real time over a grid of Flower's, which it polls for replies.
 
-    Flower's ids are random, but its simulation registers partitions 0 to n - 1 in turn: nodes are
-    in the order in which they registered.
+    Flower's node ids are random, but its simulation registers partitions 0 to n - 1 in turn. So
+    this grid orders nodes by time of registration.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -210,22 +210,22 @@ class PolledGrid(_Forwarding):
 
     @property
     def now(self) -> float:
-        """Real seconds since some moment."""
+        """Real seconds since a fixed moment."""
         return time.monotonic()
 
     @property
     def next_change(self) -> None:
-        """None: nobody knows."""
+        """None: unknown."""
 
     def get_node_ids(self) -> Sequence[int]:
-        """Return the ids of the nodes that are there, by time of registration if that is known."""
+        """Return the ids of the present nodes, by time of registration if that is known."""
         ids = list(self._grid.get_node_ids())
         if hasattr(Grid, "get_nodes") and any(node not in self._known for node in ids):
             self._known = {n.node_id: n.registered_at for n in self._grid.get_nodes()}
         return sorted(ids, key=lambda node: (self._known.get(node, ""), node))
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
-        """Send messages; `ttl` becomes theirs where theirs is longer."""
+        """Send messages; shorten their time to live to `ttl` seconds where it is longer."""
         messages = list(messages)
         if ttl < math.inf:
             for message in messages:
@@ -233,9 +233,9 @@ class PolledGrid(_Forwarding):
         return self._grid.push_messages(messages)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Poll until there are replies, or until the deadline: in ever longer pauses."""
+        """Poll until there are replies, or until the deadline, with growing pauses."""
         ids, pause = list(message_ids), FIRST_PAUSE
-        if not ids and deadline == math.inf:  # nothing would ever come
+        if not ids and deadline == math.inf:  # no reply would ever come
             return []
         while not (replies := list(self._grid.pull_messages(ids))):
             left = deadline - self.now
@@ -246,10 +246,10 @@ class PolledGrid(_Forwarding):
         return replies
 
     def tend(self) -> None:
-        """Flower's nodes need no tending."""
+        """Do nothing: Flower's nodes run by themselves."""
 
     def follow(self, plain_bytes: int, note: str = "") -> None:
-        """Nothing is compared: it would take a virtual clock."""
+        """Do nothing: a comparison needs a virtual clock."""
 
     @property
     def comparison(self) -> Mapping[str, float | None]:

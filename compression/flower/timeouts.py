@@ -1,4 +1,4 @@
-"""How long replies are waited for: nobody silent stalls a call for ever."""
+"""Adaptive timeouts for replies, so that a silent node does not stall a call for ever."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from flwr.app import Message
 
 from .timed_grid import TimedGrid
 
-FOREVER = 1e9  # seconds: the time-out of who does not want one
-TIMES, LEAST = 10.0, 60.0  # of how long the others took; seconds
+FOREVER = 1e9  # seconds: timeouts from here on count as none
+TIMES, LEAST = 10.0, 60.0  # a limit is TIMES what other replies took, at least LEAST seconds
 log = getLogger("edgewire")
 
 
@@ -18,17 +18,17 @@ class Slowest:
     """The longest that replies of one kind have taken, in real seconds."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # 0: nobody knows
+        self.seconds = 0.0  # 0: unknown
 
     def took(self, seconds: float) -> None:
         """Note how long a reply took."""
         self.seconds = max(self.seconds, seconds)
 
     def limit(self, grid: TimedGrid, timeout: float) -> float:
-        """Return how long to wait for a reply: `timeout`, if there is one.
+        """Return how long to wait for a reply, in seconds: `timeout` if it is below `FOREVER`.
 
-        Where time is real and there is none (`FOREVER` or more) it is `TIMES` the longest so far,
-        and a minute at the least; without end as long as none has come.
+        Otherwise, if time is real, it is `TIMES` the longest reply so far, at least `LEAST`. It is
+        unlimited while no reply has been received.
         """
         if timeout < FOREVER or grid.virtual_seconds is not None or not self.seconds:
             return timeout
@@ -36,10 +36,10 @@ class Slowest:
 
 
 class AdaptiveTimeout:
-    """Until when to wait for the replies of one call.
+    """The deadline for the replies to one call.
 
-    A `timeout` counts from the call. Without one (`Slowest.limit`) earlier calls tell how long that
-    may be; in the first, once half of the replies are there, what these took.
+    A `timeout` counts from the call. Without one, earlier calls determine the limit
+    (`Slowest.limit`). In the first call, the first half of the replies determines it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AdaptiveTimeout:
         self.deadline = grid.now + limit
 
     def came(self, replies: int) -> None:
-        """Note that so many replies are there now."""
+        """Note that `replies` replies have been received so far."""
         took = self._grid.now - self._began
         self._slowest.took(took)
         if not self._adapts or not 2 * replies >= self._asked > replies:
@@ -61,7 +61,7 @@ class AdaptiveTimeout:
         self.deadline = self._grid.now + wait
 
     def over(self, missing: int) -> None:
-        """Say in the log that nobody waits any longer, if that is so."""
+        """Log that the call does not wait any longer, if the deadline is over."""
         if missing and self._grid.virtual_seconds is None and self._grid.now >= self.deadline:
             waited = self._grid.now - self._began
             log.warning("%d replies have not come within %.0f s (timeout=)", missing, waited)
@@ -70,7 +70,7 @@ class AdaptiveTimeout:
 def gathered(
     grid: TimedGrid, messages: Sequence[Message], timeout: float, slowest: Slowest | None = None
 ) -> list[Message]:
-    """Send messages; return the replies that are there before patience ends (`AdaptiveTimeout`)."""
+    """Send messages; return the replies received before the deadline (`AdaptiveTimeout`)."""
     patience = AdaptiveTimeout(grid, timeout, len(messages), slowest)
     ids, found = list(grid.push_messages(messages)), list[Message]()
     while ids and (arrived := grid.pull_before(ids, patience.deadline)):

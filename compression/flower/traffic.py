@@ -1,4 +1,4 @@
-"""What crossed the network, counted; and what a user is warned of by looking at it."""
+"""Counts what crosses the network; warns of models that compression or a strategy harms."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from .records import Vector
 
 log = getLogger("edgewire")
 _RAISED = re.compile(r"<class '(?:[^'\s]*\.)?([^'\s.]+)'>:<'(.*)'>", re.DOTALL)
-LONGEST_REASON, LONGEST_LINE = 4096, 400  # characters of a node's error that are looked at, logged
+LONGEST_REASON, LONGEST_LINE = 4096, 400  # characters of a node's error that are read, logged
 
 
 @dataclass
 class Traffic:
-    """Counters of a run. Bytes are lengths of payloads that were put into messages.
+    """Counters of a run. `uplink_bytes` and `downlink_bytes` are lengths of payloads in messages.
 
-    `*_float32`: the bytes of the same models as Flower sends them without compression, one Array a
-    tensor, in the model's own types (float32, as a rule). `*_other_bytes`: of all else in messages
-    that Flower sends as well: other ArrayRecords' data, ConfigRecords and MetricRecords as Flower
-    serialises them. `*_note_bytes`: of the link's own record. `uplink_entries`: those that nodes'
-    updates held; `uplink_entries_whole`: those that the same updates would have held whole.
+    `*_float32`: bytes of the same models as Flower sends them without compression: one Array per
+    tensor, in the model's own types (usually float32). `*_other_bytes`: bytes of everything else
+    that Flower would send as well: data of other ArrayRecords, and ConfigRecords and MetricRecords
+    as Flower serialises them. `*_note_bytes`: bytes of the header, the link's own record.
+    `uplink_entries`: entries in the nodes' updates; `uplink_entries_whole`: entries that the same
+    updates would have without sparsification.
     """
 
     uplink_bytes: int = 0
@@ -48,14 +49,14 @@ class Traffic:
     downlink_note_bytes: int = 0
 
     def count_sent(self, size: Size, plain: int) -> None:
-        """Count a message: its size, and what Flower would have sent for its payloads."""
+        """Count a message: its size, and the bytes that Flower would send for its payloads."""
         self.downlink_bytes += size[0]
         self.downlink_bytes_float32 += plain
         self.downlink_other_bytes += other_than_payloads(size)
         self.downlink_note_bytes += size[1]
 
     def count_received(self, size: Size, plain: int) -> None:
-        """Count a reply: its size, and what Flower would have sent for its payloads."""
+        """Count a reply: its size, and the bytes that Flower would send for its payloads."""
         self.uplink_bytes += size[0]
         self.uplink_bytes_float32 += plain
         self.uplink_other_bytes += other_than_payloads(size)
@@ -63,13 +64,13 @@ class Traffic:
 
     @property
     def uplink_ratio(self) -> float:
-        """How many times as much Flower would have sent up, of all that messages hold."""
+        """Compression ratio of all that replies hold: Flower's bytes divided by the bytes sent."""
         sent = self.uplink_bytes + self.uplink_other_bytes + self.uplink_note_bytes
         return (self.uplink_bytes_float32 + self.uplink_other_bytes) / max(sent, 1)
 
     @property
     def downlink_ratio(self) -> float:
-        """How many times as much Flower would have sent down, of all that messages hold."""
+        """Compression ratio of all that messages hold: Flower's bytes divided by the bytes sent."""
         sent = self.downlink_bytes + self.downlink_other_bytes + self.downlink_note_bytes
         return (self.downlink_bytes_float32 + self.downlink_other_bytes) / max(sent, 1)
 
@@ -85,14 +86,14 @@ class Traffic:
 
 
 def flower_bytes(arrays: ArrayRecord) -> int:
-    """Return the bytes of a model as Flower sends it: of the very Arrays, in their own types."""
+    """Return the bytes of a model as Flower sends it: of its Arrays' data, in their own types."""
     return sum(len(array.data) for array in arrays.values())
 
 
 def reason_of(reply: Message) -> str:
-    """Return the last line of an error's reason, cut short: of a traceback, what was raised.
+    """Return the last line of an error's reason, shortened; a traceback's last line is the error.
 
-    What Flower's own nodes say, `<class 'a.B'>:<'text'>`, is "B: text".
+    Flower's own nodes write `<class 'a.B'>:<'text'>`; this becomes "B: text".
     """
     reason, name = reply.error.reason or "", ""
     if raised := _RAISED.fullmatch(reason):
@@ -102,27 +103,27 @@ def reason_of(reply: Message) -> str:
 
 
 def in_one_line(reason: str) -> str:
-    """Return what a node has a part in as a log may hold it: cut short, no control characters."""
+    """Return text that a node may have written as safe for a log: short, no control characters."""
     cut = reason if len(reason) <= LONGEST_LINE else f"{reason[:LONGEST_LINE]}..."
     return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
 
 
 def _unnamed(names: Sequence[str]) -> bool:
-    """Return whether tensors have numbers for names, as those of a list of arrays do."""
+    """Return whether all names are numbers, as those of a list of arrays are."""
     return len(names) > 1 and all(name.isdecimal() for name in names)
 
 
 def _loses(payload: bytes) -> bool:
-    """Return whether a payload lacks anything of what was given."""
+    """Return whether a payload is lossy."""
     said = describe(payload)
     exact = cast(type[Quantizer], get("quantizer", said.quantizer)).exact
     return said.selected < said.n or not exact
 
 
 def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: bytes) -> bool:
-    """Warn of a lossy payload for tensors of which nobody knows which are statistics.
+    """Warn if a lossy payload holds unnamed tensors, among which statistics cannot be recognised.
 
-    Return whether that was so, or never will be: nobody needs to look again.
+    Return True if it has warned, or if tensors have names: no later check is needed.
     """
     if not _unnamed(names):
         return True
@@ -136,7 +137,7 @@ def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: byt
 
 
 def warn_of_variances(layout: Layout, vector: Vector) -> bool:
-    """Warn of a model that a strategy has made, if so; return whether it was warned of."""
+    """Warn if a strategy's model has a negative running variance; return whether it has warned."""
     if below := below_zero(layout, vector):
         log.warning(
             "the strategy has led one of BatchNorm's running variances below 0, and the model to "

@@ -1,1 +1,1 @@
-"""The node's end: a mod for its ClientApp, and what it keeps between messages."""
+"""The node's end: a mod for its ClientApp, and the node's state between messages."""

@@ -1,4 +1,4 @@
-"""The node's end of the link: a mod for the ClientApp."""
+"""The node's end: a mod that decodes the model for the ClientApp and encodes its update."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ from ..uncompressed import holds_floats, old_record
 from .state import MEMORY, NUMBERS, NodeState
 
 log = getLogger("edgewire")
-RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # of the link's, in a node's state
+RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # the link's own records in a node's state
 
 
 class Change(NamedTuple):
-    """What there is to encode: an update, or the model itself if `whole`."""
+    """What a reply encodes: an update, or the model itself if `whole`."""
 
     values: Model
     form: TensorSplit
@@ -75,29 +75,28 @@ class Change(NamedTuple):
 
 
 class CompressionMod:
-    """Decodes the model that comes, and answers with what the app has changed in it, compressed.
+    """Decodes the model in a message, and compresses the app's change of it in the reply.
 
-    `method`: a codec, or the name of a sparsifier, quantizer or coder, `options` with it:
-    `CompressionMod("topk", density=0.01, quantizer="int8")`. A method that loses nothing sends the
-    model itself, to the last bit. Messages that carry no payload pass through untouched; the first
-    that carries arrays is warned of. What the codec keeps unsent lives in `Context.state`; a reply
-    that the server did not apply, as its next message tells, is put back into it. The app sees none
-    of that in its state. Methods that steer by the loss read `loss` from the reply's metrics. What
-    is answered to other messages than those to train travels as it is.
+    `method`: a codec, or the name of a sparsifier, quantizer or coder, with its `options`:
+    `CompressionMod("topk", density=0.01, quantizer="int8")`. A lossless method sends the model
+    itself, exact to the last bit. A message without a payload passes through unchanged; the first
+    one that has arrays causes a warning. The codec's residual is stored in `Context.state`. The
+    server's next message says whether the last reply was applied; if not, the reply is added back
+    to the residual. The app does not see these records in its state. Methods that depend on the
+    loss read `loss` from the reply's metrics. Only replies to messages to train are compressed.
 
     With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, no copies);
-    without, as named arrays in their own shapes and types. `initial`: the tensors beside that
-    vector as the app's model begins with them, which it gets and returns by `native_tensors.py`. An
-    app that computes an update itself (a gradient, what the server is to subtract) returns it as
-    `update_record`. `optimizer`: of a server whose steps nodes follow; `masked`: CE-SGD's line 7
-    taken literally. With a `layout` `seconds` among the reply's metrics will be those of the mod,
-    too.
+    without it, as named arrays in their own shapes and types. `initial`: the tensors beside that
+    vector with the values that the app's model starts with; the app gets and returns them as
+    `native_tensors.py` describes. An app that computes an update itself (a gradient, which the
+    server subtracts) returns it as `update_record`. `optimizer`: the server's, for nodes that
+    repeat the server's steps. `masked`: apply line 7 of CE-SGD's Algorithm 2 literally. With a
+    `layout`, `seconds` among the reply's metrics include the mod's own time.
 
-    Raises `TypeError` and `ValueError` as `method.chosen`; in a message `PayloadError` for a
-    payload that does not decode or is relative to a version that this node does not have, for an
-    update that holds NaN or infinity, for a reply with several models, and for a method that does
-    not keep the norm to which a mod of differential privacy has clipped. Flower turns these into
-    error replies.
+    Raises `TypeError` and `ValueError` as `method.chosen` does. A call raises `PayloadError` for a
+    payload that does not decode or builds on a version that this node lacks, for an update with
+    NaN or infinity, for a reply with several models, and for a method that does not keep the norm
+    to which a mod of differential privacy has clipped. Flower turns these into error replies.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class CompressionMod:
         self._warned = False
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Decode, call the app, encode what it changed."""
+        """Decode the model, call the app, encode what the app changed."""
         began = time.perf_counter()
         asked = message.content
         note = read(asked, DownlinkHeader)
@@ -166,7 +165,7 @@ class CompressionMod:
     def _change(
         self, record: ArrayRecord, note: DownlinkHeader, form: TensorSplit, start: Model
     ) -> Change:
-        """Return what is to be sent of a record that the app has returned."""
+        """Return what to encode of a record that the app has returned."""
         if (update := update_of(record)) is not None:
             return Change(Model(update), form)
         if self._layout is not None:
@@ -176,7 +175,9 @@ class CompressionMod:
             theirs = _in_types_of(layout_of(record), form.whole, exact)
             other = _tensors(theirs, self.codec.exact) != _tensors(form.whole, self.codec.exact)
             own, named = (form_of_updates(theirs, exact), True) if other else (form, False)
-            if self.codec.exact:  # a difference would be rounded, as would float64 in a vector
+            # An exact codec sends the model: a difference would be rounded, as would float64 in a
+            # float32 vector.
+            if self.codec.exact:
                 whole = form_of_models(own)
                 return Change(whole.model(record), whole, True, named)
             model = own.model(record)
@@ -197,7 +198,7 @@ class CompressionMod:
         content: RecordDict,
         context: Context,
     ) -> tuple[bytes, UplinkHeader]:
-        """Return the payload, and what is said of it; `ties`: copies that the message left out."""
+        """Return the payload and its header; `ties`: copies that the message left out."""
         values, form, whole, named = change
         layout = form.layout
         node = int(context.node_config.get("partition-id", context.node_id))
@@ -208,7 +209,7 @@ class CompressionMod:
             clipped = True
             values = Model(within_clip(self.codec, values.vector, layout, clip, seed), values.own)
         state = NodeState(context.state) if self.codec.memory_bytes(layout) else None
-        ties = () if named else ties  # who names its tensors sends all of them
+        ties = () if named else ties  # a reply that names its tensors sends all of them
         left = () if clipped else self._left_out(ties, form, values, state)
         says = UplinkHeader(
             note.number,
@@ -238,9 +239,10 @@ class CompressionMod:
     def _left_out(
         self, ties: Ties, form: TensorSplit, values: Model, state: NodeState | None
     ) -> Ties:
-        """Return the copies that a reply leaves out: those whose update is that of their source.
+        """Return the copies that a reply leaves out: those whose update equals their source's.
 
-        Neither is one that the method treats by its name, or of which the memory holds more.
+        A copy is not left out if the codec treats it or its source by name, or if the memory holds
+        a residual of its own for it.
         """
         names, exact = form.whole.names, self.codec.exact_names
         return tuple(
@@ -263,9 +265,9 @@ class CompressionMod:
                 metrics[DRIFT] = drift
 
     def _warn(self, message: Message) -> None:
-        """Say once that nothing is compressed: the server has no other end, or can have none.
+        """Warn once that nothing is compressed: the server does not use, or cannot use, the link.
 
-        What holds no floats goes untouched over a link, too, whose server says so.
+        Arrays without floats stay uncompressed over a link as well; then the server warns.
         """
         if self._warned:
             return
@@ -287,7 +289,7 @@ class CompressionMod:
 
 
 def _unseen(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Call the app; what the link keeps in the node's state is out of its sight, and its reach."""
+    """Call the app with the link's records removed from the node's state; restore them after."""
     state = context.state.__dict__["_data"]
     ours = {key: state.pop(key) for key in RECORDS if key in state}
     try:
@@ -297,7 +299,10 @@ def _unseen(message: Message, context: Context, call_next: ClientAppCallable) ->
 
 
 def _key_of_parcel(content: RecordDict, note: DownlinkHeader) -> str | None:
-    """Return the name of the record that brings the model; of no steps, it holds no payload."""
+    """Return the name of the record that holds the model; None if there is none.
+
+    A message with a list of zero steps has a record without any payload.
+    """
     if (found := payload_of(content)) is not None:
         return found[0]
     kept = records(content, ArrayRecord) if note.rates is not None else []
@@ -305,14 +310,14 @@ def _key_of_parcel(content: RecordDict, note: DownlinkHeader) -> str | None:
 
 
 def codec_seed(seed: int, node: int, number: int) -> int:
-    """Mix run seed, node (its partition) and update number into one, for codecs that draw."""
+    """Return one seed from the run's seed, the node (its partition) and the update's number."""
     return (seed << 96) | (node << 32) | number
 
 
 def _key_of_model(content: RecordDict, name: str) -> str | None:
-    """Return the name of the record that holds the model: the one it came under, or the only one.
+    """Return the name of the reply's model: the message's name for it, or the only ArrayRecord.
 
-    Raises `PayloadError` if there are several others.
+    Raises `PayloadError` if there are several ArrayRecords, none of that name.
     """
     keys = [key for key, _ in records(content, ArrayRecord)]
     if len(keys) > 1 and name not in keys:
@@ -323,16 +328,16 @@ def _key_of_model(content: RecordDict, name: str) -> str | None:
 
 
 def _tensors(layout: Layout, types: bool) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shapes by name, and types if they count."""
+    """Return shapes by name, with types if `types`, else with empty strings."""
     dtypes = layout.dtypes if types else ("",) * len(layout)
     return dict(zip(layout.names, zip(layout.shapes, dtypes, strict=True), strict=True))
 
 
 def _in_types_of(theirs: Layout, ours: Layout, exact: tuple[str, ...]) -> Layout:
-    """Return the layout of an app's tensors as they are to be answered: those that came as such.
+    """Return the layout of an app's tensors in the types in which the reply sends them.
 
-    Floats stay of the width that the app has made them, and integers of which a mean had made
-    floats, which `exact` names; other tensors become again what they came as.
+    Floats keep the width that the app gave them. So do tensors in `exact`: integers of which a
+    server's mean has made floats. All other tensors get the type in which the server sent them.
     """
     was = dict(zip(ours.names, ours.dtypes, strict=True))
     dtypes = tuple(

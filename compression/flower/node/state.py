@@ -1,4 +1,4 @@
-"""What the link keeps of one node, in its `Context.state`: it lives on every engine."""
+"""The link's state of one node, in its `Context.state`, which every engine preserves."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ..records import FlatArray, Vector, filled
 
 MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state
 _LAST = "last-payload"  # an entry of MEMORY beside the codec's own arrays
-_NO_COORDINATES = ("loss", "steps")  # entries that hold one number, whatever the model's size
+_NO_COORDINATES = ("loss", "steps")  # entries that hold one number, for a model of any size
 NONE_TIED: dict[str, str] = {}
 Arrays = dict[str, NDArray[Any]]
 log = getLogger("edgewire")
 
 
 def checksum(vector: Vector) -> bytes:
-    """Return 8 bytes that name the content of a model, float32 (n,)."""
+    """Return the 8-byte xxh3 checksum of a model, float32 (n,)."""
     return xxh3_64_digest(np.ascontiguousarray(vector, dtype="<f4").data)
 
 
 def own_array(array: Array) -> NDArray[Any]:
-    """Return an array that may be written to."""
+    """Return a writeable array; a copy only if the given one is read-only or plain bytes."""
     if isinstance(array, FlatArray) and array.vector.flags.writeable:
         return array.vector  # type: ignore[no-any-return]
     own: NDArray[Any] = array.numpy()
@@ -40,9 +40,9 @@ def own_array(array: Array) -> NDArray[Any]:
 
 
 def kept(state: RecordDict, record: str) -> Arrays:
-    """Return a record's arrays, shared with the state; none if it is not there.
+    """Return a record's arrays, shared with the state; an empty dict if there is no such record.
 
-    One that has crossed a process boundary is copied: Flower's are bytes, Ray's read-only views.
+    A record that has crossed a process boundary is copied: Flower's are bytes, Ray's read-only.
     """
     arrays = cast(ArrayRecord, state.get(record, ArrayRecord()))
     return {name: own_array(array) for name, array in arrays.items()}
@@ -56,26 +56,26 @@ def keep(state: RecordDict, record: str, arrays: Mapping[str, NDArray[Any]]) -> 
 
 @lru_cache(maxsize=16)
 def fingerprint(layout: Layout) -> bytes:
-    """Return 8 bytes that name tensors: their names and shapes."""
+    """Return an 8-byte hash of the tensors' names and shapes."""
     return xxh3_64_digest(repr((layout.names, layout.shapes)).encode())
 
 
 def left_out(layout: Layout, tied: Mapping[str, str]) -> Layout:
-    """Return a layout without the tensors that are copies, by name."""
+    """Return a layout without the tied tensors, which are copies of others, by name."""
     if not tied:
         return layout
     return layout.without([t for t, name in enumerate(layout.names) if name in tied])
 
 
 def _trained(codec: Codec, layout: Layout) -> Layout:
-    """Return the tensors of which a memory is."""
+    """Return the layout of the tensors that the codec's memory covers: all but exact ones."""
     return layout.without(codec.exact_tensors(layout))
 
 
 class NodeState:
-    """A node's memory of what it did not send, and its last reply until that is known as applied.
+    """A node's codec memory, and its last reply until the server confirms that it was applied.
 
-    `save` writes everything back.
+    `save` writes everything back to the node's state.
     """
 
     def __init__(self, state: RecordDict) -> None:
@@ -85,9 +85,10 @@ class NodeState:
         self.last: Buffer | None = None if last is None else last.data
         numbers = cast(ConfigRecord, state.get(NUMBERS, ConfigRecord()))
         self.sequence = cast(int, numbers.get("sequence", 0))  # of the last reply
-        self._tensors = numbers.get("tensors")  # that the memory is of
+        self._tensors = numbers.get("tensors")  # fingerprint of the tensors that the memory covers
         said = cast(list[str], numbers.get("tied", []))
-        self._tied = dict(zip(said[::2], said[1::2], strict=True))  # left out of it; their sources
+        # Copies that the memory leaves out, and their sources.
+        self._tied = dict(zip(said[::2], said[1::2], strict=True))
 
     def save(self) -> None:
         """Put everything into the node's state."""
@@ -99,16 +100,16 @@ class NodeState:
         self._state[NUMBERS] = filled(ConfigRecord, numbers)
 
     def may_tie(self, layout: Layout, name: str, source: str) -> bool:
-        """Return whether a tensor may be left out, as a copy: nothing of its own is kept of it.
+        """Return whether a copy may be left out: the memory holds no residual of its own for it.
 
-        `layout`: of all tensors.
+        `layout`: the layout of all tensors.
         """
         kept = bool(self.memory) or self.last is not None
         there = kept and self._tensors == fingerprint(layout)
         return not there or self._tied.get(name) == source
 
     def _expect(self, layout: Layout) -> None:
-        """Drop what is kept of other tensors than these: there is nothing to add it to."""
+        """Drop a memory of other tensors than these: there is nothing to add it to."""
         tensors = fingerprint(layout)
         if self.memory and self._tensors != tensors:
             log.warning("the model has other tensors now: what this node kept unsent is dropped")
@@ -117,9 +118,9 @@ class NodeState:
         self._tensors = tensors
 
     def _untie(self, codec: Codec, layout: Layout, tied: Mapping[str, str]) -> bool:
-        """Make the memory one of all tensors but those `tied`; return whether it was of others.
+        """Make the memory cover all tensors except those `tied`; return whether that is a change.
 
-        A tensor that was a copy until now keeps what its source keeps: both were sent the same.
+        A tensor that was a copy until now gets its source's residual: both had equal updates.
         """
         before, self._tied = self._tied, dict(tied)
         if before == tied or not self.memory:
@@ -134,7 +135,7 @@ class NodeState:
         return True
 
     def _start_anew(self, applied: int) -> None:
-        """Drop what is kept: of `applied`, which the server has, this state knows nothing."""
+        """Drop the memory: this state ends before reply `applied`, which the server has applied."""
         log.warning(
             "this node's state ends with its reply %d, and the server has applied %d: the state "
             "was lost, or is an old copy, so the node's memory starts anew",
@@ -160,16 +161,16 @@ class NodeState:
         own: Sequence[NativeTensor] = (),
         tied: Mapping[str, str] = NONE_TIED,
     ) -> bytes:
-        """Return the payload of the next reply, whose number is then `sequence`; all is saved.
+        """Return the payload of the next reply, whose number is then `sequence`; save the state.
 
-        `layout`: of all tensors; `update`: without those `tied`, copies of others, by their names
-        and these others'; each one as `may_tie` allows.
-        `applied`: number of this node's last reply that is in the server's model (0: none). If
-        that is not the last one sent, that one is put back into the memory first, so that nothing
-        is lost, and a payload never builds on one that the server does not have. A number beyond
-        `sequence` says that this state was lost, or is an old copy: what was sent meanwhile is
-        still in its memory, so that starts anew, and counts where the server is. None: nobody knows
-        yet; nothing is put back, now or later. Errors as `Codec.encode`.
+        `layout`: the layout of all tensors. `update`: the vector without the tensors `tied`.
+        `tied`: names of copies, each with its source's name, as `may_tie` allows.
+        `applied`: the number of this node's last reply that is in the server's model (0: none). If
+        it is not the last reply sent, the last reply is first added back to the memory. So nothing
+        is lost, and a payload never builds on one that the server lacks. A number above `sequence`
+        means that this state was lost, or is an old copy. The memory would then still contain what
+        was sent meanwhile, so it starts anew, and `sequence` continues from the server's number.
+        None: not known yet; the last reply is never added back. Errors as in `Codec.encode`.
         """
         self._expect(layout)
         arrived = applied == self.sequence

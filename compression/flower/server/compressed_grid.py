@@ -1,4 +1,4 @@
-"""The server's end of the link: Flower's Grid, with everything that goes over it compressed."""
+"""The server's end: a Grid that compresses the models and updates that go over it."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ from .update_filter import (
     screened,
 )
 
-UNUSABLE = 1  # the code of the error that stands for a reply that cannot be used
+UNUSABLE = 1  # code of the error that replaces an unusable reply
 
 
 @dataclass
 class CompressedGridState:
-    """All that a link has come to, while nothing is under way. `round`: of training; `warned`: of
-    tensors without names.
+    """State of a `CompressedGrid` while no message is under way, for checkpoints.
+
+    `round`: rounds of training so far; `warned`: the user was warned of tensors without names.
     """
 
     round: int = 0
@@ -76,20 +77,20 @@ class CompressedGridState:
 
 
 class CompressedGrid(GridWrapper):
-    """Wraps a Grid, so that models and updates travel over it as payloads, and are counted.
+    """Wraps a Grid: models and updates travel over it as payloads, and their bytes are counted.
 
-    A strategy is started with it in place of the Grid, and neither knows of payloads: what the
-    strategy sends are named arrays, and what it gets are models in their own types. The nodes'
-    ClientApp has a `CompressionMod` among its mods. With a `downlink` (a codec, or a method's
-    name) the server sends what has changed since the version that a node has; without, the model
-    whole each time, in its own types. `exact`: patterns of names of tensors that travel in their
-    own type. `seed`: of a downlink that draws.
+    Start a strategy with it in place of the Grid. The strategy knows nothing of payloads: it sends
+    named arrays, and gets models in their own types. The nodes' ClientApp needs a `CompressionMod`
+    among its mods. With a `downlink` (a codec, or a method's name) the server sends the change
+    since the version that a node has; without one, the whole model each time, in its own types.
+    `exact`: patterns of names of tensors that travel in their own type. `seed`: for a downlink
+    codec that draws.
 
-    A reply that is an error, does not decode, is for another model or has no usable weight comes to
-    the strategy as an error, is counted in `traffic.failures` and named in the log. So is one that
-    is not like most, unless the strategy takes replies that differ (`uneven`). After
-    `patience` calls of `send_and_receive` in a row to train, in which there were replies and not
-    one could be used, the call raises `PayloadError`; after `few`, where fewer than three nodes
+    The strategy gets an error in place of a reply that is an error, does not decode, is for another
+    model or has no usable weight. `traffic.failures` counts such replies, and the log names them.
+    The same happens to a reply whose records differ from those of most replies, unless the strategy
+    accepts that (`uneven`). `send_and_receive` raises `PayloadError` after `patience` calls to
+    train in a row that had replies but no usable one; after `few`, where fewer than three nodes
     have replied.
 
     An update that was handed over counts as applied or not by the models that are sent next, see
@@ -182,7 +183,7 @@ class CompressedGrid(GridWrapper):
         return self._pulled(super().pull_before(message_ids, deadline))
 
     def _pulled(self, found: Iterable[Message]) -> list[Message]:
-        """Return what has come with models in it, counted."""
+        """Return the replies with payloads decoded to models, and count them."""
         found = list(found)
         asked = [self._underway.asked(reply) for reply in found]
         replies = self._screened([self._incoming(reply) for reply in found], asked)
@@ -194,7 +195,7 @@ class CompressedGrid(GridWrapper):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send messages and wait for the replies; those that cannot be used become errors."""
+        """Send messages and wait for the replies; unusable replies become errors."""
         messages = list(messages)
         outgoing, sent = self._outgoing(messages)
         train = any(each is not None and each.train for each in sent)
@@ -223,13 +224,13 @@ class CompressedGrid(GridWrapper):
         return replies
 
     def end(self) -> None:
-        """Raise `PayloadError` if nodes were asked to train, and not one update was ever used."""
+        """Raise `PayloadError` if nodes were asked to train and no update was ever used."""
         self._course.end()
 
     # down
 
     def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Asked | None]]:
-        """Return messages with payloads in place of models; nodes share one encoded copy."""
+        """Return messages with payloads in place of models; similar nodes share an encoded copy."""
         cache: dict[Key, Encoded] = {}
         models: dict[int, Found | None] = {}
         if gone := self._dialogue.gone(self._grid.get_node_ids):
@@ -294,10 +295,10 @@ class CompressedGrid(GridWrapper):
     # up
 
     def _incoming(self, reply: Message) -> Message:
-        """Return a reply with a model in it; an error in place of one that cannot be used."""
+        """Return a reply with its payload decoded to a model; an error if it is unusable."""
         sent = self._underway.take(reply.metadata.reply_to_message_id)
         if sent is None and reply.has_error():
-            return reply  # there was no model in its message
+            return reply  # its message held no model
         if sent is None and payload_of(reply.content) is None:
             self.traffic.uplink_other_bytes += size_of(reply.content)
             self._look_at_reply(reply, None)
@@ -323,7 +324,7 @@ class CompressedGrid(GridWrapper):
         return reply
 
     def _readable(self, reply: Message) -> Message:
-        """Return a reply that travels as it is; an error in place of one that nobody can read."""
+        """Return an uncompressed reply; an error in place of one whose arrays cannot be read."""
         try:
             if not reply.has_error():
                 expect_readable(reply.content)
@@ -340,7 +341,7 @@ class CompressedGrid(GridWrapper):
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
     def _unpack(self, reply: Message, note: UplinkHeader, sent: Asked) -> None:
-        """Put a model in place of the payload. Raises `PayloadError` if that cannot be."""
+        """Replace the reply's payload by the model. Raises `PayloadError` if it is unusable."""
         found = payload_of(reply.content)
         if found is None:
             raise PayloadError("the reply holds no payload; does the ClientApp use CompressionMod?")
@@ -371,12 +372,12 @@ class CompressedGrid(GridWrapper):
             self._look_at_names(form, payload, update.exact)
 
     def _look_at(self, message: Message, model: str | None) -> None:
-        """Note what of a message travels as it is."""
+        """Note which records of a message travel uncompressed."""
         if self._untouched and self._untouched.open:
             self._untouched.sent(message.metadata.message_type, message.content, model)
 
     def _look_at_reply(self, reply: Message, sent: Asked | None) -> None:
-        """Note what of a reply travels as it is."""
+        """Note which records of a reply travel uncompressed."""
         if self._untouched and self._untouched.open:
             kind, found = reply.metadata.message_type, payload_of(reply.content)
             self._untouched.count_received(
@@ -386,23 +387,23 @@ class CompressedGrid(GridWrapper):
     def _look_at_names(
         self, form: TensorSplit, payload: bytes, exact: tuple[int, ...] = ()
     ) -> None:
-        """Warn once, of what goes up or down."""
+        """Warn once if a lossy payload, in either direction, holds tensors without names."""
         self.state.warned = warn_of_no_names(form.whole.names, [*form.patterns, *exact], payload)
 
     def _screened(self, replies: list[Message], asked: Sequence[Asked | None]) -> list[Message]:
-        """Make errors of replies whose update is refused; make smaller what is too large."""
+        """Replace replies whose update is refused by errors; clip updates that are too large."""
         found, self._lengths = self._lengths, {}
         bad = screened(replies, asked, found, self._screens, self._weighted_by_key)
         return self._without(replies, asked, bad)
 
     def _alike(self, replies: list[Message], asked: list[Asked | None]) -> list[Message]:
-        """Make errors of replies that are not like most: a strategy would give up the round."""
+        """Replace replies that differ from most by errors: a strategy would give up the round."""
         return self._without(replies, asked, inconsistent(replies, asked, self._weighted_by_key))
 
     def _without(
         self, replies: list[Message], asked: Sequence[Asked | None], bad: Mapping[int, str]
     ) -> list[Message]:
-        """Return replies, errors in place of bad ones: by `id`, and why."""
+        """Return replies with errors in place of bad ones; `bad`: reasons by the reply's `id`."""
         return [
             self._left_out(reply, sent.node, self.state.round, bad[id(reply)])
             if sent is not None and id(reply) in bad

@@ -1,4 +1,4 @@
-"""What becomes of a run's replies: counted and named, and the run given up if for nothing."""
+"""Counts unusable replies, and ends a run whose replies cannot be used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..records import STYPE
 from ..traffic import Traffic, in_one_line
 
 log = getLogger("edgewire")
-MANY = 3  # nodes; if not one of so many is of use it is not them
+MANY = 3  # if no reply of so many nodes can be used, the nodes are not to blame
 HINTS = {
     "as long as usual": DIVERGED,
     STYPE: (
@@ -28,7 +28,10 @@ HINTS = {
 
 @dataclass
 class FailurePolicyState:
-    """Messages that asked for training; rounds in a row of no use: all, and those of `MANY`."""
+    """`asked`: messages that asked for training; `hopeless`: unusable rounds in a row.
+
+    `hopeless_of_many`: those of them with replies of at least `MANY` nodes.
+    """
 
     asked: int = 0
     hopeless: int = 0
@@ -36,12 +39,13 @@ class FailurePolicyState:
 
 
 class FailurePolicy:
-    """What becomes of the nodes' replies: counted and named, and the run given up if for nothing.
+    """Counts and logs replies that are left out; ends the run after too many unusable rounds.
 
-    `patience`: so many rounds in a row with replies of which not one could be used; `few`: so many
-    of which fewer than `MANY` nodes have replied, one of which may be the only bad one. A round in
-    which nobody has answered is not among them (a link that is down comes back), nor one after
-    which nodes get the model whole again.
+    A round is unusable if it has replies and none of them could be used. The run ends after
+    `patience` such rounds in a row with replies of at least `MANY` nodes, or after `few` such
+    rounds of any number of nodes. (With few nodes, a single bad node may be the only one.) A round
+    without replies does not count, because a network that is down may come back. Neither does a
+    round after which nodes get the whole model again. Raises `ValueError` for a `patience` below 1.
     """
 
     def __init__(
@@ -54,22 +58,22 @@ class FailurePolicy:
         if not isinstance(patience, int) or patience < 1:
             raise ValueError(f"patience must be a number of rounds, at least 1, not {patience!r}")
         self._traffic, self._patience, self._few = traffic, patience, few or patience
-        self._reasons: list[str] = []  # why replies of this round were left out
+        self._reasons: list[str] = []  # reasons for the replies left out in this round
         self._state = FailurePolicyState() if state is None else state
 
     def begin_round(self, asked: int) -> None:
-        """Begin a round in which so many nodes were asked."""
+        """Begin a round in which `asked` nodes are asked."""
         self._state.asked += asked
         self._reasons.clear()
 
     def leave_out(self, server_round: int, node: int, reason: str) -> None:
-        """Count a node that is left out, and name it."""
+        """Count and log a node whose reply is left out."""
         self._traffic.failures += 1
         self._reasons.append(reason)
         log.warning("round %d: node %d left out: %s", server_round, node, in_one_line(reason))
 
     def end_round(self, server_round: int, used: int, replies: int) -> None:
-        """Count what was used. Raises `PayloadError` if for too long nothing was."""
+        """Count the used replies. Raises `PayloadError` after too many unusable rounds."""
         self._traffic.client_updates += used
         heals = any(HEALS in reason for reason in self._reasons)
         of_use = used or heals
@@ -80,13 +84,13 @@ class FailurePolicy:
             raise PayloadError(f"round {server_round}: {nobody_usable(self._reasons, replies)}")
 
     def end(self) -> None:
-        """Raise `PayloadError` if nodes were asked, and not one update was ever used."""
+        """Raise `PayloadError` if nodes were asked and no update was ever used."""
         if self._state.asked and not self._traffic.client_updates:
             raise PayloadError("no node has answered: the model is as it was")
 
 
 def nobody_usable(reasons: Iterable[str], replies: int) -> str:
-    """Return one line on a round of which no reply could be used: why, and what to do."""
+    """Return one line about a round without a usable reply: the reason, and what to do."""
     reason = Counter(reasons).most_common(1)[0][0]
     hint = next((hint for sign, hint in HINTS.items() if sign in reason), "")
     return f"not one of {replies} replies could be used: {reason}{hint and '; ' + hint}"

@@ -1,4 +1,4 @@
-"""Replies to a `CompressedGrid`: to which message each is, and whether it is of use."""
+"""Matches replies to a `CompressedGrid`'s messages, and checks whether they can be used."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ class Asked(NamedTuple):
     """What the server remembers of a message under way."""
 
     node: int
-    number: int
+    number: int  # the message's number, in its header
     kind: str  # the message's type
-    name: str  # of the record with the model
+    name: str  # name of the record with the model
     train: bool
     form: TensorSplit
-    start: Model  # what the node's update starts from
-    plain_bytes: int
-    natives: Mapping[str, NDArray[Any]] = {}  # of those beside a flat vector
+    start: Model  # the model that the node's update starts from
+    plain_bytes: int  # of the model as Flower sends it
+    natives: Mapping[str, NDArray[Any]] = {}  # native tensors beside a flat vector
     ties: Ties = ()  # copies that the message left out
 
 
 class InFlight:
-    """Messages that were sent with a model in them, until they are answered."""
+    """Messages with a model that were sent and not answered yet."""
 
     def __init__(self) -> None:
         self._sent: dict[str, Asked] = {}  # by the message's id
-        self._owing: dict[int, list[str]] = {}  # by node: messages to train, in order
+        self._owing: dict[int, list[str]] = {}  # by node: ids of messages to train, in order
 
     def add(self, messages: Iterable[Message], sent: Iterable[Asked | None]) -> list[str]:
-        """Remember messages that were sent, by the ids they have got; return these.
+        """Remember messages that were sent; return their ids, which the grid has set.
 
-        A grid leaves out a message to a node that is gone, and may return no id for it.
+        A grid drops a message to a node that is gone, and may return no id for it.
         """
         ids = [message.metadata.message_id for message in messages]
         added = {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
@@ -69,22 +69,22 @@ class InFlight:
     def owes(self, node: int) -> bool:
         """Return whether a node owes a reply to a message to train.
 
-        It replies in order: what it owes from before its last reply is lost.
+        A node replies in order, so a message from before its last reply counts as lost.
         """
         return node in self._owing
 
     def forget(self, nodes: set[int]) -> None:
-        """Forget nodes that are gone, and what they were sent."""
+        """Forget nodes that are gone, and the messages sent to them."""
         self._sent = {key: sent for key, sent in self._sent.items() if sent.node not in nodes}
         for node in nodes:
             self._owing.pop(node, None)
 
     def asked(self, reply: Message) -> Asked | None:
-        """Return what is known of the message that a reply answers."""
+        """Return what is remembered of the message that a reply answers; None if nothing."""
         return self._sent.get(reply.metadata.reply_to_message_id)
 
     def take(self, message_id: str) -> Asked | None:
-        """Return what is known of a message, and forget it."""
+        """Return what is remembered of a message, and forget the message."""
         found = self._sent.pop(message_id, None)
         if found is not None and message_id in (owed := self._owing.get(found.node, [])):
             del owed[: owed.index(message_id) + 1]
@@ -93,20 +93,22 @@ class InFlight:
         return found
 
 
-MOST_SIZE = 4  # times the bytes and tensors of the model sent: what a reply of others may hold
-LEAST_BYTES, LEAST_TENSORS = 1 << 18, 256  # that such a reply may hold, however small the model
+# A reply with other tensors may hold so many times the bytes and tensors of the model sent, and
+# for a small model at least so many bytes and tensors.
+MOST_SIZE = 4
+LEAST_BYTES, LEAST_TENSORS = 1 << 18, 256
 
 
 def expected(
     payload: bytes, sent: TensorSplit, *, whole: bool, named: bool, counts: Collection[str] = ()
 ) -> TensorSplit:
-    """Return the form in which a reply's payload must come, by its header where it names tensors.
+    """Return the form that a reply's payload must have; a named payload's header declares it.
 
-    `sent`: of the model that the node was sent; `counts`: names of tensors that were no floats at
-    first. Of a reply that names its tensors that tells which there are; those that were sent must
-    come in their type, or as floats of another width, and all in the part of the payload that the
-    link gives their type. Raises `PayloadError` for others, and for more than a reply may hold:
-    nothing is decoded before.
+    `sent`: the form of the model that the node was sent; `counts`: names of tensors that were no
+    floats at first. A payload that names its tensors may hold other tensors than those sent.
+    Tensors that were sent must keep their type, or be floats of another width. Each tensor must be
+    in the part of the payload that its type belongs to. Raises `PayloadError` otherwise, and for
+    more bytes or tensors than a reply may hold, before anything is decoded.
     """
     if not named:
         return form_of_models(sent) if whole else sent
@@ -130,18 +132,18 @@ def expected(
 
 
 def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Return a tensor's bytes, at least four an entry: as many as in the vector."""
+    """Return a tensor's bytes, counted as at least four per entry, as in the float32 vector."""
     return math.prod(shape) * (8 if dtype.endswith("64") else 4)
 
 
 def answered(
     update: Update, form: TensorSplit, sent: TensorSplit, start: Model, *, whole: bool
 ) -> Model:
-    """Return the model that a node's payload leads to.
+    """Return the node's model after its update.
 
-    `form`: of the payload, as `expected`; `sent`, `start`: of the model that the node was sent.
-    `whole`: the payload holds the model, not what has changed in it. Raises `PayloadError` for
-    values that no strategy can use.
+    `form`: the payload's form, from `expected`. `sent`, `start`: form and values of the model that
+    the node was sent. `whole`: the payload holds the model, not its change. Raises `PayloadError`
+    for values that no strategy can use.
     """
     if not whole and form is not sent:
         start = moved(start, sent, form)
@@ -157,7 +159,7 @@ def answered(
 
 
 def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:
-    """Raise `PayloadError` for infinity in a tensor of its own type, unless it was sent there."""
+    """Raise `PayloadError` for infinity in a native tensor where the sent tensor was finite."""
     before = {each.name: each.array for each in start}
     for each in own:
         if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
@@ -172,10 +174,10 @@ def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]
 
 
 def rebuilt(content: RecordDict, sent: Asked, names: Sequence[str]) -> RecordDict:
-    """Return what was asked for of a reply, under the names that it was asked by.
+    """Return a reply's content reduced to the model (to train) and the metrics asked for.
 
-    `names`: of the metrics; finite numbers all. Raises `PayloadError` for what lacks one, or holds
-    more than one model.
+    `names`: the metrics, which must be finite numbers. Raises `PayloadError` for a missing metric,
+    a loss below 0, an accuracy outside of [0, 1], and for a number of models other than one.
     """
     metrics = dict[str, Any]()
     for _, each in records(content, MetricRecord):
@@ -198,7 +200,7 @@ def rebuilt(content: RecordDict, sent: Asked, names: Sequence[str]) -> RecordDic
 def weight_of(content: RecordDict, key: str) -> float:
     """Return a node's weight.
 
-    Raises `PayloadError` for what would make the wrapped strategy give up the whole round.
+    Raises `PayloadError` for a reply that would make the wrapped strategy give up the whole round.
     """
     metrics = records(content, MetricRecord)
     if len(metrics) != 1:
@@ -213,7 +215,7 @@ def _usable_weight(weight: object, key: str) -> float:
 
 
 def expect_weight(content: RecordDict, key: str) -> None:
-    """Raise `PayloadError` for a weight, if there is one, that a strategy cannot divide by."""
+    """Raise `PayloadError` if a reply has a weight that a strategy cannot divide by."""
     for _, metrics in records(content, MetricRecord):
         if key in metrics:
             _usable_weight(metrics[key], key)
@@ -222,10 +224,11 @@ def expect_weight(content: RecordDict, key: str) -> None:
 def inconsistent(
     replies: Sequence[Message], asked: Sequence[Asked | None], weight: str
 ) -> dict[int, str]:
-    """Return which replies are not like what was asked, or like most others, by `id`, and why.
+    """Return the reasons, by the reply's `id`, for replies that differ from most others.
 
-    Only those to messages of one type with the same tensors are compared. `weight`: the metric that
-    weighs them; of two kinds of replies as many as each other, it is in the usual one.
+    Only replies to messages of one type with the same tensors are compared, see `unlike`.
+    `weight`: the metric with the node's weight. If two kinds of replies are equally frequent, the
+    kind that has this metric counts as usual.
     """
     groups: dict[tuple[str, Layout], tuple[Asked, list[Message]]] = {}
     for reply, sent in zip(replies, asked, strict=True):
@@ -245,21 +248,22 @@ NOT_REACHED = (  # errors that a grid makes in a node's place
 
 
 def count_received(replies: Sequence[Message]) -> int:
-    """Return how many replies nodes have sent: the others are a grid's."""
+    """Return how many replies come from nodes; a grid makes the others, which are errors."""
     return sum(not r.has_error() or r.error.code not in NOT_REACHED for r in replies)
 
 
 def count_used(replies: Sequence[Message], asked: Sequence[Asked | None]) -> int:
-    """Return how many replies hold an update that can be used."""
+    """Return how many replies hold a usable update."""
     pairs = zip(replies, asked, strict=True)
     return sum(sent is not None and sent.train and not r.has_error() for r, sent in pairs)
 
 
 def unlike(replies: Sequence[Message], sent: Asked, weight: str) -> dict[int, str]:
-    """Return which replies to messages alike are not like the others, by `id`, and why.
+    """Return the reasons, by `id`, for replies to similar messages that differ from the others.
 
-    What is usual is what was asked, if anybody has replied so; else what most have replied. To
-    train that is the tensors that were sent; replies without arrays are left out if any has some.
+    Replies to train should hold the tensors that were sent. If any reply does, those that do not
+    are left out; if any reply has arrays, those without are left out. Among the remaining replies
+    the most frequent names and lengths of records and metrics count as usual.
     """
     found, left = dict[int, str](), list(replies)
     with_arrays = [reply for reply in replies if records(reply.content, ArrayRecord)]
@@ -295,7 +299,7 @@ def _tensors(content: RecordDict) -> tuple[tuple[str, ...], tuple[tuple[int, ...
 
 
 def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
-    """Return what a strategy wants to be the same in all replies: names, types, shapes, lengths."""
+    """Return what a strategy needs to be equal in all replies: names, types, shapes, lengths."""
     found = set[tuple[object, ...]]()
     for name, record in content.items():
         type_ = type(record)

@@ -1,4 +1,4 @@
-"""Which updates handed to a strategy are in its model: told by the models that it sends next."""
+"""Infers which updates a strategy has applied from the models that it sends next."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from ..tensor_split import Model
 
 
 class Given(NamedTuple):
-    """What a node was given to train: 8 bytes that name the model, and the strategy's round."""
+    """What a node was given to train: the model's checksum, and the strategy's round."""
 
     model: bytes
-    round: int | None  # None: it says none
+    round: int | None  # None: the message says no round
 
 
 @dataclass
 class InferredAcksState:
-    """What each node was given last, and the models of the call before."""
+    """What each node was given last, and the checksums of the last call's models."""
 
     given: dict[int, Given] = field(default_factory=dict)
     last: set[bytes] = field(default_factory=set)
 
 
 def name_of(model: Model) -> bytes:
-    """Return bytes that name a model's values: those of its own types, too."""
+    """Return a checksum of all of a model's values: of its vector, and of its native tensors."""
     own = (xxh3_64_digest(each.array.tobytes()) for each in model.own)
     return checksum(model.vector) + b"".join(own)
 
 
 class InferredAcks:
-    """Settles what has become of nodes' updates, of strategies that do not say so themselves.
+    """Decides whether nodes' updates were applied, for strategies that do not report it.
 
-    A node's update counts as applied when the node is next sent another model, and as not applied
-    when it is sent the same one again; or when anybody is, in a later round of the strategy's: then
-    its round has come to nothing. (In the same round the strategy asks in batches.)
+    A node's update counts as applied when the node is next sent another model. It counts as not
+    applied when the node is sent the same model again, or when any node is sent it in a later round
+    of the strategy's: then the update's round has failed. The same model within one round says
+    nothing, because a strategy may ask its nodes in batches.
     """
 
     def __init__(self, receipts: AckTracker, state: InferredAcksState | None = None) -> None:
@@ -49,9 +50,9 @@ class InferredAcks:
         self._state = InferredAcksState() if state is None else state
 
     def give(self, messages: Iterable[Message], models: Mapping[int, Model]) -> None:
-        """Settle what these messages to train tell; note what their nodes are given.
+        """Settle pending updates from these messages to train; note what the nodes are given.
 
-        `models`: by the contents' ids.
+        `models`: the messages' models by their contents' `id`.
         """
         asked = [m for m in messages if id(m.content) in models and trains(m)]
         names = {key: name_of(models[key]) for key in {id(m.content) for m in asked}}
@@ -78,7 +79,7 @@ class InferredAcks:
             self._state.given.pop(node, None)
 
     def _give_up(self, given: Mapping[int, Given]) -> None:
-        """Settle updates of rounds that have come to nothing."""
+        """Settle updates of rounds that have failed as not applied."""
         latest = dict[bytes, int]()
         for each in given.values():
             latest[each.model] = max(each.round or 0, latest.get(each.model, 0))

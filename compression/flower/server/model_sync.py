@@ -1,4 +1,4 @@
-"""Two ways to bring nodes to the newest version: by differences, or by the steps they lack."""
+"""Two ways to bring nodes to the newest version: differences, or the server steps they lack."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from ..tensor_split import Model, TensorSplit, converted, form_of_models
 from ..tied_weights import Ties, narrowed, narrowed_model, told, widened, widened_model, without
 from .session import UNHEARD, ModelUpdate
 
-BUDGET = 512 << 20  # bytes of versions that the server keeps; beyond, nodes get the model whole
+BUDGET = 512 << 20  # bytes of stored versions; nodes of dropped versions get the whole model
 RAW = make_codec(quantizer="float32", coder="raw")
 
 
 @dataclass
 class DeltaSyncState:
-    """Versions by number, those used last at the end; their checksums, and those of their tensors'
-    names and shapes; how many there were, and how many models were encoded.
+    """State of `DeltaSync`.
+
+    `versions`: models by version number, the most recently used last. `checksums`: of these models.
+    `tensors`: fingerprints of their tensors. `count`: the last version's number. `encoded`: how
+    many models were encoded.
     """
 
     versions: dict[int, Vector] = field(default_factory=dict)
@@ -38,7 +41,7 @@ class DeltaSyncState:
 
 
 class Offered(NamedTuple):
-    """A model that is to be sent: see `DeltaSync.offer`."""
+    """The model to send next; see `DeltaSync.offer`."""
 
     model: Model
     form: TensorSplit
@@ -47,14 +50,14 @@ class Offered(NamedTuple):
 
 
 class DeltaSync:
-    """Encodes a model for each node: what has changed since its version, or whole.
+    """Encodes a model for each node: the change since the node's version, or the whole model.
 
-    The error of each encoding stays in the difference between a node's version and the model, and
-    so in the next difference: the server's own error feedback, without a memory beside the
-    versions. What is no change (BatchNorm's statistics, tensors of their own type) travels as it
-    is each time. Versions are numbered from 1, equal ones have the same number, and they are kept
-    while a node has them, those used last up to `BUDGET` bytes. Without a `codec`, or with one that
-    loses nothing, the model goes whole each time, and no node keeps it.
+    The error of an encoding stays in the difference between a node's version and the model, and so
+    enters the next difference. This is error feedback at the server that needs no memory beside the
+    versions. Values that are no changes (BatchNorm's statistics, native tensors) are sent exactly
+    each time. Versions are numbered from 1; equal models share a number. A version is stored while
+    a node has it, up to `BUDGET` bytes, the most recently used ones first. Without a `codec`, or
+    with a lossless one, each message holds the whole model, and no versions are stored.
     """
 
     skips = False
@@ -74,21 +77,22 @@ class DeltaSync:
         self._offered: Offered | None = None
 
     def offer(self, model: Model, form: TensorSplit, *, named: bool, ties: Ties = ()) -> None:
-        """Take a model for the parcels to come.
+        """Set the model that the next updates bring.
 
-        `model`: in the form in which it travels whole (`form_of_models`), `form`: in which its
-        changes do; `named`: for nodes that know no layout; `ties`: copies, which are left out.
+        `model`: its values in the form for whole models (`form_of_models`). `form`: the form for
+        its changes. `named`: payloads name their tensors, for nodes without a layout. `ties`:
+        copies, which are left out.
         """
         self._offered = Offered(model, form, named, ties)
 
     def knows(self, version: int) -> bool:
-        """Return whether a version is still there, and of the model on offer."""
+        """Return whether a version is still stored and has the offered model's tensors."""
         if self._offered is None:
             return False
         return self._state.tensors.get(version) == fingerprint(self._offered.form.layout)
 
     def parcel(self, base: int | None) -> ModelUpdate:
-        """Return the model on offer for nodes of version `base`."""
+        """Return the update that brings nodes of version `base` to the offered model."""
         assert self._offered is not None
         offered, codec = self._offered, self._codec
         self._state.encoded += 1
@@ -110,7 +114,7 @@ class DeltaSync:
 
     @property
     def _drawn(self) -> int:
-        """What a codec draws from: the models that were encoded so far, and the seed."""
+        """Seed of a codec that draws: the run's seed and the number of models encoded so far."""
         return (self._seed << 64) | self._state.encoded
 
     def _parcel_whole(self, offered: Offered) -> ModelUpdate:
@@ -123,7 +127,7 @@ class DeltaSync:
         return self._parcel(payload, converted(received, whole, form), offered, {})
 
     def _parcel_unheard(self, codec: Codec, offered: Offered) -> ModelUpdate:
-        """Return the model whole, its values quantized: there is nothing to send changes to."""
+        """Return the whole model with quantized values, for nodes whose version stays unknown."""
         model, form, named, ties = offered
         small = without(form, ties)
         values, own = narrowed_model(converted(model, form_of_models(form), form), form, ties)
@@ -144,16 +148,16 @@ class DeltaSync:
         return ModelUpdate(payload_record(payload), says, len(payload), received)
 
     def tidy(self, held: Iterable[int]) -> None:
-        """Drop versions that no node has, and the oldest beyond the budget: before encoding."""
+        """Drop versions that no node has, and the least recent beyond the budget."""
         for version in self._state.versions.keys() - set(held):
             self._drop(version)
         while self._bytes > BUDGET:
             self._drop(next(iter(self._state.versions)))
 
     def crowded(self, nodes: int) -> bool:
-        """Return whether it is time to tidy, for so many nodes that are sent messages one by one.
+        """Return whether to call `tidy`, with `nodes` nodes that are sent messages one by one.
 
-        Half of the versions there are would go, or the budget is exceeded.
+        At least half of the stored versions would be dropped, or the budget is exceeded.
         """
         return len(self._state.versions) > 2 * nodes or self._bytes > BUDGET
 
@@ -175,25 +179,26 @@ class DeltaSync:
 
 
 def of_models(codec: Codec | None) -> Codec | None:
-    """Return a method for models whole, with what a codec writes values with; None: with none.
+    """Return a codec for whole models with the quantizer and coder of a codec; None if unsuitable.
 
-    A quantizer that keeps their length is close enough for values that are no changes.
+    A quantizer that keeps the norm is precise enough for values that are no changes.
     """
     if codec is None or codec.quantizer.exact or not codec.quantizer.keeps_norm:
         return None
     return Codec(Dense(), codec.quantizer, codec.coder, exact_names=codec.exact_names)
 
 
-WORTH_IT = 1.1  # a dense update with its header is no reason for a snapshot yet
+WORTH_IT = 1.1  # updates may exceed a snapshot's size by 10 %: one dense update with its header
 
 
 class StepLogSync:
-    """The updates applied last, with their rates, kept for nodes that missed some of them.
+    """Stores the last applied updates with their rates, for nodes that lack some of them.
 
-    A node gets those that it lacks, with the rates they were applied at. It gets a snapshot, the
-    model and the optimiser's memory, if it has no replica yet, answered with an error, or lacks so
-    many that a snapshot is smaller. A node whose reply was lost may be ahead of what is known of
-    it: it leaves out what it has. `follow` False: every message carries the model, nodes keep none.
+    A node gets the updates that it lacks, with the rates at which they were applied. It gets a
+    snapshot (the model and the optimiser's state) if it has no replica yet, if it replied with an
+    error, or if it lacks so many updates that a snapshot is smaller. A node whose reply was lost
+    may have a later version than the server knows: it skips the updates that it has. `follow`
+    False: every message holds the model, and nodes have no replica.
     """
 
     skips = True
@@ -214,7 +219,7 @@ class StepLogSync:
         self._snapshot_bytes = sum(a.nbytes for a in floats)
 
     def add(self, payload: bytes, rate: float) -> None:
-        """Note the update that made the newest version (after the replica took the step)."""
+        """Store the update that made the newest version; call it after the replica's step."""
         self._cache.clear()
         if not self._follow:
             return
@@ -224,17 +229,17 @@ class StepLogSync:
             self._recent_bytes -= len(self.recent.popleft()[0])
 
     def knows(self, version: int) -> bool:
-        """Return whether all steps since a version are still there."""
+        """Return whether all updates since a version are still stored."""
         return self._replica.version - version <= len(self.recent)
 
     def parcel(self, base: int | None) -> ModelUpdate:
-        """Return what nodes of version `base` get; the same object for all of them."""
+        """Return the model update for nodes of version `base`; the same object for all of them."""
         if base not in self._cache:
             self._cache[base] = self._snapshot() if base is None else self._updates(base)
         return self._cache[base]
 
     def checksum(self) -> bytes:
-        """Return 8 bytes that every node's model must have."""
+        """Return the 8-byte checksum of the model, which every node's model must match."""
         return checksum(self._replica.model)
 
     def _updates(self, base: int) -> ModelUpdate:

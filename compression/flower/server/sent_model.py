@@ -1,4 +1,4 @@
-"""The model in what a strategy sends: which record it is, and how its changes travel."""
+"""Finds the model in a strategy's message, and decides how its tensors travel."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ log = getLogger("edgewire")
 
 @dataclass
 class ModelsState:
-    """`counts`: names of tensors that are no floats, or held infinities at first; `led_below`:
-    whether variances have led below 0; `tied`: by the names and shapes of a model's tensors, those
-    that have been copies of others ever since; `seen`: those of all models so far.
+    """State of `Models`.
+
+    `counts`: names of tensors that are no floats, or that held infinity at first. `led_below`:
+    whether a variance has been negative. `tied`: by a model's fingerprint, its tied tensors: those
+    that have been copies in all of its versions. `seen`: fingerprints of all models so far.
     """
 
     counts: set[str] = field(default_factory=set)
@@ -49,19 +51,20 @@ class ModelsState:
 
 
 class Found(NamedTuple):
-    """A model, how its changes travel, its bytes as Flower sends it, tensors beside its vector, and
-    which tensors are copies of others.
+    """A model, how its changes travel, and its bytes as Flower sends it.
+
+    `natives`: tensors beside a flat vector. `ties`: tensors that are copies of others.
     """
 
     form: TensorSplit
     model: Model
     plain_bytes: int
-    natives: Mapping[str, NDArray[Any]] = {}  # beside a flat vector
+    natives: Mapping[str, NDArray[Any]] = {}
     ties: Ties = ()
 
 
 def expect_no_old_api(content: RecordDict) -> None:
-    """Raise `ValueError` for a message of Flower's old API: its arrays are none of a model."""
+    """Raise `ValueError` for a message of Flower's old API: its arrays have no names."""
     if name := old_record(content):
         raise ValueError(
             f"CompressedGrid: the server is of Flower's old API (it sends {name!r}), of "
@@ -74,9 +77,9 @@ def expect_no_old_api(content: RecordDict) -> None:
 class Models:
     """Finds the model in a message's content: its first ArrayRecord.
 
-    `exact`: patterns of names of tensors that travel in their own type. `layout`: of a model that
-    is float32 alone, for nodes that know it; `plain_bytes`: of that one. `apart`: patterns of names
-    of tensors that are no copies of others.
+    `exact`: patterns of names of tensors that travel in their own type. `layout`: the layout of a
+    model of only float32, for nodes that know it; `plain_bytes`: that model's bytes as Flower sends
+    it. `apart`: patterns of names of tensors that never count as copies of others.
     """
 
     def __init__(
@@ -91,17 +94,17 @@ class Models:
         self._state, self._apart = state, apart
 
     def of(self, content: RecordDict, *, first: bool) -> Found | None:
-        """Return the model in a content, None if there is none; `first`: none was sent before.
+        """Return the model in a content, None if there is none; `first`: it is the run's first.
 
-        Raises `ValueError` for a record that has the link's name, or an `exact` without a tensor,
-        and `PayloadError` for a first model with NaN in it.
+        Raises `ValueError` for a record with the header's name, and for a pattern in `exact` that
+        matches no tensor. Raises `PayloadError` for a first model with NaN in it.
         """
         expect_no_old_api(content)
         there = records(content, ArrayRecord)
         if not there or payload_of(content) is not None:
             return None
         if self._layout is None and there[0][1] and not holds_floats(there[0][1]):
-            return None  # trees, say: it travels as it is
+            return None  # for example trees: the record travels uncompressed
         if NOTE in content:
             raise ValueError(f"a message's record {NOTE!r} is the link's: give yours another name")
         found = self._in(there[0][1], first)
@@ -120,9 +123,9 @@ class Models:
         return Found(form, model, flower_bytes(arrays), ties=self._ties(form, model))
 
     def _ties(self, form: TensorSplit, model: Model) -> Ties:
-        """Return which tensors are copies: of a model's first ones, those that have been all along.
+        """Return which tensors are tied: copies in the model's first version and in all since.
 
-        What was untied once stays so: it would be equal by chance.
+        A tensor that differed once is never tied again: later equality would be chance.
         """
         key = fingerprint(form.whole)
         if (ties := self._state.tied.get(key)) is None:
@@ -133,9 +136,9 @@ class Models:
     def _patterns(self, arrays: ArrayRecord, layout: Layout, first: bool) -> tuple[str, ...]:
         """Return the patterns of names of tensors that travel in their own type.
 
-        Among them is what was no float at first: a strategy's mean makes float64 of integers. So is
-        what was infinite in the first model of these tensors, a mask of attention, say: later on
-        that would be a divergence.
+        They include tensors that were no floats at first, because a strategy's mean makes float64
+        of integers. They also include tensors with infinity in the first model, for example an
+        attention mask. Infinity that appears later is a divergence.
         """
         if first:
             expect_matches(layout, self._exact)
@@ -148,9 +151,9 @@ class Models:
         return (*self._exact, *made)
 
     def _note_infinite(self, arrays: ArrayRecord, layout: Layout) -> None:
-        """Let tensors of floats travel in their own type if they hold infinity; say so.
+        """Let tensors of floats travel in their own type if they hold infinity, and warn of it.
 
-        Raises `PayloadError` for NaN, of which no payload is made.
+        Raises `PayloadError` for NaN, which no payload can hold.
         """
         found = set[str]()
         for name, dtype in zip(layout.names, layout.dtypes, strict=True):

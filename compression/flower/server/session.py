@@ -1,4 +1,4 @@
-"""The server's end of the dialogue: which version each node has, what is applied, what is told."""
+"""The server's session with its nodes: which version each has, and which updates are applied."""
 
 from __future__ import annotations
 
@@ -32,41 +32,42 @@ from ..traffic import Traffic, reason_of
 
 
 class ModelUpdate(NamedTuple):
-    """What a message carries of the model."""
+    """The payloads that bring a node to the newest model, and their header fields."""
 
     arrays: ArrayRecord  # of payloads
     note: Mapping[str, Any]  # fields of `DownlinkHeader`: version, base, rates, checksum
     size: int  # bytes of all payloads
-    received: Model | None = None  # what the node then has, where the way has worked it out
+    received: Model | None = None  # the node's model after decoding, if it was computed
 
 
 class ModelSync(Protocol):
-    """How a node is brought to the newest version: by differences, or by the steps that it lacks.
+    """How a node gets the newest version: by differences, or by the steps that it lacks.
 
-    `skips`: a node leaves out what it has already, so that it can be sent the same again before
-    anybody knows whether it has read it.
+    `skips`: a node ignores steps that it has already, so the server may send them again before the
+    node has confirmed them.
     """
 
     skips: bool
 
     def knows(self, version: int) -> bool:
-        """Return whether a parcel can build on this version."""
+        """Return whether a model update can build on this version."""
 
     def parcel(self, base: int | None) -> ModelUpdate:
-        """Return what nodes of version `base` get; one object for all of them.
+        """Return the model update for nodes of version `base`; one object for all of them.
 
-        None: of no version; `UNHEARD`: nor will be known of one, as nodes do not reply.
+        None: the node has no version. `UNHEARD`: neither will it confirm one, as it never replies.
         """
 
 
-UNHEARD = -1  # in place of the version of a node that has not replied
-SILENT = 2  # models that a node was sent without a word, after which it counts as such a one
+UNHEARD = -1  # stands for the version of a node that never replies
+SILENT = 2  # a node counts as such after so many models without a reply
 
 
 @dataclass
 class VersionTrackerState:
-    """By node: the version it confirmed last, and the one that it should confirm; how many
-    versions it was sent since it confirmed one.
+    """By node: `has`, the version it confirmed last; `sent`, the version it should confirm next.
+
+    `unheard`: how many versions it was sent since it confirmed one.
     """
 
     has: dict[int, int] = field(default_factory=dict)
@@ -75,39 +76,39 @@ class VersionTrackerState:
 
 
 class VersionTracker:
-    """What nodes have said that they have; a node of which nobody knows gets the model whole."""
+    """Tracks the versions that nodes have confirmed; a node without one gets the whole model."""
 
     def __init__(self, way: ModelSync, state: VersionTrackerState | None = None) -> None:
         self.way = way
         self._state = VersionTrackerState() if state is None else state
 
     def base_of(self, node: int) -> int | None:
-        """Return the version on which a message to the node can build; None: on none."""
+        """Return the version on which a message to the node can build; None if there is none."""
         base = self._state.has.get(node)
         return base if base is not None and self.way.knows(base) else None
 
     def silent(self, node: int) -> bool:
-        """Return whether a node was sent several models that it does not skip, without a word."""
+        """Return whether a node was sent several models, and has not replied to any of them."""
         return self._state.unheard.get(node, 0) >= SILENT and not self.way.skips
 
     def send(self, node: int, parcel: ModelUpdate) -> None:
-        """Note what goes to a node."""
+        """Note that a model update is sent to a node."""
         version = parcel.note.get("version")
         if not self.way.skips:
-            self._state.has.pop(node, None)  # until it answers nobody knows which it has
+            self._state.has.pop(node, None)  # its version is unknown until it replies
         if version is not None:
             self._state.sent[node] = version
             self._state.unheard[node] = self._state.unheard.get(node, 0) + 1
 
     def confirm(self, node: int, version: int | None) -> None:
-        """Note which version a node says it has, if it is the one it was sent."""
+        """Note that a node has a version, if that is the one it was sent."""
         sent = self._state.sent.pop(node, None)
         if sent is not None and version == sent:
             self._state.has[node] = sent
             self._state.unheard.pop(node, None)
 
     def lose(self, node: int) -> None:
-        """Note that nobody knows what a node has: it gets the model whole next."""
+        """Note that a node's version is unknown: it gets the whole model next."""
         self._state.has.pop(node, None)
         self._state.sent.pop(node, None)
 
@@ -123,13 +124,14 @@ class VersionTracker:
         return {*self._state.has.values(), *self._state.sent.values()}
 
 
-SPARE = 1000  # nodes that may be gone without being forgotten, however few live
-# a content's id, the node's version, what is applied, whether it lacks the native tensors
+SPARE = 1000  # so many nodes that are gone are remembered at least
+# Key of an encoded message: the content's id, the node's version, its last applied reply, whether
+# it lacks the initial native tensors.
 Key = tuple[int, int | None, int | None, bool]
 
 
 class Encoded(NamedTuple):
-    """A content as it is sent, what it carries of the model, and its bytes."""
+    """An encoded content, its model update, and its bytes."""
 
     content: RecordDict
     parcel: ModelUpdate
@@ -137,7 +139,7 @@ class Encoded(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A node's update, sparse as it was sent, what it measured, the native tensors it has now."""
+    """A node's update (sparse, as sent), its metrics, and its native tensors."""
 
     update: Update
     metrics: MetricRecord
@@ -146,8 +148,10 @@ class Received(NamedTuple):
 
 @dataclass
 class ServerSessionState:
-    """What the server knows of its nodes; `asked`: all that it was ever of; `given`: those that
-    were sent the native tensors with which the run began.
+    """What the server knows about its nodes.
+
+    `asked`: all nodes that were sent a message, except forgotten ones. `given`: nodes that were
+    sent the initial native tensors.
     """
 
     asked: set[int] = field(default_factory=set)
@@ -156,11 +160,11 @@ class ServerSessionState:
     receipts: AckTrackerState = field(default_factory=AckTrackerState)
 
     def go_back(self, along: Collection[int] = ()) -> None:
-        """Note that nodes may have gone on since: on versions that this server does not know.
+        """Note that the server resumes from a checkpoint, and its nodes may have later versions.
 
-        They get the model whole. Which of their replies are applied is known as it was: of those
-        that came later a node puts its last one back. Nodes that go back `along` with the server
-        have what it knows that they have.
+        These nodes get the whole model. The server still knows which of their replies are applied
+        in its model; if a node's last reply came later, the node adds it back to its residual.
+        Nodes that resume `along` with the server have the versions that the server remembers.
         """
         for kept in (self.ledger.has, self.ledger.sent):
             for node in kept.keys() - set(along):
@@ -170,9 +174,9 @@ class ServerSessionState:
 class ServerSession:
     """Brings nodes to the newest model, tells them what was applied, and reads their replies.
 
-    `layout`: of the model, where all nodes have the same. `plain_bytes`: of the model as Flower
-    sends it without compression. `uplink`: of the nodes; else any method is
-    accepted. `initial`: native tensors as the run begins with them.
+    `layout`: the model's layout, if all nodes have the same. `plain_bytes`: the model's bytes as
+    Flower sends it without compression. `uplink`: the nodes' codec; None accepts any method.
+    `initial`: the native tensors at the start of the run.
     """
 
     def __init__(
@@ -201,10 +205,10 @@ class ServerSession:
         note: DownlinkHeader,
         natives: Mapping[str, NDArray[Any]] = {},
     ) -> list[tuple[Message, ModelUpdate]]:
-        """Return a message of type `kind` for each node, with the newest model, and its parcel.
+        """Return, for each node, a message of type `kind` with the newest model, and its update.
 
-        `orders`: what the ClientApp is told; `natives`: native tensors as they are now. Nodes alike
-        share one content.
+        `orders`: the configuration for the ClientApp. `natives`: the current native tensors. Nodes
+        with the same version share one content.
         """
         config = filled(ConfigRecord, orders)
         content = filled(RecordDict, {"arrays": None, "config": config})
@@ -230,11 +234,11 @@ class ServerSession:
         decided: bool = True,
         natives: Mapping[str, NDArray[Any]] = {},
     ) -> Encoded:
-        """Return a content for a node, its record `name` a parcel: it is sent, and counted.
+        """Return a content for a node with a model update as record `name`; count it as sent.
 
-        `plain_bytes`: what Flower would have sent in place of the parcel; `decided`: what has
-        become of all that the node has sent; else it is told nothing of that. `natives`: native
-        tensors as they are now.
+        `plain_bytes`: the bytes that Flower would send in place of the payloads. `decided`: it is
+        known which of the node's replies are applied; otherwise the header does not say it.
+        `natives`: the current native tensors.
         """
         base = self.ledger.base_of(node)
         if base is None and self.ledger.silent(node):
@@ -263,7 +267,7 @@ class ServerSession:
     def _with_natives(
         self, parcel: ModelUpdate, natives: Mapping[str, NDArray[Any]], lacks: bool
     ) -> ModelUpdate:
-        """Return a parcel with payloads of native tensors, if the model has such."""
+        """Return a model update with payloads of native tensors, if the model has any."""
         if not self.initial.arrays:
             return parcel
         arrays = parcel.arrays
@@ -277,10 +281,10 @@ class ServerSession:
         return parcel._replace(arrays=arrays, note=note)
 
     def gone(self, living: Callable[[], Collection[int]]) -> set[int]:
-        """Forget nodes that are not there, once they are more than those that are; return them.
+        """Forget absent nodes once they outnumber the present ones; return them.
 
-        Before that a node that is away may come back to what is known of it. `living`: returns the
-        nodes that are there; it is not called as long as they are few.
+        Until then an absent node may come back and still be known. `living`: returns the present
+        nodes; it is not called while the server knows few nodes.
         """
         if len(self._asked) <= self._many:
             return set()
@@ -296,13 +300,13 @@ class ServerSession:
         return found
 
     def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> UplinkHeader:
-        """Return what a node's reply says beside arrays; `asked`: the number of its message.
+        """Return the header of a node's reply; `asked`: the number of its message.
 
-        The message tells the node: who else makes an error in its place may give another.
+        `node` comes from the message: an error that a grid makes for a node may name another.
 
-        The bytes of its content are counted: they have crossed the link, used or not;
-        `plain_bytes`: what Flower would have sent. Raises `PayloadError` for an error, and for the
-        reply to another message, sent again.
+        Counts the content's bytes, whether the reply is used or not. `plain_bytes`: the bytes that
+        Flower would have sent. Raises `PayloadError` for an error, for a wrong number of payloads,
+        and for a reply to another message.
         """
         if reply.has_error():
             self.ledger.lose(node)
@@ -322,10 +326,10 @@ class ServerSession:
         return note
 
     def read(self, reply: Message, node: int, asked: int, measured: Iterable[str] = ()) -> Received:
-        """Return a node's update; whether it is applied is for `receipts.applied` to say.
+        """Return a node's update, which stays pending until `receipts.applied` is called.
 
-        `asked`: the number of its message; `measured`: metrics that must be finite. Raises
-        `PayloadError`, with the reason, for what cannot be used.
+        `asked`: the number of its message. `measured`: metrics that must be finite. Raises
+        `PayloadError`, with the reason, for a reply that cannot be used.
         """
         note, content = self.opened(reply, node, asked, self.plain_bytes), reply.content
         found, metrics = payload_of(content), next(iter(records(content, MetricRecord)), None)
@@ -337,7 +341,7 @@ class ServerSession:
             raise PayloadError("its number of samples must be above 0, below 2^63")
         for name in measured:
             number(metrics[1], name)
-        assert self.layout is not None  # who reads updates knows the model
+        assert self.layout is not None  # a caller of `read` has given a layout
         update = self.decode(node, found[1], note.sequence or 0, self.layout)
         natives = self.initial.all(native_payload(content)) if self.initial.arrays else {}
         return Received(update, metrics[1], natives)
@@ -350,7 +354,7 @@ class ServerSession:
         layout: Layout,
         own: tuple[int, ...] = (),
     ) -> Update:
-        """Decode a node's update, as `AckTracker.decode` does; its entries are counted."""
+        """Decode a node's update as `AckTracker.decode` does; count its entries."""
         update = self.receipts.decode(node, payload, sequence, layout, own)
         self.traffic.uplink_entries += len(update.values)
         self.traffic.uplink_entries_whole += update.layout.size

@@ -1,7 +1,7 @@
-"""Keeps what no optimiser may step out of a strategy's sight: statistics, integers.
+"""Hides from a strategy the tensors that no optimiser may step: statistics, integers.
 
-A strategy's optimiser would lead them anywhere: a variance below zero makes the model NaN. Here
-each entry stays between the smallest and the largest that nodes reported.
+A strategy's optimiser could make a variance negative, and the model NaN. This wrapper averages such
+tensors itself: each entry stays between the smallest and the largest value that nodes reported.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from .inbox import weight_of
 
 
 def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:
-    """Return the weighted mean in the arrays' own type, within what they hold.
+    """Return the weighted mean in the arrays' own type, between their minimum and maximum.
 
-    Integers are rounded; where all agree it is their value to the last bit.
+    Integers are rounded. An entry on which all arrays agree keeps its exact value.
     """
     low, high = np.minimum.reduce(values), np.maximum.reduce(values)
     kind = values[0].dtype
     wide: Any = np.float64 if kind.kind in "fb" else np.longdouble
     total = np.zeros(values[0].shape, dtype=wide)
-    shares = np.asarray(weights) / np.max(weights)  # a sum of weights may be beyond float64
+    shares = np.asarray(weights) / np.max(weights)  # the sum of weights may overflow float64
     for value, share in zip(values, shares / np.sum(shares), strict=True):
-        if share:  # infinity times 0 is no number
+        if share:  # infinity times 0 is NaN
             total += value.astype(wide) * wide(share)
     if kind.kind == "b":
         return np.asarray(total >= 0.5)
     if kind.kind in "iu":
         total = np.rint(total)
     low_wide, high_wide = low.astype(wide), high.astype(wide)
-    total = np.where(total == total, total, low_wide)  # infinities of both signs
+    total = np.where(total == total, total, low_wide)  # infinities of both signs sum to NaN
     inside = np.clip(total, low_wide, high_wide).astype(kind)
     mixed: NDArray[Any] = np.where(low == high, low, np.clip(inside, low, high))
     return mixed
 
 
 def median(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the median of each entry, the lower one of two: always a value that was sent."""
+    """Return the median of each entry, the lower one of two, so always a value that was sent."""
     stacked = np.stack(values)
     middle = (len(stacked) - 1) // 2
-    return np.asarray(np.partition(stacked, middle, axis=0)[middle])  # of 0-d it is a scalar
+    return np.asarray(np.partition(stacked, middle, axis=0)[middle])  # asarray: 0-d is a scalar
 
 
 ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
@@ -81,27 +81,27 @@ UNCOVERED = (
     "differential privacy covers what the strategy sees, and not BatchNorm's running statistics, "
     "integers or exact tensors: take a model without (GroupNorm, LayerNorm)"
 )
-STATISTICS = ""  # names them in the rest of a flat model; no tensor has that name
+STATISTICS = ""  # their name in the rest of a flat model; no tensor has this name
 
 
 class Cut(NamedTuple):
-    """A model's record in two: what a strategy sees, and the rest."""
+    """A model's record cut in two: the tensors that a strategy sees, and the rest."""
 
     seen: ArrayRecord
     rest: dict[str, Array]
 
 
 class StatisticsAveraging(Strategy):
-    """Wraps a strategy, which then sees trained tensors alone.
+    """Wraps a strategy, which then sees only trained tensors.
 
-    BatchNorm's running statistics, tensors that are no floats, and those whose names match a
-    pattern in `exact` are mixed of what the nodes report: their mean, by the nodes' weights. A
-    robust strategy (Krum, median, trimmed mean, ...) takes nothing but values that nodes sent, and
-    does so to be safe from some of them: it sees float32 statistics itself, and the rest is mixed
-    by the median. `layout`: of a model that comes as one flat vector.
+    The wrapper averages the other tensors itself, by the nodes' weights: BatchNorm's running
+    statistics, tensors that are no floats, and those whose names match a pattern in `exact`. A
+    robust strategy (Krum, median, trimmed mean, ...) protects against bad values from some nodes.
+    So it sees float32 statistics itself, and the wrapper uses the median of the other tensors.
+    `layout`: the layout of a model that is one flat vector.
 
-    The wrapped strategy's own `start`, if it has one, is not called. Raises `TypeError` for what is
-    no strategy of the message API; `configure_train` raises `ValueError` for a model with such
+    A `start` method of the wrapped strategy's own is not called. Raises `TypeError` for anything
+    but a strategy of the message API. `configure_train` raises `ValueError` for a model with such
     tensors under a wrapper of differential privacy, whose noise would not cover them.
     """
 
@@ -120,7 +120,7 @@ class StatisticsAveraging(Strategy):
         wrapped = _wrapped_by(strategy)
         self._robust = isinstance(wrapped[-1], ROBUST)
         self._private = any(isinstance(each, PRIVATE) for each in wrapped)
-        self._sent: dict[str, NDArray[Any]] = {}  # native tensors, under a wrapper of privacy
+        self._sent: dict[str, NDArray[Any]] = {}  # native tensors sent, if the strategy is private
 
     def summary(self) -> None:
         """Log the wrapped strategy's summary."""
@@ -129,7 +129,7 @@ class StatisticsAveraging(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure with the wrapped strategy; add the rest to what it sends."""
+        """Configure with the wrapped strategy; add the hidden tensors to its messages."""
         cut = self._cut(arrays)
         if self._private and self._values(layout_of(arrays) if self._layout is None else None):
             raise ValueError(UNCOVERED)
@@ -141,7 +141,7 @@ class StatisticsAveraging(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As `configure_train`, for evaluation at the nodes."""
+        """Do as `configure_train`, for evaluation at the nodes."""
         cut = self._cut(arrays)
         return self._whole(
             self.strategy.configure_evaluate(server_round, cut.seen, config, grid), arrays, cut.rest
@@ -150,14 +150,14 @@ class StatisticsAveraging(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate what the wrapped strategy sees; mix the rest."""
+        """Aggregate with the wrapped strategy; average the hidden tensors."""
         shown, reports, weights, order = list[Message](), list[dict[str, Array]](), [], None
         for reply in replies:
             if not reply.has_error() and len(found := records(reply.content, ArrayRecord)) == 1:
                 name, arrays = found[0]
                 try:
                     weights.append(weight_of(reply.content, self.weighted_by_key))
-                except PayloadError as error:  # a mean of these would be none
+                except PayloadError as error:  # no mean can use this weight
                     shown.append(with_content(reply, None, Error(ErrorCode.UNKNOWN, str(error))))
                     continue
                 cut, order = self._cut(arrays), arrays
@@ -180,7 +180,7 @@ class StatisticsAveraging(Strategy):
         return self.strategy.aggregate_evaluate(server_round, replies)
 
     def _values(self, layout: Layout | None) -> list[str]:
-        """Return the names of tensors that are values, of a record of named arrays, or flat."""
+        """Return the names of the tensors that the wrapper averages itself."""
         layout = layout or self._layout
         assert layout is not None
         expect_matches(layout, self.exact)
@@ -204,7 +204,7 @@ class StatisticsAveraging(Strategy):
         return Cut(flat_record(parts.gather(vector)), beside)
 
     def _joined(self, order: ArrayRecord, seen: ArrayRecord, rest: dict[str, Array]) -> ArrayRecord:
-        """Return a whole model's record, its tensors in the order and types of another."""
+        """Return the record of a whole model, its tensors in the order and types of `order`."""
         if self._layout is None:
             return ArrayRecord(
                 {n: rest[n] if n in rest else _typed(seen[n], order[n]) for n in order}
@@ -219,7 +219,7 @@ class StatisticsAveraging(Strategy):
     def _whole(
         self, messages: Iterable[Message], order: ArrayRecord, rest: dict[str, Array]
     ) -> list[Message]:
-        """Return messages with the rest in them; those that share a content share it still."""
+        """Return messages with the rest added; messages that shared a content still share one."""
         messages, whole = list(messages), dict[int, RecordDict]()
         contents = [message.content for message in messages]  # kept alive: ids stay unique
         for message, content in zip(messages, contents, strict=True):

@@ -1,4 +1,4 @@
-"""Screens updates before a strategy sees them: by their length, and by what weighs them."""
+"""Screens updates before a strategy sees them: by their length, their statistics, their weight."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ from ..tensor_split import (
 from .inbox import Asked
 
 log = getLogger("edgewire")
-LEAST = 3  # nodes whose lengths say what is usual
-FLOOR = 0.2  # standard deviations: the usual move of statistics at the least
-RECENT = 15  # nodes whose last reports say where statistics are
-REACH = 10.0  # times the model's own length: what an update may move it while nobody knows that
+LEAST = 3  # the least number of nodes that determine what is usual
+FLOOR = 0.2  # the least usual move of statistics, in standard deviations
+RECENT = 15  # the most nodes whose last reports determine where statistics are
+REACH = 10.0  # while the usual length is unknown: the longest update, in lengths of the model
 
 
 @dataclass(frozen=True)
 class Screening:
-    """What is refused, and what is made smaller; None: nothing is.
+    """Options of screening; None switches a check off.
 
-    `refuse`, `clip`: an update longer than so many times the usual length is left out, or shortened
-    to it; `weight`: so many times the usual weight is the most that a node has. Usual is the median
-    of what each node sent last, of lengths the largest there was: late in a run updates are short,
-    and now and then a mini-batch gives one as at its beginning. `statistics`: BatchNorm's running
-    statistics that are so many times as far from the other nodes' as they usually move are refused
-    (`StatisticsScreen`; `clip` shortens them likewise). `equal`: all nodes weigh the same, whatever
-    they say. Raises `ValueError` for factors below 1.
+    `refuse`: an update longer than so many times the usual length is left out. `clip`: an update
+    longer than so many times the usual length is shortened to that. `weight`: a node's weight is at
+    most so many times the usual weight. The usual value is the median of what each node sent last.
+    For lengths it is the largest such median so far: late in a run updates are short, but now and
+    then a mini-batch gives one as long as at the beginning. `statistics`: BatchNorm's running
+    statistics are refused if their distance from the other nodes' exceeds so many times the usual
+    move (`StatisticsScreen`; `clip` shortens them likewise). `equal`: all nodes have the same
+    weight. Raises `ValueError` for factors below 1.
     """
 
     refuse: float | None = 100.0
@@ -63,9 +64,11 @@ class Screening:
 
 @dataclass
 class UpdateFilterState:
-    """By node: the length of its last update that was used, its last weight, and that of its last
-    evaluation; the usual length so far (0: not known), and how many were used since it was worked
-    out. `origin`: the length of the model that the first update was of.
+    """State of `UpdateFilter`.
+
+    By node: `lengths`, of its last used update; `weights`, its last weight; `evaluations`, the
+    weight of its last evaluation. `usual`: the usual length so far (0: unknown). `since`: updates
+    used since `usual` was computed. `origin`: the length of the first update's model.
     """
 
     lengths: dict[int, float] = field(default_factory=dict)
@@ -83,14 +86,12 @@ def length(*parts: Vector) -> float:
 
 
 class Lengths(NamedTuple):
-    """How far an update has moved a model: its vector without statistics, and its tensors of their
-    own type; its statistics, and those that were sent, float32 (s,).
-    """
+    """How far an update has moved a model, and its statistics."""
 
-    vector: float
-    beside: float
-    statistics: Vector
-    sent: Vector
+    vector: float  # length of the change of the vector, without statistics
+    beside: float  # length of the change of native tensors, without statistics
+    statistics: Vector  # the reply's, float32 (s,)
+    sent: Vector  # those that were sent, float32 (s,)
 
 
 def lengths(form: TensorSplit, model: Model, asked: TensorSplit, start: Model) -> Lengths | None:
@@ -119,9 +120,9 @@ def _distance(new: NDArray[Any], old: NDArray[Any]) -> float:
 
 
 class UpdateFilter:
-    """Knows what is usual, from the updates that were used; one a node, so that none is loud.
+    """Learns the usual length of updates from the used ones, one per node.
 
-    `floor`: what is usual at the least.
+    `floor`: the least usual length.
     """
 
     def __init__(
@@ -133,11 +134,11 @@ class UpdateFilter:
         self._options = Screening() if options is None else options
         self._floor = floor
         self._state = UpdateFilterState() if state is None else state
-        self._now = 0.0  # the usual length in a round of nodes not heard before
+        self._now = 0.0  # the usual length in a first round, before `usual` is known
 
     @property
     def knows(self) -> bool:
-        """Whether it is known what is usual: else look at all of a round's before the first."""
+        """Whether the usual length is known; otherwise call `observe` with a round's updates."""
         return len(self._state.lengths) >= LEAST
 
     @property
@@ -146,16 +147,16 @@ class UpdateFilter:
         return self._options.equal
 
     def observe(self, lengths: Iterable[float]) -> None:
-        """Take the lengths of a round's updates, while too few were used to know what is usual."""
+        """Take the lengths of a round's updates while too few were used to know what is usual."""
         found = [*self._state.lengths.values(), *lengths]
         few = len(found) < LEAST or self.knows
         self._now = 0.0 if few else max(median_of(found), self._floor)
 
     def clip_factor(self, node: int, long: float, model: Vector | None, rate: float = 1.0) -> float:
-        """Return the factor by which a node's update is to be shortened, at most 1: it is used.
+        """Return the factor, at most 1, that shortens a node's update; count the update as used.
 
-        `long`: its length, and `rate`: by which it would change the `model` (None: who knows).
-        Raises `PayloadError` for one that is refused.
+        `long`: the update's length. `model`: the model that the update changes, at the rate `rate`
+        (None: unknown). Raises `PayloadError` for an update that is refused.
         """
         usual, options = max(self._state.usual, self._now), self._options
         if not math.isfinite(long):
@@ -175,7 +176,7 @@ class UpdateFilter:
         return share
 
     def _reach(self, model: Vector) -> float:
-        """Return the first model's length, at least 1: what nobody knows cannot make it grow."""
+        """Return the first model's length, at least 1; later models do not change it."""
         self._state.origin = self._state.origin or max(length(model), 1.0)
         return self._state.origin
 
@@ -190,9 +191,9 @@ class UpdateFilter:
     def cap_weights(
         self, weights: dict[int, float], *, evaluated: bool = False
     ) -> dict[int, float]:
-        """Return nodes' weights, none above its limit; they are what is usual from now on.
+        """Return the nodes' weights, limited; store the given ones for the usual weight.
 
-        `evaluated`: of evaluations, of which others are usual than of updates.
+        `evaluated`: the weights are of evaluations, which have a usual weight of their own.
         """
         if self._options.equal:
             return dict.fromkeys(weights, 1.0)
@@ -220,10 +221,12 @@ def median_of(values: Iterable[float]) -> float:
 
 @dataclass
 class StatisticsState:
-    """By node, those that were used last at the end: the last statistics (s,), and how far they had
-    moved. `usual`: the usual move so far (0: not known), `centre`: where statistics are; `since`:
-    how many were used since both were worked out. `names`: of the statistics; `origin`: the length
-    of the model that the first were of.
+    """State of `StatisticsScreen`.
+
+    By node, the most recent last: `reports`, its last statistics (s,); `moves`, how far they had
+    moved. `usual`: the usual move so far (0: unknown). `centre`: where statistics are. `since`:
+    reports used since both were computed. `names`: the statistics' names. `origin`: the length of
+    the model that the first statistics belonged to.
     """
 
     names: list[str] = field(default_factory=list)
@@ -236,11 +239,11 @@ class StatisticsState:
 
 
 class StatisticsScreen:
-    """Knows where statistics are: at the median of what the nodes have reported last.
+    """Screens running statistics by their distance from the median of the nodes' last reports.
 
-    How far a node may be from there is measured by the usual move, the median over nodes of how far
-    one message's training moves what it was sent: the largest such median so far, as of updates.
-    The server's own statistics tell neither: at first they are 0 and 1, whatever the model.
+    The unit of distance is the usual move: the median over nodes of how far one message's training
+    moves the statistics that were sent, and of these medians the largest so far. The server's own
+    statistics say nothing about either, because they are 0 and 1 at first for any model.
     """
 
     def __init__(
@@ -248,16 +251,17 @@ class StatisticsScreen:
     ) -> None:
         self._options = Screening() if options is None else options
         self._state = StatisticsState() if state is None else state
-        self._now = 0.0, np.zeros(0, np.float32)  # in a round of nodes not heard before
-        self._left = 0  # of that round's reports
+        # Usual move and centre in a first round, before both are known; reports left in that round.
+        self._now = 0.0, np.zeros(0, np.float32)
+        self._left = 0
 
     @property
     def knows(self) -> bool:
-        """Whether it is known where statistics are: else look at all of a round's first."""
+        """Whether the usual statistics are known; otherwise call `observe` with a round's."""
         return len(self._state.reports) >= LEAST
 
     def observe(self, layout: Layout, found: Iterable[tuple[Vector, Vector]]) -> None:
-        """Take a round's statistics, with those that were sent, while too few are known."""
+        """Take a round's pairs of reported and sent statistics while too few are known."""
         self._begin(layout)
         reports = list(found)
         self._left = 0
@@ -271,10 +275,11 @@ class StatisticsScreen:
     def taken(
         self, node: int, layout: Layout, report: Vector, sent: Vector, model: Vector | None
     ) -> Vector:
-        """Return a node's statistics as they are to be used, (s,): as it reports them, or nearer.
+        """Return the statistics to use for a node, (s,): its report, or nearer to the centre.
 
-        `layout`: of the statistics; `sent`: what the node began with; `model`: they are part of
-        (None: who knows). Raises `PayloadError` for those that are refused.
+        `layout`: the statistics' layout. `sent`: the statistics that the node started from.
+        `model`: the model that they belong to (None: unknown). Raises `PayloadError` for statistics
+        that are refused.
         """
         if not layout.size:
             return report
@@ -287,7 +292,7 @@ class StatisticsScreen:
             self._used(node, report, scale.distance(report, sent, sent), scale)
             return report
         far, before = (scale.distance(each, centre, centre) for each in (report, sent))
-        # Who was sent statistics that others have led astray may come back from there.
+        # A node that was sent bad statistics of others may report any that are nearer.
         most = max((options.statistics or math.inf) * usual, before)
         if options.statistics is not None and far > most:
             raise PayloadError(
@@ -300,14 +305,14 @@ class StatisticsScreen:
         return report
 
     def _begin(self, layout: Layout) -> None:
-        """Begin anew with another model's."""
+        """Reset the state if the statistics belong to another model."""
         if self._state.names != (names := list(layout.names)) or (
             len(self._state.centre) not in (0, layout.size)
         ):
             vars(self._state).update(vars(StatisticsState(names)))
 
     def _expect_short(self, long: float, model: Vector | None) -> None:
-        """Refuse what nobody knows and is beyond measure."""
+        """Raise `PayloadError` for first statistics that are many times as long as the model."""
         if self._options.statistics is None or model is None:
             return
         self._state.origin = self._state.origin or max(length(model), 1.0)
@@ -340,7 +345,7 @@ def _middle(reports: list[Vector]) -> Vector:
 
 
 class Screens(NamedTuple):
-    """Of what a link screens: vectors, what travels in its own type, statistics."""
+    """The filters of a link: for vectors, for native tensors, for statistics."""
 
     vectors: UpdateFilter
     beside: UpdateFilter
@@ -359,9 +364,10 @@ def screened(
     screens: Screens,
     weight: str,
 ) -> dict[int, str]:
-    """Return which replies are refused, by `id`, and why; the others are made smaller where needed.
+    """Return the reasons, by `id`, for replies that are refused; clip the others where needed.
 
-    `lengths`: of updates, by the id of the message that is replied to; `weight`: the metric.
+    `lengths`: the updates' lengths by the id of the message replied to. `weight`: the metric with
+    the node's weight.
     """
     trained = [
         (reply, sent, lengths[reply.metadata.reply_to_message_id])
@@ -407,9 +413,9 @@ def screened(
 
 
 def _shorten(reply: Message, sent: Asked, share: float, statistics: Vector) -> None:
-    """Leave a share of a reply's update: of what its floats have changed since they were sent.
+    """Multiply a reply's update, the change of its floats since they were sent, by `share`.
 
-    `statistics`: its running statistics, already shortened.
+    `statistics`: the reply's running statistics, already clipped.
     """
     name, record = records(reply.content, ArrayRecord)[0]
     form = sent.form
@@ -436,7 +442,7 @@ def _weigh(
     *,
     evaluated: bool = False,
 ) -> None:
-    """Lower weights that are far above what is usual, and say so."""
+    """Lower weights that are far above the usual weight, and log it."""
     found = {
         sent.node: metrics
         for reply, sent in replies
