@@ -1,4 +1,4 @@
-"""Tensors of a batch, labels, and a segment's state as payloads: what a cut model's nodes send."""
+"""Payloads of a partitioned model's nodes: tensors of a batch, labels, a segment's snapshot."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from .acks import OTHER_METHOD
 from .headers import brief
 
 EXACT = make_codec()
-GRADIENTS = "gradients-"  # begins a payload's name; its first mini-batch's number follows
-# These begin errors that are the sender's.
+GRADIENTS = "gradients-"  # prefix of a payload's name; its first mini-batch's number follows
+# Errors that begin with these are the sender's fault.
 ACTIVATIONS, GRADIENTS_OF = "activations of mini-batch", "gradients of mini-batch"
-LARGEST = 1e6  # no layer of a model that learns has values beyond
-NO_SEGMENT = "this node has no segment"  # begins an error that the server answers with a copy
-# Tensors of a copy: the segment's weights and statistics, its module's weights ("segment KEY": what
-# an optimiser keeps of them), and between micro-batches the gradient so far, of so many samples.
+LARGEST = 1e6  # larger values do not occur in any layer of a model that learns
+NO_SEGMENT = "this node has no segment"  # prefix of an error after which the server sends one
+# Names of a snapshot's tensors: the segment's weights and statistics; its module's weights
+# ("segment KEY": the optimiser's state of them); and, between micro-batches, the gradient so far
+# and its number of samples.
 STATE, MODULE, GRADIENT, SAMPLES = "segment", "module", "gradient", "samples"
-MOMENTS = 3  # tensors as large as its parameters that an optimizer of torch's keeps, at most
+MOMENTS = 3  # the most tensors of the parameters' size that an optimizer of torch's stores
 Numbers = NDArray[Any]
 
 
@@ -42,7 +43,7 @@ def _layout(count: int, shape: tuple[int, ...]) -> Layout:
 def pack(
     tensors: Sequence[Numbers], codec: Codec, *, memory: Memory | None = None, seed: int = 0
 ) -> bytes:
-    """Return tensors of one shape, contiguous float32, as a payload; errors as `Codec.encode`."""
+    """Encode tensors of one shape, contiguous float32, in a payload; errors as `Codec.encode`."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     vector = flat[0] if len(flat) == 1 else np.concatenate(flat)
     layout = _layout(len(tensors), tuple(tensors[0].shape))
@@ -64,7 +65,7 @@ def unpack(payload: Buffer, count: int, shape: tuple[int, ...], what: str) -> li
 
 
 def pack_labels(labels: Numbers, classes: int) -> bytes:
-    """Return labels, integers below `classes`, in one byte each where that is enough."""
+    """Encode labels, integers below `classes`, exactly: uint8 for up to 256 classes, else int64."""
     small = labels.astype(_type_of_labels(classes))
     return EXACT.encode(
         np.empty(0, np.float32), Layout((), (), ()), own=[NativeTensor(0, "labels", small)]
@@ -89,7 +90,7 @@ def _type_of_labels(classes: int) -> str:
 
 
 def unpack_labels(payload: Buffer, shape: tuple[int, ...], classes: int) -> NDArray[np.int64]:
-    """Return labels of `shape`. Raises `PayloadError` for others, or no classes."""
+    """Return int64 labels of `shape`. Raises `PayloadError` for another shape or bad labels."""
     layout = Layout(("labels",), (shape,), (_type_of_labels(classes),))
     try:
         labels = decode_update(payload, layout, own=(0,), exact=()).own[0].array.astype(np.int64)
@@ -101,11 +102,11 @@ def unpack_labels(payload: Buffer, shape: tuple[int, ...], classes: int) -> NDAr
 
 
 class SnapshotForm(NamedTuple):
-    """What a copy of a segment may hold.
+    """What a snapshot of a segment may hold.
 
-    `size`: entries of its weights and statistics, of which `trained` are parameters; `module`:
-    parameters of its module; `beside`: shape and dtype of each tensor in its own type; `samples`:
-    of a mini-batch at most.
+    `size`: entries of the segment's weights and statistics, of which `trained` are parameters.
+    `module`: parameters of its module. `beside`: shape and dtype of each tensor in its own type.
+    `samples`: the most samples of a mini-batch.
     """
 
     size: int
@@ -116,16 +117,16 @@ class SnapshotForm(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Entries of a copy, at most."""
+        """The most entries of a snapshot."""
         beside = sum(math.prod(d for d in shape if d) for shape, _ in self.beside.values())
         vectors = self.size + self.module + self.trained + MOMENTS * (self.trained + self.module)
         return vectors + beside + 64
 
     def expect(self, layout: Layout, own: tuple[int, ...], *, whole: bool) -> None:
-        """Raise `PayloadError` for tensors of which nobody could make a segment.
+        """Raise `PayloadError` for tensors that do not make a segment.
 
-        `layout`, `own`: as a payload declares them; `whole`: there may be all that training builds
-        on, else the weights alone.
+        `layout`, `own`: as a payload declares them. `whole`: the snapshot may hold all state of
+        training, otherwise only the weights.
         """
         vectors = layout.without(own)
         sizes = {STATE: self.size, MODULE: self.module, GRADIENT: self.trained, SAMPLES: 1}
@@ -150,7 +151,7 @@ def types_of(tensors: Mapping[str, Numbers]) -> dict[str, tuple[tuple[int, ...],
 
 
 def pack_copy(vectors: Mapping[str, Vector], beside: Mapping[str, Numbers]) -> bytes:
-    """Return a segment's state exactly: float32 vectors by name, other tensors beside them."""
+    """Encode a segment's snapshot exactly: float32 vectors by name, other tensors beside them."""
     layout = Layout(
         tuple(vectors), tuple((len(v),) for v in vectors.values()), ("float32",) * len(vectors)
     )
@@ -164,10 +165,13 @@ def pack_copy(vectors: Mapping[str, Vector], beside: Mapping[str, Numbers]) -> b
 def unpack_copy(
     payload: Buffer, form: SnapshotForm, *, whole: bool
 ) -> tuple[dict[str, Vector], dict[str, Numbers]]:
-    """Undo `pack_copy`. Raises `PayloadError` for what is no copy, see `SnapshotForm.expect`: by
-    its header, before anything is decoded.
+    """Undo `pack_copy`.
+
+    Checks the header first, before it decodes anything. Raises `PayloadError` for anything but a
+    snapshot of this form, see `SnapshotForm.expect`.
     """
-    tensors = 2 * 8 + 4 + len(form.beside)  # of two optimizers, each with a few
+    # At most eight tensors for each of two optimizers, four vectors, and the tensors beside them.
+    tensors = 2 * 8 + 4 + len(form.beside)
     layout, own = declared(payload, max_size=form.most, max_tensors=tensors)
     form.expect(layout, own, whole=whole)
     update = decode_update(payload, layout, own=own, exact=())

@@ -1,8 +1,9 @@
-"""What of a model is no part of its flat vector: tensors in their own type, at both ends.
+"""Native tensors, at both ends: tensors in their own type beside a model's flat vector.
 
-Counters, masks, frozen weights. Most of them never change, so a payload holds those alone that are
-not what they were when the run began; a checksum says that both ends mean the same beginning. A
-node that begins with other values (its processor computes other last bits) is sent the server's.
+Examples are counters, masks and frozen weights. Most of them never change, so a payload holds only
+those that differ from their initial values. A checksum shows whether both ends have the same
+initial values. If a node's differ (its processor computes other last bits), the server sends its
+own.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from .node.state import keep, kept
 from .records import STYPE, FlatArray, filled, records
 
 Arrays = dict[str, NDArray[Any]]
-# payloads beside the model's: of what has changed; of all as they were at first
+# Names of payloads beside the model's: of changed native tensors; of all initial ones.
 NATIVE, INITIAL = "native", "initial"
-KEPT = "edgewire-initial"  # the record in a node's state with the server's, if they are not its own
-PREFIX = "native:"  # begins the names of such tensors in a record beside a flat vector
-OTHER_INITIAL = "this node's model begins with other constants"  # begins an error: it is sent them
+KEPT = "edgewire-initial"  # the record in a node's state with the server's initial values
+PREFIX = "native:"  # prefix of these tensors' names in a record beside a flat vector
+# Prefix of an error after which the server sends its initial values.
+OTHER_INITIAL = "this node's model begins with other constants"
 EXACT = make_codec()
 NOTHING = Layout((), (), ())
 EMPTY = np.empty(0, np.float32)
 
 
 class Initial:
-    """Native tensors by name as a run begins with them; they are not changed any more."""
+    """The initial native tensors of a run, by name; they never change."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.arrays: Arrays = {name: np.array(array) for name, array in arrays.items()}
@@ -51,7 +53,7 @@ class Initial:
 
     @cached_property
     def checksum(self) -> bytes:
-        """8 bytes that name the tensors, and their values to the last bit."""
+        """8-byte xxh3 checksum of the tensors' names, shapes, dtypes and exact values."""
         found = xxh3_64(repr((self.layout.names, self.layout.shapes, self.layout.dtypes)).encode())
         for array in self.arrays.values():
             found.update(_bytes_of(array).data)
@@ -59,16 +61,16 @@ class Initial:
 
     @cached_property
     def _most(self) -> int:
-        """As many entries as a payload may declare."""
+        """The most entries that a payload may declare."""
         return sum(math.prod(d for d in shape if d) for shape in self.layout.shapes)
 
     @cached_property
     def whole(self) -> bytes:
-        """The payload of all of them."""
+        """The payload of all initial tensors."""
         return self._packed(self.arrays)
 
     def payload(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-        """Return the payload of those that are others now; empty if none is."""
+        """Return the payload of the tensors that differ from the initial ones; empty if none do."""
         return self._packed(differing(arrays, self.arrays))
 
     def _packed(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -79,14 +81,14 @@ class Initial:
         return EXACT.encode(EMPTY, NOTHING, own=own)
 
     def all(self, payload: Buffer | None) -> Arrays:
-        """Return all tensors by name, with a payload's in place of those at first; as `read`."""
+        """Return all tensors by name: the payload's, and the initial ones; errors as `read`."""
         return {**self.arrays, **self.read(payload)}
 
     def read(self, payload: Buffer | None) -> Arrays:
-        """Return what a payload holds, by name.
+        """Return a payload's tensors, by name.
 
-        Raises `PayloadError` for what is no such payload, of these tensors in their shapes, types,
-        and for a count of mini-batches below 0.
+        Raises `PayloadError` for tensors of other names, shapes or types than these, and for a
+        count of mini-batches below 0.
         """
         if not payload:
             return {}
@@ -115,7 +117,7 @@ def native_bytes(initial: Initial | None) -> int:
 
 
 def differing(arrays: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Return those arrays that are not, to the last bit, what they are in `base`, in its order."""
+    """Return the arrays that differ in any bit from those in `base`, in the order of `base`."""
     return {name: arrays[name] for name in base if not _same(arrays[name], base[name])}
 
 
@@ -132,9 +134,9 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def distance(now: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]]) -> float:
-    """Return how far native tensors are from what they were: the Euclidean length of the change.
+    """Return the Euclidean length of the change of native tensors.
 
-    Raises `PayloadError` for infinity where there was none.
+    Raises `PayloadError` for infinity where `start` was finite.
     """
     total = 0.0
     for name in now:
@@ -170,7 +172,7 @@ def natives_of(record: ArrayRecord) -> Arrays:
 
 
 def with_payload(record: ArrayRecord, name: str, payload: bytes) -> ArrayRecord:
-    """Return a record of payloads with another one."""
+    """Return a record of payloads with another payload added."""
     return filled(ArrayRecord, {**record, name: Array("uint8", (len(payload),), STYPE, payload)})
 
 
@@ -189,9 +191,9 @@ def native_payload(content: RecordDict) -> bytes | None:
 
 
 def received(arrays: ArrayRecord, note: DownlinkHeader, own: Initial, state: RecordDict) -> Initial:
-    """Return the beginning that a message builds on; `own`: as this node's model begins.
+    """Return the initial tensors that a message builds on; `own`: those of this node's model.
 
-    Raises `PayloadError` if the server's model begins otherwise, and its beginning is not known.
+    Raises `PayloadError` if the server's initial tensors differ and this node does not have them.
     """
     if not own.arrays and note.initial is None:
         return own
@@ -201,7 +203,7 @@ def received(arrays: ArrayRecord, note: DownlinkHeader, own: Initial, state: Rec
 
 
 def _servers(arrays: ArrayRecord, note: DownlinkHeader, own: Initial, state: RecordDict) -> Initial:
-    """Return the server's beginning: it comes, or this node has kept it."""
+    """Return the server's initial tensors, from the message or from this node's state."""
     there = own.read(arrays[INITIAL].data) if INITIAL in arrays else kept(state, KEPT)
     found = Initial({name: there[name] for name in own.arrays if name in there})
     if found.checksum != note.initial:

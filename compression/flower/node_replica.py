@@ -1,4 +1,4 @@
-"""A copy of the model that follows the server's, and how a node brings its own up to date."""
+"""A node's replica of the server's model, and how messages update it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ MODEL, VERSION = "model", "version"
 
 
 class Optimizer(Protocol):
-    """A rule for the server's step, which nodes that follow take as well."""
+    """The optimiser of the server's step, which nodes with a replica repeat."""
 
-    names: tuple[str, ...]  # of the arrays it remembers, each float32 (n,)
+    names: tuple[str, ...]  # names of its state's arrays, each float32 (n,)
 
     def state(self, size: int) -> dict[str, Vector]:
-        """Return the arrays as they are before the first step."""
+        """Return the state's arrays before the first step."""
 
     def step(
         self,
@@ -50,11 +50,11 @@ class Optimizer(Protocol):
 
 
 class Replica:
-    """A flat model, the optimiser's memory, and how many steps made it what it is (its version).
+    """A flat model, the optimiser's state, and the number of steps taken (the version).
 
-    All of it lies in `arrays`: "model" float32 (n,), "version" int64 (1,), and the optimiser's own.
-    Whoever shares the arrays shares the replica. The first `trained` entries are parameters, the
-    rest BatchNorm's running statistics, for which an update holds values and no gradient.
+    All of it is in `arrays`: "model" float32 (n,), "version" int64 (1,), and the optimiser's own.
+    Replicas with the same arrays share everything. The first `trained` entries are parameters; the
+    rest are BatchNorm's running statistics, for which an update holds values, not gradients.
     """
 
     def __init__(self, optimizer: Optimizer, trained: int, arrays: dict[str, NDArray[Any]]) -> None:
@@ -76,9 +76,9 @@ class Replica:
     ) -> tuple[Replica, Layout]:
         """Return the replica that shares the arrays `kept`, and the layout of the named arrays.
 
-        Where nothing is kept yet it is version 0, a copy of these, and is then kept. Raises
-        `ValueError` if running statistics do not come after all parameters, or if what is kept is
-        of another model.
+        If `kept` is empty, the replica is version 0, a copy of `arrays`, and is stored in `kept`.
+        Raises `ValueError` if running statistics do not come after all parameters, or if `kept`
+        belongs to another model.
         """
         layout = layout_of(arrays)
         trained = trained_entries(layout)
@@ -99,8 +99,9 @@ class Replica:
         return int(self._version[0])
 
     def apply(self, indices: Indices | None, values: Vector, lr: float) -> None:
-        """Take the server's step with an averaged update: `values` (k,) at strictly increasing
-        `indices`, or (n,) for None.
+        """Take the server's step with an averaged update at the learning rate `lr`.
+
+        `values`: (k,) at strictly increasing `indices`, or (n,) if these are None.
         """
         at: Indices | slice = slice(None)
         rest: Indices | slice = slice(self.trained, None)
@@ -115,16 +116,16 @@ class Replica:
             self.model[rest] = values[cut:]
 
 
-REPLICA = "edgewire-replica"  # the record in a node's state that holds its copy of the model
-MASKED = "edgewire-masked"  # what that would be with the steps taken only where the node sent
+REPLICA = "edgewire-replica"  # the record in a node's state that holds its replica
+MASKED = "edgewire-masked"  # a replica whose steps change only the coordinates that the node sent
 LACKS = f"the model is sent relative to a version that this node does not have; it {HEALS}"
 OTHER = f"this node's model is not the server's version of it; it {HEALS}"
 
 
 class Decoder:
-    """Decodes what the server sends; nodes of a process that get the very same bytes share it.
+    """Decodes the server's payloads; nodes of a process that get the same bytes share the result.
 
-    `layout`: of nodes that know it; else a payload says itself what its tensors are.
+    `layout`: the model's layout, if nodes know it; otherwise a payload declares its tensors.
     """
 
     def __init__(self, layout: Layout | None) -> None:
@@ -136,7 +137,7 @@ class Decoder:
         return self.whole(payload)[1]
 
     def whole(self, payload: bytes, most: int = MAX_SIZE) -> tuple[TensorSplit, Update]:
-        """Return also how it travels; a vector of at most `most` entries is decoded."""
+        """Return the payload's form and content; the vector may have at most `most` entries."""
         if self._last is None or self._last[0] is not payload:
             if self._layout is None:
                 form = form_as_declared(*declared(payload))
@@ -149,10 +150,10 @@ class Decoder:
 
 
 class Followed(NamedTuple):
-    """The server's model, to be read only, and the form in which its changes travel.
+    """The server's model (read-only), and the form for its changes.
 
-    `came`: how it came, if whole: what is no float32 is in its own type there, to the last bit.
-    `ties`: copies, which it left out.
+    `came`: form and values of a whole model as received, with tensors other than float32 in their
+    own type, exactly. `ties`: copies, which the message left out.
     """
 
     form: TensorSplit
@@ -167,10 +168,10 @@ class Followed(NamedTuple):
 
 
 class NodeReplica:
-    """Gives every node of a process the model that the server means.
+    """Gives every node of a process the server's model.
 
-    Nodes whose replicas are equal share the arrays: whoever gets to a version first makes it for
-    all. `optimizer`: of the server's steps, for nodes that follow by them; these know the `layout`.
+    Nodes with equal replicas share the arrays: the first node that gets a version computes it for
+    all. `optimizer`: the server's, for nodes that repeat its steps; these need a `layout`.
     """
 
     def __init__(self, layout: Layout | None = None, optimizer: Optimizer | None = None) -> None:
@@ -182,7 +183,7 @@ class NodeReplica:
     def model(self, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict) -> Followed:
         """Return the server's model.
 
-        Raises `PayloadError` if the node cannot follow: it lacks the version, or has another model.
+        Raises `PayloadError` if the node lacks the base version, or has another model.
         """
         if note.rates is not None or MODEL in arrays:
             if self._layout is None:
@@ -194,7 +195,7 @@ class NodeReplica:
         here = kept(state, REPLICA).get(MODEL) if note.base is not None else None
         if note.base is not None and here is None:
             raise PayloadError(LACKS)
-        most = MAX_SIZE if here is None else here.size  # changes are of what is here
+        most = MAX_SIZE if here is None else here.size  # changes have the replica's size
         sent, update = self._decode.whole(next(iter(arrays.values())).data, most)
         if self._layout is not None and note.tied:
             raise PayloadError("the message tells of copies, and this node's model has none")
@@ -230,7 +231,7 @@ class NodeReplica:
         return self._kept_version(widened(changed, form, ties), note, state)
 
     def _kept_version(self, vector: Vector, note: DownlinkHeader, state: RecordDict) -> Vector:
-        """Keep a version, one array for all nodes of this process that have it."""
+        """Store a version: one array for all nodes of this process that have it."""
         if self._made is None or self._made[0] != note.checksum:
             if note.checksum is None or checksum(vector) != note.checksum:
                 state.pop(REPLICA, None)
@@ -256,7 +257,7 @@ class NodeReplica:
         return replica.model
 
     def _start(self, arrays: ArrayRecord, note: DownlinkHeader) -> Replica:
-        """Return the replica that a snapshot holds: one for all nodes that get the same one."""
+        """Return a snapshot's replica: one object for all nodes that get the same snapshot."""
         payload = arrays[MODEL].data
         if self._snapshot is None or self._snapshot[0] is not payload:
             model = decode_update(payload, self._layout)
@@ -268,7 +269,7 @@ class NodeReplica:
                 made[name] = decode_update(arrays[name].data, layout).dense().copy()
             self._snapshot = payload, Replica(self._rule, trained, made)
         replica = self._snapshot[1]
-        if replica.version != note.version:  # others have gone on: this node has its own
+        if replica.version != note.version:  # others took steps with it: make a new one
             self._snapshot = None
             return self._start(arrays, note)
         return replica
@@ -287,7 +288,7 @@ class NodeReplica:
         assert self._layout is not None
         there = state[record]
         if any(there[n].__dict__.get("vector") is not a for n, a in arrays.items()):
-            keep(state, record, arrays)  # it came from another process, as a copy
+            keep(state, record, arrays)  # the state is a copy from another process: share it again
         return Replica(self._rule, trained_entries(self._layout), arrays)
 
     def _catch_up(
@@ -299,7 +300,7 @@ class NodeReplica:
     ) -> None:
         """Apply the updates that the replica lacks; it may have some of them already.
 
-        `mask`, (trained entries,): apply to these parameters alone.
+        `mask`: (trained entries,) bool, the parameters to change; None: all.
         """
         base, rates = note.base or 0, note.rates or []
         if not base <= replica.version <= base + len(rates):
@@ -317,10 +318,10 @@ class NodeReplica:
     def masked(
         self, followed: Vector, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict
     ) -> tuple[Vector, float]:
-        """Return the model as line 7 of CE-SGD's Algorithm 2 has it, and its distance from x.
+        """Return the model by line 7 of CE-SGD's Algorithm 2, and its distance from `followed`.
 
-        The server's mean is multiplied by this node's own selection vector V, that of its last
-        update, before the step. So the copies of the model drift apart.
+        Before a step, the server's mean is multiplied by this node's selection vector V of its last
+        update. So the nodes' models drift apart.
         """
         if note.base is None:
             own = {name: array.copy() for name, array in kept(state, REPLICA).items()}

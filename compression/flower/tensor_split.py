@@ -1,4 +1,4 @@
-"""Which of a model's tensors are entries of one float32 vector, and which travel beside it."""
+"""Splits a model's tensors: some are entries of one float32 vector, others travel beside it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ..layout import Layout
 from ..native_tensors import NativeTensor
 from .records import Vector
 
-FLOATS = ("float16", "float32", "float64")  # that a vector holds: bfloat16 is unknown to numpy
+FLOATS = ("float16", "float32", "float64")  # types that a vector may hold; numpy lacks bfloat16
 
 
 class Model(NamedTuple):
-    """A model's values: float32 (n,), and the tensors of their own type."""
+    """A model's values: a float32 vector (n,), and the tensors in their own type."""
 
     vector: Vector
     own: tuple[NativeTensor, ...] = ()
 
 
 class TensorSplit:
-    """How a model's tensors travel: those at the positions `beside` in their own type.
+    """How a model's tensors travel: those at the positions `beside` travel in their own type.
 
-    `whole`: all tensors; `layout`: those in the vector, in the same order; `patterns`: of names of
-    those beside it that could be in it.
+    `whole`: the layout of all tensors. `layout`: that of the tensors in the vector, in the same
+    order. `patterns`: patterns of names of tensors beside the vector that could be in it.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class TensorSplit:
         return Model(vector, tuple(own))
 
     def arrays(self, model: Model) -> ArrayRecord:
-        """Return one named Array a tensor, each in its own type and shape, in the model's order."""
+        """Return one named Array per tensor, in its own type and shape, in the model's order."""
         own = {each.position: each.array for each in model.own}
         record, offsets, done = ArrayRecord(), self.layout.offsets, 0
         for place, (name, shape, dtype) in enumerate(
@@ -79,9 +79,9 @@ class TensorSplit:
 
 
 def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
-    """Return values in a tensor's type; `PayloadError` if that changes them.
+    """Return values converted to a tensor's type; raise `PayloadError` if that changes them.
 
-    Floats may be rounded: who trains in float32 answers a model of halves with float32.
+    Floats may be rounded: an app that trains a float16 model in float32 replies with float32.
     """
     if values.dtype == dtype:
         return values
@@ -96,7 +96,8 @@ def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
 def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> TensorSplit:
     """Return how changes of a model travel.
 
-    Beside the vector: what is no float, statistics other than float32, and what `exact` matches.
+    Beside the vector are tensors that are no floats, statistics in other types than float32, and
+    tensors that `exact` matches.
     """
     beside = [
         t
@@ -109,27 +110,27 @@ def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> TensorSplit:
 
 
 def is_float(dtype: str) -> bool:
-    """Return whether a type is one of floats."""
+    """Return whether a dtype's name is that of a float type."""
     return dtype.startswith(("float", "bfloat"))
 
 
 @lru_cache(maxsize=16)
 def form_of_models(form: TensorSplit) -> TensorSplit:
-    """Return how a model travels whole: all that is not float32 in its own type, too."""
+    """Return how a whole model travels: all tensors other than float32 are in their own type."""
     others = [t for t, dtype in enumerate(form.whole.dtypes) if dtype != "float32"]
     return _form(form.whole, tuple(sorted({*others, *form.beside})))
 
 
 def converted(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
-    """Return the same model in another form; itself where both are the same."""
+    """Return the same model in another form; the model itself if the forms are equal."""
     return model if form.beside == to.beside else to.model(form.arrays(model))
 
 
 def form_as_declared(whole: Layout, own: tuple[int, ...]) -> TensorSplit:
-    """Return the form of a payload that says itself what its tensors are, as `declared` reads it.
+    """Return the form of a payload that declares its own tensors, as `declared` reads them.
 
-    Raises `PayloadError` for a tensor of the vector that no Array can be made of: one that is no
-    float, or of a type that numpy does not know.
+    Raises `PayloadError` for a tensor of the vector that is no float, or has a type that numpy
+    does not know.
     """
     form = _form(whole, own)
     for name, dtype in zip(form.layout.names, form.layout.dtypes, strict=True):
@@ -139,7 +140,7 @@ def form_as_declared(whole: Layout, own: tuple[int, ...]) -> TensorSplit:
 
 
 def expect_room(form: TensorSplit, most: int) -> None:
-    """Raise `PayloadError` for a form whose vector has more than so many entries."""
+    """Raise `PayloadError` for a form whose vector has more than `most` entries."""
     if form.layout.size > most:
         raise PayloadError(f"the model has more than the {most} entries allowed here")
 
@@ -150,7 +151,7 @@ def _form(whole: Layout, beside: tuple[int, ...]) -> TensorSplit:
 
 
 def moved(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
-    """Return the vector of a model in a form of other tensors: by name and shape, 0 where new."""
+    """Return a model's vector in a form of other tensors: matched by name and shape, else 0."""
     ours = {
         (name, shape): place
         for place, (name, shape) in enumerate(
@@ -167,9 +168,9 @@ def moved(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
 
 @lru_cache(maxsize=16)
 def statistics_of(form: TensorSplit) -> tuple[Layout, tuple[int, ...]]:
-    """Return the layout of a form's statistics, end to end, and which of its vector's are some.
+    """Return the layout of a form's statistics, and the numbers of those in its vector.
 
-    Those in the vector come first; then those that travel in another type of floats.
+    Statistics in the vector come first, then those that travel in another float type.
     """
     inside = tuple(t for t, name in enumerate(form.layout.names) if is_statistic(name))
     layout, whole = form.layout, form.whole
@@ -185,7 +186,7 @@ def _is_moving(name: str, dtype: str) -> bool:
 
 
 def is_moving(own: NativeTensor) -> bool:
-    """Return whether a tensor of its own type is a running mean or variance."""
+    """Return whether a tensor in its own type is a running mean or variance."""
     return _is_moving(own.name, own.array.dtype.name)
 
 

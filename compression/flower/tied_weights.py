@@ -1,10 +1,10 @@
-"""Tensors of a model that are copies of others, tied weights say: they travel once, both ways.
+"""Sends tensors that are copies of others, such as tied weights, only once, in both directions.
 
 A state dict names a tied weight once for each of its uses. A message says which tensors are copies
-and leaves them out; a reply leaves out those that are still copies after training, and says which
-are not. Whoever reads puts them back, bit for bit as their sources. So a method that sends a part
-of an update keeps them equal. Tensors that are equal by chance (biases of zeros, at first) are
-copies as long as they are equal, and then travel as all others do.
+and leaves them out. A reply leaves out those that are still copies after training, and says which
+are not. The receiver restores them, bit for bit equal to their sources, so even a method that sends
+only a part of an update keeps them equal. Tensors that are equal by chance (such as biases of zeros
+at first) count as copies while they are equal, and later travel like all others.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from .native_tensors import differing
 from .records import Vector
 from .tensor_split import Model, TensorSplit, expect_room, form_as_declared, form_of_models
 
-Ties = tuple[tuple[int, int], ...]  # places of copies, increasing, each with that of its source
+Ties = tuple[tuple[int, int], ...]  # (place of copy, place of source), by increasing copy
 
 
 def ties_in(form: TensorSplit, model: Model, apart: tuple[str, ...] = ()) -> Ties:
     """Return which tensors seem to be copies of an earlier one: same type, shape and checksum.
 
-    `form`: in which the model's changes travel; `model`: as it travels whole; `apart`: patterns of
-    names of tensors that are none. `still_tied` proves it.
+    `form`: the form for the model's changes. `model`: the model in the form for whole models.
+    `apart`: patterns of names of tensors that never count as copies. Call `still_tied` afterwards:
+    it compares the values.
     """
     whole, alike = form.whole, defaultdict[object, list[int]](list)
     for place, name in enumerate(whole.names):
@@ -54,7 +55,7 @@ def ties_in(form: TensorSplit, model: Model, apart: tuple[str, ...] = ()) -> Tie
 
 
 def still_tied(ties: Ties, form: TensorSplit, model: Model) -> Ties:
-    """Return those copies that are equal to their sources, bit for bit."""
+    """Return the copies that equal their sources, bit for bit."""
     if not ties:
         return ()
     values = list(_tensors(form, model))
@@ -64,7 +65,7 @@ def still_tied(ties: Ties, form: TensorSplit, model: Model) -> Ties:
 
 
 def _tensors(form: TensorSplit, model: Model) -> Iterator[NDArray[Any]]:
-    """Yield a model's tensors in its order, those in the vector flat."""
+    """Yield a model's tensors in the model's order; tensors of the vector are flat."""
     own, bounds, done = {each.position: each.array for each in model.own}, form.layout.offsets, 0
     for place in range(len(form.whole)):
         if place in own:
@@ -79,13 +80,13 @@ def _hash(values: NDArray[Any]) -> bytes:
 
 
 class _Cut(NamedTuple):
-    """A form without copies, and where these are."""
+    """A form without copies, and where the copies belong."""
 
     form: TensorSplit
-    vector: Separation  # of the vector: its copies, and the rest
-    sources: tuple[slice, ...]  # in the rest of the vector, a copy each
-    places: tuple[int, ...]  # of the tensors that are no copies
-    beside: tuple[tuple[int, int], ...]  # copies of their own type, and their sources
+    vector: Separation  # of the vector into copies and the rest
+    sources: tuple[slice, ...]  # each copy's source, in the rest of the vector
+    places: tuple[int, ...]  # places of the tensors that are no copies
+    beside: tuple[tuple[int, int], ...]  # copies in their own type, and their sources
 
 
 @lru_cache(maxsize=16)
@@ -109,7 +110,7 @@ def _cut(form: TensorSplit, ties: Ties) -> _Cut:
 
 
 def without(form: TensorSplit, ties: Ties) -> TensorSplit:
-    """Return a form without copies; itself if there are none."""
+    """Return a form without copies; the form itself if there are none."""
     return _cut(form, ties).form if ties else form
 
 
@@ -140,7 +141,7 @@ def widened(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
 def widened_own(
     own: Sequence[NativeTensor], form: TensorSplit, ties: Ties
 ) -> tuple[NativeTensor, ...]:
-    """Return the tensors of their own type, with copies: as `widened` does a vector."""
+    """Return the tensors in their own type with copies restored; as `widened` for a vector."""
     if not ties:
         return tuple(own)
     cut, names = _cut(form, ties), form.whole.names
@@ -155,13 +156,13 @@ def widened_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
 
 
 def names_of(ties: Ties, form: TensorSplit) -> dict[str, str]:
-    """Return the names of the copies in the vector, each with its source's."""
+    """Return the names of the copies in the vector, each with its source's name."""
     names = form.whole.names
     return {names[copy]: names[source] for copy, source in ties if copy not in form.beside}
 
 
 def told(form: TensorSplit, ties: Ties) -> dict[str, Any]:
-    """Return what a message says of copies: fields of `DownlinkHeader`."""
+    """Return the fields of `DownlinkHeader` that describe copies."""
     if not ties:
         return {}
     return {
@@ -171,10 +172,10 @@ def told(form: TensorSplit, ties: Ties) -> dict[str, Any]:
 
 
 def form_as_told(form: TensorSplit, note: DownlinkHeader, most: int) -> tuple[TensorSplit, Ties]:
-    """Return the form of a message's model with the copies of which its note tells.
+    """Return the form of a message's model, including the copies that its header describes.
 
-    `form`: of its payload. Raises `PayloadError` for what is none of its tensors, and for a vector
-    of more than `most` entries.
+    `form`: the payload's form. Raises `PayloadError` for copies of tensors that the payload does
+    not hold, for duplicate names, and for a vector of more than `most` entries.
     """
     names, said = note.copies or [], note.tied or []
     if not names and not said:
@@ -209,9 +210,9 @@ def form_as_told(form: TensorSplit, note: DownlinkHeader, most: int) -> tuple[Te
 
 
 def left_tied(ties: Ties, untied: Sequence[int] | None) -> Ties:
-    """Return the copies that a reply leaves out; `untied`: those of the message's that it holds.
+    """Return the copies that a reply leaves out; `untied`: places of copies that it holds.
 
-    Raises `PayloadError` for others.
+    Raises `PayloadError` if `untied` names tensors that are no copies in the message.
     """
     if not untied:
         return ties

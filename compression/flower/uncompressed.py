@@ -1,4 +1,4 @@
-"""What a link passes on as it is: each said once, in one line, with the reason and what to do."""
+"""Warns of records that travel uncompressed: once each, in one line, with reason and remedy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .tensor_split import is_float
 from .traffic import Traffic
 
 log = getLogger("edgewire")
-MOST_CALLS = 20  # of the grid, in which what is passed on is looked at
-LEAST_SHARE = 0.1  # of all that was sent: of less nothing is said
-LEAST_RECORD = 512  # bytes: of smaller ones nothing is said, unless there is nothing else
-MOST_SAID = 3  # records
-# how the records of Flower's old API begin, and those of its secure aggregation
+MOST_CALLS = 20  # only so many calls of the grid are examined
+LEAST_SHARE = 0.1  # records with a smaller share of all bytes cause no warning
+LEAST_RECORD = 512  # bytes: smaller records cause no warning, unless nothing is compressed
+MOST_SAID = 3  # records per warning
+# Prefixes of the records of Flower's old API, and of its secure aggregation.
 OLD_API = ("fitins.", "evaluateins.", "getparametersins.", "getpropertiesins.", "secaggplus_")
 NO_ARRAYS = "what is no ArrayRecord travels as it is; a model goes as named arrays of floats"
 NO_FLOATS = "its arrays are no floats (trees, say), which no method here makes smaller"
@@ -40,7 +40,7 @@ NO_DOWNLINK = (
 
 
 class PassedOn(NamedTuple):
-    """A record that travels as it is: of messages of a type, or of replies to them."""
+    """An uncompressed record: of messages of a type, or of replies to them."""
 
     reply: bool
     type: str
@@ -61,10 +61,10 @@ def holds_floats(arrays: ArrayRecord) -> bool:
 
 
 class Untouched:
-    """Counts what is passed on in the first calls of a grid, and says so in a line.
+    """Counts uncompressed records in the first calls of a grid, and logs one warning about them.
 
-    Where nothing at all was compressed, that is when the first replies are there, as there may be
-    no others; what has come to it by the third call of a kind has a line of its own then.
+    If nothing at all was compressed, it warns with the first replies, because there may be no
+    others. In that case records found up to the third call of a kind get a second warning.
     """
 
     def __init__(self, traffic: Traffic) -> None:
@@ -76,17 +76,17 @@ class Untouched:
 
     @property
     def open(self) -> bool:
-        """Whether anything is still looked at."""
+        """Whether records are still examined."""
         return not self._done and self._calls.total() <= MOST_CALLS
 
     def called(self, types: set[str]) -> None:
-        """Note a call that sends messages of these types; say what its forerunners passed on."""
+        """Note a call that sends messages of these types; the third call warns of earlier ones."""
         if self.open and any(self._calls[each] > 1 for each in types):
             self._done = self._tell()
         self._calls.update(types)
 
     def answered(self) -> None:
-        """Say what was passed on, if replies have come to the second call, or nothing was not."""
+        """Warn if replies to a second call are received, or if nothing was compressed so far."""
         if not self.open:
             return
         if any(count > 1 for count in self._calls.values()):
@@ -95,7 +95,7 @@ class Untouched:
             self._tell()
 
     def sent(self, type_: str, content: RecordDict, model: str | None) -> None:
-        """Note a message's records; `model`: the name of that which is compressed."""
+        """Note a message's records; `model`: the name of the compressed record."""
         seen = False
         for name, record, size in _records(content):
             why = NO_ARRAYS
@@ -107,13 +107,13 @@ class Untouched:
                 self._note(PassedOn(False, type_, name, type(record).__name__, why), size)
 
     def whole(self, type_: str, name: str, size: int, why: str) -> None:
-        """Note a model that is sent whole."""
+        """Note a message that holds the whole model."""
         self._note(PassedOn(False, type_, name, "ArrayRecord", why), size)
 
     def count_received(
         self, type_: str, content: RecordDict, model: str | None, asked: bool
     ) -> None:
-        """Note a reply's records; `model`: as above; `asked`: its message held a model."""
+        """Note a reply's records; `model`: as in `sent`; `asked`: its message held a model."""
         for name, record, size in _records(content):
             why = NO_ARRAYS
             if isinstance(record, ArrayRecord):
@@ -130,7 +130,7 @@ class Untouched:
         self._largest[passed] = max(size, self._largest[passed])
 
     def _tell(self) -> bool:
-        """Say what is heavy and was not said; return whether anything was."""
+        """Warn of large records that were not mentioned before; return whether there are any."""
         traffic = self._traffic
         payloads = traffic.uplink_bytes + traffic.downlink_bytes
         others = traffic.uplink_other_bytes + traffic.downlink_other_bytes
@@ -141,7 +141,7 @@ class Untouched:
             if size >= least
             and self._largest[each] >= one
             and each not in self._said
-            # it is what was asked for, where replies at least are smaller
+            # No downlink is the user's choice if at least the replies are compressed.
             and not (each.why == NO_DOWNLINK and traffic.uplink_bytes)
         }
         if heavy:
@@ -157,7 +157,7 @@ def _said(passed: PassedOn, size: int) -> str:
 
 
 def _records(content: RecordDict) -> list[tuple[str, ArrayRecord | object, int]]:
-    """Return records with their names and bytes, without the link's own."""
+    """Return records with their names and bytes, without the header."""
     inside: Mapping[str, object] = content.__dict__["_data"]
     return [(name, record, _size(record)) for name, record in inside.items() if name != NOTE]
 
