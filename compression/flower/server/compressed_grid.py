@@ -93,18 +93,18 @@ class CompressedGrid(GridWrapper):
     train in a row that had replies but no usable one; after `few`, where fewer than three nodes
     have replied.
 
-    An update that was handed over counts as applied or not by the models that are sent next, see
-    `InferredAcks`: nodes whose method keeps a memory put theirs back if it was not.
+    The models that the strategy sends next show whether it has applied an update, see
+    `InferredAcks`. If it has not, a node whose method has a residual adds the update back to it.
 
-    `uplink`: of the nodes, if all have the same; else any method is accepted. `screening`: of
-    updates that are far longer than is usual, and of weights (`Screening()` if
-    None). `metrics`: the names of those that a reply holds, finite numbers, by the type of message:
-    a reply is made anew of these and its model, whatever else is in it.
+    `uplink`: the nodes' codec, if all have the same; None accepts any method. `screening`: options
+    of screening updates that are far longer than usual, and weights (`Screening()` if None).
+    `metrics`: names of the metrics that a reply must hold, finite numbers, by message type; a reply
+    is reduced to these and its model.
 
-    `layout`: for nodes that know it, and a model of float32 alone, which then goes as one flat
-    vector on both sides; `initial`: tensors beside that vector, as the run begins with them
-    (`native_tensors.py`); `plain_bytes`: of that model as Flower sends it. `state`: with which a
-    link of the same options goes on.
+    `layout`: the layout of a model of only float32, for nodes that know it; the model then is one
+    flat vector on both sides. `initial`: the tensors beside that vector at the start of the run
+    (`native_tensors.py`). `plain_bytes`: that model's bytes as Flower sends it. `state`: the state
+    of an earlier `CompressedGrid` with the same options, to resume from.
     """
 
     def __init__(
