@@ -19,7 +19,7 @@ from conf import Config, ConfigError, load_config
 from conf.submitted_runs import is_local
 
 
-class Undisclosed(RuntimeError):
+class LocalError(RuntimeError):
     """An error at this node whose text stays in this node's own log."""
 
     one_line = True  # whoever logs it leaves the traceback out
@@ -38,7 +38,7 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
     except Exception as error:
         if is_local(context.run_config):
             raise
-        raise Undisclosed(f"{type(error).__name__}; this node's own log says more") from error
+        raise LocalError(f"{type(error).__name__}; this node's own log says more") from error
 
 
 app = ClientApp(mods=[discreet])

@@ -29,7 +29,7 @@ class Order(NamedTuple):
     prepared: bool  # True: positions in the prepared samples
 
 
-class Recent:
+class SampleCache:
     """A cache of prepared samples up to a number of bytes; the least recently used go first."""
 
     def __init__(self, capacity: int = PREPARED_BYTES) -> None:
@@ -73,7 +73,7 @@ class Samples:
         self.whole = whole or folder is not None
         self.device = device_of(config)
         # With one node, preparing each mini-batch takes 0.3 ms; a cache would only take memory.
-        self._prepared = Recent(0 if whole else PREPARED_BYTES)
+        self._prepared = SampleCache(0 if whole else PREPARED_BYTES)
         self._orders: dict[int, Order] = {}  # of each node
 
     @functools.cached_property

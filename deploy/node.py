@@ -32,7 +32,7 @@ try:
 
     from .device.apps import OtherApp
     from .device.client import FleetClient
-    from .device.membership import Member
+    from .device.membership import Membership
     from .device.node_folder import FolderError, NodeFolder
     from .device.node_loop import Device
 except ImportError as error:  # an unsupported release of Flower, or none: `main` says so
@@ -63,7 +63,7 @@ def main(words: list[str] | None = None, client: type[FleetClient] | None = None
         reader.error(str(error))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ended)
-    member = Member(fleet, journal, registers=given.auth_supernode_private_key is None)
+    member = Membership(fleet, journal, registers=given.auth_supernode_private_key is None)
     try:
         Device(fleet, journal, member, config, apps=given.app).serve()
     except OtherApp:

@@ -22,7 +22,7 @@ class Source(Protocol):
         """Append a file's content from byte `start` on to the local file `into`."""
 
 
-class Served:
+class ServedFiles:
     """Files that this project's server serves (`deploy.server.run_files`)."""
 
     def __init__(self, http: httpx.Client, run: str) -> None:
@@ -46,7 +46,7 @@ class Served:
                     file.write(piece)
 
 
-class Near:
+class LocalFiles:
     """Files in a folder on this machine."""
 
     def __init__(self, folder: Path) -> None:

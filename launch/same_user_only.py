@@ -42,7 +42,7 @@ def _as_in_table(end: tuple[str, int]) -> str:
     return f"{number:08X}:{end[1]:04X}"
 
 
-class OwnUser:
+class SameUserOnly:
     """Wraps an ASGI app: a request of another user gets status 403."""
 
     def __init__(self, app: App) -> None:
@@ -75,7 +75,7 @@ def main() -> None:
 
     def create_guarded(*args: Any) -> Any:
         app = create(*args)
-        app.add_middleware(OwnUser)
+        app.add_middleware(SameUserOnly)
         return app
 
     superlink.create_app = create_guarded

@@ -38,7 +38,7 @@ from simulation.processes import orderly_exit, undisturbed
 from simulation.workers.node_host import log
 
 from .control import DIED, LogRelay, bundle, cause_of, deflated, follow
-from .run_files import GROWING, Near, Served, Source, fetch_all, follow_history
+from .run_files import GROWING, LocalFiles, ServedFiles, Source, fetch_all, follow_history
 from .superlink_client import Superlink, one_line_errors
 
 RESULT, CHECKPOINT = "result.json", "checkpoint"  # files of the app that tell its progress
@@ -231,9 +231,9 @@ def _followed(
 def source_of(superlink: Superlink, name: str) -> Source | None:
     """Return the place of a run's files; None if this machine cannot read them."""
     if superlink.bundles:
-        return Served(superlink.http, name)
+        return ServedFiles(superlink.http, name)
     if folder := os.environ.get(_OUTPUT):
-        return Near(Path(folder) / name)
+        return LocalFiles(Path(folder) / name)
     return None
 
 

@@ -58,25 +58,27 @@ class Turn(Enum):
     STAY, BACK, ANEW = range(3)
 
 
-def turn_of(lives: RunLineage, life: int, past: Checkpoint | None) -> Turn:
+def turn_of(lineage: RunLineage, life: int, past: Checkpoint | None) -> Turn:
     """Return which state a node uses, given the life of its current state (0: it has none).
 
     `past`: the newest checkpoint that the node has heard of; it has its state of that moment.
     """
-    if life in (0, lives.life):
+    if life in (0, lineage.life):
         return Turn.STAY
-    left = lives.of(life)
+    left = lineage.of(life)
     if left is None:  # the course keeps nothing of that life
-        return Turn.BACK if past in lives.checkpoints else Turn.ANEW
+        return Turn.BACK if past in lineage.checkpoints else Turn.ANEW
     if past is None or past.life != life or past.done < left.done:
         return Turn.STAY  # no message after the checkpoint `left` has reached the node
     return Turn.BACK if past == left else Turn.ANEW
 
 
-def told(group: str, lives: RunLineage) -> str:
+def told(group: str, lineage: RunLineage) -> str:
     """Return a message's group id with this lineage at its end."""
-    key = "" if lives.key == lives.life else lives.key
-    words = [f"/{'' if life == lives.life else life}:{done}" for life, done in lives.checkpoints]
+    key = "" if lineage.key == lineage.life else lineage.key
+    words = [
+        f"/{'' if life == lineage.life else life}:{done}" for life, done in lineage.checkpoints
+    ]
     return f"{group} kept/{key}{''.join(words)}"
 
 

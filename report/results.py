@@ -16,7 +16,7 @@ from report.errors import ResultsError, mistakes_are_lines
 from report.format import wrap
 from report.kept import ROOT, kept_file, read_kept
 from report.measured import measured_file, read_measured
-from report.pages.benchmark_table import LookedUp
+from report.pages.benchmark_table import BenchmarkTable
 from report.pages.definitions import POINTS, PageDefinition, TableDefinition, read_definitions
 from report.pages.page import HEAD, Filled, FilledTable, fill, filled, markdown, picture_name
 from report.pages.picture import Picture
@@ -60,7 +60,7 @@ def outputs(root: Path) -> list[Output]:
     pages = read_definitions(root)
     tables_of = [table for page in pages for table in page.tables]
     every = [table for table in tables_of if isinstance(table, TableDefinition)]
-    benchmarks = {table.benchmark for table in tables_of if isinstance(table, LookedUp)}
+    benchmarks = {table.benchmark for table in tables_of if isinstance(table, BenchmarkTable)}
     measured = {name: read_measured(measured_file(root, name)) for name in benchmarks}
     kept = {name: read_kept(kept_file(root, name)) for name in {t.experiment for t in every}}
     shown: dict[str, set[str]] = {name: set() for name in kept}

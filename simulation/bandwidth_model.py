@@ -37,7 +37,7 @@ class Comparison(NamedTuple):
 Times = tuple[float, float]  # virtual seconds with the real bytes, and with Flower's
 
 
-class Pushed(NamedTuple):
+class PushedMessages(NamedTuple):
     """The messages of one call: ids, nodes, bytes, and the bytes that Flower would have sent.
 
     A reply is too late after `timeout` virtual seconds.
@@ -68,7 +68,7 @@ class BandwidthModelState:
     """
 
     known: bool
-    calls: list[Pushed] = field(default_factory=list)
+    calls: list[PushedMessages] = field(default_factory=list)
     sent: dict[str, Traced] = field(default_factory=dict)
     arrivals: dict[str, tuple[int, Times]] = field(default_factory=dict)
     last: dict[int, Times] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class BandwidthModel:
         """Note the messages of one call: their ids, nodes and sizes."""
         if self.state.known:
             sent = [(i, node, size[2], self._plain_bytes(size)) for i, node, size in messages]
-            self.state.calls.append(Pushed(sent, timeout))
+            self.state.calls.append(PushedMessages(sent, timeout))
 
     def send(self) -> None:
         """Decide when the messages noted last were sent; to be called before any is answered."""

@@ -1,4 +1,4 @@
-"""The server: the ServerApp, the strategies (one file each), and the run's records."""
+"""The server: the ServerApp, and one file a strategy (a YAML in conf/strategy/ names it)."""
 
 from task.stdlib_collision import avoid_stdlib_collision
 

@@ -50,27 +50,27 @@ def main(grid: Grid, context: Context) -> None:
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     if resume and not folder:
         raise ConfigError("resume goes with output=, the folder of the run that is to go on")
-    run, stopping = Run(config, grid, RunLog(folder, anew=not resume)), GracefulShutdown(folder)
-    keeper = RunCheckpointer(run, lasting, stopping, nodes)
+    run, shutdown = Run(config, grid, RunLog(folder, anew=not resume)), GracefulShutdown(folder)
+    checkpointer = RunCheckpointer(run, lasting, shutdown, nodes)
     run.prepare()
     if resume:
-        keeper.load(Path(folder))
+        checkpointer.load(Path(folder))
     else:
         forget(folder)
     try:
-        with stopping if keeper.keeps else nullcontext():
+        with shutdown if checkpointer.keeps else nullcontext():
             run.start()
     except PayloadError as error:  # write the last model, and why the run stopped
         run.finish(stopped=str(error))
         raise
     except BaseException as error:  # signals too: end at once, without an evaluation
         with suppress(OSError):  # a full disk: an earlier `model.safetensors` stays
-            run.finish(stopped=why(error, wanted=stopping.wanted), measure=False)
-        stopping.go()  # a signal that was held back now ends the process
+            run.finish(stopped=why(error, wanted=shutdown.wanted), measure=False)
+        shutdown.go()  # a signal that was held back now ends the process
         raise
     run.finish()
     forget(folder)
-    stopping.go()  # a held signal also ends a sweep before its next run
+    shutdown.go()  # a held signal also ends a sweep before its next run
 
 
 def mark_warnings() -> None:

@@ -252,7 +252,7 @@ class Pushes:
         if strategy.downlink is not None:
             self._downlink = DeltaSync(strategy.downlink, strategy.seed, state.differences)
         self.natives = NativeMix(strategy.initial, state.natives, strategy.screening)
-        self._dialogue = ServerSession(
+        self._session = ServerSession(
             self._downlink or self._whole,
             state.traffic,
             self.layout,
@@ -267,7 +267,7 @@ class Pushes:
             Stragglers(grid, state.late),
             BackoffScheduler(strategy.most, state.turns),
         )
-        self._screen = UpdateFilter(strategy.screening, state.screen)
+        self._filter = UpdateFilter(strategy.screening, state.screen)
         self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
@@ -343,7 +343,7 @@ class Pushes:
         if grid.now >= state.looked:
             under_way = Counter(sent.node for sent in state.flight.values())
             here = grid.get_node_ids()
-            if gone := self._dialogue.gone(lambda: here):
+            if gone := self._session.gone(lambda: here):
                 self._forget(gone)
             for node in self._turns.add(here):
                 for _ in range(self._strategy.in_flight - under_way[node]):
@@ -353,7 +353,7 @@ class Pushes:
     def _forget(self, nodes: set[int]) -> None:
         """Forget nodes that are gone, and the messages to them."""
         state = self._state
-        screens = self._screen, self._screen_of_statistics, self.natives
+        screens = self._filter, self._screen_of_statistics, self.natives
         for each in (self._late, *screens, self._strategy, self._turns):
             each.forget(nodes)
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
@@ -385,38 +385,38 @@ class Pushes:
             self._offer(self._downlink)
         note = DownlinkHeader(count, workers=strategy.buffer)
         orders = TrainConfig(self._lr, count, strategy.proximal_mu)
-        ((message, parcel),) = self._dialogue.messages(
+        ((message, model_update),) = self._session.messages(
             [node], STEP_MESSAGE, orders.config(), note, self.natives.arrays
         )
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self._replica.version, self._staleness.seen()
-        model = self._received(parcel) if strategy.mix else None
+        model = self._received(model_update) if strategy.mix else None
         statistics = self._statistics.of(self._replica.model).copy()
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 
     def _offer(self, downlink: DeltaSync) -> None:
         """Give the newest model to a downlink that sends differences."""
         if downlink.crowded(len(self._turns)):
-            downlink.tidy(self._dialogue.ledger.held)
+            downlink.tidy(self._session.ledger.held)
         model = Model(self._replica.model)
         downlink.offer(model, form_of_updates(self.layout), named=False)
 
-    def _received(self, parcel: ModelUpdate) -> Vector:
+    def _received(self, model_update: ModelUpdate) -> Vector:
         """Return the model, float32 (n,), that a node has after it has received a parcel."""
-        if parcel.received is not None:
-            return parcel.received.vector
-        return decode_update(parcel.arrays[MODEL].data, self.layout).dense()
+        if model_update.received is not None:
+            return model_update.received.vector
+        return decode_update(model_update.arrays[MODEL].data, self.layout).dense()
 
     def _receive(self, sent: Sent, reply: Message) -> None:
         """Apply a reply, or count it as a failure and log the reason."""
         try:
-            update, metrics, natives = self._dialogue.read(reply, sent.node, sent.number, [LOSS])
+            update, metrics, natives = self._session.read(reply, sent.node, sent.number, [LOSS])
             self._apply(sent, update, natives)
         except PayloadError as error:
             self._useless(sent.node, str(error))
             return
         self._turns.used(sent.node)
-        self._dialogue.receipts.applied([sent.node])
+        self._session.receipts.applied([sent.node])
         self._state.traffic.client_updates += 1
         self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
 
@@ -435,7 +435,7 @@ class Pushes:
         statistics = self._screen_of_statistics.taken(
             sent.node, self._statistics.layout, statistics, sent.statistics, model
         )
-        part = self._screen.clip_factor(sent.node, length(values), model, rate)
+        part = self._filter.clip_factor(sent.node, length(values), model, rate)
         if part < 1:
             values = values * np.float32(part)
         # FedAsync, Algorithm 1: x_t = (1 - a) x_(t-1) + a x_new = x_(t-1) - a (x_(t-1) - x_new).

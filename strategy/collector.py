@@ -1,4 +1,4 @@
-"""Send one round's messages and collect replies until there are enough, or the time is up."""
+"""Collect one round's replies until enough came or time is up; count late ones (stragglers)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from compression.flower.timeouts import AdaptiveTimeout, Slowest
+from compression.flower.timeouts import AdaptiveTimeout, SlowestReply
 from strategy.ordered_grid import OrderedGrid
 
 LEAST = 4  # stragglers that wait without a look for their replies
@@ -101,7 +101,7 @@ class RoundCollector:
         self._grid = grid
         self._state = RoundCollectorState() if state is None else state
         self._late = Stragglers(grid, self._state.late)
-        self._slowest = Slowest()
+        self._slowest = SlowestReply()
         self.time_was_up = False  # whether the last round ended by time-out, not by its quorum
 
     def resting(self) -> set[int]:

@@ -1,4 +1,4 @@
-"""The configured strategy: one of EdgeWire's own, or one of Flower's over a compressed grid."""
+"""Make the strategy that a YAML of conf/strategy/ names; a new one needs no change here."""
 
 from __future__ import annotations
 

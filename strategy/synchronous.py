@@ -207,7 +207,7 @@ class SparseAveraging(ParameterServer):
 MOST = 2**63  # samples or weight of a node
 
 
-class Looked(NamedTuple):
+class ScreenedUpdate(NamedTuple):
     """A node's decoded update: trained entries, statistics, metrics, weight, L2 norm, natives."""
 
     indices: Indices | None
@@ -234,7 +234,7 @@ class Rounds:
         self._replica, self.layout = Replica.of(strategy.optimizer, initial_arrays, state.replica)
         follow = self._downlink is not None
         self._steps = StepLogSync(self._replica, self.layout, follow=follow, recent=state.recent)
-        self._dialogue = ServerSession(
+        self._session = ServerSession(
             self._steps,
             state.traffic,
             self.layout,
@@ -253,7 +253,7 @@ class Rounds:
         self._mean: SparseMean | RobustMean = SparseMean(size)
         if kind != "mean":
             self._mean = RobustMean(size, kind, trim=trim, absent=absent)
-        self._screen = UpdateFilter(strategy.screening, state.screen)
+        self._filter = UpdateFilter(strategy.screening, state.screen)
         self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
         self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
 
@@ -288,7 +288,7 @@ class Rounds:
         checksum = self._steps.checksum() if verify and not number % verify else None
         note = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
         orders = TrainConfig(lr, number).config()
-        made = self._dialogue.messages(asked, STEP_MESSAGE, orders, note, self.natives.arrays)
+        made = self._session.messages(asked, STEP_MESSAGE, orders, note, self.natives.arrays)
         return [message for message, _ in made]
 
     def _drawn(self, number: int) -> tuple[list[int], int]:
@@ -297,8 +297,8 @@ class Rounds:
         The draw depends on (seed, round) alone. Resting nodes are left out unless all rest.
         """
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
-        if gone := self._dialogue.gone(lambda: nodes):
-            screens = self._screen, self._screen_of_statistics, self.natives
+        if gone := self._session.gone(lambda: nodes):
+            screens = self._filter, self._screen_of_statistics, self.natives
             for each in (self._exchange, *screens, strategy):
                 each.forget(gone)
         count = max(int(len(nodes) * strategy.fraction_train), strategy.min_train_nodes)
@@ -321,7 +321,7 @@ class Rounds:
         used: dict[int, MetricRecord] = {}
         rate = lr if self._strategy.rate is None else self._strategy.rate
         here = [n for n in asked if n in replies or self._exchange.time_was_up]
-        ready = {} if self._screen.knows else self._look_at_all(here, replies)
+        ready = {} if self._filter.knows else self._look_at_all(here, replies)
         # Without a time-out, a node that has not answered is no failure: the quorum was complete.
         # The order of the nodes, not that of arrival, makes the float sum reproducible.
         for node in here:
@@ -339,43 +339,43 @@ class Rounds:
         state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
             self._step(rate)
-            self._dialogue.receipts.applied(used)
+            self._session.receipts.applied(used)
             state.traffic.client_updates += len(used)
 
     def _look_at_all(
         self, nodes: list[int], replies: Mapping[int, Message]
-    ) -> dict[int, Looked | PayloadError]:
+    ) -> dict[int, ScreenedUpdate | PayloadError]:
         """Decode all replies before any is used, so that the screens learn the usual sizes."""
-        found: dict[int, Looked | PayloadError] = {}
+        found: dict[int, ScreenedUpdate | PayloadError] = {}
         for node in nodes:
             try:
                 found[node] = self._look(node, replies.get(node))
             except PayloadError as error:
                 found[node] = error
-        good = {node: look for node, look in found.items() if isinstance(look, Looked)}
+        good = {node: look for node, look in found.items() if isinstance(look, ScreenedUpdate)}
         there = self._statistics.of(self._replica.model)
         pairs = [(look.statistics, there) for look in good.values()]
         self._screen_of_statistics.observe(self._statistics.layout, pairs)
-        self._screen.observe(look.length for look in good.values())
+        self._filter.observe(look.length for look in good.values())
         self.natives.observe(look.natives for look in good.values())
-        self._screen.cap_weights({node: look.weight for node, look in good.items()})
+        self._filter.cap_weights({node: look.weight for node, look in good.items()})
         return found
 
-    def _look(self, node: int, reply: Message | None) -> Looked:
+    def _look(self, node: int, reply: Message | None) -> ScreenedUpdate:
         """Decode a node's reply. Raises `PayloadError` if the server cannot use it."""
         if reply is None:
             raise PayloadError("no reply in time")
         number_ = self._state.round + 1
-        update, metrics, natives = self._dialogue.read(reply, node, number_, self._measured)
+        update, metrics, natives = self._session.read(reply, node, number_, self._measured)
         name = self._strategy.weighted_by_key
         weight = number(metrics, name) if name else 1.0
         if not 0 < weight < MOST:
             raise PayloadError("its weight must be above 0, below 2^63")
         indices, values, statistics = self._statistics.cut(update)
         long = length(values)
-        return Looked(indices, values, statistics, metrics, weight, long, natives)
+        return ScreenedUpdate(indices, values, statistics, metrics, weight, long, natives)
 
-    def _add(self, node: int, found: Looked | PayloadError, rate: float) -> MetricRecord:
+    def _add(self, node: int, found: ScreenedUpdate | PayloadError, rate: float) -> MetricRecord:
         """Add a node's update; return its metrics. Raises `PayloadError` if a screen refuses it."""
         if isinstance(found, PayloadError):
             raise found
@@ -385,9 +385,9 @@ class Rounds:
         statistics = self._screen_of_statistics.taken(
             node, self._statistics.layout, statistics, self._statistics.of(model), model
         )
-        share = self._screen.clip_factor(node, long, model, rate)
+        share = self._filter.clip_factor(node, long, model, rate)
         if self._strategy.weighted_by_key:
-            weight = self._screen.cap_weights({node: weight})[node]
+            weight = self._filter.cap_weights({node: weight})[node]
         self._mean.add(indices, values if share == 1 else values * np.float32(share), weight)
         share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
         self._statistics.add(statistics, share, weight)

@@ -14,7 +14,7 @@ from torch.autograd import backward
 from task.errors import TaskError
 from task.gradient_predictor import GradientModule
 from task.layers import Part, Segment, layers_of, segment_of
-from task.models.small import Narrow
+from task.models.small import ChannelsLast
 
 COPIES = 4  # floats for each parameter: its value, its gradient, two moments of Adam
 REPEATS = 3
@@ -76,7 +76,7 @@ def _flops(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
     return counter.get_total_flops(), result
 
 
-class Measured(NamedTuple):
+class LayerCosts(NamedTuple):
     """One layer's seconds and bytes for a step, and those of a module after it."""
 
     seconds: float
@@ -87,7 +87,7 @@ class Measured(NamedTuple):
 
 def measure(
     make: Callable[[], nn.Module], images: Tensor, classes: int, hidden: int
-) -> list[Measured]:
+) -> list[LayerCosts]:
     """Measure each layer on this machine with a mini-batch of prepared images, (B, C, H, W).
 
     Bytes are those of parameters, gradients, an optimiser's moments, and the tensors that a forward
@@ -98,7 +98,7 @@ def measure(
     layers = layers_of(model)
     x, found = images, []
     for number, layer in enumerate(layers):
-        segment = Segment([layer], number, isinstance(model, Narrow))
+        segment = Segment([layer], number, isinstance(model, ChannelsLast))
         given = x.detach().requires_grad_(number > 0)
         h, saved = _saved(segment, given)
         taken = _seconds(partial(_there_and_back, segment, given))
@@ -114,7 +114,7 @@ def measure(
                 module_taken += _seconds(partial(module, wire, labels))
             parameters = sum(p.numel() for p in module.parameters())
             module_nbytes = 4 * (COPIES * parameters + 3 * wire.numel())
-        found.append(Measured(taken, module_taken, nbytes, module_nbytes))
+        found.append(LayerCosts(taken, module_taken, nbytes, module_nbytes))
         x = h
     return found
 
@@ -146,7 +146,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def balanced(
-    layers: Sequence[Measured], segments: int, limits: Sequence[float] | None = None
+    layers: Sequence[LayerCosts], segments: int, limits: Sequence[float] | None = None
 ) -> tuple[int, ...]:
     """Return the cuts that minimise the seconds of the slowest of `segments` segments.
 

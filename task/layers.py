@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from task.errors import TaskError
 from task.flat_model import FlatModel, tensors_of
-from task.models.small import Narrow
+from task.models.small import ChannelsLast
 
 Draws = Callable[[int], AbstractContextManager[None]]
 # Modules with parameters that still belong to the layer before them.
@@ -54,7 +54,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 def _is_row(module: nn.Module) -> bool:
     """Return whether a module only calls its children one after the other."""
-    return type(module).forward in (nn.Sequential.forward, Narrow.forward)
+    return type(module).forward in (nn.Sequential.forward, ChannelsLast.forward)
 
 
 def _opened(row: nn.Module) -> Iterator[nn.Module]:
@@ -91,7 +91,7 @@ class Segment(nn.Module):
     """Consecutive layers of a model.
 
     `first`: the number of its first layer in the model. `channels_last`: images have the memory
-    layout with channels last, as in a `Narrow` model.
+    layout with channels last, as in a `ChannelsLast` model.
     """
 
     def __init__(self, layers: Sequence[Layer], first: int, channels_last: bool) -> None:
@@ -137,7 +137,7 @@ def _channels_last(images: Tensor) -> Tensor:
 
 def segment_of(model: nn.Module, first: int, last: int) -> Segment:
     """Return the layers `first` to `last` - 1 of a model, which share its modules."""
-    return Segment(layers_of(model)[first:last], first, isinstance(model, Narrow))
+    return Segment(layers_of(model)[first:last], first, isinstance(model, ChannelsLast))
 
 
 def empty_segment(make: Callable[[], nn.Module], first: int, last: int) -> Segment:
@@ -202,7 +202,7 @@ def parts_of(
     names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
     found = []
     for first, last in zip((0, *cuts), (*cuts, len(layers)), strict=True):
-        segment = Segment(layers[first:last], first, isinstance(model, Narrow))
+        segment = Segment(layers[first:last], first, isinstance(model, ChannelsLast))
         own = {n: names[id(t)] for n, t in (*segment.named_parameters(), *segment.named_buffers())}
         h = segment(x)
         flat = FlatModel(segment, "meta")

@@ -56,7 +56,7 @@ class Place(NamedTuple):
         return self.segment == len(self.cuts)
 
 
-class Passed(NamedTuple):
+class StepResult(NamedTuple):
     """The results of a mini-batch; tensors are float32 (B, ...) in wire layout."""
 
     output: Tensor | None  # None at the model's end
@@ -64,7 +64,7 @@ class Passed(NamedTuple):
     loss: float | None  # the mini-batch's mean, at the model's end
 
 
-class Trained:
+class TrainedModule:
     """A flat module and its optimiser, which takes steps only along finite gradients."""
 
     def __init__(self, module: nn.Module, config: Config) -> None:
@@ -126,12 +126,12 @@ class Stage:
         self.part = parts_of(make, place.cuts, tuple(data.train.images.shape[1:]))[place.segment]
         self.segment: Segment = empty_segment(make, self.part.first, self.part.last)
         self.segment.train()
-        self.main = Trained(self.segment, config)
+        self.main = TrainedModule(self.segment, config)
         self._loss = nn.CrossEntropyLoss(reduction="sum")
         self._graphs: dict[str, tuple[Tensor, Tensor]] = {}
         self._samples = 0  # samples of the micro-batches since the last step
         self._config, self._classes = config, data.classes
-        self.module: Trained | None = None
+        self.module: TrainedModule | None = None
         if config.strategy["synthetic"] and not place.ends:
             self._make_module()
 
@@ -140,7 +140,7 @@ class Stage:
         classes = self._classes if options["conditioned"] else 0
         with IsolatedRng(torch.device("cpu"), stream_seed(self._seed, _MODULE, self.place.segment)):
             module = GradientModule(self.part.output, classes, int(options["hidden"]))
-        self.module = Trained(module, self._config)
+        self.module = TrainedModule(module, self._config)
 
     def arrays(self, whole: bool) -> dict[str, Vector]:
         """Return the segment's state as a vector by name; on a CPU it shares the memory.
@@ -186,7 +186,7 @@ class Stage:
         for name, tensor in self.segment.beside().items():
             put_array(tensor, beside[name])
 
-    def train(self, x: Tensor, labels: Tensor | None, number: int, lr: float) -> Passed:
+    def train(self, x: Tensor, labels: Tensor | None, number: int, lr: float) -> StepResult:
         """Take one step with a mini-batch; `x` in wire layout, `number`: its place in the run.
 
         Raises `PayloadError` if any value is not finite; the stage does not change then.
@@ -197,7 +197,7 @@ class Stage:
             if self.place.ends:
                 loss = self._loss(h, labels)
                 _back_from(loss)
-                passed = Passed(None, self._back(x), loss.item() / len(h))
+                passed = StepResult(None, self._back(x), loss.item() / len(h))
                 _expect_finite(loss, "the loss")
             else:
                 wire = self.segment.to_wire(h)
@@ -205,7 +205,7 @@ class Stage:
                 # Jaderberg et al. 2017, section 2.1: the module's prediction M(h, y) takes the
                 # place of dL/dh, so the segment steps before the next segment has seen h.
                 _back_from(h, self.segment.from_wire(self._predicted(wire, labels)))
-                passed = Passed(wire, self._back(x), None)
+                passed = StepResult(wire, self._back(x), None)
             self.main.step(lr, len(h))
         return passed
 
@@ -249,7 +249,7 @@ class Stage:
         _back_from(h, self.segment.from_wire(given))
         return self._back(x)  # type: ignore[return-value]  # the first segment's caller ignores it
 
-    def loss(self, x: Tensor, labels: Tensor, key: str, first: bool) -> Passed:
+    def loss(self, x: Tensor, labels: Tensor, key: str, first: bool) -> StepResult:
         """Do forward pass, loss and backward pass of a micro-batch, in the last segment."""
         with self._statistics_kept():
             x, h = self._forward(x, key)
@@ -257,7 +257,7 @@ class Stage:
             _expect_finite(loss, "the loss")
             self._begin(first, len(x))
             _back_from(loss)
-            return Passed(None, self._back(x), loss.item() / len(h))
+            return StepResult(None, self._back(x), loss.item() / len(h))
 
     def finish(self, lr: float) -> None:
         """Take a step along the mean gradient over all micro-batches of the mini-batch.

@@ -14,7 +14,7 @@ TIMES, LEAST = 10.0, 60.0  # a limit is TIMES what other replies took, at least 
 log = getLogger("edgewire")
 
 
-class Slowest:
+class SlowestReply:
     """The longest that replies of one kind have taken, in real seconds."""
 
     def __init__(self) -> None:
@@ -39,14 +39,14 @@ class AdaptiveTimeout:
     """The deadline for the replies to one call.
 
     A `timeout` counts from the call. Without one, earlier calls determine the limit
-    (`Slowest.limit`). In the first call, the first half of the replies determines it.
+    (`SlowestReply.limit`). In the first call, the first half of the replies determines it.
     """
 
     def __init__(
-        self, grid: TimedGrid, timeout: float, asked: int, slowest: Slowest | None = None
+        self, grid: TimedGrid, timeout: float, asked: int, slowest: SlowestReply | None = None
     ) -> None:
         self._grid, self._asked, self._began = grid, asked, grid.now
-        self._slowest = Slowest() if slowest is None else slowest
+        self._slowest = SlowestReply() if slowest is None else slowest
         limit = self._slowest.limit(grid, timeout)
         self._adapts = timeout >= FOREVER and grid.virtual_seconds is None and limit >= FOREVER
         self.deadline = grid.now + limit
@@ -68,7 +68,10 @@ class AdaptiveTimeout:
 
 
 def gathered(
-    grid: TimedGrid, messages: Sequence[Message], timeout: float, slowest: Slowest | None = None
+    grid: TimedGrid,
+    messages: Sequence[Message],
+    timeout: float,
+    slowest: SlowestReply | None = None,
 ) -> list[Message]:
     """Send messages; return the replies received before the deadline (`AdaptiveTimeout`)."""
     patience = AdaptiveTimeout(grid, timeout, len(messages), slowest)

@@ -39,7 +39,7 @@ NO_DOWNLINK = (
 )
 
 
-class PassedOn(NamedTuple):
+class UncompressedRecord(NamedTuple):
     """An uncompressed record: of messages of a type, or of replies to them."""
 
     reply: bool
@@ -60,7 +60,7 @@ def holds_floats(arrays: ArrayRecord) -> bool:
     return any(is_float(type_of(array)) for array in arrays.values())
 
 
-class Untouched:
+class Uncompressed:
     """Counts uncompressed records in the first calls of a grid, and logs one warning about them.
 
     If nothing at all was compressed, it warns with the first replies, because there may be no
@@ -69,9 +69,12 @@ class Untouched:
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        self._found, self._largest = Counter[PassedOn](), Counter[PassedOn]()  # bytes; of one
+        self._found, self._largest = (
+            Counter[UncompressedRecord](),
+            Counter[UncompressedRecord](),
+        )  # bytes; of one
         self._calls = Counter[str]()  # by the type of their messages
-        self._said = set[PassedOn]()
+        self._said = set[UncompressedRecord]()
         self._done = False
 
     @property
@@ -104,11 +107,11 @@ class Untouched:
                 why = SECOND if floats and (seen or model is not None) else NO_FLOATS
                 seen = True
             if name != model:
-                self._note(PassedOn(False, type_, name, type(record).__name__, why), size)
+                self._note(UncompressedRecord(False, type_, name, type(record).__name__, why), size)
 
     def whole(self, type_: str, name: str, size: int, why: str) -> None:
         """Note a message that holds the whole model."""
-        self._note(PassedOn(False, type_, name, "ArrayRecord", why), size)
+        self._note(UncompressedRecord(False, type_, name, "ArrayRecord", why), size)
 
     def count_received(
         self, type_: str, content: RecordDict, model: str | None, asked: bool
@@ -123,9 +126,9 @@ class Untouched:
                 elif holds_floats(record) and asked:
                     why = SECOND
             if name != model:
-                self._note(PassedOn(True, type_, name, type(record).__name__, why), size)
+                self._note(UncompressedRecord(True, type_, name, type(record).__name__, why), size)
 
-    def _note(self, passed: PassedOn, size: int) -> None:
+    def _note(self, passed: UncompressedRecord, size: int) -> None:
         self._found[passed] += size
         self._largest[passed] = max(size, self._largest[passed])
 
@@ -150,7 +153,7 @@ class Untouched:
         return bool(heavy)
 
 
-def _said(passed: PassedOn, size: int) -> str:
+def _said(passed: UncompressedRecord, size: int) -> str:
     what = "replies to" if passed.reply else "messages of type"
     kind, name, type_ = passed.kind, passed.name[:40], passed.type[:40]
     return f"{kind} {name!r} of {what} {type_!r}, {size:,} bytes so far ({passed.why})"

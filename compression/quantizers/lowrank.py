@@ -22,7 +22,7 @@ class Matrix(NamedTuple):
     q: slice  # in the stream of all Q
 
 
-class Shares(NamedTuple):
+class Factored(NamedTuple):
     """Which tensors are sent as products, and which uncompressed."""
 
     matrices: list[Matrix]
@@ -30,7 +30,7 @@ class Shares(NamedTuple):
     sizes: tuple[int, int, int, int]  # streams' entries: scales (one per product), P, Q, raw
 
 
-def plan(parts: TensorSlices, rank: int) -> Shares:
+def plan(parts: TensorSlices, rank: int) -> Factored:
     """Return which tensors are sent as products: those larger than their P and Q together.
 
     Rank, sizes and shapes decide, and both sides know these.
@@ -49,7 +49,7 @@ def plan(parts: TensorSlices, rank: int) -> Shares:
         else:
             raw.append(slice(start, stop))
             others += size
-    return Shares(matrices, raw, (len(matrices), p, q, others))
+    return Factored(matrices, raw, (len(matrices), p, q, others))
 
 
 def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:

@@ -20,7 +20,7 @@ while len(_HADAMARD) < 128:  # the upper left corners are the smaller matrices
     _HADAMARD = np.kron(np.array([[1, 1], [1, -1]], dtype=np.float32), _HADAMARD)
 
 
-class Stretch(NamedTuple):
+class EqualChunks(NamedTuple):
     """Consecutive chunks of one size."""
 
     length: int  # values per chunk
@@ -29,7 +29,7 @@ class Stretch(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Some chunks of a `Stretch`, and two uninitialised work arrays (c, padded)."""
+    """Some chunks of a `EqualChunks`, and two uninitialised work arrays (c, padded)."""
 
     values: slice  # in the vector
     chunks: slice  # numbers of the chunks
@@ -39,17 +39,17 @@ class Batch(NamedTuple):
     spare: Vector
 
 
-def runs(segments: Segments) -> Iterator[Stretch]:
+def runs(segments: Segments) -> Iterator[EqualChunks]:
     """Cut each tensor into chunks of CHUNK values and one chunk of the remaining values."""
     for length, equal in groupby(np.diff(segments).tolist()):
         tensors = sum(1 for _ in equal)
         if 0 < length <= CHUNK:
-            yield Stretch(length, _padded(length), tensors)
+            yield EqualChunks(length, _padded(length), tensors)
         elif length:
             for _ in range(tensors):
-                yield Stretch(CHUNK, CHUNK, length // CHUNK)
+                yield EqualChunks(CHUNK, CHUNK, length // CHUNK)
                 if length % CHUNK:
-                    yield Stretch(length % CHUNK, _padded(length % CHUNK), 1)
+                    yield EqualChunks(length % CHUNK, _padded(length % CHUNK), 1)
 
 
 def batches(segments: Segments) -> Iterator[Batch]:

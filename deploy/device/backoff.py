@@ -11,7 +11,7 @@ from logging import getLogger
 
 import httpx
 
-from deploy.device.client import NOT_ACTIVATED, ONLY_REGISTERED, TWIN, Refusal
+from deploy.device.client import NOT_ACTIVATED, ONLY_REGISTERED, TWIN, ServerRefusal
 from simulation.proxies import by_proxy
 
 FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # first and longest pause in seconds; factor per pause
@@ -20,7 +20,7 @@ AHEAD, BEHIND = 5.0, 305.0
 INTERVAL = 60.0  # seconds: a node that is silent for twice as long counts as offline
 ONLINE_SECONDS = 2 * INTERVAL  # a server counts a node that has left as online for so long
 log = getLogger("edgewire")
-WORTH_WAITING = (Refusal, httpx.TransportError, OSError)
+WORTH_WAITING = (ServerRefusal, httpx.TransportError, OSError)
 
 
 class Wait:
@@ -54,7 +54,7 @@ def reason_of(
     `known`: whether the server has this node's key; None: not known yet. `secure`: whether the
     connection uses TLS.
     """
-    if isinstance(error, Refusal):
+    if isinstance(error, ServerRefusal):
         return _of_refusal(error, address + by_proxy(address, secure), known)
     if isinstance(error, httpx.TransportError):
         return _of_line(error, address, secure)
@@ -73,7 +73,7 @@ def clock_trouble(ahead: float | None) -> str | None:
     )
 
 
-def _of_refusal(error: Refusal, address: str, known: bool | None) -> str:
+def _of_refusal(error: ServerRefusal, address: str, known: bool | None) -> str:
     clock = clock_trouble(error.ahead)
     if error.status == 401:
         if clock is not None:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from deploy.certificate_dates import lasting
 from deploy.device.node_folder import FolderError, is_taken, own_key
-from deploy.device.server_checks import AtServer
+from deploy.device.server_checks import ServerView
 from deploy.findings import (
     OK,
     WARNING,
@@ -38,7 +38,7 @@ PACKAGES = ("torch", "numpy", "hydra", "safetensors", "PIL", "xxhash", "pcodec",
 
 def checks(given: argparse.Namespace) -> Iterable[tuple[str, Check]]:
     """Return the checks in order: first those of this machine, then those of the server."""
-    here = OnDevice(given)
+    here = DeviceChecks(given)
     yield from [("Python", python), ("64 bit", bits), ("memory", here.memory)]
     yield "disk", partial(disk, here.state, "--state")
     yield from [("packages", packages), ("Flower", flower), ("data", here.data), ("key", here.key)]
@@ -46,7 +46,7 @@ def checks(given: argparse.Namespace) -> Iterable[tuple[str, Check]]:
     yield "server", here.server
 
 
-class OnDevice:
+class DeviceChecks:
     """A device, described by its node's command line."""
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -137,7 +137,7 @@ class OnDevice:
                 OK, "proxy", f"{fleet.address} is reached{proxy}, as the environment says"
             )
         try:
-            at_server = AtServer(fleet, self.state, self._runs)
+            at_server = ServerView(fleet, self.state, self._runs)
             yield from at_server.findings(has_key=self._key is not None, named=named)
         finally:
             fleet.close()

@@ -55,7 +55,7 @@ _PATHS: dict[type[Message], str] = {
 }
 
 
-class Refusal(Exception):
+class ServerRefusal(Exception):
     """The server has answered with an error.
 
     `status`: the HTTP status; `code`: Flower's code of the error, or None; `ahead`: by how many
@@ -74,7 +74,7 @@ class FleetClient:
     """Makes signed calls to one server; safe for several threads.
 
     `address`: host:port. `root_certificates`: a PEM file; None: the system's certificates. Every
-    call raises `Refusal`, or `httpx.TransportError` if the server cannot be reached.
+    call raises `ServerRefusal`, or `httpx.TransportError` if the server cannot be reached.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class FleetClient:
             timeout=httpx.Timeout(timeout, connect=min(_CONNECT, timeout)),
         )
         if not response.is_success:
-            raise Refusal(response)
+            raise ServerRefusal(response)
         return response.content
 
     def _signed(self) -> dict[str, str]:

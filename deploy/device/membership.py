@@ -20,7 +20,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeat
 from flwr.proto.node_pb2 import Node as ProtoNode
 
 from deploy.device.backoff import INTERVAL, clock_trouble
-from deploy.device.client import FleetClient, Refusal
+from deploy.device.client import FleetClient, ServerRefusal
 from deploy.device.node_folder import NodeFolder
 
 _BEATS, _AGAIN = 20.0, 5.0  # seconds between two heartbeats; after a failed one
@@ -29,7 +29,7 @@ _KEY_IN_USE = 23  # Flower's code of the error
 log = getLogger("edgewire")
 
 
-class Member:
+class Membership:
     """A node's membership. After `stop` or `leave` it no longer uses `fleet`.
 
     `registers`: the node has made its own key, and registers it itself. `beats`: seconds between
@@ -91,7 +91,7 @@ class Member:
         """Go offline; wait at most 3 s (`_LEAVING`) for the server."""
         self.stop()
         if self.node_id:
-            with suppress(httpx.TransportError, Refusal):
+            with suppress(httpx.TransportError, ServerRefusal):
                 request = DeactivateNodeRequest(node_id=self.node_id)
                 self._fleet.call(request, DeactivateNodeResponse, timeout=_LEAVING)
 
@@ -99,7 +99,7 @@ class Member:
         request = RegisterNodeFleetRequest(public_key=self._fleet.public_key)
         try:
             self._fleet.call(request, RegisterNodeFleetResponse)
-        except Refusal as error:
+        except ServerRefusal as error:
             if error.code != _KEY_IN_USE:
                 raise
 
@@ -108,7 +108,7 @@ class Member:
         self.node_id = before
         try:
             return self._heard()
-        except Refusal as error:
+        except ServerRefusal as error:
             if error.status not in (401, 404) or clock_trouble(error.ahead) is not None:
                 raise
             self.known = False
@@ -128,7 +128,7 @@ class Member:
             try:
                 if not self._heard():
                     self.lose()
-            except Refusal as error:
+            except ServerRefusal as error:
                 if error.status in (401, 404):
                     self.lose()
             except httpx.TransportError:

@@ -22,8 +22,8 @@ from flwr.supercore.run import Run
 from deploy.device.app_runner import answered, message_of, refused
 from deploy.device.apps import AppError, Apps
 from deploy.device.backoff import WORTH_WAITING, Wait, reason_of
-from deploy.device.client import RUN_IS_OVER, FleetClient, Refusal
-from deploy.device.membership import Member
+from deploy.device.client import RUN_IS_OVER, FleetClient, ServerRefusal
+from deploy.device.membership import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.device.store import NodeStore
 from deploy.device.throttled_log import TOLD, ThrottledLog
@@ -44,7 +44,7 @@ class Device:
         self,
         fleet: FleetClient,
         journal: NodeFolder,
-        member: Member,
+        member: Membership,
         node_config: UserConfig,
         *,
         apps: Collection[str] = (),
@@ -70,7 +70,7 @@ class Device:
                 self.step()
                 self._wait.over()
             except WORTH_WAITING as error:
-                if isinstance(error, Refusal) and error.status in (401, 404, 405, 412):
+                if isinstance(error, ServerRefusal) and error.status in (401, 404, 405, 412):
                     self._member.lose()
                 reason = reason_of(
                     error,
@@ -98,7 +98,7 @@ class Device:
             self._written = True
         try:
             self._answer(self._claim)
-        except Refusal as error:
+        except ServerRefusal as error:
             if error.code not in _NO_SUCH_RUN:
                 raise
             log.info("the run of the message in hand is over: it is put aside")
@@ -108,14 +108,14 @@ class Device:
         """Send the reply to a message; a stored reply is sent again, not computed again."""
         metadata = claim.messages_list[0].metadata
         run = self._known_run(metadata.run_id)
-        lives = heard(metadata.group_id, run.run_id)
-        shelf = self._journal.shelf(lives.key if lives else _series(run))
+        lineage = heard(metadata.group_id, run.run_id)
+        shelf = self._journal.shelf(lineage.key if lineage else _series(run))
         name = claim.message_object_trees[0].object_id
         if name in shelf.answered[:-1]:
             log.info("a message came again that was replied to long ago: it is put aside")
             return
         if name not in shelf.answered:
-            shelf.take_up(self._member.node_id, lives)
+            shelf.take_up(self._member.node_id, lineage)
             self._compute(claim, run, shelf, name)
         self._carrier.push(self._bundle if self._bundle is not None else shelf.reply())
 

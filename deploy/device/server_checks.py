@@ -27,7 +27,7 @@ from flwr.proto.node_pb2 import Node
 
 from deploy.certificate_dates import lasting, names_of
 from deploy.device.backoff import INTERVAL, ONLINE_SECONDS, WORTH_WAITING, clock_trouble, reason_of
-from deploy.device.client import BUNDLED, FleetClient, Refusal, ahead_of, says_bundled
+from deploy.device.client import BUNDLED, FleetClient, ServerRefusal, ahead_of, says_bundled
 from deploy.device.node_folder import known_id
 from deploy.findings import OK, WARNING, WRONG, Finding
 from protocol.flower_releases import installed, is_known
@@ -37,7 +37,7 @@ TIMES, SLOW = 5, 1.0  # how many round trips are timed; seconds from which one i
 REGISTER = "`python -m deploy.keys register NAME`, on the server"
 
 
-class AtServer:
+class ServerView:
     """A server, as the client of one device sees it.
 
     `state`: the node's folder; `runs`: whether a node runs on it now.
@@ -58,7 +58,7 @@ class AtServer:
             yield Finding(WRONG, "server", self._reason(error))
             return
         if first.status_code not in (200, 404):
-            yield Finding(WRONG, "server", self._reason(Refusal(first)))
+            yield Finding(WRONG, "server", self._reason(ServerRefusal(first)))
             return
         bundled = says_bundled(first)
         if bundled:
@@ -99,7 +99,7 @@ class AtServer:
         if response is None or response.status_code == 404:  # an older version of our server
             yield from self._plainly(named)
         elif response.status_code != 200:
-            yield Finding(WRONG, "registered", self._reason(Refusal(response)))
+            yield Finding(WRONG, "registered", self._reason(ServerRefusal(response)))
         else:
             yield from self._told(response, named)
 
@@ -143,7 +143,7 @@ class AtServer:
                 yield Finding(OK, "registered", f"as node {before}, online")
                 return
             number = self._come_and_go()
-        except Refusal as error:
+        except ServerRefusal as error:
             known = None if before is None else True
             yield Finding(WRONG, "registered", self._reason(error, known))
             return

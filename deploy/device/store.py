@@ -45,7 +45,7 @@ log = getLogger("edgewire")
 
 
 @dataclass
-class Past:
+class CheckpointedState:
     """The node's state at a checkpoint: its records in the form of a file's head."""
 
     checkpoint: Checkpoint
@@ -75,7 +75,7 @@ class NodeStore:
     _reply: Blob | None = None
     _arrays: Arrays = field(default_factory=dict)
     _records: list[Any] = field(default_factory=list)  # the state as a file's head describes it
-    _past: Past | None = None
+    _past: CheckpointedState | None = None
 
     def reply(self) -> bytes:
         """Return the last reply that `commit` was given. Raises `OSError` and `ValueError`."""
@@ -83,18 +83,18 @@ class NodeStore:
             raise ValueError("no reply is kept")
         return read(self.folder, self._reply)
 
-    def take_up(self, node: int, lives: RunLineage | None) -> None:
+    def take_up(self, node: int, lineage: RunLineage | None) -> None:
         """Set `state` to the state that the current message builds on; `commit` will write it.
 
         When a resumed run's server has gone back to a checkpoint, that is not the last state but
         the one at the checkpoint. A state of another node, or of a part of the run that the server
-        has gone back behind, is dropped with a line in the log. `lives`: the lineage that the
+        has gone back behind, is dropped with a line in the log. `lineage`: the lineage that the
         message carries; None: it carries none.
         """
         turn = Turn.STAY
-        if lives is not None:
+        if lineage is not None:
             past = None if self._past is None else self._past.checkpoint
-            turn = turn_of(lives, self.life, past)
+            turn = turn_of(lineage, self.life, past)
         if self.node not in (0, node) and self.state:
             log.warning("the state kept of this run is of node %d: it starts anew", self.node)
             self._go_to([])
@@ -107,10 +107,10 @@ class NodeStore:
             log.info("the run was resumed: the state goes back to its checkpoint, too")
             self._go_to(self._past.records)
         self.node = node
-        if lives is not None:
-            self.life, newest = lives.life, lives.newest
+        if lineage is not None:
+            self.life, newest = lineage.life, lineage.newest
             if newest and (self._past is None or self._past.checkpoint != newest):
-                self._past = Past(newest, self._records)
+                self._past = CheckpointedState(newest, self._records)
 
     def _go_to(self, records: list[Any]) -> None:
         try:
@@ -208,7 +208,7 @@ def _opened(folder: Path, number: int) -> NodeStore:
         reply,
         arrays,
         head["records"],
-        past and Past(Checkpoint(*past[0]), past[1]),
+        past and CheckpointedState(Checkpoint(*past[0]), past[1]),
     )
 
 

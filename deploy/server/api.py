@@ -81,7 +81,7 @@ Kind = TypeVar("Kind", bound=Protobuf)
 Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
 
 
-class Bundling:
+class BundleApi:
     """Wraps a SuperLink's ASGI app, and answers this project's own calls.
 
     `output`: the folder below which its ServerApps write their results; None: no files are served.

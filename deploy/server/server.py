@@ -134,11 +134,11 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
         (LocalOnly, {"closed": not (options.insecure or options.any_node)})
     ]
     try:
-        from deploy.server.api import Bundling
+        from deploy.server.api import BundleApi
         from deploy.server.flower_api import expect_handlers
 
         expect_handlers()
-        found.append((Bundling, {"output": output_of(options)}))
+        found.append((BundleApi, {"output": output_of(options)}))
     except ImportError as error:
         warn(f"this Flower is another: nodes poll and send single objects ({error})")
     if not options.insecure and not options.any_node:

@@ -21,7 +21,7 @@ ROW_KEYS = {"id": True, "label": True, "key": True}
 
 
 @dataclass(frozen=True)
-class LookedUp:
+class BenchmarkTable:
     """A benchmark's table: its columns (head -> key) and its rows (id -> label and key).
 
     `path`: the path of a value in the JSON, with `column` and `row` in place of their keys.
@@ -37,10 +37,10 @@ class LookedUp:
 
 
 @dataclass(frozen=True)
-class FilledLookedUp:
+class FilledBenchmarkTable:
     """A benchmark's table with the measured values."""
 
-    definition: LookedUp
+    definition: BenchmarkTable
     measured: Measured
 
     def has_run(self) -> bool:
@@ -74,7 +74,7 @@ class FilledLookedUp:
         return self.measured.value([keys.get(key, key) for key in self.definition.path])
 
 
-def looked_up(root: Path, content: dict[str, Any]) -> LookedUp:
+def looked_up(root: Path, content: dict[str, Any]) -> BenchmarkTable:
     """Return the table of a definition. Raises `ResultsError` for an invalid definition."""
     expect_keys("a table of a benchmark", content, KEYS)
     if not isinstance(content["columns"], dict):
@@ -85,7 +85,7 @@ def looked_up(root: Path, content: dict[str, Any]) -> LookedUp:
     expect_different("rows with the id", [identifier(row) for row in rows])
     benchmark = text_of(content, "benchmark")
     measured_file(root, benchmark)  # raises for an invalid name
-    return LookedUp(
+    return BenchmarkTable(
         identifier(content) if "id" in content else "",
         text_of(content, "title"),
         benchmark,

@@ -18,7 +18,7 @@ NOT_RUN = "not run yet"
 ONE_SEED = " (one seed)"
 
 
-class Shown(NamedTuple):
+class Rendered(NamedTuple):
     """A value as text: for a cell of its column, and for a sentence, with its unit."""
 
     cell: str
@@ -26,7 +26,7 @@ class Shown(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Beside:
+class RowContext:
     """A row's runs, in the order of their seeds, and the table's settings that columns need.
 
     `against`: the runs of the row to compare with; `reach`: an accuracy in %; `after`: a round.
@@ -38,7 +38,7 @@ class Beside:
     after: int | None = None
 
 
-Show = Callable[[Beside], Shown]
+Show = Callable[[RowContext], Rendered]
 
 
 class PageColumn(NamedTuple):
@@ -75,40 +75,40 @@ def _of_how_many(found: Estimate, runs: int) -> str:
 
 
 def _measured(key: str, scale: float = 1, places: int = 2, unit: str = "") -> Show:
-    def show(row: Beside) -> Shown:
+    def show(row: RowContext) -> Rendered:
         if not (values := _values(row.runs, key, scale)):
-            return Shown(NOTHING, NOTHING)
+            return Rendered(NOTHING, NOTHING)
         found = estimate(list(values.values()))
         text, remark = with_interval(found, places), _of_how_many(found, len(row.runs))
-        return Shown(text + remark, text + unit + remark)
+        return Rendered(text + remark, text + unit + remark)
 
     return show
 
 
-def _compared(row: Beside, key: str = "accuracy") -> Estimate | None:
+def _compared(row: RowContext, key: str = "accuracy") -> Estimate | None:
     """Return the mean difference of equal seeds in points; None without a common seed."""
     ours, theirs = (_values(runs, key, 100) for runs in (row.runs, row.against))
     return paired(ours, theirs)
 
 
-def _points(row: Beside, key: str = "accuracy") -> Shown:
+def _points(row: RowContext, key: str = "accuracy") -> Rendered:
     if row.runs == row.against:
-        return Shown("", NOTHING)
+        return Rendered("", NOTHING)
     if (found := _compared(row, key)) is None:
-        return Shown(NOTHING, NOTHING)
+        return Rendered(NOTHING, NOTHING)
     text, remark = with_interval(found), _of_how_many(found, len(row.runs))
-    return Shown(text + remark, f"{text} points{remark}")
+    return Rendered(text + remark, f"{text} points{remark}")
 
 
-def _difference(row: Beside, key: str = "accuracy") -> Shown:
+def _difference(row: RowContext, key: str = "accuracy") -> Rendered:
     """Show the difference in points, and mark one that is not significant."""
     points, found = _points(row, key), _compared(row, key)
     if row.runs == row.against or found is None or not found.noise:
         return points
-    return Shown(f"{points.cell}, noise", f"{points.sentence}, within the noise")
+    return Rendered(f"{points.cell}, noise", f"{points.sentence}, within the noise")
 
 
-def _verdict(row: Beside) -> Shown:
+def _verdict(row: RowContext) -> Rendered:
     """Compare a row's accuracy with the other's: words to stand between the two names."""
     found = _compared(row)
     if found is None or found.half is None:
@@ -117,14 +117,14 @@ def _verdict(row: Beside) -> Shown:
         text = "within the noise of"
     else:
         text = "above" if found.mean > 0 else "below"
-    return Shown(text, text)
+    return Rendered(text, text)
 
 
 def _mean(key: str, form: Callable[[float], str], scale: float = 1) -> Show:
-    def show(row: Beside) -> Shown:
+    def show(row: RowContext) -> Rendered:
         values = list(_values(row.runs, key, scale).values())
         text = form(fmean(values)) if values else NOTHING
-        return Shown(text, text)
+        return Rendered(text, text)
 
     return show
 
@@ -132,10 +132,10 @@ def _mean(key: str, form: Callable[[float], str], scale: float = 1) -> Show:
 def _ratio(above: str, below: str, form: Callable[[float], str]) -> Show:
     """Show the ratio of two sums over the runs."""
 
-    def show(row: Beside) -> Shown:
+    def show(row: RowContext) -> Rendered:
         top, bottom = (sum(_values(row.runs, key).values()) for key in (above, below))
         text = form(top / bottom) if bottom else NOTHING
-        return Shown(text, text)
+        return Rendered(text, text)
 
     return show
 
@@ -147,13 +147,13 @@ def _until(
 ) -> Show:
     """Show a sum of counters at the evaluation where `find` sees the table's accuracy reached."""
 
-    def show(row: Beside) -> Shown:
+    def show(row: RowContext) -> Rendered:
         found = [find(run.rows(), (row.reach or 0) / 100) for run in row.runs]
         there = [sum(at[key] or 0 for key in keys) for at in found if at is not None]
         if not there:
-            return Shown("never", "never")
+            return Rendered("never", "never")
         part = "" if len(there) == len(found) else f" ({len(there)} of {len(found)} runs)"
-        return Shown(form(fmean(there)) + part, form(fmean(there)) + part)
+        return Rendered(form(fmean(there)) + part, form(fmean(there)) + part)
 
     return show
 
@@ -161,14 +161,14 @@ def _until(
 def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
     """Show the ratio of two counters' growth after the table's round."""
 
-    def show(row: Beside) -> Shown:
+    def show(row: RowContext) -> Rendered:
         lived = [run for run in row.runs if not run.diverged]  # diverged runs may have ended before
         grown = [_grown(run, row.after or 0, (above, below)) for run in lived]
         if not grown:
-            return Shown(NOTHING, NOTHING)
+            return Rendered(NOTHING, NOTHING)
         top, bottom = (sum(values) for values in zip(*grown, strict=True))
         text = form(top / bottom) if bottom else NOTHING
-        return Shown(text, text)
+        return Rendered(text, text)
 
     return show
 
@@ -185,11 +185,11 @@ def _grown(run: KeptRun, after: int, keys: Sequence[str]) -> list[float]:
     return [(rows[-1][key] or 0) - (start[key] or 0) for key in keys]
 
 
-def _seeds(row: Beside) -> Shown:
+def _seeds(row: RowContext) -> Rendered:
     seeds = sorted(run.seed for run in row.runs)
     whole = seeds == list(range(seeds[0], seeds[-1] + 1))
     text = f"{seeds[0]} to {seeds[-1]}" if whole and len(seeds) > 3 else ", ".join(map(str, seeds))
-    return Shown(text, text)
+    return Rendered(text, text)
 
 
 COLUMNS: dict[str, PageColumn] = {

@@ -14,7 +14,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from report.errors import ResultsError
 from report.kept import in_order, kept_file
-from report.pages.benchmark_table import LookedUp, looked_up
+from report.pages.benchmark_table import BenchmarkTable, looked_up
 from report.pages.columns import COLUMNS
 from report.pages.fields import (
     expect_different,
@@ -118,7 +118,7 @@ class PageDefinition:
     title: str
     claim: str
     setting: str
-    tables: tuple[TableDefinition | LookedUp, ...]
+    tables: tuple[TableDefinition | BenchmarkTable, ...]
     notes: tuple[str, ...]
 
 
@@ -152,7 +152,7 @@ def _page(root: Path, name: str, content: Any) -> PageDefinition:
     return PageDefinition(name, title, claim, setting, tables, notes)
 
 
-def _table(root: Path, content: Any) -> TableDefinition | LookedUp:
+def _table(root: Path, content: Any) -> TableDefinition | BenchmarkTable:
     if isinstance(content, dict) and "benchmark" in content:
         return looked_up(root, content)
     expect_keys("a table", content, TABLE)

@@ -13,8 +13,8 @@ from report.format import markdown_row, wrap
 from report.kept import KeptRun, command
 from report.learning_curve import settled
 from report.measured import Measured
-from report.pages.benchmark_table import FilledLookedUp, LookedUp
-from report.pages.columns import COLUMNS, NOT_RUN, NOTHING, ONE_SEED, Beside, Shown, remark
+from report.pages.benchmark_table import BenchmarkTable, FilledBenchmarkTable
+from report.pages.columns import COLUMNS, NOT_RUN, NOTHING, ONE_SEED, Rendered, RowContext, remark
 from report.pages.definitions import (
     PAPER,
     PICTURES,
@@ -69,22 +69,22 @@ class FilledTable:
             f"**{c}**" if c and m == max(means) else c for c, m in zip(cells, means, strict=True)
         ]
 
-    def _shown(self, runs: Sequence[KeptRun]) -> Shown:
+    def _shown(self, runs: Sequence[KeptRun]) -> Rendered:
         """Return the value of the one column of a table across overrides."""
         (column,) = self.definition.columns
         definition = self.definition
-        return COLUMNS[column].show(Beside(runs, (), definition.reach, definition.after))
+        return COLUMNS[column].show(RowContext(runs, (), definition.reach, definition.after))
 
     def has_run(self) -> bool:
         """Return whether any row has runs."""
         return any(self.runs_of(row) for row in self.definition.rows)
 
-    def beside(self, row: RowDefinition) -> Beside:
+    def beside(self, row: RowDefinition) -> RowContext:
         """Return the row's runs and those of the row to compare with."""
         definition = self.definition
         other = definition.row(definition.against)
         against = self.runs_of(other) if other else ()
-        return Beside(self.runs_of(row), against, definition.reach, definition.after)
+        return RowContext(self.runs_of(row), against, definition.reach, definition.after)
 
     def sentence(self, name: str, column: str) -> str:
         """Return a row's value for a sentence. Raises `ResultsError` for an unknown name."""
@@ -157,7 +157,7 @@ class FilledTable:
         return f"; {text} seeds" if counts != [1] else "; one seed"
 
 
-Filled = FilledTable | FilledLookedUp
+Filled = FilledTable | FilledBenchmarkTable
 
 
 def fill(
@@ -165,8 +165,8 @@ def fill(
 ) -> list[Filled]:
     """Return the page's tables with the runs of each experiment, the values of each benchmark."""
     return [
-        FilledLookedUp(table, measured[table.benchmark])
-        if isinstance(table, LookedUp)
+        FilledBenchmarkTable(table, measured[table.benchmark])
+        if isinstance(table, BenchmarkTable)
         else FilledTable(table, kept[table.experiment])
         for table in page.tables
     ]

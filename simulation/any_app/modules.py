@@ -16,7 +16,7 @@ OURS = {"benchmarks", "client", "command", "conf", "deploy", "docs", "launch", "
 OURS |= {"task", "tests", *LIBRARY}  # the packages in HOME
 
 
-class Only(MetaPathFinder):
+class OneFolderFinder(MetaPathFinder):
     """Finds top-level modules of some names in one folder."""
 
     def __init__(self, folder: Path, names: set[str]) -> None:
@@ -40,6 +40,6 @@ def enter(folder: Path) -> None:
     path, ours = str(folder), {str(HOME)} - {str(folder)}
     if sys.path[:1] != [path]:
         sys.path[:] = [path, *(entry for entry in sys.path if entry not in {path, *ours})]
-    if not any(isinstance(finder, Only) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Only(folder, OURS))
-        sys.meta_path.append(Only(HOME, LIBRARY))
+    if not any(isinstance(finder, OneFolderFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, OneFolderFinder(folder, OURS))
+        sys.meta_path.append(OneFolderFinder(HOME, LIBRARY))

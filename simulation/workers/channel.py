@@ -44,7 +44,7 @@ def _array(dtype: str, shape: tuple[int, ...], stype: str, data: Any) -> Array:
     return Array(dtype, shape, stype, bytes(data))  # bytes(bytes) does not copy
 
 
-class Laid(NamedTuple):
+class Placed(NamedTuple):
     """The place of written buffers: the number of the path, and the buffers' sizes in bytes."""
 
     place: int
@@ -63,20 +63,20 @@ class Shared:
         self._map: mmap.mmap | None = None
         self.place = 0
 
-    def write(self, buffers: list[memoryview]) -> Laid:
+    def write(self, buffers: list[memoryview]) -> Placed:
         """Write buffers end to end. Raises `EngineError` if no path has room for them."""
         sizes = [view.nbytes for view in buffers]
         if not sum(sizes):
-            return Laid(self.place, sizes)
+            return Placed(self.place, sizes)
         if self._map is None or len(self._map) < sum(sizes):
             self._map = self._larger(sum(sizes))
         position = 0
         for view, size in zip(buffers, sizes, strict=True):
             self._map[position : position + size] = view
             position += size
-        return Laid(self.place, sizes)
+        return Placed(self.place, sizes)
 
-    def read(self, laid: Laid) -> list[bytes]:
+    def read(self, laid: Placed) -> list[bytes]:
         """Return copies of the buffers."""
         place, sizes = laid
         if not sum(sizes):
@@ -190,7 +190,7 @@ class Channel:
     def receive(self) -> Any:
         """Wait for an object. Raises `EOFError` or `OSError` if the other end is gone."""
         place, sizes, head = pickle.loads(self._connection.recv_bytes())
-        return pickle.loads(head, buffers=self._next().read(Laid(place, sizes)))
+        return pickle.loads(head, buffers=self._next().read(Placed(place, sizes)))
 
     def remove(self) -> None:
         """Remove the files."""

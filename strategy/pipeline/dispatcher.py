@@ -29,7 +29,7 @@ from compression.flower.headers import (
 )
 from compression.flower.message_size import measured
 from compression.flower.records import payload_records
-from compression.flower.timeouts import Slowest
+from compression.flower.timeouts import SlowestReply
 from strategy.base import MAX_CONSECUTIVE_FAILURES
 from strategy.lr_schedule import Rates
 from strategy.ordered_grid import OrderedGrid
@@ -108,8 +108,8 @@ class Dispatcher:
         self._store = ActivationStore(range(first, count), strategy.synthetic, state.store)
         # The last segment to step with a mini-batch: backpropagation ends at the first segment.
         self._sees_last = count - 1 if strategy.synthetic else 0
-        self._slowest = Slowest()
-        self._crew = Placement(grid, count, state.holders, state.failed)
+        self._slowest = SlowestReply()
+        self._placement = Placement(grid, count, state.holders, state.failed)
 
     def goes_on(self) -> bool:
         """Return whether any work is left; at the end, ask segments for the copies they owe."""
@@ -146,7 +146,7 @@ class Dispatcher:
     def _send(self, sent: UnderWay) -> None:
         """Send a task's message, unless its input is lost or no node holds its segment."""
         task, plan = sent.task, self._plan
-        node = self._crew.node(task.segment)
+        node = self._placement.node(task.segment)
         if sent.message_id == LOST or node is None:
             return
         arrays = dict(sent.arrays)
@@ -208,15 +208,15 @@ class Dispatcher:
             return  # a reply or a lost task can be taken without waiting
         oldest = min((sent.when for sent in waiting.values()), default=math.inf)
         patience = self._slowest.limit(self._grid, self._timeout)
-        deadline = min(oldest + patience, self._crew.next_look)
+        deadline = min(oldest + patience, self._placement.next_look)
         if not waiting and deadline == math.inf:
-            raise PayloadError(f"{self._crew.missing()}: no node is left that could take over")
+            raise PayloadError(f"{self._placement.missing()}: no node is left that could take over")
         for reply in self._grid.pull_before(waiting, deadline):
             sent = waiting[reply.metadata.reply_to_message_id]
             sent.reply = opened(reply)
             self._slowest.took(self._grid.now - sent.when)
         self._give_up_late(patience)
-        for segment in self._crew.find():
+        for segment in self._placement.find():
             self._hand_out(segment, anew=True)
 
     def _give_up_late(self, patience: float) -> None:
@@ -226,7 +226,7 @@ class Dispatcher:
                 continue
             if head.when + patience <= self._grid.now:
                 self._failed(segment, f"no reply in time ({patience:.0f} s)")
-                self._hand_out(segment, self._crew.replace(segment))
+                self._hand_out(segment, self._placement.replace(segment))
 
     def _take_replies(self) -> None:
         """Take the replies, each segment's in the order of sending."""
@@ -276,11 +276,11 @@ class Dispatcher:
                 self._report_bad_peer(sender, segment)
         gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         often = guilty is None and self._fails_often(segment)
-        if often and self._crew.replace(segment, fails=True):
+        if often and self._placement.replace(segment, fails=True):
             self._hand_out(segment, anew=True)
         elif gone or (failed and NO_SEGMENT in reason):
             if gone:
-                self._crew.replace(segment)
+                self._placement.replace(segment)
             self._hand_out(segment, anew=True)
         else:
             self._store.lose(sent.task.batch)
@@ -334,7 +334,7 @@ class Dispatcher:
     # faults
 
     def _count_failure(self, segment: int, reason: str) -> None:
-        self._strategy.fail(self._crew.node(segment) or -1, f"segment {segment}: {reason}")
+        self._strategy.fail(self._placement.node(segment) or -1, f"segment {segment}: {reason}")
 
     def _failed(self, segment: int, reason: str) -> None:
         self._count_failure(segment, reason)
@@ -361,7 +361,7 @@ class Dispatcher:
         said = self._state.accused[segment, by] = self._state.accused[segment, by] + 1
         if said % TRIES == 0:
             guilty = segment if said % (2 * TRIES) else by
-            self._hand_out(guilty, self._crew.replace(guilty, fails=True))
+            self._hand_out(guilty, self._placement.replace(guilty, fails=True))
 
     def _fails_often(self, segment: int) -> bool:
         """Return whether a segment has failed so often that another node should try its tasks."""

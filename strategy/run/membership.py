@@ -55,10 +55,10 @@ class MembershipGrid(GridWrapper):
 
     def state(self, done: int) -> RunLineageState:
         """Return the state for a checkpoint at `done` units."""
-        lives = self._lives.kept(done)
+        lineage = self._lives.kept(done)
         return RunLineageState(
-            lives.key,
-            [(each.life, each.done) for each in lives.checkpoints],
+            lineage.key,
+            [(each.life, each.done) for each in lineage.checkpoints],
             self.keeping,
             self._first,
         )

@@ -7,7 +7,7 @@ last; the `_plain` networks have none.
 from torch import nn
 
 from task.models.parts import MODELS, need
-from task.models.small import Narrow
+from task.models.small import ChannelsLast
 
 CHANNELS, WIDTH = 32, 256
 
@@ -39,7 +39,7 @@ def eight_layers_plain(channels: int, size: int, classes: int) -> nn.Module:
 def _four(name: str, channels: int, size: int, classes: int) -> nn.Module:
     norm = not name.endswith("_plain")
     need(name, size, 4)
-    return Narrow(
+    return ChannelsLast(
         *_conv(channels, norm, kernel=5, pool=4),
         *_dense(CHANNELS * (size // 4) ** 2, classes, norm),
     )
@@ -50,7 +50,7 @@ def _eight(name: str, channels: int, size: int, classes: int) -> nn.Module:
     need(name, size, 8)
     inputs = (channels, *[CHANNELS] * 4)
     features = [_conv(each, norm, kernel=3, pool=2 - i % 2) for i, each in enumerate(inputs)]
-    return Narrow(
+    return ChannelsLast(
         *(layer for part in features for layer in part),
         *_dense(CHANNELS * (size // 8) ** 2, classes, norm),
     )

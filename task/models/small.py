@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from task.models.parts import MODELS, need
 
 
-class Narrow(nn.Sequential):
+class ChannelsLast(nn.Sequential):
     """An `nn.Sequential` that gives images the channels-last memory layout on a CPU.
 
     Convolutions of few channels then take half the time (LeNet-5's first one, backward: 0.7 ms
@@ -44,7 +44,7 @@ def lenet5(channels: int, size: int, classes: int) -> nn.Module:
     need("lenet5", size, 12)
     padding = 2 if size < 32 else 0
     side = ((size + 2 * padding - 4) // 2 - 4) // 2
-    return Narrow(
+    return ChannelsLast(
         nn.Conv2d(channels, 6, 5, padding=padding),
         nn.MaxPool2d(2),
         nn.ReLU(),
@@ -65,7 +65,7 @@ def adacomp_cnn(channels: int, size: int, classes: int) -> nn.Module:
     """The CNN of AdaComp (Hardy et al. 2017): 211,690 parameters on 1x28x28."""
     need("adacomp_cnn", size, 4)
     side = size // 4
-    return Narrow(
+    return ChannelsLast(
         nn.Conv2d(channels, 32, 3, padding=1),
         nn.MaxPool2d(2),
         nn.ReLU(),
@@ -87,7 +87,7 @@ def cnn(channels: int, size: int, classes: int) -> nn.Module:
     """
     need("cnn", size, 6)
     side = (size - 4) // 2
-    return Narrow(
+    return ChannelsLast(
         nn.Conv2d(channels, 32, 3),
         nn.ReLU(),
         nn.Conv2d(32, 64, 3),

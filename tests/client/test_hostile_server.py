@@ -6,7 +6,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
-from client.app import Undisclosed, app
+from client.app import LocalError, app
 from compression import PayloadError
 from compression.flower.headers import NOTE
 from conf import ConfigError, run_config
@@ -88,7 +88,7 @@ def images(**options):
 )
 def test_an_error_tells_nothing_of_a_nodes_own_folder(ask, photos, change, options):
     change(photos)
-    with pytest.raises(Undisclosed) as caught:
+    with pytest.raises(LocalError) as caught:
         ask(images(**options), {"data": str(photos)})
     told = str(caught.value)
     assert told == "TaskError; this node's own log says more"
@@ -111,7 +111,7 @@ def test_what_the_server_has_sent_itself_is_named(ask):
         ask(submitted({**plain(), "device": "toaster"}))
     with pytest.raises(PayloadError, match="must be a ConfigRecord"):
         ask(submitted(plain("nodes=2")), **{NOTE: MetricRecord({"x": 1})})
-    with pytest.raises(Undisclosed, match=r"^TaskError; "):
+    with pytest.raises(LocalError, match=r"^TaskError; "):
         ask(submitted({**plain(), "model": {"name": "x"}}))
 
 

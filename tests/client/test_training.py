@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from client.batches import Recent
+from client.batches import SampleCache
 from client.node import Node, node_of
 from client.training import Trainer, trainer_for
 from compression.flower.headers import TrainConfig
@@ -160,7 +160,7 @@ def test_a_devices_own_folder(tmp_path):
 
 
 def test_recent_samples_stay_within_their_bytes():
-    recent = Recent(capacity=3000)
+    recent = SampleCache(capacity=3000)
     pair = (torch.zeros(200), torch.zeros(25, dtype=torch.int64))  # 1000 bytes
     for i in range(4):
         recent.put((i, False), pair)

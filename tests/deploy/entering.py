@@ -1,7 +1,7 @@
 """A node that comes online and goes again, here in this process."""
 
 from deploy.device.client import FleetClient
-from deploy.device.membership import Member
+from deploy.device.membership import Membership
 from deploy.node import key_of
 
 
@@ -13,7 +13,7 @@ class Kitchen:
             server.address, key_of(folder / "nodes" / "kitchen.key"),
             root_certificates=folder / "ca.crt",
         )  # fmt: skip
-        self._member = Member(self._fleet, Nowhere(), registers=False)
+        self._member = Membership(self._fleet, Nowhere(), registers=False)
         self._member.enter()
 
     def leave(self):

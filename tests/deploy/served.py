@@ -32,7 +32,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.main import create_app
 
 from deploy.server.access import LocalOnly
-from deploy.server.api import Bundling
+from deploy.server.api import BundleApi
 from deploy.server.registry import Registry
 from deploy.server.server import bounds
 from deploy.signed_header import sealed
@@ -49,7 +49,7 @@ class Server:
     def __init__(self, bundling=True, output=None, keys=None, nodes=None):
         app = create_app()
         if bundling:
-            app.add_middleware(Bundling, output=output)
+            app.add_middleware(BundleApi, output=output)
         if nodes is not None:
             app.add_middleware(Registry, file=nodes)
         app.add_middleware(LocalOnly, closed=False)

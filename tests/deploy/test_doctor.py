@@ -7,7 +7,7 @@ import pytest
 from deploy import doctor
 from deploy.device import checks
 from deploy.device.client import FleetClient
-from deploy.device.membership import Member
+from deploy.device.membership import Membership
 from deploy.device.node_folder import NodeFolder, is_taken
 from deploy.findings import OK, WARNING, WRONG
 from deploy.node import key_of
@@ -55,7 +55,7 @@ def test_a_node_that_is_online_here_or_elsewhere(place, look, tmp_path, photos):
     key = key_of(folder / "nodes" / "kitchen.key")
     fleet = FleetClient(server.address, key, root_certificates=folder / "ca.crt")
     journal = NodeFolder(tmp_path / "elsewhere")
-    member = Member(fleet, journal, registers=False)
+    member = Membership(fleet, journal, registers=False)
     member.enter()
     code, found = look(*words)
     assert code == 0
@@ -147,7 +147,7 @@ def test_a_server_of_flowers_own_and_a_key_that_it_knows(link, look, tmp_path):
     assert "not yet" in found["registered"][0][1]
     journal = NodeFolder(tmp_path / "state")
     fleet = FleetClient(link.address, journal.key(), insecure=True)
-    member = Member(fleet, journal, registers=True)
+    member = Membership(fleet, journal, registers=True)
     member.enter()
     assert (
         f"as node {member.node_id}, online" in look(*plain(link, tmp_path))[1]["registered"][0][1]

@@ -20,8 +20,8 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
 from deploy.device.app_runner import answered, message_of
-from deploy.device.client import FleetClient, Refusal
-from deploy.device.membership import Member
+from deploy.device.client import FleetClient, ServerRefusal
+from deploy.device.membership import Membership
 from deploy.device.throttled_log import ThrottledLog
 from deploy.signed_header import sealed
 from protocol.choose_grid import bundled
@@ -107,7 +107,7 @@ def test_who_has_another_key_gets_nothing(server, node):
     grid = bundled(server.begin_run())
     grid.push_messages([question(node.node.node_id)])
     for asked in (node.node, Node(node_id=12345)):
-        with pytest.raises(Refusal, match="401"):
+        with pytest.raises(ServerRefusal, match="401"):
             other.pull(asked)
     url = f"http://{server.address}/v1/fleet/edgewire/thin/pull"
     late = sealed(node.node.node_id, 0, lambda stamp: b"no signature")
@@ -159,7 +159,7 @@ class Journal:
 
 def test_who_is_counted_anyway_sends_no_heartbeats():
     fleet = Counted(0.3)
-    member = Member(fleet, Journal(), registers=False, beats=0.02)
+    member = Membership(fleet, Journal(), registers=False, beats=0.02)
     member.enter()
     time.sleep(0.6)
     member.stop()

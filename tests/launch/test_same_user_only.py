@@ -11,7 +11,7 @@ from flwr.proto.control_pb2 import ListRunsRequest
 
 from launch import same_user_only
 from launch.private_superlink import private_superlink
-from launch.same_user_only import OwnUser, user_of
+from launch.same_user_only import SameUserOnly, user_of
 from simulation.errors import EngineError
 
 NOBODY = 65534
@@ -92,15 +92,15 @@ def test_requests_of_nobody_known_are_refused(listener):
     server = listener.getsockname()
     with socket.create_connection(server) as client:
         own = {"client": client.getsockname(), "server": server}
-        assert ask(OwnUser, type="http", **own) == ([], ["http"])
+        assert ask(SameUserOnly, type="http", **own) == ([], ["http"])
     for ends in (own, {"client": None, "server": server}, {"client": ("127.0.0.1", 9)}):
-        sent, reached = ask(OwnUser, type="http", **ends)
+        sent, reached = ask(SameUserOnly, type="http", **ends)
         assert not reached
         assert sent[0]["status"] == 403
-        sent, reached = ask(OwnUser, type="websocket", **ends)
+        sent, reached = ask(SameUserOnly, type="websocket", **ends)
         assert not reached
         assert sent[0]["type"] == "websocket.close"
-    assert ask(OwnUser, type="lifespan") == ([], ["lifespan"])
+    assert ask(SameUserOnly, type="lifespan") == ([], ["lifespan"])
 
 
 @linux

@@ -14,7 +14,7 @@ from flwr.proto.control_pb2 import ListNodesResponse
 from flwr.proto.node_pb2 import NodeInfo
 
 from launch import superlink
-from launch.run_files import Near, fetch_all, follow_history
+from launch.run_files import LocalFiles, fetch_all, follow_history
 from launch.superlink import expect_there, refuse, wait_for_nodes
 from launch.superlink_client import Superlink
 from simulation.errors import EngineError, UsageError
@@ -129,7 +129,7 @@ def test_flowers_own_server_has_no_bundles():
 
 
 def test_a_run_that_the_server_does_not_have_any_more_loses_nothing(tmp_path):
-    gone, here = Near(tmp_path / "gone"), tmp_path / "here"
+    gone, here = LocalFiles(tmp_path / "gone"), tmp_path / "here"
     here.mkdir()
     expect_there(gone, here, "run")  # it has not begun: there is nothing to lose
     (here / "history.jsonl").write_text("{}\n")
@@ -144,7 +144,7 @@ def test_a_run_that_the_server_does_not_have_any_more_loses_nothing(tmp_path):
 def test_files_come_home_while_they_grow(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
-    source = Near(there)
+    source = LocalFiles(there)
     follow_history(source, here)  # there is nothing yet
     assert fetch_all(source, here) == []
     there.mkdir()

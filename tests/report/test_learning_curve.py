@@ -5,7 +5,7 @@ import pytest
 from report.jobs import ResultsError
 from report.kept import KeptRun
 from report.learning_curve import settled
-from report.pages.columns import COLUMNS, Beside
+from report.pages.columns import COLUMNS, RowContext
 
 ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
 
@@ -29,7 +29,7 @@ def kept(accuracies=ACCURACIES, seed=0, evaluations=None, **course):
 
 
 def shown(column, *runs, **given):
-    return COLUMNS[column].show(Beside(runs, **given)).cell
+    return COLUMNS[column].show(RowContext(runs, **given)).cell
 
 
 def test_accuracies_as_means_of_evaluations():

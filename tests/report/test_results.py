@@ -12,7 +12,7 @@ from report.errors import ResultsError
 from report.jobs import WITHOUT_EFFECT
 from report.kept import in_order, kept_file, read_kept
 from report.measured import measured_file, read_measured
-from report.pages.benchmark_table import FilledLookedUp, LookedUp
+from report.pages.benchmark_table import BenchmarkTable, FilledBenchmarkTable
 from report.pages.definitions import read_definitions
 from report.results import main, outputs
 from tests.report.made_pages import PAGE, define, written
@@ -30,7 +30,7 @@ of_each_page = pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambd
 @of_each_page
 def test_every_row_is_a_case_of_its_experiment(page):
     for table in page.tables:
-        if isinstance(table, LookedUp):
+        if isinstance(table, BenchmarkTable):
             continue
         path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
@@ -41,8 +41,10 @@ def test_every_row_is_a_case_of_its_experiment(page):
 @of_each_page
 def test_every_value_of_a_benchmark_is_there(page):
     for table in page.tables:
-        if isinstance(table, LookedUp):
-            filled = FilledLookedUp(table, read_measured(measured_file(ROOT, table.benchmark)))
+        if isinstance(table, BenchmarkTable):
+            filled = FilledBenchmarkTable(
+                table, read_measured(measured_file(ROOT, table.benchmark))
+            )
             assert "-" not in {filled.sentence(r, c) for r in table.rows for c in table.columns}
 
 
@@ -52,7 +54,7 @@ FEWER = {"adacomp_figure3", "synthetic_table1"}  # they hold runs of over ten mi
 @of_each_page
 def test_every_row_has_all_seeds_of_its_experiment(page):
     for table in page.tables:
-        if isinstance(table, LookedUp) or table.across or table.experiment in FEWER:
+        if isinstance(table, BenchmarkTable) or table.across or table.experiment in FEWER:
             continue
         path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         seeds = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper.params.seed")

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task.costs import Measured, balanced, costs_of, measure
+from task.costs import LayerCosts, balanced, costs_of, measure
 from task.errors import TaskError
 from task.layers import parts_of
 from task.models import build_model
 
 layer = st.builds(
-    Measured,
+    LayerCosts,
     st.floats(0.001, 1),
     st.floats(0, 0.1),
     st.integers(1, 1000),
@@ -57,7 +57,7 @@ def test_the_slowest_segment_is_as_fast_as_it_can_be(layers, data):
 
 def test_more_segments_than_layers_are_refused():
     with pytest.raises(TaskError, match="2 layers cannot be cut into 3"):
-        balanced([Measured(1, 0, 1, 0)] * 2, 3)
+        balanced([LayerCosts(1, 0, 1, 0)] * 2, 3)
 
 
 def test_shares_of_the_parts_are_those_of_the_model():

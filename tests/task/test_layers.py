@@ -9,7 +9,7 @@ from torch import nn
 from task.errors import TaskError
 from task.layers import check_cuts, empty_segment, layers_of, parts_of, segment_of
 from task.models import build_model
-from task.models.small import Narrow
+from task.models.small import ChannelsLast
 
 
 def make(name="eight_layers", size=16):
@@ -85,6 +85,6 @@ def test_odd_rows_have_layers_too():
     layers = layers_of(nn.Sequential(nn.Flatten(), nn.ReLU()))
     assert [layer.name for layer in layers] == ["no weights"]
     block = Own(nn.Linear(4, 4), nn.ReLU())
-    layers = layers_of(nn.Sequential(nn.Flatten(), Narrow(block, nn.ReLU()), nn.Linear(4, 2)))
+    layers = layers_of(nn.Sequential(nn.Flatten(), ChannelsLast(block, nn.ReLU()), nn.Linear(4, 2)))
     assert [len(layer.modules) for layer in layers] == [3, 1]
     assert layers[0].modules[1] is block  # it does more than its children: it stays whole

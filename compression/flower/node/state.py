@@ -1,4 +1,4 @@
-"""The link's state of one node, in its `Context.state`, which every engine preserves."""
+"""A node's residual, and what else the link keeps of it, in its `Context.state`."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ from ..records import expect_readable, flat_record, payload_of, records, with_co
 from ..tensor_split import Model, TensorSplit
 from ..tied_weights import left_tied, widened_model, without
 from ..timed_grid import GridWrapper
-from ..timeouts import FOREVER, Slowest, gathered
+from ..timeouts import FOREVER, SlowestReply, gathered
 from ..traffic import Traffic, warn_of_no_names
-from ..uncompressed import NO_DOWNLINK, UNKNOWN, Untouched
+from ..uncompressed import NO_DOWNLINK, UNKNOWN, Uncompressed
 from .failure_policy import FailurePolicy, FailurePolicyState
 from .inbox import (
-    Asked,
     InFlight,
+    SentMessage,
     answered,
     count_received,
     count_used,
@@ -40,15 +40,15 @@ from .inbox import (
 )
 from .inferred_acks import InferredAcks, InferredAcksState
 from .model_sync import DeltaSync, DeltaSyncState
-from .sent_model import Found, Models, ModelsState
+from .sent_model import FoundModel, SentModels, SentModelsState
 from .session import Encoded, Key, ServerSession, ServerSessionState
 from .update_filter import (
     Lengths,
     Screening,
-    Screens,
     StatisticsScreen,
     StatisticsState,
     UpdateFilter,
+    UpdateFilters,
     UpdateFilterState,
     lengths,
     screened,
@@ -72,7 +72,7 @@ class CompressedGridState:
     screen: UpdateFilterState = field(default_factory=UpdateFilterState)
     beside: UpdateFilterState = field(default_factory=UpdateFilterState)
     statistics: StatisticsState = field(default_factory=StatisticsState)
-    models: ModelsState = field(default_factory=ModelsState)
+    models: SentModelsState = field(default_factory=SentModelsState)
     warned: bool = False
 
 
@@ -141,37 +141,37 @@ class CompressedGrid(GridWrapper):
         codec = None if downlink is None else chosen(downlink)
         self._whole = codec is None  # models go down whole
         self._differences = DeltaSync(codec, seed, state.differences)
-        self._dialogue = ServerSession(
+        self._session = ServerSession(
             self._differences, self.traffic, layout, plain_bytes, state.dialogue, uplink, initial
         )
         self._initial = initial
         self._uplink = uplink
-        self._course = FailurePolicy(self.traffic, patience, few, state.course)
+        self._failures = FailurePolicy(self.traffic, patience, few, state.course)
         apart = () if codec is None else codec.exact_names
-        self._models = Models(layout, exact, plain_bytes, state.models, apart)
+        self._models = SentModels(layout, exact, plain_bytes, state.models, apart)
         self._layout = layout
         self._weighted_by_key, self._uneven = weighted_by_key, uneven
-        self._underway = InFlight()
-        self._untouched = Untouched(self.traffic) if layout is None else None
-        self._handed = InferredAcks(self._dialogue.receipts, state.handed)
+        self._in_flight = InFlight()
+        self._uncompressed = Uncompressed(self.traffic) if layout is None else None
+        self._inferred_acks = InferredAcks(self._session.receipts, state.handed)
         self._metrics = dict(metrics or {})
-        self._screens = Screens(
+        self._filters = UpdateFilters(
             UpdateFilter(screening, state.screen),
             UpdateFilter(screening, state.beside, floor=1.0),
             StatisticsScreen(screening, state.statistics),
         )
         self._lengths: dict[str, Lengths] = {}  # of updates, by the id of the message's
-        self._slowest = defaultdict[str, Slowest](Slowest)  # by the type of messages
+        self._slowest = defaultdict[str, SlowestReply](SlowestReply)  # by the type of messages
 
     # Flower's Grid
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> list[str]:
         """Send messages; return their ids."""
-        self._dialogue.receipts.applied(self._dialogue.receipts.pending)
+        self._session.receipts.applied(self._session.receipts.pending)
         outgoing, sent = self._outgoing(list(messages))
         self.state.round += any(each is not None and each.train for each in sent)
         ids = list(super().push_messages(outgoing, ttl))
-        self._underway.add(outgoing, sent)
+        self._in_flight.add(outgoing, sent)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -185,11 +185,11 @@ class CompressedGrid(GridWrapper):
     def _pulled(self, found: Iterable[Message]) -> list[Message]:
         """Return the replies with payloads decoded to models, and count them."""
         found = list(found)
-        asked = [self._underway.asked(reply) for reply in found]
+        asked = [self._in_flight.asked(reply) for reply in found]
         replies = self._screened([self._incoming(reply) for reply in found], asked)
         self.traffic.client_updates += count_used(replies, asked)
-        if replies and self._untouched:
-            self._untouched.answered()
+        if replies and self._uncompressed:
+            self._uncompressed.answered()
         return replies
 
     def send_and_receive(
@@ -201,50 +201,52 @@ class CompressedGrid(GridWrapper):
         train = any(each is not None and each.train for each in sent)
         if train:
             self.state.round += 1
-            self._course.begin_round(asked=len(sent))
+            self._failures.begin_round(asked=len(sent))
         if self.virtual_seconds is None and timeout is not None and timeout >= FOREVER:
             kind = outgoing[0].metadata.message_type if outgoing else ""
             found = gathered(self._grid, outgoing, timeout, self._slowest[kind])
         else:
             found = list(super().send_and_receive(outgoing, timeout=timeout))
-        ids = self._underway.add(outgoing, sent)
-        asked = [self._underway.asked(reply) for reply in found]
+        ids = self._in_flight.add(outgoing, sent)
+        asked = [self._in_flight.asked(reply) for reply in found]
         replies = [self._incoming(reply) for reply in found]
         if not self._uneven:
             replies = self._alike(replies, asked)
         replies = self._screened(replies, asked)
-        for missing in filter(None, map(self._underway.take, ids)):
-            self._course.leave_out(missing.number, missing.node, "no reply")
-        if replies and self._untouched:
-            self._untouched.answered()
+        for missing in filter(None, map(self._in_flight.take, ids)):
+            self._failures.leave_out(missing.number, missing.node, "no reply")
+        if replies and self._uncompressed:
+            self._uncompressed.answered()
         if train:
-            self._course.end_round(
+            self._failures.end_round(
                 self.state.round, count_used(replies, asked), count_received(replies)
             )
         return replies
 
     def end(self) -> None:
         """Raise `PayloadError` if nodes were asked to train and no update was ever used."""
-        self._course.end()
+        self._failures.end()
 
     # down
 
-    def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[Asked | None]]:
+    def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[SentMessage | None]]:
         """Return messages with payloads in place of models; similar nodes share an encoded copy."""
         cache: dict[Key, Encoded] = {}
-        models: dict[int, Found | None] = {}
-        if gone := self._dialogue.gone(self._grid.get_node_ids):
-            for each in (self._underway, self._handed, self._screens):
+        models: dict[int, FoundModel | None] = {}
+        if gone := self._session.gone(self._grid.get_node_ids):
+            for each in (self._in_flight, self._inferred_acks, self._filters):
                 each.forget(gone)
-        self._differences.tidy(self._dialogue.ledger.held)
-        made, sent = list[Message](), list[Asked | None]()
+        self._differences.tidy(self._session.ledger.held)
+        made, sent = list[Message](), list[SentMessage | None]()
         for message in messages:
             if id(message.content) not in models:
                 found = self._models.of(message.content, first=not self.state.round)
                 models[id(message.content)] = found
-        if self._untouched:
-            self._untouched.called({message.metadata.message_type for message in messages})
-        self._handed.give(messages, {key: each.model for key, each in models.items() if each})
+        if self._uncompressed:
+            self._uncompressed.called({message.metadata.message_type for message in messages})
+        self._inferred_acks.give(
+            messages, {key: each.model for key, each in models.items() if each}
+        )
         busy = set[int]()
         for message in messages:
             if (model := models[id(message.content)]) is None:
@@ -254,7 +256,7 @@ class CompressedGrid(GridWrapper):
                 sent.append(None)
                 continue
             node, train = message.metadata.dst_node_id, trains(message)
-            decided = node not in busy and not self._underway.owes(node)
+            decided = node not in busy and not self._in_flight.owes(node)
             one, get_or_zeros = self._encoded(message, model, len(messages), cache, decided)
             busy |= {node} if train else set()
             made.append(one)
@@ -264,11 +266,11 @@ class CompressedGrid(GridWrapper):
     def _encoded(
         self,
         message: Message,
-        model: Found,
+        model: FoundModel,
         workers: int,
         cache: dict[Key, Encoded],
         decided: bool,
-    ) -> tuple[Message, Asked]:
+    ) -> tuple[Message, SentMessage]:
         form, values, plain, natives, ties = model
         content, node, train = message.content, message.metadata.dst_node_id, trains(message)
         self._differences.offer(values, form, named=self._layout is None, ties=ties)
@@ -276,27 +278,27 @@ class CompressedGrid(GridWrapper):
         exact = list(form.patterns) or None
         note = DownlinkHeader(number, workers=workers if train else None, exact=exact)
         name = records(content, ArrayRecord)[0][0]
-        dialogue = self._dialogue
+        dialogue = self._session
         unheard = dialogue.ledger.base_of(node) is None and dialogue.ledger.silent(node)
-        encoded, parcel, size = dialogue.encoded(
+        encoded, model_update, size = dialogue.encoded(
             node, content, name, note, cache, plain, decided=decided, natives=natives
         )
         self._look_at(message, name)
         unknown = unheard and self._differences.unheard is None
-        if self._untouched and (unknown or self._whole):
+        if self._uncompressed and (unknown or self._whole):
             why = NO_DOWNLINK if self._whole else UNKNOWN
-            self._untouched.whole(message.metadata.message_type, name, size[0], why)
+            self._uncompressed.whole(message.metadata.message_type, name, size[0], why)
         if not self.state.warned:
-            self._look_at_names(form, next(iter(parcel.arrays.values())).data)
-        kind, received = message.metadata.message_type, cast(Model, parcel.received)
-        sent = Asked(node, number, kind, name, train, form, received, plain, natives, ties)
+            self._look_at_names(form, next(iter(model_update.arrays.values())).data)
+        kind, received = message.metadata.message_type, cast(Model, model_update.received)
+        sent = SentMessage(node, number, kind, name, train, form, received, plain, natives, ties)
         return with_content(message, encoded), sent
 
     # up
 
     def _incoming(self, reply: Message) -> Message:
         """Return a reply with its payload decoded to a model; an error if it is unusable."""
-        sent = self._underway.take(reply.metadata.reply_to_message_id)
+        sent = self._in_flight.take(reply.metadata.reply_to_message_id)
         if sent is None and reply.has_error():
             return reply  # its message held no model
         if sent is None and payload_of(reply.content) is None:
@@ -309,7 +311,7 @@ class CompressedGrid(GridWrapper):
             reason = "its message was answered before, or never sent"
             return self._refused(reply, node, self.state.round, reason)
         try:
-            note = self._dialogue.opened(reply, sent.node, sent.number, sent.plain_bytes)
+            note = self._session.opened(reply, sent.node, sent.number, sent.plain_bytes)
             reply.content.pop(NOTE, None)
             self._look_at_reply(reply, sent)
             expect_readable(reply.content)
@@ -333,14 +335,14 @@ class CompressedGrid(GridWrapper):
         return reply
 
     def _left_out(self, reply: Message, node: int, number: int, reason: str) -> Message:
-        self._dialogue.receipts.drop(node)
+        self._session.receipts.drop(node)
         return self._refused(reply, node, number, reason)
 
     def _refused(self, reply: Message, node: int, number: int, reason: str) -> Message:
-        self._course.leave_out(number, node, reason)
+        self._failures.leave_out(number, node, reason)
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
-    def _unpack(self, reply: Message, note: UplinkHeader, sent: Asked) -> None:
+    def _unpack(self, reply: Message, note: UplinkHeader, sent: SentMessage) -> None:
         """Replace the reply's payload by the model. Raises `PayloadError` if it is unusable."""
         found = payload_of(reply.content)
         if found is None:
@@ -354,7 +356,7 @@ class CompressedGrid(GridWrapper):
         ties = left_tied(() if named else sent.ties, note.untied)
         small = without(form, ties)
         sequence = note.sequence or 0
-        update = self._dialogue.decode(sent.node, payload, sequence, small.whole, small.beside)
+        update = self._session.decode(sent.node, payload, sequence, small.whole, small.beside)
         model = answered(update, small, sent.form, sent.start, whole=whole)
         model = widened_model(model, form, ties)
         change = lengths(form, model, sent.form, sent.start)
@@ -373,14 +375,14 @@ class CompressedGrid(GridWrapper):
 
     def _look_at(self, message: Message, model: str | None) -> None:
         """Note which records of a message travel uncompressed."""
-        if self._untouched and self._untouched.open:
-            self._untouched.sent(message.metadata.message_type, message.content, model)
+        if self._uncompressed and self._uncompressed.open:
+            self._uncompressed.sent(message.metadata.message_type, message.content, model)
 
-    def _look_at_reply(self, reply: Message, sent: Asked | None) -> None:
+    def _look_at_reply(self, reply: Message, sent: SentMessage | None) -> None:
         """Note which records of a reply travel uncompressed."""
-        if self._untouched and self._untouched.open:
+        if self._uncompressed and self._uncompressed.open:
             kind, found = reply.metadata.message_type, payload_of(reply.content)
-            self._untouched.count_received(
+            self._uncompressed.count_received(
                 kind, reply.content, found and found[0], sent is not None
             )
 
@@ -390,18 +392,20 @@ class CompressedGrid(GridWrapper):
         """Warn once if a lossy payload, in either direction, holds tensors without names."""
         self.state.warned = warn_of_no_names(form.whole.names, [*form.patterns, *exact], payload)
 
-    def _screened(self, replies: list[Message], asked: Sequence[Asked | None]) -> list[Message]:
+    def _screened(
+        self, replies: list[Message], asked: Sequence[SentMessage | None]
+    ) -> list[Message]:
         """Replace replies whose update is refused by errors; clip updates that are too large."""
         found, self._lengths = self._lengths, {}
-        bad = screened(replies, asked, found, self._screens, self._weighted_by_key)
+        bad = screened(replies, asked, found, self._filters, self._weighted_by_key)
         return self._without(replies, asked, bad)
 
-    def _alike(self, replies: list[Message], asked: list[Asked | None]) -> list[Message]:
+    def _alike(self, replies: list[Message], asked: list[SentMessage | None]) -> list[Message]:
         """Replace replies that differ from most by errors: a strategy would give up the round."""
         return self._without(replies, asked, inconsistent(replies, asked, self._weighted_by_key))
 
     def _without(
-        self, replies: list[Message], asked: Sequence[Asked | None], bad: Mapping[int, str]
+        self, replies: list[Message], asked: Sequence[SentMessage | None], bad: Mapping[int, str]
     ) -> list[Message]:
         """Return replies with errors in place of bad ones; `bad`: reasons by the reply's `id`."""
         return [

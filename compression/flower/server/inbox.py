@@ -31,7 +31,7 @@ from ..tensor_split import (
 from ..tied_weights import Ties
 
 
-class Asked(NamedTuple):
+class SentMessage(NamedTuple):
     """What the server remembers of a message under way."""
 
     node: int
@@ -50,10 +50,10 @@ class InFlight:
     """Messages with a model that were sent and not answered yet."""
 
     def __init__(self) -> None:
-        self._sent: dict[str, Asked] = {}  # by the message's id
+        self._sent: dict[str, SentMessage] = {}  # by the message's id
         self._owing: dict[int, list[str]] = {}  # by node: ids of messages to train, in order
 
-    def add(self, messages: Iterable[Message], sent: Iterable[Asked | None]) -> list[str]:
+    def add(self, messages: Iterable[Message], sent: Iterable[SentMessage | None]) -> list[str]:
         """Remember messages that were sent; return their ids, which the grid has set.
 
         A grid drops a message to a node that is gone, and may return no id for it.
@@ -79,11 +79,11 @@ class InFlight:
         for node in nodes:
             self._owing.pop(node, None)
 
-    def asked(self, reply: Message) -> Asked | None:
+    def asked(self, reply: Message) -> SentMessage | None:
         """Return what is remembered of the message that a reply answers; None if nothing."""
         return self._sent.get(reply.metadata.reply_to_message_id)
 
-    def take(self, message_id: str) -> Asked | None:
+    def take(self, message_id: str) -> SentMessage | None:
         """Return what is remembered of a message, and forget the message."""
         found = self._sent.pop(message_id, None)
         if found is not None and message_id in (owed := self._owing.get(found.node, [])):
@@ -173,7 +173,7 @@ def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]
             raise PayloadError(f"its update holds infinity in {each.name}")
 
 
-def rebuilt(content: RecordDict, sent: Asked, names: Sequence[str]) -> RecordDict:
+def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> RecordDict:
     """Return a reply's content reduced to the model (to train) and the metrics asked for.
 
     `names`: the metrics, which must be finite numbers. Raises `PayloadError` for a missing metric,
@@ -222,7 +222,7 @@ def expect_weight(content: RecordDict, key: str) -> None:
 
 
 def inconsistent(
-    replies: Sequence[Message], asked: Sequence[Asked | None], weight: str
+    replies: Sequence[Message], asked: Sequence[SentMessage | None], weight: str
 ) -> dict[int, str]:
     """Return the reasons, by the reply's `id`, for replies that differ from most others.
 
@@ -230,7 +230,7 @@ def inconsistent(
     `weight`: the metric with the node's weight. If two kinds of replies are equally frequent, the
     kind that has this metric counts as usual.
     """
-    groups: dict[tuple[str, Layout], tuple[Asked, list[Message]]] = {}
+    groups: dict[tuple[str, Layout], tuple[SentMessage, list[Message]]] = {}
     for reply, sent in zip(replies, asked, strict=True):
         if sent is not None and not reply.has_error():
             groups.setdefault((sent.kind, sent.form.whole), (sent, []))[1].append(reply)
@@ -252,13 +252,13 @@ def count_received(replies: Sequence[Message]) -> int:
     return sum(not r.has_error() or r.error.code not in NOT_REACHED for r in replies)
 
 
-def count_used(replies: Sequence[Message], asked: Sequence[Asked | None]) -> int:
+def count_used(replies: Sequence[Message], asked: Sequence[SentMessage | None]) -> int:
     """Return how many replies hold a usable update."""
     pairs = zip(replies, asked, strict=True)
     return sum(sent is not None and sent.train and not r.has_error() for r, sent in pairs)
 
 
-def unlike(replies: Sequence[Message], sent: Asked, weight: str) -> dict[int, str]:
+def unlike(replies: Sequence[Message], sent: SentMessage, weight: str) -> dict[int, str]:
     """Return the reasons, by `id`, for replies to similar messages that differ from the others.
 
     Replies to train should hold the tensors that were sent. If any reply does, those that do not

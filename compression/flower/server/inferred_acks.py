@@ -15,7 +15,7 @@ from ..node.state import checksum
 from ..tensor_split import Model
 
 
-class Given(NamedTuple):
+class TrainedFrom(NamedTuple):
     """What a node was given to train: the model's checksum, and the strategy's round."""
 
     model: bytes
@@ -26,7 +26,7 @@ class Given(NamedTuple):
 class InferredAcksState:
     """What each node was given last, and the checksums of the last call's models."""
 
-    given: dict[int, Given] = field(default_factory=dict)
+    given: dict[int, TrainedFrom] = field(default_factory=dict)
     last: set[bytes] = field(default_factory=set)
 
 
@@ -57,7 +57,7 @@ class InferredAcks:
         asked = [m for m in messages if id(m.content) in models and trains(m)]
         names = {key: name_of(models[key]) for key in {id(m.content) for m in asked}}
         given = {
-            m.metadata.dst_node_id: Given(names[id(m.content)], server_round(m.content))
+            m.metadata.dst_node_id: TrainedFrom(names[id(m.content)], server_round(m.content))
             for m in asked
         }
         if not given:
@@ -78,7 +78,7 @@ class InferredAcks:
         for node in nodes:
             self._state.given.pop(node, None)
 
-    def _give_up(self, given: Mapping[int, Given]) -> None:
+    def _give_up(self, given: Mapping[int, TrainedFrom]) -> None:
         """Settle updates of rounds that have failed as not applied."""
         latest = dict[bytes, int]()
         for each in given.values():

@@ -40,7 +40,7 @@ class DeltaSyncState:
     encoded: int = 0
 
 
-class Offered(NamedTuple):
+class OfferedModel(NamedTuple):
     """The model to send next; see `DeltaSync.offer`."""
 
     model: Model
@@ -74,7 +74,7 @@ class DeltaSync:
         self._bytes = sum(vector.nbytes for vector in self._state.versions.values())
         tensors = self._state.tensors
         self._numbers = {(name, tensors[v]): v for v, name in self._state.checksums.items()}
-        self._offered: Offered | None = None
+        self._offered: OfferedModel | None = None
 
     def offer(self, model: Model, form: TensorSplit, *, named: bool, ties: Ties = ()) -> None:
         """Set the model that the next updates bring.
@@ -83,7 +83,7 @@ class DeltaSync:
         its changes. `named`: payloads name their tensors, for nodes without a layout. `ties`:
         copies, which are left out.
         """
-        self._offered = Offered(model, form, named, ties)
+        self._offered = OfferedModel(model, form, named, ties)
 
     def knows(self, version: int) -> bool:
         """Return whether a version is still stored and has the offered model's tensors."""
@@ -91,7 +91,7 @@ class DeltaSync:
             return False
         return self._state.tensors.get(version) == fingerprint(self._offered.form.layout)
 
-    def parcel(self, base: int | None) -> ModelUpdate:
+    def model_update(self, base: int | None) -> ModelUpdate:
         """Return the update that brings nodes of version `base` to the offered model."""
         assert self._offered is not None
         offered, codec = self._offered, self._codec
@@ -117,7 +117,7 @@ class DeltaSync:
         """Seed of a codec that draws: the run's seed and the number of models encoded so far."""
         return (self._seed << 64) | self._state.encoded
 
-    def _parcel_whole(self, offered: Offered) -> ModelUpdate:
+    def _parcel_whole(self, offered: OfferedModel) -> ModelUpdate:
         model, form, named, ties = offered
         whole = form_of_models(form)
         small, (values, own) = without(whole, ties), narrowed_model(model, whole, ties)
@@ -126,7 +126,7 @@ class DeltaSync:
         received = widened_model(Model(update.dense(), own), whole, ties)
         return self._parcel(payload, converted(received, whole, form), offered, {})
 
-    def _parcel_unheard(self, codec: Codec, offered: Offered) -> ModelUpdate:
+    def _parcel_unheard(self, codec: Codec, offered: OfferedModel) -> ModelUpdate:
         """Return the whole model with quantized values, for nodes whose version stays unknown."""
         model, form, named, ties = offered
         small = without(form, ties)
@@ -137,7 +137,7 @@ class DeltaSync:
         return self._parcel(payload, received, offered, {})
 
     def _parcel(
-        self, payload: bytes, received: Model, offered: Offered, note: Mapping[str, int]
+        self, payload: bytes, received: Model, offered: OfferedModel, note: Mapping[str, int]
     ) -> ModelUpdate:
         form, says = offered.form, {**note, **told(offered.form, offered.ties)}
         if self._codec is None:
@@ -232,7 +232,7 @@ class StepLogSync:
         """Return whether all updates since a version are still stored."""
         return self._replica.version - version <= len(self.recent)
 
-    def parcel(self, base: int | None) -> ModelUpdate:
+    def model_update(self, base: int | None) -> ModelUpdate:
         """Return the model update for nodes of version `base`; the same object for all of them."""
         if base not in self._cache:
             self._cache[base] = self._snapshot() if base is None else self._updates(base)
@@ -246,7 +246,7 @@ class StepLogSync:
         missing = self._replica.version - base
         found = list(self.recent)[len(self.recent) - missing :]
         if sum(len(payload) for payload, _ in found) > WORTH_IT * self._snapshot_bytes:
-            return self.parcel(None)
+            return self.model_update(None)
         payloads = {str(base + i): payload for i, (payload, _) in enumerate(found, 1)}
         rates = [rate for _, rate in found]
         return self._parcel(payloads, {"base": base, "rates": rates})

@@ -36,8 +36,8 @@ log = getLogger("edgewire")
 
 
 @dataclass
-class ModelsState:
-    """State of `Models`.
+class SentModelsState:
+    """State of `SentModels`.
 
     `counts`: names of tensors that are no floats, or that held infinity at first. `led_below`:
     whether a variance has been negative. `tied`: by a model's fingerprint, its tied tensors: those
@@ -50,7 +50,7 @@ class ModelsState:
     seen: set[bytes] = field(default_factory=set)
 
 
-class Found(NamedTuple):
+class FoundModel(NamedTuple):
     """A model, how its changes travel, and its bytes as Flower sends it.
 
     `natives`: tensors beside a flat vector. `ties`: tensors that are copies of others.
@@ -74,7 +74,7 @@ def expect_no_old_api(content: RecordDict) -> None:
         )
 
 
-class Models:
+class SentModels:
     """Finds the model in a message's content: its first ArrayRecord.
 
     `exact`: patterns of names of tensors that travel in their own type. `layout`: the layout of a
@@ -87,13 +87,13 @@ class Models:
         layout: Layout | None,
         exact: Sequence[str],
         plain_bytes: int,
-        state: ModelsState,
+        state: SentModelsState,
         apart: tuple[str, ...] = (),
     ) -> None:
         self._layout, self._exact, self._plain_bytes = layout, tuple(exact), plain_bytes
         self._state, self._apart = state, apart
 
-    def of(self, content: RecordDict, *, first: bool) -> Found | None:
+    def of(self, content: RecordDict, *, first: bool) -> FoundModel | None:
         """Return the model in a content, None if there is none; `first`: it is the run's first.
 
         Raises `ValueError` for a record with the header's name, and for a pattern in `exact` that
@@ -113,14 +113,14 @@ class Models:
             self._state.led_below = warn_of_variances(found.form.layout, vector)
         return found
 
-    def _in(self, arrays: ArrayRecord, first: bool) -> Found:
+    def _in(self, arrays: ArrayRecord, first: bool) -> FoundModel:
         if self._layout is not None:
             form, model = form_of_updates(self._layout, self._exact), Model(to_vector(arrays))
-            return Found(form, model, self._plain_bytes, natives_of(arrays))
+            return FoundModel(form, model, self._plain_bytes, natives_of(arrays))
         layout = layout_of(arrays)
         form = form_of_updates(layout, self._patterns(arrays, layout, first))
         model = form_of_models(form).model(arrays)
-        return Found(form, model, flower_bytes(arrays), ties=self._ties(form, model))
+        return FoundModel(form, model, flower_bytes(arrays), ties=self._ties(form, model))
 
     def _ties(self, form: TensorSplit, model: Model) -> Ties:
         """Return which tensors are tied: copies in the model's first version and in all since.

@@ -52,7 +52,7 @@ class ModelSync(Protocol):
     def knows(self, version: int) -> bool:
         """Return whether a model update can build on this version."""
 
-    def parcel(self, base: int | None) -> ModelUpdate:
+    def model_update(self, base: int | None) -> ModelUpdate:
         """Return the model update for nodes of version `base`; one object for all of them.
 
         None: the node has no version. `UNHEARD`: neither will it confirm one, as it never replies.
@@ -91,9 +91,9 @@ class VersionTracker:
         """Return whether a node was sent several models, and has not replied to any of them."""
         return self._state.unheard.get(node, 0) >= SILENT and not self.way.skips
 
-    def send(self, node: int, parcel: ModelUpdate) -> None:
+    def send(self, node: int, model_update: ModelUpdate) -> None:
         """Note that a model update is sent to a node."""
-        version = parcel.note.get("version")
+        version = model_update.note.get("version")
         if not self.way.skips:
             self._state.has.pop(node, None)  # its version is unknown until it replies
         if version is not None:
@@ -134,11 +134,11 @@ class Encoded(NamedTuple):
     """An encoded content, its model update, and its bytes."""
 
     content: RecordDict
-    parcel: ModelUpdate
+    model_update: ModelUpdate
     size: Size
 
 
-class Received(NamedTuple):
+class ReceivedUpdate(NamedTuple):
     """A node's update (sparse, as sent), its metrics, and its native tensors."""
 
     update: Update
@@ -219,7 +219,7 @@ class ServerSession:
                 node, content, "arrays", note, cache, self.plain_bytes, natives=natives
             )
             message = Message(sent.content, node, kind, group_id=str(note.number))
-            made.append((message, sent.parcel))
+            made.append((message, sent.model_update))
         return made
 
     def encoded(
@@ -250,35 +250,37 @@ class ServerSession:
         lacks = bool(self.initial.arrays) and node not in self._given
         key = id(content), base, applied, lacks
         if key not in cache:
-            alike = (e.parcel for k, e in cache.items() if k[:2] == key[:2] and k[3] == lacks)
-            parcel = next(alike, None)
-            parcel = parcel or self._with_natives(self.ledger.way.parcel(base), natives, lacks)
-            told = written(says._replace(**parcel.note))
-            shared = {k: parcel.arrays if k == name else v for k, v in content.items()}
+            alike = (e.model_update for k, e in cache.items() if k[:2] == key[:2] and k[3] == lacks)
+            model_update = next(alike, None)
+            model_update = model_update or self._with_natives(
+                self.ledger.way.model_update(base), natives, lacks
+            )
+            told = written(says._replace(**model_update.note))
+            shared = {k: model_update.arrays if k == name else v for k, v in content.items()}
             made = filled(RecordDict, {**shared, NOTE: told})
-            cache[key] = Encoded(made, parcel, measured(made, NOTE))
+            cache[key] = Encoded(made, model_update, measured(made, NOTE))
         if lacks:
             self._given.add(node)
         sent = cache[key]
-        self.ledger.send(node, sent.parcel)
+        self.ledger.send(node, sent.model_update)
         self.traffic.count_sent(sent.size, plain_bytes)
         return sent
 
     def _with_natives(
-        self, parcel: ModelUpdate, natives: Mapping[str, NDArray[Any]], lacks: bool
+        self, model_update: ModelUpdate, natives: Mapping[str, NDArray[Any]], lacks: bool
     ) -> ModelUpdate:
         """Return a model update with payloads of native tensors, if the model has any."""
         if not self.initial.arrays:
-            return parcel
-        arrays = parcel.arrays
+            return model_update
+        arrays = model_update.arrays
         payloads = {NATIVE: self.initial.payload({**self.initial.arrays, **natives})}
         if lacks:
             payloads[INITIAL] = self.initial.whole
         for name, payload in payloads.items():
             if payload:
                 arrays = with_payload(arrays, name, payload)
-        note = {**parcel.note, "initial": self.initial.checksum}
-        return parcel._replace(arrays=arrays, note=note)
+        note = {**model_update.note, "initial": self.initial.checksum}
+        return model_update._replace(arrays=arrays, note=note)
 
     def gone(self, living: Callable[[], Collection[int]]) -> set[int]:
         """Forget absent nodes once they outnumber the present ones; return them.
@@ -325,7 +327,9 @@ class ServerSession:
         self.ledger.confirm(node, note.version)
         return note
 
-    def read(self, reply: Message, node: int, asked: int, measured: Iterable[str] = ()) -> Received:
+    def read(
+        self, reply: Message, node: int, asked: int, measured: Iterable[str] = ()
+    ) -> ReceivedUpdate:
         """Return a node's update, which stays pending until `receipts.applied` is called.
 
         `asked`: the number of its message. `measured`: metrics that must be finite. Raises
@@ -344,7 +348,7 @@ class ServerSession:
         assert self.layout is not None  # a caller of `read` has given a layout
         update = self.decode(node, found[1], note.sequence or 0, self.layout)
         natives = self.initial.all(native_payload(content)) if self.initial.arrays else {}
-        return Received(update, metrics[1], natives)
+        return ReceivedUpdate(update, metrics[1], natives)
 
     def decode(
         self,

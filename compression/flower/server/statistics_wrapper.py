@@ -84,7 +84,7 @@ UNCOVERED = (
 STATISTICS = ""  # their name in the rest of a flat model; no tensor has this name
 
 
-class Cut(NamedTuple):
+class SplitRecord(NamedTuple):
     """A model's record cut in two: the tensors that a strategy sees, and the rest."""
 
     seen: ArrayRecord
@@ -190,18 +190,18 @@ class StatisticsAveraging(Strategy):
             found |= {form.layout.names[t] for t in exact_tensors(form.layout)}
         return [name for name in layout.names if name in found]
 
-    def _cut(self, arrays: ArrayRecord) -> Cut:
+    def _cut(self, arrays: ArrayRecord) -> SplitRecord:
         if self._layout is None:
             rest = set(self._values(layout_of(arrays)))
             seen = ArrayRecord({n: a for n, a in arrays.items() if n not in rest})
-            return Cut(seen, {n: a for n, a in arrays.items() if n in rest})
+            return SplitRecord(seen, {n: a for n, a in arrays.items() if n in rest})
         vector, exact = to_vector(arrays), exact_tensors(self._layout)
         beside: dict[str, Array] = {n: FlatArray(a) for n, a in natives_of(arrays).items()}
         if self._robust or not exact:
-            return Cut(flat_record(vector), beside)
+            return SplitRecord(flat_record(vector), beside)
         parts = separate(self._layout, exact)
         beside[STATISTICS] = FlatArray(parts.gather_exact(vector))
-        return Cut(flat_record(parts.gather(vector)), beside)
+        return SplitRecord(flat_record(parts.gather(vector)), beside)
 
     def _joined(self, order: ArrayRecord, seen: ArrayRecord, rest: dict[str, Array]) -> ArrayRecord:
         """Return the record of a whole model, its tensors in the order and types of `order`."""

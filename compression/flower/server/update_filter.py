@@ -1,4 +1,4 @@
-"""Screens updates before a strategy sees them: by their length, their statistics, their weight."""
+"""Clips or refuses unusual updates before a strategy sees them: by length, statistics, weight."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..tensor_split import (
     statistics_of,
     with_statistics,
 )
-from .inbox import Asked
+from .inbox import SentMessage
 
 log = getLogger("edgewire")
 LEAST = 3  # the least number of nodes that determine what is usual
@@ -344,7 +344,7 @@ def _middle(reports: list[Vector]) -> Vector:
     return found
 
 
-class Screens(NamedTuple):
+class UpdateFilters(NamedTuple):
     """The filters of a link: for vectors, for native tensors, for statistics."""
 
     vectors: UpdateFilter
@@ -359,9 +359,9 @@ class Screens(NamedTuple):
 
 def screened(
     replies: Sequence[Message],
-    asked: Sequence[Asked | None],
+    asked: Sequence[SentMessage | None],
     lengths: Mapping[str, Lengths],
-    screens: Screens,
+    screens: UpdateFilters,
     weight: str,
 ) -> dict[int, str]:
     """Return the reasons, by `id`, for replies that are refused; clip the others where needed.
@@ -412,7 +412,7 @@ def screened(
     return bad
 
 
-def _shorten(reply: Message, sent: Asked, share: float, statistics: Vector) -> None:
+def _shorten(reply: Message, sent: SentMessage, share: float, statistics: Vector) -> None:
     """Multiply a reply's update, the change of its floats since they were sent, by `share`.
 
     `statistics`: the reply's running statistics, already clipped.
@@ -436,7 +436,7 @@ def _between(start: Vector, end: Vector, share: float) -> Vector:
 
 
 def _weigh(
-    replies: Iterable[tuple[Message, Asked]],
+    replies: Iterable[tuple[Message, SentMessage]],
     screen: UpdateFilter,
     key: str,
     *,

@@ -64,12 +64,12 @@ class Course:
             self.steps.add(payload, 0.1)
         return self
 
-    def ask(self, node, known, parcel=None, **note):
+    def ask(self, node, known, model_update=None, **note):
         """Send a parcel, or what a node of version `known` lacks; return the reply's content."""
-        parcel, self.number = parcel or self.steps.parcel(known), self.number + 1
-        told = written(DownlinkHeader(**{"number": self.number, **parcel.note, **note}))
+        model_update, self.number = model_update or self.steps.model_update(known), self.number + 1
+        told = written(DownlinkHeader(**{"number": self.number, **model_update.note, **note}))
         orders = ConfigRecord(TrainConfig(0.1, self.number).config())
-        content = RecordDict({"arrays": parcel.arrays, "config": orders, NOTE: told})
+        content = RecordDict({"arrays": model_update.arrays, "config": orders, NOTE: told})
         message = Message(content, node, "train.step")
         return self.app(message, self.contexts[node]).content
 
@@ -148,7 +148,7 @@ def test_nodes_of_a_process_share_one_replica():
 
 def test_who_gets_an_old_snapshot_again_is_not_given_the_others_progress():
     course = Course().go(1)
-    old = course.steps.parcel(None)  # it was under way for long
+    old = course.steps.model_update(None)  # it was under way for long
     course.ask(1, None)
     course.go(1).ask(1, 1)
     course.ask(2, None, old)
@@ -248,9 +248,9 @@ def test_the_mean_applied_only_where_a_node_sent(drop):
 def test_a_node_that_knows_no_layout_or_no_optimizer_says_so(lacks):
     course = Course().go(1)
     app = CompressionMod("float32", layout=LAYOUT if lacks == "optimizer" else None)
-    parcel = course.steps.parcel(None)
-    told = written(DownlinkHeader(number=1, **parcel.note))
-    message = Message(RecordDict({"arrays": parcel.arrays, NOTE: told}), 1, "train")
+    model_update = course.steps.model_update(None)
+    told = written(DownlinkHeader(number=1, **model_update.note))
+    message = Message(RecordDict({"arrays": model_update.arrays, NOTE: told}), 1, "train")
     with pytest.raises(PayloadError, match=f"knows no {lacks}"):
         app(message, context_of(1), lambda *_: pytest.fail("the app was called"))
 
@@ -259,6 +259,6 @@ def test_what_brings_no_step_is_followed_too():
     """Nothing could be used since its last message: what it is sent holds no payload at all."""
     course = Course().go(1)
     course.ask(1, None)
-    assert not course.steps.parcel(1).arrays
+    assert not course.steps.model_update(1).arrays
     assert payload_of(course.ask(1, 1)) is not None
     course.assert_follows(1)

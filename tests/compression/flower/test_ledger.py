@@ -17,7 +17,7 @@ class Every:
     def knows(self, version):
         return version >= self.first
 
-    def parcel(self, base):
+    def model_update(self, base):
         return of(base)
 
 

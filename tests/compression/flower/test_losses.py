@@ -256,18 +256,18 @@ def test_versions_nobody_has_are_dropped_and_the_oldest_beyond_the_budget(monkey
     layout = layout_of(initial())
     models = np.random.default_rng(0).normal(size=(4, layout.size)).astype(np.float32)
     way, form = DeltaSync(make_codec(quantizer="int8")), TensorSplit(layout)
-    ledger, parcels = VersionTracker(way), []
+    ledger, model_updates = VersionTracker(way), []
     for model in models:
         way.offer(Model(model), form, named=False)
-        parcels.append(way.parcel(None))
+        model_updates.append(way.model_update(None))
     for node in (1, 2, 3):
-        ledger.send(node, parcels[node])
-        ledger.confirm(node, parcels[node].note["version"])
-    ledger.confirm(0, parcels[0].note["version"])  # was never sent it
+        ledger.send(node, model_updates[node])
+        ledger.confirm(node, model_updates[node].note["version"])
+    ledger.confirm(0, model_updates[0].note["version"])  # was never sent it
     way.tidy(ledger.held)
     assert [ledger.base_of(node) is not None for node in range(4)] == [False, True, True, True]
-    assert not way.knows(parcels[0].note["version"])
-    way.parcel(ledger.base_of(1))  # used: no longer oldest
+    assert not way.knows(model_updates[0].note["version"])
+    way.model_update(ledger.base_of(1))  # used: no longer oldest
     monkeypatch.setattr("compression.flower.server.model_sync.BUDGET", 2 * 4 * layout.size)
     way.tidy(ledger.held)
     assert [ledger.base_of(node) is not None for node in range(4)] == [False, True, False, True]

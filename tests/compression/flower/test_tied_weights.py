@@ -12,7 +12,7 @@ from compression import PayloadError, make_codec
 from compression.flower import CompressedGrid, CompressionMod, payload_record
 from compression.flower.headers import NOTE, DownlinkHeader
 from compression.flower.node_replica import NodeReplica
-from compression.flower.server.sent_model import Models, ModelsState
+from compression.flower.server.sent_model import SentModels, SentModelsState
 from compression.flower.server.update_filter import Screening
 from compression.flower.tensor_split import TensorSplit
 from compression.flower.tied_weights import form_as_told
@@ -241,14 +241,14 @@ def test_what_is_equal_by_chance_is_not_taken_for_tied(method, monkeypatch):
 
 
 def test_a_pair_that_came_apart_at_the_server_is_never_tied_again():
-    state = ModelsState()
+    state = SentModelsState()
 
     def ties(one, other):
         nonlocal state
-        state = from_bytes(ModelsState, to_bytes(state))  # as a checkpoint has it
+        state = from_bytes(SentModelsState, to_bytes(state))  # as a checkpoint has it
         values = {"a": np.float32([1, one]), "b": np.float32([1, other])}
         content = RecordDict({"m": record(values)})
-        return Models(None, [], 0, state).of(content, first=True).ties
+        return SentModels(None, [], 0, state).of(content, first=True).ties
 
     assert ties(2, 2) == ((1, 0),)
     assert ties(3, 3) == ((1, 0),)
@@ -276,7 +276,7 @@ def test_which_tensors_are_tied():
         "one": np.float32(0),
         "other": np.float32(0),
     }
-    models = Models(None, ["own.*"], 0, ModelsState(), ("mine",))
+    models = SentModels(None, ["own.*"], 0, SentModelsState(), ("mine",))
     found = models.of(RecordDict({"m": record(values)}), first=True)
     names = found.form.whole.names
     assert [(names[copy], names[source]) for copy, source in found.ties] == [

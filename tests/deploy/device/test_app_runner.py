@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.app import Undisclosed
+from client.app import LocalError
 from compression import PayloadError
 from conf import ConfigError
 from deploy.device.app_runner import answered
@@ -18,7 +18,7 @@ CONTEXT = SimpleNamespace(run_id=1, node_id=2)
 
 def hidden(error):
     """Raise what hides another error from a server."""
-    raise Undisclosed("this node's own log says more") from error
+    raise LocalError("this node's own log says more") from error
 
 
 def said_of(failing, caplog):

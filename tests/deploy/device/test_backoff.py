@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from deploy.device.backoff import WORTH_WAITING, reason_of
-from deploy.device.client import FleetClient, Refusal
-from deploy.device.membership import Member
+from deploy.device.client import FleetClient, ServerRefusal
+from deploy.device.membership import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.node import main
 from tests.deploy.fakelink import FakeLink
@@ -64,7 +64,7 @@ def enter(link, journal, *, registers=True, certificates=None):
         link.address, journal.key(), insecure=certificates is None,
         root_certificates=certificates,
     )  # fmt: skip
-    member = Member(fleet, journal, registers=registers)
+    member = Membership(fleet, journal, registers=registers)
     try:
         member.enter()
     except WORTH_WAITING as error:
@@ -185,7 +185,7 @@ def test_a_refusal_says_what_flower_says(link, tmp_path):
     link.faults["pull_messages"].append(500)
     from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 
-    with pytest.raises(Refusal) as error:
+    with pytest.raises(ServerRefusal) as error:
         fleet.call(PullMessagesRequest(), PullMessagesResponse)
     assert reason_of(error.value, "a:1") == "a:1 answers 500: Internal Server Error"
 

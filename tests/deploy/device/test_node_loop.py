@@ -12,7 +12,7 @@ from flwr.cli.build import build_fab_from_disk
 from deploy.device.apps import OtherApp
 from deploy.device.backoff import WORTH_WAITING, Wait
 from deploy.device.client import FleetClient
-from deploy.device.membership import Member
+from deploy.device.membership import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.device.node_loop import Device
 from tests.deploy.fakelink import FakeLink
@@ -42,7 +42,7 @@ class World:
         """Start the node, anew."""
         self.journal = NodeFolder(self.folder)
         self.fleet = FleetClient(self.link.address, self.journal.key(), insecure=True)
-        self.member = Member(self.fleet, self.journal, registers=True, beats=self.beats)
+        self.member = Membership(self.fleet, self.journal, registers=True, beats=self.beats)
         self.device = Device(
             self.fleet, self.journal, self.member, {}, apps=self.apps,
             wait=Wait(self.pauses.append),

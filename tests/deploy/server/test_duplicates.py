@@ -6,8 +6,8 @@ import pytest
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 
 from deploy.device.backoff import reason_of
-from deploy.device.client import FleetClient, Refusal
-from deploy.device.membership import Member
+from deploy.device.client import FleetClient, ServerRefusal
+from deploy.device.membership import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.server.duplicates import GONE, DuplicateNodes
 from protocol.choose_grid import bundled
@@ -66,7 +66,7 @@ def machines(tmp_path):
         found = []
         for _ in range(2):
             fleet = FleetClient(server.address, journal.key(), insecure=True)
-            member = Member(fleet, journal, registers=True)
+            member = Membership(fleet, journal, registers=True)
             member.enter()
             assert fleet.bundles()
             found.append((fleet, member))
@@ -84,7 +84,7 @@ def test_a_state_that_was_copied_to_another_machine_is_noticed(machines):
     request = PullMessagesRequest(node=one.node)
     (message,) = first.pull(request)[0].messages_list
     assert second.pull(request)[0].messages_list[0] == message  # it may be the same, started again
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ServerRefusal) as refused:
         first.pull(request)
     said = reason_of(refused.value, first.address)
     assert re.match("another node has come online with this node's key and state: ", said)

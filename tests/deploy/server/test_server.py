@@ -63,7 +63,7 @@ def test_the_gate_comes_first():
     (kind, said), *others = server.gated(options())
     assert kind is LocalOnly
     assert said == {"closed": True}
-    assert [each.__name__ for each, _ in others] == ["SignedUploads", "Bundling", "Registry"]
+    assert [each.__name__ for each, _ in others] == ["SignedUploads", "BundleApi", "Registry"]
     (first, *_, last) = server.gated(options("--any-node"))
     assert first == (LocalOnly, {"closed": False})
     assert "SignedUploads" not in {each.__name__ for each, _ in (first, last)}

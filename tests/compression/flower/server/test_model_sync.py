@@ -46,25 +46,25 @@ class Server:
 
     def known(self, base):
         """Return what nodes get of which `base` is known; None where that is nothing."""
-        return self.steps.parcel(base if self.steps.knows(base) else None)
+        return self.steps.model_update(base if self.steps.knows(base) else None)
 
 
 def rate(number):
     return 0.5 / number
 
 
-def contents(parcel):
-    return {name: array.data for name, array in parcel.arrays.items()}
+def contents(model_update):
+    return {name: array.data for name, array in model_update.arrays.items()}
 
 
-def is_snapshot(parcel):
-    return MODEL in parcel.arrays
+def is_snapshot(model_update):
+    return MODEL in model_update.arrays
 
 
-def snapshot(server, parcel):
+def snapshot(server, model_update):
     """Return the replica that a snapshot holds."""
-    arrays = {VERSION: np.array([parcel.note["version"]])}
-    for name, payload in contents(parcel).items():
+    arrays = {VERSION: np.array([model_update.note["version"]])}
+    for name, payload in contents(model_update).items():
         arrays[name] = decode(payload, LAYOUT if name == MODEL else memory_layout(name))[0].copy()
     return Replica(server.rule, TRAINED, arrays)
 
@@ -80,10 +80,10 @@ def whole_bytes(server):
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_a_node_that_is_not_known_gets_all_there_is(rule):
     server = Server(rule).go(4)
-    parcel = server.steps.parcel(None)
-    assert set(parcel.arrays) == {MODEL, *rule.names}
-    assert parcel.note == {"version": 4}
-    own = snapshot(server, parcel)
+    model_update = server.steps.model_update(None)
+    assert set(model_update.arrays) == {MODEL, *rule.names}
+    assert model_update.note == {"version": 4}
+    own = snapshot(server, model_update)
     for name, array in server.replica.arrays.items():
         np.testing.assert_array_equal(own.arrays[name], array)
         assert own.arrays[name].dtype == array.dtype
@@ -96,13 +96,13 @@ def test_a_node_gets_exactly_what_it_lacks_in_order(missing):
     base = server.replica.version
     server.go(missing, entries=1)
     assert server.steps.knows(base)
-    parcel = server.steps.parcel(base)
-    assert list(contents(parcel)) == [str(n) for n in range(base + 1, 7)]
-    assert list(contents(parcel).values()) == server.payloads[base + 1 :]
+    model_update = server.steps.model_update(base)
+    assert list(contents(model_update)) == [str(n) for n in range(base + 1, 7)]
+    assert list(contents(model_update).values()) == server.payloads[base + 1 :]
     rates = [rate(n) for n in range(base + 1, 7)]
-    assert parcel.note == {"base": base, "rates": rates, "version": 6}
-    assert parcel.size == sum(map(len, server.payloads[base + 1 :]))
-    assert all(array.stype == STYPE for array in parcel.arrays.values())
+    assert model_update.note == {"base": base, "rates": rates, "version": 6}
+    assert model_update.size == sum(map(len, server.payloads[base + 1 :]))
+    assert all(array.stype == STYPE for array in model_update.arrays.values())
 
 
 @settings(deadline=None, max_examples=60)
@@ -114,15 +114,15 @@ def test_whatever_is_missed_a_node_that_applies_its_parcel_is_up_to_date(rule, e
     server, nodes = Server(rule), {}
     ledger = server.ledger
     for node, fate in events:
-        parcel = server.steps.parcel(ledger.base_of(node))
-        ledger.send(node, parcel)
-        if is_snapshot(parcel):
-            nodes[node] = snapshot(server, parcel)
+        model_update = server.steps.model_update(ledger.base_of(node))
+        ledger.send(node, model_update)
+        if is_snapshot(model_update):
+            nodes[node] = snapshot(server, model_update)
         else:
-            base, rates = parcel.note["base"], parcel.note["rates"]
+            base, rates = model_update.note["base"], model_update.note["rates"]
             own = nodes[node]
             for version in range(own.version + 1, base + len(rates) + 1):
-                update = decode_update(contents(parcel)[str(version)], LAYOUT)
+                update = decode_update(contents(model_update)[str(version)], LAYOUT)
                 own.apply(update.indices, update.values, rates[version - base - 1])
         for name, array in server.replica.arrays.items():
             np.testing.assert_array_equal(nodes[node].arrays[name], array)
@@ -136,8 +136,8 @@ def test_whatever_is_missed_a_node_that_applies_its_parcel_is_up_to_date(rule, e
 def test_a_node_that_was_away_for_long_gets_a_snapshot():
     server = Server().go()
     small = 0
-    while not is_snapshot(parcel := server.known(1)):
-        small = parcel.size
+    while not is_snapshot(model_update := server.known(1)):
+        small = model_update.size
         server.go(entries=1)
         assert server.replica.version < 100
     assert 0 < small <= whole_bytes(server)
@@ -150,21 +150,21 @@ def test_updates_larger_than_a_snapshot_are_not_sent():
     server = Server().go(entries=SIZE)  # indices and values: about twice the model
     assert len(server.payloads[1]) > 4 * SIZE
     assert server.steps.knows(0)
-    parcel = server.steps.parcel(0)
-    assert is_snapshot(parcel)
-    assert parcel.note == {"version": 1}
-    assert parcel is server.steps.parcel(None)
+    model_update = server.steps.model_update(0)
+    assert is_snapshot(model_update)
+    assert model_update.note == {"version": 1}
+    assert model_update is server.steps.model_update(None)
 
 
 def test_nodes_alike_get_the_same_object_until_the_model_changes():
     server = Server().go(3)
-    assert server.steps.parcel(2) is server.steps.parcel(2)
-    assert server.steps.parcel(None) is server.steps.parcel(None)
-    before = server.steps.parcel(2), server.steps.parcel(None)
+    assert server.steps.model_update(2) is server.steps.model_update(2)
+    assert server.steps.model_update(None) is server.steps.model_update(None)
+    before = server.steps.model_update(2), server.steps.model_update(None)
     server.go(entries=1)
-    assert server.steps.parcel(2) is not before[0]
-    assert server.steps.parcel(None) is not before[1]
-    assert len(server.steps.parcel(2).arrays) == 2
+    assert server.steps.model_update(2) is not before[0]
+    assert server.steps.model_update(None) is not before[1]
+    assert len(server.steps.model_update(2).arrays) == 2
 
 
 @pytest.mark.parametrize("entries", [1, 40, SIZE])
@@ -181,7 +181,7 @@ def test_memory_is_bounded_by_a_snapshot(entries):
 
 def test_parcels_of_an_older_model_are_not_kept():
     server = Server().go(2)
-    arrays = [weakref.ref(server.steps.parcel(base).arrays) for base in (None, 1)]
+    arrays = [weakref.ref(server.steps.model_update(base).arrays) for base in (None, 1)]
     assert all(ref() is not None for ref in arrays)
     server.go()
     gc.collect()
@@ -190,18 +190,20 @@ def test_parcels_of_an_older_model_are_not_kept():
 
 def test_where_nodes_keep_nothing_every_message_carries_the_model_alone():
     server = Server(Adam(), follow=False).go(3)
-    parcel = server.steps.parcel(server.ledger.base_of(7))
-    server.ledger.send(7, parcel)
+    model_update = server.steps.model_update(server.ledger.base_of(7))
+    server.ledger.send(7, model_update)
     server.ledger.confirm(7, 3)  # nobody has asked it to
     assert server.ledger.base_of(7) is None
-    assert set(parcel.arrays) == {MODEL}
-    assert parcel.note == {}
-    assert parcel.size == len(parcel.arrays[MODEL].data)
-    np.testing.assert_array_equal(decode(parcel.arrays[MODEL].data, LAYOUT)[0], server.models[3])
-    assert server.steps.parcel(None) is parcel
+    assert set(model_update.arrays) == {MODEL}
+    assert model_update.note == {}
+    assert model_update.size == len(model_update.arrays[MODEL].data)
+    np.testing.assert_array_equal(
+        decode(model_update.arrays[MODEL].data, LAYOUT)[0], server.models[3]
+    )
+    assert server.steps.model_update(None) is model_update
     assert not server.steps.recent
     assert not server.ledger.held
     server.go()
     np.testing.assert_array_equal(
-        decode(server.steps.parcel(None).arrays[MODEL].data, LAYOUT)[0], server.models[4]
+        decode(server.steps.model_update(None).arrays[MODEL].data, LAYOUT)[0], server.models[4]
     )

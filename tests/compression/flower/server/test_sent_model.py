@@ -7,7 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from compression import Layout
 from compression.flower import flat_record
 from compression.flower.headers import NOTE
-from compression.flower.server.sent_model import Models, ModelsState
+from compression.flower.server.sent_model import SentModels, SentModelsState
 
 FLAT = Layout(("w", "b"), ((2, 2), (2,)), ("float32",) * 2)
 
@@ -21,7 +21,7 @@ def content(**records):
 
 
 def test_the_first_arrays_are_the_model():
-    models = Models(None, [], 0, ModelsState())
+    models = SentModels(None, [], 0, SentModelsState())
     one, two = named(w=np.ones(3, np.float32)), named(w=np.zeros(5, np.float32))
     found = models.of(content(config=ConfigRecord(), one=one, two=two), first=True)
     np.testing.assert_array_equal(found.model.vector, np.ones(3, np.float32))
@@ -29,18 +29,18 @@ def test_the_first_arrays_are_the_model():
 
 
 def test_contents_without_a_model():
-    models = Models(None, [], 0, ModelsState())
+    models = SentModels(None, [], 0, SentModelsState())
     assert models.of(content(config=ConfigRecord()), first=True) is None
 
 
 def test_the_links_own_name_is_taken():
-    models = Models(None, [], 0, ModelsState())
+    models = SentModels(None, [], 0, SentModelsState())
     with pytest.raises(ValueError, match="give yours another name"):
         models.of(content(a=named(w=np.ones(3)), **{NOTE: ConfigRecord()}), first=True)
 
 
 def test_patterns_must_name_something_once():
-    models = Models(None, ["nothing*"], 0, ModelsState())
+    models = SentModels(None, ["nothing*"], 0, SentModelsState())
     message = content(a=named(w=np.ones(3, np.float32)))
     assert models.of(message, first=False) is not None
     with pytest.raises(ValueError, match="nothing"):
@@ -48,16 +48,16 @@ def test_patterns_must_name_something_once():
 
 
 def test_what_was_an_integer_stays_exact_once_it_is_a_float():
-    state = ModelsState()
+    state = SentModelsState()
     before = content(a=named(w=np.ones(3, np.float32), n=np.int64([7])))
     after = content(a=named(w=np.ones(3, np.float32), n=np.float64([7.5])))
-    assert Models(None, [], 0, state).of(before, first=True).form.patterns == ()
+    assert SentModels(None, [], 0, state).of(before, first=True).form.patterns == ()
     assert state.counts == {"n"}
-    assert Models(None, [], 0, state).of(after, first=False).form.patterns == ("n",)
+    assert SentModels(None, [], 0, state).of(after, first=False).form.patterns == ("n",)
 
 
 def test_a_flat_model_needs_no_look_at_its_names():
-    models = Models(FLAT, ["b"], 123, ModelsState())
+    models = SentModels(FLAT, ["b"], 123, SentModelsState())
     found = models.of(content(a=flat_record(np.arange(6, dtype=np.float32))), first=True)
     assert (found.form.patterns, found.plain_bytes) == (("b",), 123)
     np.testing.assert_array_equal(found.model.vector, np.arange(6, dtype=np.float32))

@@ -31,7 +31,7 @@ class Newest:
     def knows(self, version):
         return version > 0
 
-    def parcel(self, base):
+    def model_update(self, base):
         self.made.append(base)
         size = 100 if base is None else self.version - base
         note = {"version": self.version, **({} if base is None else {"base": base})}
