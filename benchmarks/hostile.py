@@ -117,7 +117,7 @@ def measure(case: Case, layout: Layout, model: Vector) -> dict[str, Any]:
 
 
 def costliest(cases: Iterator[Case], layout: Layout) -> dict[str, dict[str, Any]]:
-    """Return the measures of the payloads that take the longest, int8 or any, and most memory."""
+    """Return the measures of the slowest payload, the slowest int8 one, the one of most memory."""
     model, measured, largest = delta(layout), list[dict[str, Any]](), Case("", b"")
     for case in cases:
         here = measure(case, layout, model)

@@ -86,7 +86,7 @@ class Bare:
 
 
 class Alone:
-    """One stage of the cut model, on tensors that are there: no messages."""
+    """One stage of the cut model. Its inputs are in memory: no messages are measured."""
 
     def __init__(self, words: list[str], segment: int) -> None:
         config = to_config(compose_config(words))

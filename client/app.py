@@ -59,7 +59,7 @@ def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
 
 
 def _known(context: Context) -> tuple[Config, str | None, Node]:
-    """Return the run's configuration, checked for this node, the node's own folder, the node."""
+    """Return the run's configuration, checked for this node; the node's data folder; the node."""
     node = node_of(context)
     return load_config(context.run_config, node.count, context.node_config), node.folder, node
 

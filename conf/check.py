@@ -92,7 +92,7 @@ def _check_fields(node: Any, prefix: str) -> None:
 
 
 def _check_kind(key: str, value: Any, kind: Any) -> None:
-    """Check a value against its field's type, which OmegaConf does not for `${...}`."""
+    """Check a value against its field's type: OmegaConf does not for `${...}` values."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = [each for each in (get_args(kind) if union else (kind,)) if each is not Any]
     allowed = tuple(get_origin(each) or each for each in kinds)
@@ -153,8 +153,8 @@ def check_target(group: str, node: Any) -> Target:
 def build(group: str, node: Any) -> Any:
     """Return the object that a group's `_target_` makes of its keys (a callable if `_partial_`).
 
-    Raises `ConfigError` as `check_target`, and with the target's own reason for values that it
-    refuses.
+    Raises `ConfigError` where `check_target` does, and with the target's own message if the target
+    refuses a value.
     """
     target = check_target(group, node)
     later = bool(node.get("_partial_"))

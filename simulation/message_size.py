@@ -1,4 +1,4 @@
-"""The size of a message's content in bytes: all its records, as they are sent."""
+"""Counts the bytes of a message's content: of all its records, as they are sent."""
 
 from __future__ import annotations
 
@@ -7,33 +7,29 @@ from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-PLAIN = "numpy.ndarray"  # the `stype` of Flower's own Arrays; others hold payloads
-FEW = 64  # values of a list: up to so many, checking them is cheaper than serialising the record
-MOST_KEPT, LONGEST = 4096, 1024  # cached record lengths; characters of all names in such a record
+PLAIN = "numpy.ndarray"  # the kind of Flower's own Arrays; Arrays of other kinds hold payloads
+FEW = 64  # looking at so many values of a list is still cheaper than serialising the record
+MOST_KEPT, LONGEST = 4096, 1024  # cached lengths; the most characters of all names in a record
 _lengths: dict[Hashable, int] = {}
 
 
-# Bytes of a content: of its payloads (Arrays of another `stype`), of the record that accompanies
-# them (the note), and of all its records.
+# Bytes of a content: of its payloads, of its header (a record of its own), and of all its records.
 Size = tuple[int, int, int]
 
 
 def other_than_payloads(size: Size) -> int:
-    """Return the bytes without those of the payloads and their note."""
+    """Return the bytes of all records except payloads and the header."""
     payloads, note, whole = size
     return whole - payloads - note
 
 
 def size_of(content: RecordDict) -> int:
-    """Return the bytes of a content: those of all Arrays' data and of its other records.
-
-    The other records count as Flower serialises them.
-    """
+    """Return the bytes of a content: the data of all Arrays, the serialised other records."""
     return measured(content, "")[2]
 
 
 def measured(content: RecordDict, note: str) -> Size:
-    """Return a content's `Size`, counted as by `size_of`; `note`: the name of the note's record."""
+    """Return the bytes of a content, counted as by `size_of`; `note`: the header's name."""
     payloads = noted = whole = 0
     for name, record in content.__dict__["_data"].items():
         if not isinstance(record, ArrayRecord):
@@ -49,10 +45,10 @@ def measured(content: RecordDict, note: str) -> Size:
 
 
 def record_bytes(record: ConfigRecord | MetricRecord) -> int:
-    """Return the bytes of a record as Flower serialises it; 0 for one that it cannot serialise.
+    """Return the length of a record as Flower serialises it; 0 for a record that it cannot send.
 
-    Serialising takes 70 µs, and the length depends only on the names and on the lengths of the
-    values: the function measures it once for all records with equal ones.
+    Serialising takes 70 µs. The length depends only on the names and on the lengths of the values,
+    so it is measured once and cached for all such records.
     """
     values = record.__dict__["_data"]
     try:
@@ -63,13 +59,13 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
                 if len(_lengths) >= MOST_KEPT:
                     _lengths.clear()
                 _lengths[key] = length
-    except (ValueError, TypeError, OverflowError):  # such a record never leaves this process
+    except (ValueError, TypeError, OverflowError):  # it never leaves this process
         return 0
     return length
 
 
 def _alike(value: Any) -> Hashable:
-    """Return a key that values of equal serialised length share; None: serialise the record."""
+    """Return a key that values of the same serialised length share; None: too costly to find."""
     kind = type(value)
     if kind is float or kind is bool:
         return kind.__name__

@@ -114,7 +114,9 @@ class ParameterServer(Strategy):
         self.state, self._goes_on = from_bytes(self.State, data, self._options()), True
 
     def _options(self) -> dict[str, str]:
-        """Return the options that a state is bound to; the length of the run is not among them."""
+        """Return the options that must be the same when a state is loaded; the run's length may
+        differ.
+        """
         found = {}
         for name, value in vars(self).items():
             if name in FREE or name.startswith("_"):

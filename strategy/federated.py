@@ -146,7 +146,9 @@ class Federated(StatisticsAveraging):
         self._state.link.dialogue.go_back(back)
 
     def _options(self) -> dict[str, str]:
-        """Return the options that a state is bound to: the strategy's class, and wrapped ones."""
+        """Return what must be the same when a state is loaded: the classes of all wrapped
+        strategies.
+        """
         return {"strategy": " of ".join(type(each).__name__ for each in wrapped(self.strategy))}
 
     def start(

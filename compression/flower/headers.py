@@ -105,12 +105,12 @@ class TrainConfig(NamedTuple):
 class SegmentTask(NamedTuple):
     """Task for a segment of a partitioned model; read by the node's ClientApp from `config`.
 
-    `segment`: number of the segment of the model cut at the layers `cuts`, handed out for the
-    `life`-th time. `phase`: train, forward, backward, or "" for only a snapshot. `batch`: the first
-    of `batches` mini-batches, each with its `lr`. `micro`: the micro-batch, of `micros`, each of
-    `samples` samples (the first segment's node knows the samples itself). `copy`: what to send of
-    the segment: "", weights, all. `num-steps`: the cost in steps of the whole model, for the
-    virtual clock.
+    `segment`: the segment's number. `cuts`: the layers at which the model is cut. `life`: how many
+    times this segment was handed out. `phase`: train, forward, backward, or "" for only a snapshot.
+    `batch`: the first of `batches` mini-batches, each with its `lr`. `micro`: the number of the
+    micro-batch. `micros`: how many there are. `samples`: samples in each (the first segment's node
+    knows its own). `copy`: what to send of the segment: "", weights, all. `num-steps`: the cost in
+    steps of the whole model, for the virtual clock.
     """
 
     segment: int

@@ -109,7 +109,7 @@ class RunCheckpointer:
         return self._checkpoints.folder is not None
 
     def turned(self) -> None:
-        """Write a checkpoint if one is due or a stop is requested; then stop if it is."""
+        """Write a checkpoint if one is due or a stop is requested; stop if that is requested."""
         assert self._strategy is not None
         done = self._strategy.done
         due = self._stopping.wanted or self._checkpoints.due(done)

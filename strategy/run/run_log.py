@@ -157,11 +157,12 @@ class RunLog:
         self._worst = max(self._worst, row["loss"] if row["loss"] == row["loss"] else math.inf)
 
     def diverged(self, trained: Iterable[Tensor]) -> bool:
-        """Return whether the model has diverged: a weight or its loss is not finite.
+        """Return whether the model has diverged: its loss or one of its weights is not finite.
 
-        It has also diverged if the loss exceeded `BLOWN_UP` at any time and the accuracy is less
-        than twice that before training. Without an evaluation only the weights count. Only
-        `trained` tensors must be finite: a mask may hold infinity.
+        It has also diverged if the loss ever exceeded `BLOWN_UP` times the loss before training (or
+        1, if that is more), and the accuracy is less than twice the accuracy before training.
+        Without an evaluation only the weights count. Only `trained` tensors must be finite: a mask
+        may hold infinity.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
             return True

@@ -62,7 +62,7 @@ def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[An
 
 
 def median(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the median of each entry, the lower one of two, so always a value that was sent."""
+    """Return the median of each entry: of two middle values the lower, which a node has sent."""
     stacked = np.stack(values)
     middle = (len(stacked) - 1) // 2
     return np.asarray(np.partition(stacked, middle, axis=0)[middle])  # asarray: 0-d is a scalar
