@@ -26,10 +26,11 @@ from report.pages.definitions import (
 
 HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml. -->"
 MEANS = (
-    "± is half of a 95 % interval (Student's t over the seeds). A difference is the mean over equal"
-    " seeds, and noise where its interval holds zero; how large it may be all the same, the"
-    " interval tells. Each verdict stands by itself: of twenty rows one differs by chance. Bytes"
-    " are those of a whole run."
+    "± is half of a 95 % interval (Student's t over the seeds). A difference is the mean of the"
+    " differences between runs with the same seed. It is noise if its interval contains zero; the"
+    " true difference may still be as large as the interval allows. The verdicts are not corrected"
+    " for multiple comparisons: about one row in twenty differs by chance. Bytes are those of a"
+    " whole run."
 )
 OTHER_CPU = "a CPU not noted"
 BARS = "Bars are the intervals."
