@@ -33,7 +33,7 @@ __all__ = list(_HOMES)
 if __name__ in sys.stdlib_module_names:
     __path__.append(os.path.join(os.path.dirname(os.__file__), __name__))
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # at run time a name is imported on first use, see above
     from .base import PayloadError as PayloadError
     from .codec import Codec as Codec
     from .decoder import Description as Description

@@ -21,7 +21,7 @@ from report.format import whole
 from report.jobs import MISSING, Group, group_jobs, read_jobs, varying
 from report.learning_curve import Row
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

@@ -62,7 +62,7 @@ class Apps:
                     raise AppError("the app's bundle unpacks to more than a device can take")
                 archive.extractall(draft)  # it writes nothing outside the folder
         # BadZipFile: no zip, or a wrong checksum; zlib.error: damaged data; EOFError: it breaks
-        # off; RuntimeError: an encrypted entry, or an unknown compression (NotImplementedError)
+        # off; RuntimeError: an encrypted entry, or a compression that zipfile does not know
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise AppError(f"the app's bundle cannot be unpacked: {error}") from error
         os.sync()  # one call is faster than an fsync for each of its many files

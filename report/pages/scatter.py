@@ -11,7 +11,7 @@ from report.estimate import estimate
 from report.pages.page import FilledTable
 from report.pages.picture import MEGABYTE, Picture, add_legend, logarithmic, panels
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

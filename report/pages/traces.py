@@ -10,7 +10,7 @@ from report.curves import Curve, X, Y, curve
 from report.pages.page import FilledTable
 from report.pages.picture import Picture, add_legend, logarithmic, panels
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
     from matplotlib.figure import Figure
 
 ACROSS = ("round", "uplink_bytes")  # the panels' x axes; the second is logarithmic

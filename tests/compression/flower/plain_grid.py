@@ -30,7 +30,7 @@ class PlainGrid(Grid):
 
     @property
     def run(self):
-        raise NotImplementedError("no strategy of Flower's asks for the run, no app here either")
+        raise AssertionError("no strategy of Flower's asks for the run, no app here either")
 
     def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
