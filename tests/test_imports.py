@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CROWDED = 18  # modules of a folder
-# What each package may know of the others (CONTRIBUTING.md, "The house").
+# What each package may know of the others (CONTRIBUTING.md, "Folders").
 KNOWS = {
     "compression": set(),
     "task": set(),
