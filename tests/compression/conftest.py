@@ -1,4 +1,4 @@
-"""Layouts and updates."""
+"""Fixtures: layouts of models, and updates for them."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def lenet() -> Layout:
 
 @pytest.fixture(scope="session")
 def mixed() -> Layout:
-    """Small, with a 0-d and an empty tensor, several dtypes and names outside of ASCII."""
+    """Return a small layout: a 0-d tensor, an empty one, several dtypes, names outside ASCII."""
     return Layout(
         ("conv.weight", "bn.num_batches_tracked", "leer", "größe", "fc.weight"),
         ((4, 3, 3, 3), (), (0, 7), (5,), (11, 13)),
@@ -39,7 +39,7 @@ def mixed() -> Layout:
 
 @pytest.fixture(scope="session")
 def update_for() -> Callable[[Layout], np.ndarray]:
-    """Heavy-tailed values of another size in each tensor, as real updates are."""
+    """Return a function: heavy-tailed update of a layout, with another scale for each tensor."""
 
     def make(layout: Layout) -> np.ndarray:
         draw = np.random.default_rng(7)
@@ -52,7 +52,7 @@ def update_for() -> Callable[[Layout], np.ndarray]:
 
 @pytest.fixture(scope="session")
 def reseal() -> Callable[[bytes], bytes]:
-    """Give damaged bytes a right checksum, to reach what stands behind it."""
+    """Return a function that appends a valid checksum, so that the decoder reads damaged bytes."""
 
     def seal(body: bytes) -> bytes:
         return body + xxh3_64_intdigest(body).to_bytes(8, "little")

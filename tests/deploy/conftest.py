@@ -8,7 +8,7 @@ from tests.deploy.served import Server
 
 @pytest.fixture
 def look(capsys):
-    """Run the doctor; return the exit code, and the lines by what they are about."""
+    """Return a function that runs the doctor: exit code, and the lines by subject."""
 
     def call(*words):
         capsys.readouterr()
@@ -27,7 +27,7 @@ def look(capsys):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A server with TLS that knows one of two nodes; yield it and the folder of keys."""
+    """A server with TLS that has registered one of two nodes; yield it and the folder of keys."""
     folder = tmp_path_factory.mktemp("keys")
     for words in (["server", "here"], ["node", "kitchen", "garden"]):
         assert keys.main(["--keys", str(folder), *words]) == 0

@@ -1,4 +1,4 @@
-"""A node that comes online and goes again, here in this process."""
+"""A node in this process that comes online and leaves again."""
 
 from deploy.device.client import FleetClient
 from deploy.device.membership import Membership
@@ -6,7 +6,7 @@ from deploy.node import key_of
 
 
 class Kitchen:
-    """The kitchen's node, for as long as it takes."""
+    """A node with the key `kitchen`, online until `leave`."""
 
     def __init__(self, server, folder):
         self._fleet = FleetClient(
@@ -22,7 +22,7 @@ class Kitchen:
 
 
 class Nowhere:
-    """A journal that remembers nothing."""
+    """A node folder that stores nothing."""
 
     def node_id(self, *_):
         return None

@@ -1,4 +1,4 @@
-"""A SuperLink of a hundred lines, in this process, with faults on demand."""
+"""A fake SuperLink in this process, with faults on demand."""
 
 import hashlib
 import threading
@@ -26,11 +26,11 @@ LIMIT = 1 << 30
 
 
 class FakeLink(ThreadingHTTPServer):
-    """Serves one app's run.
+    """An HTTP server for one app's run.
 
-    `faults`: call -> what goes wrong with its next uses: "lost" (it never arrives), "unanswered"
-    (it arrives, its answer does not) or a status. `bundled`: it has the bundled calls;
-    "thin": these as thin ones, too.
+    `faults`: call -> what fails at its next uses: "lost" (the request never arrives), "unanswered"
+    (the request arrives, its answer does not) or an HTTP status. `bundled`: the server has the
+    bundled calls; "thin": it has the thin calls too.
     """
 
     daemon_threads = True
@@ -62,7 +62,7 @@ class FakeLink(ThreadingHTTPServer):
         self.server_close()
 
     def ask(self, content, kind, node=None):
-        """Put a message to a node, the first one by default; return its id."""
+        """Queue a message to a node, by default the first one; return the message's id."""
         node = node or next(iter(self.nodes.values()))
         message = Message(content, node, kind)
         tree = get_object_tree(message)
@@ -74,7 +74,7 @@ class FakeLink(ThreadingHTTPServer):
         return tree.object_id
 
     def said(self, name):
-        """Return the reply to a message, if it is all there."""
+        """Return the reply to a message if all its objects have arrived, else None."""
         with self.lock:
             request = self.replies.get(name)
             if request is None:
@@ -84,7 +84,7 @@ class FakeLink(ThreadingHTTPServer):
                 return None
             return inflate_object_from_contents(tree.object_id, dict(self.contents))
 
-    # the calls
+    # The calls of the Fleet API.
 
     def register_node(self, data):
         request = fleet_pb2.RegisterNodeFleetRequest.FromString(data)
@@ -119,7 +119,7 @@ class FakeLink(ThreadingHTTPServer):
         return heartbeat_pb2.SendNodeHeartbeatResponse(success=True)
 
     def pull_messages(self, data):
-        if self.redelivers:  # a node that asks has replied to all that has reached it
+        if self.redelivers:  # a node that pulls has replied to all messages that reached it
             lost = [m for name, m in self.delivered.items() if name not in self.replies]
             self.queue[:0] = lost
         if not self.queue:
@@ -136,7 +136,8 @@ class FakeLink(ThreadingHTTPServer):
         assert metadata.message_id == tree.object_id
         before = self.replies.setdefault(metadata.reply_to_message_id, request)
         assert before == request, "another reply to the same message"
-        if metadata.reply_to_message_id in self.seen:  # by a ServerApp: it is as good as unknown
+        # A ServerApp has it, so the server treats the message as unknown.
+        if metadata.reply_to_message_id in self.seen:
             return fleet_pb2.PushMessagesResponse(session_id="another")
         missing = [name for name in ids_of(tree) if name not in self.contents]
         self.pending.update(missing)
@@ -205,7 +206,8 @@ class FakeLink(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else a reply's body waits 40 ms for its head's acknowledgement
+    # Else a reply's body waits 40 ms for the acknowledgement of its head.
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass
@@ -238,7 +240,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if call.startswith("edgewire") and call.endswith("pull") and len(made) < 40:
-            time.sleep(0.02)  # as one that waits, though not for long
+            time.sleep(0.02)  # waits like a real server, but for a shorter time
         if isinstance(made, tuple):
             self.answer(*made)
         else:

@@ -1,7 +1,7 @@
-"""`python tests/deploy/killed.py WHERE TRIGGER -- words`: a node that kills itself at a point.
+"""`python tests/deploy/killed.py WHERE TRIGGER -- words`: a node that kills itself at one point.
 
-WHERE: a function that a node calls, and whether just before or after it; TRIGGER: a file, and while
-that is not there nothing happens.
+WHERE: a function that a node calls, and "before" or "after". TRIGGER: a file; while it does not
+exist, the node runs normally.
 """
 
 import os
@@ -28,7 +28,7 @@ POINTS = {
 
 
 def arm(where, trigger):
-    """Replace a function by one that ends this process, as by `kill -9`."""
+    """Replace a function by one that ends this process like `kill -9`."""
     name, _, when = where.partition("-")
     owner, attribute = POINTS[name]
     real = getattr(owner, attribute)

@@ -1,9 +1,10 @@
-"""A server of one release of Flower and nodes of another, by hand: what works, in one line.
+"""Tries a server of one Flower release with nodes of another; prints one line of results.
 
     python -m tests.deploy.other_release SERVER_PYTHON NODE_PYTHON
 
-Each is the interpreter of an environment with that release (`uv venv`, `uv pip install flwr==...`
-and the rest of pyproject.toml's). Two nodes, three rounds of eSGD on digits; all on loopback.
+Each argument is the Python of an environment with that release (`uv venv`, then `uv pip install
+flwr==...` and the other packages of pyproject.toml). The run has two nodes and three rounds of eSGD
+on digits, all on loopback.
 """
 
 import json

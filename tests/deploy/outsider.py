@@ -1,8 +1,8 @@
-"""Tries all that a server has, as one who has its address and a key of his own; prints what came.
+"""Tries every request of a server with its address and an unregistered key; prints the answers.
 
     python -m tests.deploy.outsider HOST:PORT CA-FILE NODE RUN APP-HASH OBJECT...
 
-Of each try a line of JSON: what, status, and the body (base64).
+Each request gives one line of JSON: what was tried, the status, and the body (base64).
 """
 
 import json
@@ -30,7 +30,7 @@ OURS = [
 
 
 def tries(key, public, node, run, digest, objects):
-    """Yield what to try: (name, path, body, who signs: "key", "nobody")."""
+    """Yield the requests to try: (name, path, body, who signs: "key" or "nobody")."""
     for path in [*create_app().openapi()["paths"], *OURS]:
         for signs in ("key", "nobody"):
             yield f"empty to {path}", path, b"", signs

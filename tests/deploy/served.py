@@ -1,4 +1,4 @@
-"""A SuperLink in this process, with what ours has beyond Flower's, and who asks it."""
+"""A SuperLink in this process with the project's extra calls, and nodes that use it."""
 
 import datetime
 import socket
@@ -41,9 +41,9 @@ from simulation.workers.node_host import load_object
 
 
 class Server:
-    """A SuperLink on a free port of 127.0.0.1; `bundling`: whether it is one of ours.
+    """A SuperLink on a free port of 127.0.0.1; `bundling`: with the project's extra calls.
 
-    `keys`: the folder of `deploy.keys`, for TLS; `nodes`: the file of registered nodes.
+    `keys`: the folder of `deploy.keys`, for TLS. `nodes`: the file of registered nodes.
     """
 
     def __init__(self, bundling=True, output=None, keys=None, nodes=None):
@@ -75,7 +75,7 @@ class Server:
         self._socket.close()
 
     def begin_run(self):
-        """Begin a run; return a grid of Flower's, as its ServerApp has it."""
+        """Begin a run; return the Flower grid of its ServerApp."""
         run = self.state.create_run(
             None, None, None, {}, NOOP_FEDERATION_ID, None, "<id:none>", TaskType.SERVER_APP
         )
@@ -89,12 +89,12 @@ class Server:
 
 
 class FakeNode:
-    """A node that registers itself and speaks the wire's protocol by hand."""
+    """A node that registers itself and sends single requests when a test calls for them."""
 
     def __init__(self, address):
         self._key, public = generate_key_pairs()
         self.public = public_key_to_bytes(public)
-        # No certificates: to read all that the machine trusts takes longer than a call.
+        # Without certificates, because loading the system's certificates takes longer than a call.
         self.http = httpx.Client(base_url=f"http://{address}", trust_env=False, verify=False)
         self.call(fleet_pb2.RegisterNodeFleetRequest(public_key=self.public), "register-node")
         activate = fleet_pb2.ActivateNodeRequest(public_key=self.public, heartbeat_interval=30)
@@ -107,7 +107,7 @@ class FakeNode:
         self.http.close()
 
     def seal(self):
-        """Return what a thin request of this node begins with."""
+        """Return the signed header of a thin request of this node."""
         return sealed(self.node.node_id, 0, lambda stamp: sign_message(self._key, stamp))
 
     def headers(self):
@@ -120,14 +120,14 @@ class FakeNode:
         }
 
     def call(self, request, path):
-        """Ask for one of Flower's calls."""
+        """Send one of Flower's calls; raise an error if it is refused."""
         found = self.http.post(
             f"/v1/fleet/{path}", content=request.SerializeToString(), headers=self.headers()
         )
         return found.raise_for_status()
 
     def pull(self, wait=0.0, node=None):
-        """Return the parts of a pull: the response, and objects by name."""
+        """Pull messages; return the response, and the objects by name."""
         request = fleet_pb2.PullMessagesRequest(node=node or self.node)
         found = self.http.post(
             "/v1/fleet/edgewire/pull",
@@ -139,7 +139,7 @@ class FakeNode:
         return fleet_pb2.PullMessagesResponse.FromString(head), dict(objects)
 
     def message(self, wait=0.0):
-        """Return a message that has come, None if there is none."""
+        """Return a message if one has arrived, else None."""
         response, objects = self.pull(wait)
         if not response.messages_list:
             return None
@@ -149,7 +149,7 @@ class FakeNode:
         return message
 
     def reply_to(self, message, content, *, confirm=True, source=None, bare=False):
-        """Push a reply, `bare`: without its objects; return what the server answers."""
+        """Push a reply, with `bare=True` without its objects; return the server's answer."""
         reply = Message(content, reply_to=message)
         reply.metadata.__dict__["_src_node_id"] = source or self.node.node_id
         request = fleet_pb2.PushMessagesRequest(node=self.node)
@@ -183,9 +183,9 @@ class FakeNode:
 
 
 class Fleet:
-    """Nodes in a thread of this process, that answer with our own ClientApp.
+    """Nodes in a thread of this process that reply with the project's ClientApp.
 
-    `late`: after so many replies there is one node more; `folders`: of each node's own photos.
+    `late`: one more node joins after this many replies. `folders`: each node's folder of photos.
     """
 
     def __init__(self, address, count, late=None, folders=None):
@@ -241,7 +241,7 @@ def question(node, number=0):
 
 @contextmanager
 def later(seconds, call):
-    """Within, a call is made in another thread after a while."""
+    """Make a call in another thread after some seconds, while the context is open."""
     timer = threading.Timer(seconds, call)
     timer.start()
     try:

@@ -1,4 +1,4 @@
-"""Flower's own SuperLink and SuperNodes, and nodes of ours, as processes on this machine."""
+"""Processes on this machine: Flower's SuperLink and SuperNodes, and nodes of the project."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ def free_port():
 
 
 def eventually(found, seconds=30.0):
-    """Return what is found first, within some time."""
+    """Return the first true value of `found()`. Raises `TimeoutError` after `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if value := found():
@@ -42,7 +42,7 @@ def eventually(found, seconds=30.0):
 
 
 class Field:
-    """Processes that were started in a folder, and that end with it."""
+    """Processes that are started in a folder and end with this object."""
 
     def __init__(self, folder, stack):
         self.folder, self._stack = folder, stack
@@ -59,7 +59,7 @@ class Field:
         self.port = 0
 
     def start(self, words, log, cwd=None):
-        """Start a process in a group of its own; what it says is in a file."""
+        """Start a process in a new process group; its output goes to the file `log`."""
         with (self.folder / log).open("ab") as output:
             process = subprocess.Popen(
                 words, stdout=output, stderr=output, env=self.environment, cwd=cwd,
@@ -72,7 +72,7 @@ class Field:
         return (self.folder / log).read_text()
 
     def superlink(self, *words):
-        """Start a SuperLink and wait until it is there."""
+        """Start a SuperLink and wait until it listens."""
         self.port = self.port or free_port()
         process = self.start(
             [str(SCRIPTS / "flower-superlink"), "--insecure", "--host", "127.0.0.1",
@@ -97,7 +97,7 @@ class Field:
         return process
 
     def node(self, name, *words, program=("-m", "deploy.node")):
-        """Start a node of ours."""
+        """Start a node of the project."""
         return self.start(
             [sys.executable, *program, "--superlink", f"127.0.0.1:{self.port}", "--insecure",
              "--state", str(self.folder / name), *words],
@@ -106,7 +106,7 @@ class Field:
         )  # fmt: skip
 
     def stock_node(self, name, *words):
-        """Start a SuperNode of Flower's."""
+        """Start a SuperNode of Flower."""
         return self.start(
             [str(SCRIPTS / "flower-supernode"), "--insecure", "--superlink",
              f"127.0.0.1:{self.port}", "--port", str(free_port()), *words],
@@ -114,7 +114,7 @@ class Field:
         )  # fmt: skip
 
     def online(self, count):
-        """Wait until so many nodes are online."""
+        """Wait until `count` nodes are online."""
 
         def there():
             nodes = self.control.ListNodes(ListNodesRequest()).nodes_info
@@ -123,7 +123,7 @@ class Field:
         eventually(there)
 
     def submit(self, app, **config):
-        """Start a run of an app; return its number."""
+        """Start a run of an app; return the run's id."""
         content = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         return self.control.StartRun(
@@ -131,7 +131,7 @@ class Field:
         ).run_id
 
     def finished(self, run, seconds=60.0):
-        """Return a run's last status, once it is over."""
+        """Wait until a run is over; return its status."""
 
         def over():
             status = self.control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
@@ -140,7 +140,7 @@ class Field:
         return eventually(over, seconds)
 
     def counted(self, name="out", **config):
-        """Run the counting app to its end; return what its nodes said, and each round's seconds."""
+        """Run the counting app to its end; return its nodes' replies, and each round's seconds."""
         out = self.folder / f"{name}.json"
         run = self.submit(COUNTING, out=str(out), **config)
         status = self.finished(run)
@@ -149,7 +149,7 @@ class Field:
 
 
 def end(process):
-    """End a process and all that it has started."""
+    """End a process and all processes that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -161,6 +161,6 @@ def end(process):
 
 @contextmanager
 def field(folder):
-    """Processes in a folder; all of them end here."""
+    """Yield a `Field` in a folder; its processes end with the context."""
     with ExitStack() as stack:
         yield Field(folder, stack)

@@ -1,4 +1,4 @@
-"""Thin bundles: what was put in comes out, a message takes few bytes, and damage is an error."""
+"""Thin bundles: reading restores the parts, a message takes few bytes, damage is an error."""
 
 import hashlib
 import struct
@@ -29,7 +29,7 @@ def name_of(content):
 
 @st.composite
 def bundles(draw):
-    """Parts of which contents name others, or some that are not there; names of all kinds."""
+    """Draw a bundle's parts; some contents hold names of other parts or of missing ones."""
     parts = []
     for _ in range(draw(st.integers(0, 6))):
         words = st.one_of(
@@ -46,12 +46,12 @@ def bundles(draw):
 
 
 @given(bundles())
-def test_what_was_put_in_comes_out(parts):
+def test_reading_restores_the_parts(parts):
     assert parts_of(thin(parts), LIMIT) == parts
 
 
 @given(bundles().filter(bool), st.data())
-def test_one_that_is_damaged_is_refused_or_read_as_something_else(parts, data):
+def test_a_damaged_bundle_is_refused_or_is_another_valid_one(parts, data):
     whole = bytearray(thin(parts))
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     with pytest.raises(ValueError, match=r"\w"):
@@ -62,7 +62,7 @@ def test_one_that_is_damaged_is_refused_or_read_as_something_else(parts, data):
 
 
 @given(st.binary(max_size=100))
-def test_anything_else_is_parts_or_a_value_error(data):
+def test_any_bytes_give_parts_or_a_value_error(data):
     with suppress(ValueError):
         parts_of(data, 100)
 
@@ -81,15 +81,15 @@ def test_a_message_takes_few_bytes_beside_its_payload():
     assert len(thin(parts)) - len(PAYLOAD) < 300
 
 
-def test_large_ones_go_as_they_are():
+def test_large_parts_are_not_compressed_again():
     large = bytes(SMALL + 1)
     bundle = thin([(name_of(large), large)])
     assert large in bundle
     assert len(bundle) < len(large) + 80
 
 
-def test_no_more_comes_out_than_is_taken():
-    """A few bytes may stand for many: deflated ones, and names that are said again and again."""
+def test_the_output_limit_holds():
+    """The output limit holds although few bytes can stand for many: deflate, and repeated names."""
     many = [
         (name_of(b"x"), b"x"),
         *((f"part {i}", name_of(b"x").encode() * 250) for i in range(99)),
@@ -102,8 +102,8 @@ def test_no_more_comes_out_than_is_taken():
             parts_of(bundle, limit)
 
 
-def test_the_form_stays_what_its_number_says():
-    """Devices and servers of different versions read each other's: a change takes another FORM."""
+def test_the_format_of_this_form_number_never_changes():
+    """Devices and servers of different versions read each other: a change needs a new FORM."""
     content = b"ConfigRecord  31\x00loss"
     name = name_of(content)
     data = "011d000000e3018a31310209514e06466646068c14008a832250341597e4a7290000"
@@ -112,14 +112,14 @@ def test_the_form_stays_what_its_number_says():
 
 
 def bundle_of(said, text=b"", raw=b""):
-    """Return a bundle that says these numbers, whatever they lead to."""
+    """Return a bundle with these numbers, valid or not."""
     squeeze = zlib.compressobj(9, wbits=-15)
     deflated = squeeze.compress(struct.pack("<I", len(said)) + said + text) + squeeze.flush()
     return struct.pack("<BI", FORM, len(deflated)) + deflated + raw
 
 
 def said(*numbers):
-    """Return numbers as a bundle says them."""
+    """Return numbers in a bundle's encoding."""
     made = bytearray()
     for number in numbers:
         while number > 127:
@@ -129,8 +129,8 @@ def said(*numbers):
     return bytes(made)
 
 
-EMPTY = said(2, 0, 0, 0)  # a part: a name of no bytes, a small content with nothing in it
-REPEATS = said(2, 0, 250, *([0, 1] * 250), 0)  # one whose content is the first one's name, often
+EMPTY = said(2, 0, 0, 0)  # one part with an empty name and an empty small content
+REPEATS = said(2, 0, 250, *([0, 1] * 250), 0)  # this part's content repeats the first part's name
 BOMBS = {
     "parts": lambda: bundle_of(said(4_190_000, 0) + EMPTY * 4_190_000),
     "hashed parts": lambda: bundle_of(said(4_190_000, 0) + said(0, 0, 0, 0) * 4_190_000),
@@ -158,5 +158,5 @@ def test_a_small_bundle_costs_little_whatever_it_declares(bomb):
         parts_of(bundle, 1 << 31)
     took, (_, most) = time.process_time() - begun, tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert took < 5  # at a tenth of the usual speed: memory is traced
+    assert took < 5  # at a tenth of the usual speed, because memory is traced
     assert most < 100 << 20

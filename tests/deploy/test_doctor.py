@@ -1,4 +1,4 @@
-"""The doctor on a device: each thing that can be in a node's way is named, and what to do."""
+"""The doctor on a device names each problem of a node and its remedy."""
 
 import re
 
@@ -33,7 +33,7 @@ def words_for(place, tmp_path, photos, name="kitchen"):
             "--node-config", f'data="{photos}"']  # fmt: skip
 
 
-def test_a_device_that_is_ready(place, look, tmp_path, photos):
+def test_a_ready_device_has_no_problem(place, look, tmp_path, photos):
     code, found = look(*words_for(place, tmp_path, photos))
     assert code == 0
     assert [*found] == [
@@ -46,7 +46,7 @@ def test_a_device_that_is_ready(place, look, tmp_path, photos):
     here = flower_releases.installed()
     assert re.search(rf"Flower {here}, .* here; Flower {here}, .* there", found["versions"][0][1])
     assert found["online"] == [(OK, "no, none runs here")]
-    assert not (tmp_path / "state").exists()  # nothing is changed
+    assert not (tmp_path / "state").exists()  # the doctor changes nothing
 
 
 def test_a_node_that_is_online_here_or_elsewhere(place, look, tmp_path, photos):
@@ -70,22 +70,22 @@ def test_a_node_that_is_online_here_or_elsewhere(place, look, tmp_path, photos):
     fleet.close()
 
 
-def test_a_key_that_nobody_has_registered(place, look, tmp_path, photos):
+def test_an_unregistered_key(place, look, tmp_path, photos):
     code, found = look(*words_for(place, tmp_path, photos, "garden"))
     assert code == 1
     assert found["registered"][0][0] == WRONG
     assert "deploy.keys register" in found["registered"][0][1]
-    assert "versions" not in found  # they are for nodes that are known
+    assert "versions" not in found  # the server tells versions to registered nodes only
 
 
-def test_a_key_tells_nobody_of_another(place):
+def test_a_key_gives_no_information_about_another(place):
     server, folder = place
     key = key_of(folder / "nodes" / "kitchen.key")
     other = key_of(folder / "nodes" / "garden.key")
     fleet = FleetClient(server.address, key, root_certificates=folder / "ca.crt")
     stranger = FleetClient(server.address, other, root_certificates=folder / "ca.crt")
     assert fleet.get("edgewire/status").json()["registered"]
-    stranger.public_key = fleet.public_key  # whose signature it cannot make
+    stranger.public_key = fleet.public_key  # the stranger cannot sign for this key
     assert stranger.get("edgewire/status").status_code == 401
     fleet.close()
     stranger.close()
@@ -106,7 +106,7 @@ def test_a_key_tells_nobody_of_another(place):
         (["--insecure"], "server", "exclude each other"),
     ],
 )
-def test_what_is_wrong_is_one_line(words, what, says, place, look, tmp_path, photos):
+def test_a_problem_gives_one_line(words, what, says, place, look, tmp_path, photos):
     code, found = look(*words_for(place, tmp_path, photos), *words)
     assert code == 1
     assert any(level == WRONG and says in text for level, text in found[what]), found
@@ -117,7 +117,7 @@ def plain(link, tmp_path, *words):
             "--node-config", "partition-id=0", *words]  # fmt: skip
 
 
-def test_the_digits_are_missed_where_they_are_not(link, look, tmp_path, monkeypatch):
+def test_missing_digits_are_reported(link, look, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path))
     assert len(look(*plain(link, tmp_path))[1]["data"]) == 1
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
@@ -130,14 +130,14 @@ def test_the_digits_are_missed_where_they_are_not(link, look, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("ahead", [400, -400])
-def test_a_clock_that_is_off(ahead, link, look, tmp_path):
+def test_a_wrong_clock(ahead, link, look, tmp_path):
     link.clock = ahead
     _, found = look(*plain(link, tmp_path))
     ((level, text),) = found["clock"]
     assert level == WRONG
     assert "clock is" in text
     assert ("ahead" in text) == (ahead > 0)
-    assert "registered" not in found  # a signature of that time is refused
+    assert "registered" not in found  # the server refuses a signature with that time
 
 
 def test_a_server_of_flowers_own_and_a_key_that_it_knows(link, look, tmp_path):
@@ -155,7 +155,7 @@ def test_a_server_of_flowers_own_and_a_key_that_it_knows(link, look, tmp_path):
     member.leave()
     journal.close()
     assert "none is online" in look(*plain(link, tmp_path))[1]["registered"][0][1]
-    assert not link.online  # as before
+    assert not link.online  # the doctor has changed nothing
     link.online.add(member.node_id)
     code, found = look(*plain(link, tmp_path))
     assert code == 1
@@ -163,14 +163,15 @@ def test_a_server_of_flowers_own_and_a_key_that_it_knows(link, look, tmp_path):
     fleet.close()
 
 
-def test_a_server_that_is_another(link, look, tmp_path):
-    link.bundled, link.clock = True, 0.0  # it says that it has bundles, and knows no status
+def test_a_server_of_another_kind(link, look, tmp_path):
+    # A server that claims to have bundles but has no status call.
+    link.bundled, link.clock = True, 0.0
     code, found = look(*plain(link, tmp_path))
     assert code == 0
     assert found["server"][0][0] == OK
 
 
-def test_packages_that_are_missing_and_another_flower(monkeypatch):
+def test_missing_packages_and_another_flower_are_reported(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     (found,) = checks.packages()
     assert (found.level, "./compression[node]" in found.words) == (WRONG, True)
@@ -179,14 +180,14 @@ def test_packages_that_are_missing_and_another_flower(monkeypatch):
     assert (found.level, "1.39.0 was not tried" in found.words) == (WARNING, True)
 
 
-def test_without_flower_there_is_a_line(monkeypatch, look):
+def test_without_flower_the_doctor_prints_one_line(monkeypatch, look):
     monkeypatch.setattr(doctor, "MISSING", ImportError("No module named 'flwr'"))
     code, found = look("--superlink", "a:1", "--state", "s")
     assert code == 1
     assert "pip install" in found["Flower"][0][1]
 
 
-def test_a_folder_is_taken_while_a_node_has_it(tmp_path):
+def test_a_folder_in_use_by_a_node_is_reported(tmp_path):
     assert not is_taken(tmp_path)
     journal = NodeFolder(tmp_path)
     assert is_taken(tmp_path)

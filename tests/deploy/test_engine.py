@@ -1,4 +1,4 @@
-"""`engine=superlink`, for real: a server in a process of its own, its ServerApp, nodes here."""
+"""`engine=superlink` with a real server process, its ServerApp, and nodes in this process."""
 
 import json
 import signal
@@ -44,7 +44,7 @@ def server(tmp_path_factory):
 
 
 def test_a_run_ends_as_on_the_local_engine(server, command):
-    """Whoever comes when it has its nodes."""
+    """A third node joins after the run has its two nodes; the result equals the local engine's."""
     with Fleet(server, 2, late=4):
         code, said, folder = command(*WORDS, "rounds=6", f"engine.address={server}")
     assert code == 0
@@ -59,8 +59,8 @@ def test_a_run_ends_as_on_the_local_engine(server, command):
     assert "Starting SparseAveraging" in (folder / "superlink.log").read_text()
 
 
-def test_a_run_that_fails_is_a_line(server, command, tmp_path, monkeypatch):
-    """What is here, and not where the server looks."""
+def test_a_failed_run_gives_one_line(server, command, tmp_path, monkeypatch):
+    """The folder of photos exists at the command but not at the server: one error line."""
     write_photos(tmp_path / "not-there")
     monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path))
     words = [*WORDS, "dataset=imagefolder", "dataset.root=not-there", "dataset.size=8"]
@@ -72,8 +72,8 @@ def test_a_run_that_fails_is_a_line(server, command, tmp_path, monkeypatch):
     assert not (folder / "result.json").exists()
 
 
-def test_without_photos_to_test_on_no_accuracy_is_made_up(server, command, tmp_path):
-    """No node is asked to evaluate by a strategy of ours."""
+def test_without_test_photos_accuracy_is_not_measured(server, command, tmp_path):
+    """Without test photos at the server, accuracy is null and no node is asked to evaluate."""
     write_photos(tmp_path / "photos")
     words = [*WORDS, "rounds=4", "dataset=imagefolder", "dataset.classes=[cat,dog]"]
     with Fleet(server, 2, folders=[tmp_path / "photos"] * 2):
@@ -89,7 +89,7 @@ def test_without_photos_to_test_on_no_accuracy_is_made_up(server, command, tmp_p
     assert (folder / "model.safetensors").exists()
 
 
-def test_a_run_that_is_stopped_keeps_what_it_has(server, command, tmp_path):
+def test_a_stopped_run_keeps_its_files(server, command, tmp_path):
     with Fleet(server, 2), told_to_end(tmp_path):
         code, _, folder = command(*WORDS, "rounds=100000", f"engine.address={server}")
     assert code == 128 + signal.SIGTERM

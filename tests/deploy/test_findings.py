@@ -1,4 +1,4 @@
-"""What any machine is looked at for, on either side; and what becomes of a check that fails."""
+"""The doctor's checks of any machine, and what a failing check prints."""
 
 import sys
 
@@ -21,7 +21,7 @@ def test_memory(free, level):
     assert (found.level, f"{free} MB" in found.words) == (level, True)
 
 
-def test_free_memory_is_the_least_that_is_said(tmp_path):
+def test_free_memory_is_the_smallest_reported_value(tmp_path):
     info = tmp_path / "meminfo"
     assert findings.free_memory(info, tmp_path) is None
     info.write_text("MemTotal:  9 kB\nMemAvailable:   2048 kB\n")
@@ -46,7 +46,7 @@ def test_32_bit(monkeypatch):
 
 
 @pytest.mark.parametrize(("free", "level"), [(2 << 30, OK), (1 << 29, WARNING), (1 << 20, WRONG)])
-def test_a_disk_that_fills(free, level, monkeypatch, tmp_path):
+def test_a_disk_that_is_nearly_full(free, level, monkeypatch, tmp_path):
     monkeypatch.setattr(findings.shutil, "disk_usage", lambda path: type("U", (), {"free": free}))
     (found,) = findings.disk(tmp_path / "a" / "b", "--state")
     assert found.level == level
@@ -65,7 +65,7 @@ def test_dates(start, end, level, says, tmp_path):
     assert (found.level, says in found.words) == (level, True)
 
 
-def test_a_check_that_fails_is_a_line():
+def test_a_failing_check_gives_one_line():
     def check():
         yield Finding(OK, "a", "b")
         raise KeyError("c")

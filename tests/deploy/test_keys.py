@@ -1,4 +1,4 @@
-"""Keys and certificates: what is made, what is never overwritten, and who may take part."""
+"""Keys and certificates: which are made, which are never overwritten, which nodes may take part."""
 
 import ssl
 import stat
@@ -21,7 +21,7 @@ from tests.deploy.servers import ROOT
 
 @pytest.fixture
 def tool(tmp_path, capsys):
-    """Run the command; return (exit code, lines, what went wrong)."""
+    """Return a function that runs the command; it returns (exit code, output lines, error text)."""
 
     def call(*words):
         code = keys.main(["--keys", str(tmp_path / "keys"), *words])
@@ -52,7 +52,7 @@ def test_a_ca_a_server_and_nodes(tool, tmp_path):
     assert found == {"192.0.2.5", "2001:db8::7", "127.0.0.1", "::1"}
 
 
-def test_flower_takes_nodes_keys(tool, tmp_path):
+def test_flower_accepts_a_nodes_key(tool, tmp_path):
     tool("node", "kitchen")
     folder = tmp_path / "keys" / "nodes"
     private = load_ssh_private_key((folder / "kitchen.key").read_bytes(), None)
@@ -63,7 +63,7 @@ def test_flower_takes_nodes_keys(tool, tmp_path):
 @pytest.mark.parametrize(
     "words", [["server", "other"], ["node", "a"], ["node", "b", "a"], ["server", "--renew", "1.2"]]
 )
-def test_nothing_that_is_there_is_overwritten(tool, tmp_path, words):
+def test_no_existing_file_is_overwritten(tool, tmp_path, words):
     tool("server", "here")
     tool("node", "a")
     before = content(tmp_path)
@@ -81,13 +81,13 @@ def test_a_certificate_is_renewed_for_the_same_key(tool, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden", "a b"])
-def test_a_nodes_name_is_one(tool, tmp_path, name):
+def test_an_invalid_node_name_is_refused(tool, tmp_path, name):
     assert tool("node", name)[0] == 2
     assert content(tmp_path) == {}
 
 
 @pytest.mark.parametrize("name", ["1.2.3", "a_b!", "http://x", "a b", "x:8000"])
-def test_a_servers_name_is_one(tool, name):
+def test_an_invalid_server_name_is_refused(tool, name):
     code, _, error = tool("server", name)
     assert code == 2
     assert "is no name or address" in error
@@ -103,7 +103,7 @@ def test_a_servers_name_is_one(tool, name):
         (["revoke"], "give one name, or several"),
     ],
 )
-def test_what_is_no_name_is_one_line(tool, tmp_path, words, says):
+def test_an_invalid_name_gives_one_line(tool, tmp_path, words, says):
     code, lines, said = tool(*words)
     assert (code, lines) == (2, [])
     assert says in said
@@ -111,7 +111,7 @@ def test_what_is_no_name_is_one_line(tool, tmp_path, words, says):
     assert not (tmp_path / "keys").exists()
 
 
-def test_nodes_come_and_go(tool, tmp_path):
+def test_nodes_are_registered_and_revoked(tool, tmp_path):
     tool("server", "here")
     tool("node", "kitchen", "garden")
     with Server(keys=tmp_path / "keys") as server:
@@ -138,7 +138,7 @@ def test_nodes_come_and_go(tool, tmp_path):
         assert "speaks no plain HTTP" in error
 
 
-def test_who_may_take_part_outlives_the_server(tool, tmp_path):
+def test_registered_nodes_outlive_the_server(tool, tmp_path):
     tool("server", "here")
     tool("node", "kitchen", "garden")
     file, seen = tmp_path / "nodes.json", []
@@ -153,7 +153,7 @@ def test_who_may_take_part_outlives_the_server(tool, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '[{"nodeId": "x"}]', "[", '{"a": 1}'])
-def test_a_damaged_file_of_nodes_is_one_line(tmp_path, text):
+def test_a_damaged_file_of_nodes_gives_one_line(tmp_path, text):
     file = tmp_path / "nodes.json"
     assert load(file) == []
     file.write_text(text)
@@ -161,21 +161,21 @@ def test_a_damaged_file_of_nodes_is_one_line(tmp_path, text):
         load(file)
 
 
-def test_without_a_superlink_there_is_one_line(tool):
+def test_without_a_superlink_the_error_is_one_line(tool):
     tool("server", "here")
     code, _, error = tool("--superlink", "127.0.0.1:9", "list")
     assert (code, error.count("\n")) == (2, 1)
     assert "no SuperLink answers at 127.0.0.1:9" in error
 
 
-def test_an_app_is_told_by_the_bundles_that_a_run_sends(tool):
+def test_the_app_command_prints_the_hashes_of_both_bundles(tool):
     code, lines, _ = tool("app")
     app, _ = bundle(ROOT, {})
     assert code == 0
     assert [line.split()[0] for line in lines] == [app.hash_str, deflated(app).hash_str]
 
 
-def test_who_was_revoked_by_mistake_is_registered_again(tool, tmp_path):
+def test_a_revoked_node_can_be_registered_again(tool, tmp_path):
     tool("server", "here")
     tool("node", "kitchen")
     with Server(keys=tmp_path / "keys", nodes=tmp_path / "nodes.json") as server:
@@ -185,6 +185,6 @@ def test_who_was_revoked_by_mistake_is_registered_again(tool, tmp_path):
         assert line.startswith("registered kitchen as node ")
         assert [line.split()[0] for line in tool(*there, "list")[1]] == ["kitchen"]
         tool("node", "garden")
-        tool(*there, "register", "garden")  # what is written again forgets no key
+        tool(*there, "register", "garden")  # writing the file again forgets no key
         node = Kitchen(server, tmp_path / "keys")
         node.leave()

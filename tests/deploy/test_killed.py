@@ -1,4 +1,4 @@
-"""A node killed with SIGKILL at any point of its work leaves the run as if nothing had happened."""
+"""A node killed with SIGKILL at any point of its work does not change the run's result."""
 
 import signal
 import subprocess
@@ -48,7 +48,7 @@ def test_a_node_killed_at_every_point_goes_on(bundled, fab, tmp_path):
             trigger.unlink(missing_ok=True)
             node = f.node("node", program=program)
             eventually(lambda: link.nodes)
-            eventually(lambda: all(link.said(name) for name in names))  # what was left to do
+            eventually(lambda: all(link.said(name) for name in names))  # the work that remained
             names.append(link.ask(content(number), "train.count"))
             if point is not None:
                 trigger.touch()

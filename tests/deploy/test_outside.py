@@ -37,8 +37,8 @@ from deploy.node import key_of
 from launch.superlink_client import Superlink
 from tests.deploy.servers import COUNTING, ROOT, eventually, field, free_port
 
-REFUSED = {400, 401, 403, 404, 405, 412}  # the last: a node of an unknown key is not activated
-MODEL = np.full(5000, 0.1).tobytes()  # of the counting app's first message
+REFUSED = {400, 401, 403, 404, 405, 412}  # 412: a node with an unknown key is not activated
+MODEL = np.full(5000, 0.1).tobytes()  # in the counting app's first message
 
 
 def own_address():
@@ -53,7 +53,7 @@ def own_address():
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Start a server with TLS and keys, a run, and a node that has a message of it to fetch."""
+    """Start a server with TLS and keys, a run, and a node for which a message waits."""
     if (address := own_address()) is None:
         pytest.skip("this machine has no address but loopback ones: nobody is outside")
     folder, port = tmp_path_factory.mktemp("outside"), free_port()
@@ -101,14 +101,14 @@ def world(tmp_path_factory):
 
 
 def message(node, number):
-    """Return what a node finds, if there is something."""
+    """Pull a node's messages; return the response if it holds any, else None."""
     request = PullMessagesRequest(node=Node(node_id=number))
     found = node.call(request, PullMessagesResponse)
     return found if found.messages_list else None
 
 
 def told(world):
-    """Return the runs and the nodes of the server, as they are told inside."""
+    """Return the server's runs and nodes, as a client on its machine sees them."""
     runs = world.control.ListRuns(ListRunsRequest()).run_dict
     nodes = world.control.ListNodes(ListNodesRequest()).nodes_info
     return (
@@ -117,7 +117,7 @@ def told(world):
     )
 
 
-def test_nothing_is_had_or_changed_without_a_registered_key(world):
+def test_without_a_registered_key_nothing_can_be_read_or_changed(world):
     before = told(world)
     assert before[0] == {world.run: "running"}
     done = subprocess.run(
@@ -143,8 +143,8 @@ PATHS += ["push-object", "push-messages", "activate-node"]
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("said", ["content-length: 300000000", "transfer-encoding: chunked"])
-def test_of_a_large_request_nothing_is_read_without_one(world, path, said):
-    """Else anybody could fill the server's memory: the refusal comes before the body is there."""
+def test_a_large_request_without_a_registered_key_is_not_read(world, path, said):
+    """The server refuses a request without a valid key before it reads the body into memory."""
     host, _, port = world.address.rpartition(":")
     trusted = ssl.create_default_context(cafile=world.ca)
     head = f"POST /v1/fleet/{path} HTTP/1.1\r\nhost: {host}\r\n{said}\r\n"
@@ -159,8 +159,8 @@ def test_of_a_large_request_nothing_is_read_without_one(world, path, said):
     assert status in {400, 401, 413}
 
 
-def test_who_has_one_gets_the_model(world):
-    """So the tries above are made where there is something to be had."""
+def test_a_node_with_a_registered_key_gets_the_model(world):
+    """A registered node gets the model, so the refused requests above asked for real data."""
     found = b""
     for name in world.objects:
         request = PullObjectRequest(

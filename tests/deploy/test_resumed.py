@@ -1,4 +1,4 @@
-"""The whole server killed, started again, the run resumed: as if nothing had happened."""
+"""The server is killed and restarted and the run resumed: the result is that of an unbroken run."""
 
 import shutil
 import signal
@@ -13,14 +13,14 @@ WORDS = ["algorithm=esgd", "rounds=60", "eval_every=60", "checkpoint_every=5", "
 
 
 class Proxied(Field):
-    """Processes that find proxies in their environment, and no exceptions."""
+    """Processes with proxies in their environment, and no exceptions for loopback."""
 
     def start(self, *given, **env):
         return super().start(*given, **env, **dict.fromkeys(EXCEPTIONS, ""))
 
 
 class Words(TheRun):
-    """A run by words, for the command in this process."""
+    """A run that starts by calling the command in this process with `words`."""
 
     def begin(self, words):
         self.words = words
@@ -28,7 +28,7 @@ class Words(TheRun):
 
 @pytest.fixture
 def ended(cli, monkeypatch):
-    """Run a run's words to their end; return its exit code and what was printed."""
+    """Return a function that runs a run's overrides to the end; it returns exit code and output."""
 
     def call(run):
         for name in EXCEPTIONS:
@@ -47,9 +47,9 @@ def kill_server(field, run):
 def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(
     command, ended, tmp_path, monkeypatch
 ):
-    """Though it has another name. A server that is told to end does, whoever waits for its word.
+    """The resumed run equals the local engine's, with another run name and dead proxies configured.
 
-    Nor are proxies in the way that the environment names: all of this is on loopback.
+    When asked to end, the server ends although clients wait for an answer.
     """
     dead_proxies(monkeypatch)
     (tmp_path / "field").mkdir()

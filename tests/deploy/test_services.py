@@ -1,4 +1,4 @@
-"""The units of systemd: they say what the programs take, and what such a service should."""
+"""The systemd units use existing options and the hardening settings of such services."""
 
 import shlex
 import shutil
@@ -17,13 +17,13 @@ UNITS = {"node": node, "server": server}
 
 
 def lines_of(name):
-    """Return a unit's lines, those that go on in the next one joined."""
+    """Return a unit's lines; continued lines are joined."""
     text = (FOLDER / f"edgewire-{name}.service").read_text()
     return text.replace("\\\n", " ").splitlines()
 
 
 def unit(name):
-    """Return a unit's settings; of one that is given several times, all of them."""
+    """Return a unit's settings as lists, because a setting may occur several times."""
     found = {}
     for line in lines_of(name):
         key, equals, value = line.partition("=")
@@ -33,12 +33,12 @@ def unit(name):
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_program_takes_the_words_it_is_started_with(name):
+def test_a_program_accepts_the_options_of_its_unit(name):
     (command,) = unit(name)["ExecStart"]
     python, *words = shlex.split(command)
     assert python == "/opt/edgewire/.venv/bin/python"
     assert words[:2] == ["-m", f"deploy.{name}"]
-    given = UNITS[name].parser().parse_args(words[2:])  # unknown words end it
+    given = UNITS[name].parser().parse_args(words[2:])  # an unknown option would end the program
     state = f"/var/lib/edgewire-{name}/"
     assert str(given.state).startswith(state)
     assert unit(name)["StateDirectory"][0].split()[0] == f"edgewire-{name}"
@@ -46,7 +46,7 @@ def test_a_program_takes_the_words_it_is_started_with(name):
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_what_a_program_needs_is_handed_to_it(name):
+def test_a_unit_provides_the_files_of_its_program(name):
     said = unit(name)
     (command,) = said["ExecStart"]
     handed = {each.partition(":")[0] for each in said["LoadCredential"]}
@@ -60,7 +60,7 @@ def test_what_a_program_needs_is_handed_to_it(name):
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_service_comes_again_after_the_clock_within_limits_and_alone(name):
+def test_a_service_restarts_waits_for_the_clock_and_is_restricted(name):
     said = {key: " ".join(values) for key, values in unit(name).items()}
     assert said["Restart"] == "always"
     assert int(said["RestartSec"]) > 0
@@ -80,7 +80,7 @@ def test_a_service_comes_again_after_the_clock_within_limits_and_alone(name):
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 @pytest.mark.parametrize("name", UNITS)
-def test_systemd_takes_it(name, tmp_path):
+def test_systemd_accepts_the_unit(name, tmp_path):
     text = (FOLDER / f"edgewire-{name}.service").read_text()
     made = tmp_path / f"edgewire-{name}.service"
     made.write_text(text.replace("/opt/edgewire/.venv/bin/python", sys.executable))

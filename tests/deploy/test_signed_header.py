@@ -1,4 +1,4 @@
-"""Who asks, in few bytes: what was signed is what Flower checks."""
+"""The compact signed header of a request: Flower's server can check its signature."""
 
 from base64 import b64decode
 from contextlib import suppress
@@ -18,12 +18,12 @@ from deploy.signed_header import opened, sealed
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 65535), st.binary(max_size=200), st.binary())
-def test_what_was_sealed_is_read(node, wait, signature, rest):
+def test_a_header_is_read_as_it_was_written(node, wait, signature, rest):
     seal, after = opened(sealed(node, wait, lambda stamp: signature) + rest)
     assert (seal.node_id, seal.wait, seal.signature, after) == (node, wait, signature, rest)
 
 
-def test_it_becomes_the_headers_of_flowers_nodes():
+def test_it_becomes_the_http_headers_of_flowers_nodes():
     secret, public = generate_key_pairs()
     key = public_key_to_bytes(public)
     data = sealed(7, 0, lambda stamp: sign_message(secret, stamp))
@@ -36,11 +36,11 @@ def test_it_becomes_the_headers_of_flowers_nodes():
 
 
 @given(st.binary(max_size=60))
-def test_anything_else_is_a_value_error_or_signed_by_nobody(data):
+def test_other_bytes_are_a_value_error_or_have_an_invalid_signature(data):
     with suppress(ValueError):
         opened(data)
 
 
-def test_one_that_breaks_off_is_a_value_error():
+def test_a_truncated_header_is_a_value_error():
     with pytest.raises(ValueError, match="nobody has signed it"):
         opened(b"too short")

@@ -1,4 +1,4 @@
-"""What a device imports: nothing that it has no use for."""
+"""A device imports no module that it does not need."""
 
 import json
 import subprocess
@@ -74,7 +74,7 @@ JOBS = [
 ]
 
 
-def test_a_node_at_work_has_imported_nothing_heavy(photos):
+def test_a_working_node_imports_no_heavy_module(photos):
     given = []
     for kind, words in JOBS:
         values = run_config(compose_config([*words.split(), "nodes=2", "network=ideal"]))
@@ -87,13 +87,13 @@ def test_a_node_at_work_has_imported_nothing_heavy(photos):
     assert done.returncode == 0, done.stderr
     early, modules, sizes = json.loads(done.stdout)
     assert len(sizes) == len(JOBS)
-    assert min(sizes) > 0  # it has trained
+    assert min(sizes) > 0  # every job has trained
     assert {"torch", "client.training", "deploy.device.node_loop"} <= set(modules)
     assert HEAVY & set(modules) == set()
     assert not {"torch", "hydra", "compression", "client", "conf", "task"} & set(early)
 
 
-def test_the_extra_for_devices_brings_all_of_that():
+def test_the_device_extra_installs_all_needed_packages():
     extras = tomllib.loads((ROOT / "compression" / "pyproject.toml").read_text())["project"]
     named = " ".join(extras["optional-dependencies"]["node"] + extras["dependencies"])
     assert all(
@@ -102,8 +102,8 @@ def test_the_extra_for_devices_brings_all_of_that():
     assert not any(name in named for name in ("ray", "simulation", "datasets", "scikit-learn"))
 
 
-def test_what_runs_beside_the_server_app_does_without_torch(tmp_path):
-    """The server, its doctor and its keys take a tenth of the memory: torch is the rest."""
+def test_programs_beside_the_serverapp_do_not_import_torch(tmp_path):
+    """Server, doctor and keys do not import torch, which would take ten times their memory."""
     code = (
         "import sys; from deploy import doctor, keys; from deploy.server import server; "
         f"server.gated(server.parser().parse_args(['--state', {str(tmp_path)!r}])); "

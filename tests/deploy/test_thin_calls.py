@@ -1,4 +1,4 @@
-"""Thin calls of a node, on a real SuperLink: the same messages, fewer bytes, the same checks."""
+"""A node's thin calls to a real SuperLink: the same messages and checks, in fewer bytes."""
 
 import hashlib
 import time
@@ -29,7 +29,7 @@ from tests.deploy.served import FakeNode, Server, later, question
 
 
 class ThinNode:
-    """A node that asks as ours do, by hand."""
+    """A node that sends thin requests when a test calls for them."""
 
     def __init__(self, address, interval=30.0):
         self.fleet = FleetClient(address, generate_key_pairs()[0], insecure=True)
@@ -56,7 +56,7 @@ def node(server):
     made.fleet.close()
 
 
-def test_a_message_goes_and_its_reply_comes(server, node):
+def test_a_message_and_its_reply_arrive(server, node):
     grid = bundled(server.begin_run())
     (asked,) = grid.push_messages([question(node.node.node_id, 7)])
     response, objects = node.pull()
@@ -78,7 +78,7 @@ def test_a_message_goes_and_its_reply_comes(server, node):
     assert len(server.state.object_store) == 0
 
 
-def test_it_waits_until_there_is_something(server, node):
+def test_a_pull_waits_until_a_message_arrives(server, node):
     grid = bundled(server.begin_run())
     with later(0.3, lambda: grid.push_messages([question(node.node.node_id, 3)])):
         begun = time.monotonic()
@@ -102,7 +102,7 @@ def test_a_pull_is_a_heartbeat(server):
     assert begun < node.fleet.counted_until <= begun + 50
 
 
-def test_who_has_another_key_gets_nothing(server, node):
+def test_a_node_with_another_key_gets_nothing(server, node):
     other = ThinNode(server.address)
     grid = bundled(server.begin_run())
     grid.push_messages([question(node.node.node_id)])
@@ -116,7 +116,7 @@ def test_who_has_another_key_gets_nothing(server, node):
     assert len(node.pull()[0].messages_list) == 1
 
 
-def test_an_apps_bundle_goes_zipped(server, node):
+def test_an_apps_bundle_is_sent_compressed(server, node):
     content = b"the same again " * 20000
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
     run = server.state.create_run(
@@ -128,7 +128,7 @@ def test_an_apps_bundle_goes_zipped(server, node):
     server.state.activate_task(task)
     request = GetFabRequest(node=node.node, hash_str=fab.hash_str, run_id=run)
     assert node.fleet.call(request, GetFabResponse).fab.content == content
-    other = FakeNode(server.address)  # its headers are those of Flower's own nodes
+    other = FakeNode(server.address)  # this node sends the headers of Flower's own nodes
     found = other.call(GetFabRequest(node=other.node, hash_str=fab.hash_str, run_id=run), "get-fab")
     assert found.num_bytes_downloaded < len(content) / 50
     assert GetFabResponse.FromString(found.content).fab.content == content
@@ -136,7 +136,7 @@ def test_an_apps_bundle_goes_zipped(server, node):
 
 
 class Counted:
-    """A client that counts heartbeats."""
+    """A fake client that records heartbeats."""
 
     def __init__(self, seconds):
         self.counted_until, self.beats = time.monotonic() + seconds, []
@@ -148,7 +148,7 @@ class Counted:
 
 
 class Journal:
-    """One that knows nothing."""
+    """A node folder that stores nothing."""
 
     def node_id(self, server, key):
         return None
@@ -157,7 +157,7 @@ class Journal:
         pass
 
 
-def test_who_is_counted_anyway_sends_no_heartbeats():
+def test_a_node_that_pulls_sends_no_heartbeats():
     fleet = Counted(0.3)
     member = Membership(fleet, Journal(), registers=False, beats=0.02)
     member.enter()

@@ -5,7 +5,7 @@ from strategy.collector import Stragglers
 
 @pytest.fixture
 def lates(monkeypatch):
-    """Every `Stragglers` that is made from here on: what servers keep of replies not in time."""
+    """Return the list of all `Stragglers` of this test: the servers' records of late replies."""
     made, begin = [], Stragglers.__init__
 
     def noting(self, *options):

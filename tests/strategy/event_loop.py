@@ -1,4 +1,4 @@
-"""The asynchronous scheme in a few lines, to set the server beside."""
+"""Asynchronous training as a short event loop, the reference for the server."""
 
 import heapq
 
@@ -19,9 +19,9 @@ CODECS = {
 
 
 def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in_flight=1):
-    """Return every model, and who pushed when: the scheme, without messages or any of our server.
+    """Return every model, and which node's update arrived when, without messages or server code.
 
-    Staleness is counted from a full history of index sets.
+    Staleness is counted from the full history of index sets.
     """
     clock, heap, x = VirtualClock(network, seed), [], start()
     sums, pending, version, share = np.zeros(SIZE, np.float32), 0, 0, 0.0
@@ -52,7 +52,8 @@ def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in
             "parameter": (1 / np.maximum(touched, 1)).astype(np.float32),
         }[policy]
         sums[at] += update.values * factor
-        share += float(factor if np.ndim(factor) == 0 else factor[-1])  # all statistics alike
+        # Statistics get one factor for all entries.
+        share += float(factor if np.ndim(factor) == 0 else factor[-1])
         changed |= set(at.tolist())
         pending += 1
         if pending == buffer:
@@ -71,7 +72,7 @@ def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in
 
 
 def at_once(node, server_round):
-    """Gradients take no time but the waiting."""
+    """Return 0 steps: a gradient takes no time, so only the waiting time counts."""
     return 0
 
 

@@ -1,6 +1,4 @@
-"""Four nodes behind the real `CompressionMod`; gradients of eighths: sums of them are exact in
-float32.
-"""
+"""Four nodes with the real `CompressionMod`; gradients are eighths, so float32 sums are exact."""
 
 from weakref import WeakValueDictionary
 
@@ -51,9 +49,9 @@ def gradient(node, number):
 
 
 class Trainer(real.Trainer):
-    """The trainer, without a model: what it trains towards is drawn.
+    """A trainer without a model: its gradients are random.
 
-    `spoil`: (node, number) -> what is done to the gradient; `steps`: how many it takes.
+    `spoil`: (node, number) -> function that changes the gradient; `steps`: (node, number) -> steps.
     """
 
     layout, trained = LAYOUT, TRAINED
@@ -75,7 +73,7 @@ class Trainer(real.Trainer):
         self.given, self.models = {}, {}  # (node, number) -> gradient, model it is of
 
     def gradient(self, node, model, natives=None, *, number):
-        """Node ids are from 1, as the server sees them; so are numbers."""
+        """Return a random gradient and metrics; nodes and numbers count from 1, as at a server."""
         key = node.index + 1, number + 1
         self.models[key] = model.copy()
         made = gradient(*key)
@@ -91,7 +89,7 @@ class Trainer(real.Trainer):
 
 
 def app_of(trainer, *mods):
-    """Return a ClientApp of a trainer; `mods` see payloads."""
+    """Return a ClientApp of a trainer; `mods` see the payloads."""
     app = ClientApp()
 
     @app.train("step", mods=[*mods, trainer.uplink])
@@ -106,9 +104,9 @@ def app_of(trainer, *mods):
 
 
 class Federation:
-    """A run: its messages' contents, its models round by round, its nodes' states.
+    """A run that records the messages' contents, each round's model, and the nodes' states.
 
-    `answers`: those that anybody still keeps.
+    `answers`: weak references to the replies, to find those that any object still holds.
     """
 
     def __init__(self, trainer, network=None, nodes=NODES, seed=0, reply=None):
@@ -127,7 +125,7 @@ class Federation:
         self.grid = LocalGrid(self.pool, nodes, self.clock)
 
     def run(self, rounds=4, timeout=1e9, lr=0.5, after=None, downlink=AVERAGE, **options):
-        """Train; return the strategy. `after`: called with each round's number."""
+        """Train synchronously; return the strategy. `after`: called with each round's number."""
         strategy = SparseAveraging(
             optimizer=self.trainer.optimizer, downlink=downlink, uplink=self.codec,
             **{"verify_every": 0, "update": self.trainer.config.strategy["update"], **options},
@@ -171,9 +169,9 @@ class Federation:
 
 
 def by_hand(used, lr=0.5, weight=lambda node: 1.0, share=1.0):
-    """Return the models that SGD makes of the gradients of `used`: a list of nodes a round.
+    """Return SGD's models; `used`: for each round the nodes whose gradients are averaged.
 
-    What nodes report of statistics are values: their mean, by its share, takes the place.
+    Statistics are mixed: (1 - share) times the model's value plus share times the nodes' mean.
     """
     models = [start()]
     for number, nodes in enumerate(used, 1):
@@ -188,6 +186,6 @@ def by_hand(used, lr=0.5, weight=lambda node: 1.0, share=1.0):
 
 
 def assert_models(federation, expected):
-    """Every round's model is the expected one, bit for bit."""
+    """Assert that each round's model equals the expected one, bit for bit."""
     for found, model in zip(federation.models, expected, strict=True):
         assert found.tobytes() == model.tobytes()

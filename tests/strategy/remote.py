@@ -1,4 +1,4 @@
-"""A grid that lives in another process: servers come and go, messages under way stay."""
+"""A grid in another process: servers start and stop, while messages stay under way."""
 
 from contextlib import suppress
 
@@ -8,7 +8,7 @@ ATTRIBUTES = ("virtual_seconds", "now", "next_change", "comparison")
 
 
 class RemoteGrid:
-    """As much of a grid as our servers use, each call answered at the pipe's other end."""
+    """A grid whose calls are answered by the process at the pipe's other end."""
 
     def __init__(self, connection):
         self.connection = connection
@@ -37,7 +37,7 @@ for name in vars(TimedGrid):
 
 
 def serve(grid, connection):
-    """Answer calls until the other end says "end", or is gone; return what it said."""
+    """Answer calls until the other end sends "end" or closes; return what it sent with "end"."""
     with suppress(EOFError):
         while (call := connection.recv())[0] != "end":
             name, arguments, options = call
@@ -51,7 +51,7 @@ def serve(grid, connection):
 
 
 def listed(value):
-    """Return what a pipe can carry."""
+    """Return a value in a form that a pipe can carry."""
     if isinstance(value, str | bytes | float | int) or value is None:
         return value
     return list(value) if hasattr(value, "__iter__") else value

@@ -1,4 +1,4 @@
-"""A grid whose nodes come and go: who comes back has another id, as a SuperNode has."""
+"""A grid whose nodes leave and return with another id, as SuperNodes do."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from compression.flower.timed_grid import GridWrapper
 
 
 class Renewed(GridWrapper):
-    """With every pull a share of the nodes goes and comes back.
+    """On every pull a share of the nodes leaves and returns under new ids.
 
-    What they were sent is never answered. `ids`: how many there ever were.
+    Messages to an old id are never answered. `ids`: the number of ids so far.
     """
 
     def __init__(self, grid: Grid, share: float, seed: int = 0) -> None:
         super().__init__(grid)
         self._share, self._draw, self._numbers = share, random.Random(seed), count(1)
         self._nodes = {next(self._numbers): node for node in super().get_node_ids()}
-        self._sent = dict[str, int]()  # message -> the id that it went to
+        self._sent = dict[str, int]()  # message -> the id that it was sent to
         self.ids = len(self._nodes)
 
     @property
     def next_change(self) -> None:
-        """None: nobody knows."""
+        """Return None: the moment of the next change is unknown."""
 
     def get_node_ids(self) -> Sequence[int]:
-        """Return the ids of the nodes that are there."""
+        """Return the ids of the present nodes."""
         return sorted(self._nodes)
 
     def push_messages(self, messages: Iterable[Message], ttl: float = float("inf")) -> list[str]:
-        """Send to nodes by their ids; to those that are gone nothing is sent."""
+        """Send messages to present nodes; drop those to absent nodes."""
         made = list[str]()
         for message in messages:
             about = message.metadata
@@ -49,7 +49,7 @@ class Renewed(GridWrapper):
         return made
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Return replies of nodes that are still there; they come under other names."""
+        """Return replies of present nodes; then give new ids to a share of the nodes."""
         found = super().pull_before(message_ids, deadline)
         kept = [m for m in found if self._sent.pop(m.metadata.reply_to_message_id) in self._nodes]
         gone = int(self._share * len(self._nodes) + self._draw.random())

@@ -1,6 +1,6 @@
-"""A server that goes on with an older state than its nodes, and none of the messages under way.
+"""A server continues from a state older than its nodes' states, without the messages under way.
 
-As on real nodes, where a new run takes the place of one whose ServerApp was killed.
+On real nodes a new run replaces one whose ServerApp was killed in this way.
 """
 
 from contextlib import suppress
@@ -42,11 +42,11 @@ RUNS = {
 
 
 class Stopped(Exception):
-    """The server is gone."""
+    """Raised to stop the server."""
 
 
 class Real(GridWrapper):
-    """A grid of which nobody knows who will come, nor the time."""
+    """A grid like one of real nodes: without virtual time or a known next change."""
 
     @property
     def virtual_seconds(self):
@@ -58,7 +58,7 @@ class Real(GridWrapper):
 
 
 def begun(words, states):
-    """Return nodes that keep what these states say, and their grid."""
+    """Return a pool of nodes with these states, and its grid."""
     config = configured(*words)
     pool = make_pool(NodeHostSpec("client.app:app", 4, 1, run_config(composed(*words))), 1)
     pool.load(states)
@@ -66,9 +66,9 @@ def begun(words, states):
 
 
 def serve(words, grid, state=None, save_at=None, stop_at=None, back=(), at_save=None):
-    """Run a server; return it, what it had saved, and the last model that it recorded.
+    """Run a server; return it, its saved state, and the last recorded model.
 
-    `back`: nodes that go back with the state; `at_save`: what is to be called as it is saved.
+    `back`: the nodes that return to the saved state. `at_save`: called when the state is saved.
     """
     config = configured(*words)
     data = data_of(config)
@@ -95,7 +95,7 @@ def serve(words, grid, state=None, save_at=None, stop_at=None, back=(), at_save=
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["memories kept", "memories lost"])
 @pytest.mark.parametrize("name", RUNS)
-def test_a_new_run_goes_on_with_nodes_that_are_ahead(name, keeps):
+def test_a_new_run_continues_with_nodes_that_are_ahead(name, keeps):
     words = [RUNS[name][0], *SMALL, *RUNS[name][1:]]
     rounds = configured(*words).rounds
     pool, grid = begun(words, {})
@@ -109,12 +109,13 @@ def test_a_new_run_goes_on_with_nodes_that_are_ahead(name, keeps):
     assert np.isfinite(model).all()
     replicas = [kept(each, REPLICA) for each in pool.states().values() if REPLICA in each]
     if name in ("steps down", "momentum"):
-        (last,) = {replica[MODEL].tobytes() for replica in replicas}  # all have the same one
+        # All nodes have the same replica.
+        (last,) = {replica[MODEL].tobytes() for replica in replicas}
         assert np.abs(np.frombuffer(last, np.float32) - model).max() < 1
 
 
 @pytest.mark.parametrize("name", ["steps down", "momentum", "deltas", "over a link"])
-def test_with_nodes_that_go_back_it_ends_as_if_nothing_had_happened(name):
+def test_with_nodes_in_the_saved_state_the_run_ends_as_if_never_stopped(name):
     words = [RUNS[name][0], *SMALL, *RUNS[name][1:]]
     rounds, before = configured(*words).rounds, []
     _, grid = begun(words, {})

@@ -1,4 +1,4 @@
-"""The mean of sparse updates is the mean of the same updates with zeros."""
+"""The mean of sparse updates equals the mean of the same updates filled with zeros."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from strategy.aggregation import SparseMean
 
-# With values of quarters, sums are exact: means can be compared bit for bit.
+# The values are quarters, so sums are exact and means can be compared bit for bit.
 weights = st.sampled_from([1.0, 2.0, 4.0, 0.5, 3.0])
 
 
 @st.composite
 def updates(draw, size, dense=True):
-    """Return (indices or None, values, weight); index sets of any size, empty and full too."""
+    """Return (indices or None, values, weight); the index set may be empty or full."""
     kind = draw(st.sampled_from(["some", "few", "none", "all", *["dense"] * dense]))
     if kind in ("dense", "all"):
         indices = None if kind == "dense" else np.arange(size)
@@ -30,7 +30,7 @@ def updates(draw, size, dense=True):
 
 @st.composite
 def rounds(draw, dense=True):
-    """Return a size and some rounds of updates; sizes for which sets are sorted, and marked."""
+    """Return a size and some rounds of updates, for both methods of the union."""
     size = draw(st.sampled_from([1, 2, 40, 700]))
     one = st.lists(updates(size, dense), min_size=1, max_size=5)
     return size, draw(st.lists(one, min_size=1, max_size=4))
@@ -50,10 +50,10 @@ def whole(size, indices, values):
 
 @settings(deadline=None, max_examples=40)
 @given(rounds())
-def test_it_is_the_mean_of_the_whole_updates_round_after_round(given_rounds):
+def test_the_mean_equals_that_of_dense_updates_in_every_round(given_rounds):
     size, several = given_rounds
     mean = SparseMean(size)
-    for one in several:  # nothing of a round is left in the next
+    for one in several:  # each round starts from zero
         indices, values = added(mean, one)
         total = sum(np.float32(w) * whole(size, i, v) for i, v, w in one)
         expected = total / np.float32(sum(w for *_, w in one))
@@ -91,8 +91,8 @@ def test_an_update_of_every_entry_may_come_with_its_indices(given_rounds, which)
 
 
 @pytest.mark.parametrize("count", [4, 400])
-def test_both_ways_to_the_union_are_taken(monkeypatch, count):
-    """A few indices are sorted, many are marked: neither may be what the other is for."""
+def test_few_indices_are_sorted_and_many_are_marked(monkeypatch, count):
+    """A union of few indices is sorted, one of many is marked; each case must use its method."""
     size, draw, mean = 1000, np.random.default_rng(0), SparseMean(1000)
     calls, unique = [], np.unique
     monkeypatch.setattr(np, "unique", lambda array: calls.append(array) or unique(array))
@@ -103,7 +103,7 @@ def test_both_ways_to_the_union_are_taken(monkeypatch, count):
     assert len(calls) == (3 if count == 4 else 0)
 
 
-def test_what_is_added_is_not_changed():
+def test_added_updates_are_not_changed():
     indices, values = np.array([1, 5], dtype=np.uint32), np.array([2, -3], dtype=np.float32)
     for array in (indices, values):
         array.flags.writeable = False
@@ -113,7 +113,7 @@ def test_what_is_added_is_not_changed():
         added(mean, [(indices, values, weight)])
 
 
-def test_means_taken_stay_as_they_are():
+def test_returned_means_do_not_change_later():
     mean, seen = SparseMean(50), []
     for number in range(4):
         indices = None if number % 2 else np.arange(number + 1, dtype=np.uint32)

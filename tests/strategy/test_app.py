@@ -1,4 +1,4 @@
-"""The run on the server."""
+"""The ServerApp's run, from its start to its end."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ def job_grid():
 
 
 class Tended(GridWrapper):
-    """Counts how often it is tended."""
+    """A grid that counts the calls of `tend`."""
 
     calls = 0
 
@@ -51,7 +51,7 @@ def test_workers_are_tended_while_the_model_is_measured():
     assert grid.calls > 1
 
 
-def test_warnings_are_marked_where_nobody_shows_them(monkeypatch, capsys):
+def test_warnings_are_marked_without_a_log_handler(monkeypatch, capsys):
     log = logging.getLogger("edgewire")
     monkeypatch.setattr(log, "handlers", [])
     monkeypatch.setattr(log, "propagate", False)
@@ -61,7 +61,7 @@ def test_warnings_are_marked_where_nobody_shows_them(monkeypatch, capsys):
     assert capsys.readouterr().err == "WARNING:edgewire:node 7 is gone\n"
 
 
-def test_warnings_stay_as_they_are_where_somebody_shows_them(monkeypatch):
+def test_warnings_are_unchanged_with_a_log_handler(monkeypatch):
     log = logging.getLogger("edgewire")
     monkeypatch.setattr(log, "handlers", shown := [logging.NullHandler()])
     mark_warnings()
@@ -70,7 +70,7 @@ def test_warnings_stay_as_they_are_where_somebody_shows_them(monkeypatch):
 
 
 def refused_with(status):
-    """Return what Flower's own grid raises when the server refuses a call."""
+    """Return the error of Flower's grid when the server refuses a call."""
     response = httpx.Response(status, request=httpx.Request("POST", "http://server"))
     return httpx.HTTPStatusError("no", request=response.request, response=response)
 
@@ -86,8 +86,8 @@ def refused_with(status):
         (RuntimeError("first\nthe disk is gone"), "RuntimeError: the disk is gone"),
     ],
 )
-def test_what_was_done_is_kept_however_a_run_ends(tmp_path, monkeypatch, raised, ended):
-    """The third round raises in the middle: the model of the second is there, and why."""
+def test_finished_rounds_are_saved_for_every_end_of_a_run(tmp_path, monkeypatch, raised, ended):
+    """The third round raises; the second round's model and the reason of the end are saved."""
     done = Run.round_done
 
     def third(self, server_round, arrays):
@@ -108,8 +108,8 @@ def test_what_was_done_is_kept_however_a_run_ends(tmp_path, monkeypatch, raised,
 
 
 @pytest.mark.parametrize("while_saving", [False, True])
-def test_what_fails_while_a_signal_waits_was_wanted_to_end(tmp_path, monkeypatch, while_saving):
-    """A run that is stopped loses its token, and is told so: either may be heard first."""
+def test_an_error_while_a_signal_waits_counts_as_a_stop(tmp_path, monkeypatch, while_saving):
+    """A stopped run may first get a signal or an error; either way it ends as stopped."""
     heard, write, done = [], checkpoint_file.write, Run.round_done
 
     def ends(number, frame):
@@ -141,7 +141,7 @@ def test_what_fails_while_a_signal_waits_was_wanted_to_end(tmp_path, monkeypatch
     assert (tmp_path / checkpoint_file.FILE).exists()
 
 
-def test_a_network_that_nothing_emulates_is_refused_where_time_is_real():
+def test_an_emulated_network_is_refused_in_real_time():
     class Real(GridWrapper):
         virtual_seconds = None
 
@@ -152,13 +152,11 @@ def test_a_network_that_nothing_emulates_is_refused_where_time_is_real():
 
 
 class Remote(GridWrapper):
-    """A grid whose nodes are elsewhere: a checkpoint holds nothing of them."""
+    """A grid of remote nodes: a checkpoint holds nothing of the nodes."""
 
 
 @pytest.mark.parametrize("algorithm", ["esgd", "fedavg_f2i_both"])
-def test_on_nodes_of_their_own_a_new_run_goes_on_with_the_servers_part(
-    tmp_path, monkeypatch, algorithm
-):
+def test_on_remote_nodes_a_new_run_resumes_from_the_servers_state(tmp_path, monkeypatch, algorithm):
     words = [f"algorithm={algorithm}", "rounds=6", "nodes=2", "batch_size=16"]
     values, done = run_config(composed(*words), str(tmp_path)), Run.round_done
 
@@ -187,7 +185,7 @@ def test_on_nodes_of_their_own_a_new_run_goes_on_with_the_servers_part(
         run(True)
 
 
-def test_going_on_needs_the_folder_of_the_run():
+def test_resuming_needs_the_folder_of_the_run():
     values = {**run_config(composed("nodes=1")), "resume": True}
     with pytest.raises(ConfigError, match="resume goes with output="):
         main(job_grid(), Context(1, 0, {}, RecordDict(), values))

@@ -1,4 +1,4 @@
-"""The asynchronous server against an event loop in a few lines; its options and presets."""
+"""The asynchronous server equals a short event loop; also its options and presets."""
 
 import json
 from itertools import pairwise
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_it_is_what_an_event_loop_does(policy, codec):
+def test_the_server_equals_an_event_loop(policy, codec):
     federation = Federation(Trainer(steps=at_once, **CODECS[codec]), WAITS, seed=3)
     strategy = federation.push(60, staleness=POLICIES[policy]())
     models, trace = event_loop(WAITS, 60, policy, make_codec(**CODECS[codec]), seed=3)
@@ -48,7 +48,7 @@ def test_it_is_what_an_event_loop_does(policy, codec):
 
 
 @pytest.mark.parametrize("waiting", ["exponential", "fixed", "none"])
-def test_other_waits(waiting):
+def test_other_waiting_distributions(waiting):
     network = Ideal(waiting=waiting, waiting_seconds=0.5, latency_ms=20)
     federation = Federation(Trainer(steps=at_once), network, seed=1)
     federation.push(30, staleness=Global())
@@ -66,13 +66,13 @@ def test_a_buffer_makes_one_step_of_several_updates(policy, buffer):
     assert steps == 23 // buffer
 
 
-def test_several_messages_with_a_node_at_a_time():
+def test_a_node_may_have_several_messages_at_a_time():
     federation = Federation(Trainer(steps=at_once), WAITS)
     federation.push(40, staleness=Global(), in_flight=3)
     assert_same(federation, *event_loop(WAITS, 40, "global", make_codec(), in_flight=3))
 
 
-def test_what_is_counted_and_recorded():
+def test_counts_and_records():
     federation = Federation(Trainer(steps=at_once), WAITS)
     sizes, push = [], federation.grid.push_messages
 
@@ -93,12 +93,12 @@ def test_what_is_counted_and_recorded():
     assert strategy.train_metrics["loss"] == pytest.approx(mean)
 
 
-def test_a_memory_does_not_go_with_several_messages_at_a_time():
+def test_a_memory_is_refused_with_several_messages_at_a_time():
     with pytest.raises(ValueError, match="in_flight above 1"):
         Federation(Trainer(**CODECS["topk"]), WAITS).push(4, in_flight=2)
 
 
-def test_a_downlink_brings_what_has_changed_and_its_errors_do_not_add_up():
+def test_downlink_errors_do_not_add_up():
     whole, changes = (Federation(Trainer(steps=at_once), WAITS) for _ in range(2))
     plain = whole.push(60)
     strategy = changes.push(60, downlink=make_codec(quantizer="int8"))
@@ -109,10 +109,10 @@ def test_a_downlink_brings_what_has_changed_and_its_errors_do_not_add_up():
         min(np.abs(model - server).max() for server in changes.models)
         for model in changes.trainer.models.values()
     ]
-    assert 0 < max(behind) < 0.03  # a step of int8, of what a few gradients have changed
+    assert 0 < max(behind) < 0.03  # int8's rounding error of what a few gradients have changed
 
 
-def test_a_downlink_that_loses_nothing_changes_nothing():
+def test_a_lossless_downlink_changes_no_result():
     one, other = (Federation(Trainer(steps=at_once), WAITS) for _ in range(2))
     one.push(30)
     other.push(30, downlink=make_codec())
@@ -133,7 +133,7 @@ def test_one_node_alone_is_plain_sgd():
         assert found.tobytes() == model.tobytes()
 
 
-def test_mixing_moves_the_model_towards_the_nodes_own():
+def test_mixing_moves_the_model_towards_the_nodes_model():
     federation = Federation(Trainer(update="delta", steps=at_once), WAITS, seed=2)
     federation.push(20, staleness=Polynomial(), server_lr=0.6, mix=True)
     _, trace = event_loop(WAITS, 20, "polynomial", make_codec(), seed=2)
@@ -146,7 +146,8 @@ def test_mixing_moves_the_model_towards_the_nodes_own():
             [(model - gradient(node, number))[:TRAINED], gradient(node, number)[TRAINED:]]
         )
         x = (1 - share) * x + share * own
-        np.testing.assert_allclose(federation.models[version + 1], x, atol=1e-5)  # statistics, too
+        # Including statistics.
+        np.testing.assert_allclose(federation.models[version + 1], x, atol=1e-5)
         sent[node] = x, version + 1
 
 
@@ -178,7 +179,7 @@ SMALL = ["nodes=12", "strategy.pushes=40", "eval_every=20", "batch_size=10"]
 
 
 def result_of(folder, name, workers, *words):
-    """Run a preset on the local engine; return its weights and its history, without seconds."""
+    """Run a preset on the local engine; return its weights, and its history without seconds."""
     composed = compose_config([f"algorithm={name}", *SMALL, *words])
     config = to_config(composed)
     values = run_config(composed, output=str(folder))
@@ -201,8 +202,8 @@ def test_a_preset_is_the_same_for_any_number_of_workers(name, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "sent"), [("comp_asgd", [10, 0]), ("adacomp", [9, 1])])
-def test_the_whole_model_competes_but_in_adacomp(name, sent):
-    """Comp-ASGD selects as Shokri & Shmatikov do; of each tensor something is AdaComp's own."""
+def test_comp_asgd_selects_over_the_whole_model_and_adacomp_in_each_tensor(name, sent):
+    """Comp-ASGD selects over the whole model; AdaComp selects in each tensor."""
     layout = Layout(("large", "small"), ((900,), (100,)), ("float32",) * 2)
     update = np.where(np.arange(1000) < 900, 1, 0.01).astype(np.float32)
     codec = codec_of(to_config(compose_config([f"algorithm={name}"])))
@@ -212,7 +213,7 @@ def test_the_whole_model_competes_but_in_adacomp(name, sent):
 
 @pytest.mark.parametrize("rho", [0.0, 2.0])
 def test_fedasyncs_nodes_are_pulled_to_the_model_they_were_sent(rho, tmp_path):
-    """Xie et al. 2019, Algorithm 1: gradients of f + rho / 2 |x - x_t|^2, all samples a batch."""
+    """Xie et al. 2019, Algorithm 1: gradients of f + rho / 2 |x - x_t|^2, on one full batch."""
     words = [f"strategy.proximal_mu={rho}", "strategy.server_lr=1", "local_steps=3"]
     alone = [
         "nodes=1",
@@ -238,7 +239,7 @@ def test_fedasyncs_nodes_are_pulled_to_the_model_they_were_sent(rho, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "rho"), [("fedasync", 0.005), ("fedbuff", 0.0)])
-def test_the_papers_rho_is_fedasyncs_alone(name, rho):
+def test_only_fedasync_has_the_papers_rho(name, rho):
     assert to_config(compose_config([f"algorithm={name}"])).strategy["proximal_mu"] == rho
 
 
@@ -248,22 +249,22 @@ SLOW = ["network.up_mbps=0.02", "network.seconds_per_step=0.1", "network.crash=0
 @pytest.mark.parametrize(
     ("words", "rates"),
     [
-        (["schedule=cosine"], [0.1, 0.1, 0.05]),  # row by row: what was used before it
+        (["schedule=cosine"], [0.1, 0.1, 0.05]),  # each row shows the rate used before that row
         (["schedule=plateau", "schedule.patience=1"], [0.1, 0.1, 0.1]),
     ],
 )
-def test_a_schedule_goes_with_the_pushes(words, rates, tmp_path):
+def test_a_schedule_counts_asynchronous_updates(words, rates, tmp_path):
     _, rows = result_of(tmp_path, "adacomp", 1, *words)
     assert [row["lr"] for row in rows] == pytest.approx(rates)
 
 
-def test_where_bytes_decide_the_order_it_is_the_same_too(tmp_path):
+def test_runs_are_reproducible_where_bytes_decide_the_order(tmp_path):
     weights, rows = result_of(tmp_path / "1", "adacomp", 1, *SLOW)
     assert result_of(tmp_path / "3", "adacomp", 3, *SLOW) == (weights, rows)
 
 
 def test_adacomp_that_sends_everything_is_asgd(tmp_path):
-    """Every update touches every parameter: the staleness of each is that of the update."""
+    """Every update changes every parameter, so each parameter's staleness is the update's."""
     whole = ["compression.density=1.0", "compression.quantizer=float32"]
     weights, rows = result_of(tmp_path / "adacomp", "adacomp", 1, *whole)
     expected, reference = result_of(tmp_path / "asgd", "asgd", 1)

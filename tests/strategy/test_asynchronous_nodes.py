@@ -1,4 +1,4 @@
-"""What nodes may do to the asynchronous server: crash, come back, join, be late, send rubbish."""
+"""Nodes of an asynchronous server crash, return, join, reply late, or reply with invalid data."""
 
 import gc
 from collections import Counter
@@ -23,14 +23,15 @@ def test_crashed_nodes_are_not_waited_for():
     models, trace = event_loop(network, 150, "global", make_codec(), nodes=20, seed=4)
     assert_same(federation, models, trace)
     last = {node: now for now, node, _ in trace}
-    assert 2 < sum(now < trace[-1][0] - 4 for now in last.values()) < 18  # some are gone
+    assert 2 < sum(now < trace[-1][0] - 4 for now in last.values()) < 18  # some nodes have crashed
     assert strategy.traffic.failures == 0
 
 
 def test_a_run_ends_when_all_have_crashed(caplog):
     network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.3)
     federation = Federation(Trainer(steps=at_once), network, seed=1)
-    strategy = federation.push(1000, record_every=500)  # the end is recorded all the same
+    # The last model is recorded although fewer updates arrived.
+    strategy = federation.push(1000, record_every=500)
     assert len(federation.models) == 2
     assert 0 < strategy.traffic.client_updates < 100
     assert federation.grid.virtual_seconds < 100
@@ -42,7 +43,7 @@ def test_a_node_that_comes_back_has_lost_its_memory():
     trainer, begun = Trainer(steps=at_once, **CODECS["topk"]), []
 
     def reply(key, answer):
-        begun.append((key[1], bool(federation.pool.contexts)))  # none before the first one
+        begun.append((key[1], bool(federation.pool.contexts)))  # empty before the first message
         return answer
 
     federation = Federation(trainer, network, nodes=1, seed=3, reply=reply)
@@ -66,7 +67,7 @@ def test_nodes_join_when_they_come():
     assert max(map(clock.joined, expected)) > 3
 
 
-def test_who_does_not_answer_in_time_is_sent_a_message_anew(caplog, lates):
+def test_a_node_that_misses_the_time_out_is_sent_a_new_message(caplog, lates):
     network = Ideal(waiting="fixed", waiting_seconds=1.0, loss=0.3)
     federation = Federation(Trainer(steps=at_once), network, seed=1)
     strategy = federation.push(60, timeout=2.5)
@@ -78,8 +79,8 @@ def test_who_does_not_answer_in_time_is_sent_a_message_anew(caplog, lates):
 
 
 @pytest.mark.parametrize("speed", [0.01, 1e-5])
-def test_those_who_are_always_late_cost_nothing(speed, lates):
-    """What a slow node is sent while it is busy expires: it is neither computed nor kept."""
+def test_nodes_that_are_always_late_take_no_memory(speed, lates):
+    """A message to a busy slow node expires: no node computes it, and no server stores it."""
     classes = {"fast": DeviceClass(0.5, 1.0), "slow": DeviceClass(0.5, speed)}
     network = Ideal(waiting="fixed", waiting_seconds=1.0, classes=classes)
     federation = Federation(Trainer(steps=at_once), network, nodes=8, seed=2)
@@ -91,13 +92,13 @@ def test_those_who_are_always_late_cost_nothing(speed, lates):
     assert len(federation.seen) <= 2_000 + 8 + slow * (1 + end * speed)
     gc.collect()
     assert len(federation.answers) <= 8
-    busy = 1 / speed / 3  # messages that a node is sent while it is busy with one
+    busy = 1 / speed / 3  # messages that a slow node gets while it works on one
     lates[0].clear()
-    assert len(lates[0]) <= slow * (2 * busy + 1)  # and before it answers the next one
+    assert len(lates[0]) <= slow * (2 * busy + 1)  # and as many again before its next reply
 
 
-def test_answers_that_come_too_late_are_not_applied_and_taken_back():
-    """Every third message takes its node longer than the server waits."""
+def test_late_replies_are_not_applied_and_nodes_put_them_back():
+    """Every third reply misses the time-out; the server ignores it and the node puts it back."""
     slow = Ideal(seconds_per_step=1.0)
     trainer = Trainer(steps=lambda node, number: 4 if number % 3 == 0 else 1, **CODECS["topk"])
     federation = Federation(trainer, slow, seed=1)
@@ -111,7 +112,7 @@ def test_answers_that_come_too_late_are_not_applied_and_taken_back():
         assert answered == list(range(1, len(answered) + 1))
 
 
-def test_a_time_out_shorter_than_any_answer_ends_the_run():
+def test_a_time_out_shorter_than_any_reply_ends_the_run():
     federation = Federation(Trainer(steps=at_once), Ideal(waiting="fixed", waiting_seconds=1.0))
     with pytest.raises(
         PayloadError, match=r"20 updates of every node in a row .* in time \(timeout=0.5\)"
@@ -119,10 +120,10 @@ def test_a_time_out_shorter_than_any_answer_ends_the_run():
         federation.push(60, timeout=0.5)
 
 
-def test_no_more_messages_than_asked_for_after_returns_and_time_outs():
+def test_in_flight_limits_messages_after_returns_and_time_outs():
     network = Ideal(waiting="uniform", waiting_seconds=1.0, crash=0.05, rejoin_seconds=6.0)
     federation, most = Federation(Trainer(steps=at_once), network, seed=1), Counter()
-    grid, flight = federation.grid, {}  # message -> its node, and until when it is waited for
+    grid, flight = federation.grid, {}  # message -> its node and its deadline
     push, pull = grid.push_messages, grid.pull_before
 
     def counting(messages, ttl):
@@ -150,7 +151,7 @@ def test_no_more_messages_than_asked_for_after_returns_and_time_outs():
     assert dict(most) == dict.fromkeys(range(1, NODES + 1), 2)
 
 
-def test_a_node_that_was_sent_a_message_anew_loses_its_memory_too():
+def test_a_node_with_a_new_message_also_loses_its_memory():
     network = Ideal(waiting="uniform", waiting_seconds=4.0, crash=0.3, rejoin_seconds=2.0)
     begun, answers, crashes = [], [], 0
 
@@ -177,7 +178,7 @@ def test_a_node_that_was_sent_a_message_anew_loses_its_memory_too():
     assert begun.count(False) == crashes + 1 > 3
 
 
-def test_a_node_that_was_away_is_greeted_again_and_its_answers_count():
+def test_a_returning_node_is_sent_messages_and_its_replies_count():
     network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=20.0)
     trainer = Trainer(steps=at_once, **CODECS["topk"])
     federation = Federation(trainer, network, nodes=6, seed=1)
@@ -187,7 +188,7 @@ def test_a_node_that_was_away_is_greeted_again_and_its_answers_count():
     assert last > 20
 
 
-def test_what_cannot_be_used_is_counted_and_the_node_asked_again(caplog):
+def test_an_unusable_reply_is_counted_and_its_node_asked_again(caplog):
     def nan(made):
         made[5] = np.nan
         return made
@@ -216,7 +217,7 @@ def test_updates_too_large_for_float32_leave_the_model_alone(recwarn):
     assert not recwarn
 
 
-def test_failures_that_are_not_in_a_row_end_nothing():
+def test_failures_that_are_not_consecutive_do_not_end_a_run():
     def nan(made):
         return made * np.float32(np.nan)
 
@@ -225,7 +226,7 @@ def test_failures_that_are_not_in_a_row_end_nothing():
     assert strategy.traffic.failures > 80
 
 
-def test_a_run_in_which_nothing_is_of_use_any_more_ends():
+def test_a_run_without_usable_replies_ends():
     def nan(made):
         return made * np.float32(np.nan)
 

@@ -1,4 +1,4 @@
-"""What our own servers have in common."""
+"""What the synchronous, the asynchronous and the cut-model server have in common."""
 
 import logging
 
@@ -11,7 +11,7 @@ from tests.strategy.federation import Federation, Trainer
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged."""
+    """A log handler that stores the messages."""
 
     def __init__(self):
         super().__init__()
@@ -22,7 +22,7 @@ class Lines(logging.Handler):
 
 
 @pytest.mark.parametrize(("way", "unit"), [("run", "ROUND"), ("push", "PUSH")])
-def test_the_course_of_a_run_is_shown_where_flowers_own_is(way, unit, monkeypatch):
+def test_a_runs_progress_is_logged_by_flowers_logger(way, unit, monkeypatch):
     shown, logger = Lines(), logging.getLogger("flwr")
     monkeypatch.setattr(logger, "handlers", [shown])
     monkeypatch.setattr(logger, "propagate", False)
@@ -39,7 +39,7 @@ def test_the_course_of_a_run_is_shown_where_flowers_own_is(way, unit, monkeypatc
 
 
 def scheme(*words):
-    """Make the scheme of a configuration whose types and bounds are right."""
+    """Return the strategy of a configuration whose types and bounds are right."""
     return scheme_of(configured(*words))
 
 
@@ -60,7 +60,7 @@ def scheme(*words):
         ("synthetic_gradients network.crash=0.1", "network.crash=0.1 needs a timeout= here"),
     ],
 )
-def test_what_a_strategy_does_not_go_with_is_one_line(words, line):
+def test_an_option_that_a_strategy_refuses_gives_one_line(words, line):
     with pytest.raises(ConfigError) as caught:
         scheme(*f"algorithm={words}".split())
     assert line in str(caught.value)
@@ -79,5 +79,5 @@ def test_what_a_strategy_does_not_go_with_is_one_line(words, line):
         "asgd network.join_seconds=3",
     ],
 )
-def test_what_it_goes_with_is_taken(words):
+def test_an_option_that_a_strategy_supports_is_accepted(words):
     assert scheme(*f"algorithm={words}".split()).traffic.failures == 0

@@ -1,4 +1,4 @@
-"""A run that was stopped goes on from its checkpoint, and leaves what it would have left."""
+"""A stopped run continues from its checkpoint and writes the same files as an uninterrupted one."""
 
 import json
 import math
@@ -22,16 +22,16 @@ SMALL = ["dataset=digits", "batch_size=16", "eval_every=3"]
 ROUNDS = ["rounds=8", "nodes=6", "local_steps=2"]
 PUSHES = ["strategy.pushes=48", "strategy.record_every=3", "nodes=6", "eval_every=6"]
 CUT = ["rounds=10", "network.seconds_per_step=0.04", "batch_size=32"]
-REAL = {"seconds", "seconds_by_segment", "segments"}  # what is measured in real seconds
+REAL = {"seconds", "seconds_by_segment", "segments"}  # values in real seconds
 
 
 class Stopped(Exception):
-    """The run is over, all of a sudden."""
+    """Raised to end a run suddenly."""
 
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    """Write a checkpoint each time, whatever it costs."""
+    """Write every checkpoint that is due, however long it takes."""
     monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
 
 
@@ -42,7 +42,7 @@ def run(folder, words, workers=1, *, resume=False):
 
 
 def at_record(monkeypatch, record, act):
-    """Let something be done when a run records for the `record`-th time."""
+    """Call `act` when a run makes its `record`-th record."""
     done, count = Run.round_done, 0
 
     def some(self, server_round, arrays):
@@ -57,7 +57,7 @@ def at_record(monkeypatch, record, act):
 
 
 def left(folder):
-    """Return what a run has left, but for what it measured in real seconds."""
+    """Return the contents of a run's files, without values in real seconds."""
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     rows.append(json.loads((folder / "result.json").read_text()))
     kept = [{k: v for k, v in row.items() if k not in REAL} for row in rows]
@@ -69,10 +69,10 @@ def stop():
 
 
 def goes_on(monkeypatch, tmp_path, words, record, workers=None):
-    """Compare a run with one that has gone on from what was there when it recorded.
+    """Assert that a run resumed from record `record` leaves the same files as an uninterrupted run.
 
-    `workers`: of one that was stopped, and after that; None: the first run's folder as it was then
-    is what a kill leaves.
+    `workers`: the numbers of workers before and after the stop. None: no run is stopped; a copy of
+    the first run's folder stands for the files after a kill.
     """
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     if workers is None:
@@ -103,18 +103,18 @@ def words_of(preset):
 
 
 def middle_of(words):
-    """Return which of a run's records is one in its middle."""
+    """Return the number of a record in the middle of a run."""
     return 8 if any("pushes=" in word for word in words) else 5
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_goes_on_bit_for_bit(monkeypatch, tmp_path, preset):
+def test_every_preset_resumes_bit_for_bit(monkeypatch, tmp_path, preset):
     words = words_of(preset)
     goes_on(monkeypatch, tmp_path, words, middle_of(words))
 
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - OURS))
-def test_every_strategy_of_flowers_goes_on_bit_for_bit(monkeypatch, tmp_path, strategy):
+def test_every_flower_strategy_resumes_bit_for_bit(monkeypatch, tmp_path, strategy):
     words = ["algorithm=fedavg", f"strategy={strategy}", *SMALL, *ROUNDS, "downlink=f2i"]
     goes_on(monkeypatch, tmp_path, words, record=5)
 
@@ -150,9 +150,9 @@ HARD = {
 }  # fmt: skip
 
 
-WORKERS = [(2, 2), (2, 1), (1, 3)]  # before and after
+WORKERS = [(2, 2), (2, 1), (1, 3)]  # before and after the stop
 
 
 @pytest.mark.parametrize(("name", "workers"), list(zip(HARD, WORKERS * 3, strict=False)))
-def test_whatever_happens_and_for_any_number_of_workers(monkeypatch, tmp_path, name, workers):
+def test_faulty_networks_resume_for_any_number_of_workers(monkeypatch, tmp_path, name, workers):
     goes_on(monkeypatch, tmp_path, HARD[name], middle_of(HARD[name]), workers)

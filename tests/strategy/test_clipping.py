@@ -1,4 +1,4 @@
-"""DGC's clip, clip_norm / sqrt(N): N is the number of updates that make the server's next step."""
+"""DGC clips to clip_norm / sqrt(N), where N updates make the server's next step."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ CLIPPED = {"sparsifier": "dgc", "sparsity": 0.0, "momentum": 0.0, "clip_norm": 0
 
 
 def federation(update="gradient", **options):
-    """A federation, and the norms of what its nodes send."""
+    """Return a federation, and a list of the norms of its nodes' updates."""
     norms = []
 
     def reply(key, answer):
@@ -33,7 +33,7 @@ def federation(update="gradient", **options):
         ({"fraction_train": 0.75, "quorum": 0.4}, 3, 2),
     ],
 )
-def test_of_a_round_those_that_are_averaged_count(options, asked, workers):
+def test_in_a_round_n_is_the_number_of_averaged_updates(options, asked, workers):
     served, norms = federation()
     served.run(1, **options)
     assert norms == pytest.approx([0.5 * workers**-0.5] * len(norms), rel=1e-5)
@@ -41,20 +41,20 @@ def test_of_a_round_those_that_are_averaged_count(options, asked, workers):
 
 
 @pytest.mark.parametrize("buffer", [1, 3])
-def test_of_an_asynchronous_step_its_buffer_counts(buffer):
+def test_in_asynchronous_training_n_is_the_buffer_size(buffer):
     served, norms = federation()
     served.push(6, buffer=buffer)
     assert norms == pytest.approx([0.5 * buffer**-0.5] * len(norms), rel=1e-5)
 
 
-def test_a_number_that_is_given_holds():
+def test_a_given_n_is_used():
     served, norms = federation(workers=16)
     served.run(1)
     assert norms == pytest.approx([0.125] * NODES, rel=1e-5)
 
 
 @pytest.mark.parametrize(("fraction", "workers"), [(1.0, 6), (0.5, 3)])
-def test_flowers_own_strategies_say_how_many_they_ask(fraction, workers):
+def test_for_flower_strategies_n_is_the_number_of_sampled_nodes(fraction, workers):
     norms = []
 
     def spy(message, context, call_next):
@@ -75,7 +75,7 @@ def test_flowers_own_strategies_say_how_many_they_ask(fraction, workers):
     assert norms == pytest.approx([0.5 * workers**-0.5] * len(norms), rel=1e-5)
 
 
-def test_where_nobody_says_it_is_one():
+def test_without_a_known_n_it_is_one():
     layout, g = Layout(("fc",), ((9, 9),), ("float32",)), np.ones(81, np.float32)
     for words, norm in [({}, 0.5), ({"workers": 4}, 0.25)]:
         payload = make_codec(**CLIPPED).encode(g, layout, **words)

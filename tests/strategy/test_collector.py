@@ -1,4 +1,4 @@
-"""A round ends with its quorum or its time; what comes later is of no round."""
+"""A round ends with its quorum or its time-out; late replies belong to no round."""
 
 import gc
 from itertools import count
@@ -18,14 +18,15 @@ from strategy.collector import RoundCollector
 from strategy.ordered_grid import OrderedGrid
 
 NODES = 5
-answers_kept = WeakValueDictionary()  # by node and round: those that anybody still keeps
-SLOW = Ideal(seconds_per_step=1.0)  # node n answers after n seconds
+# (node, round) -> weak reference, to find replies that any object still holds.
+answers_kept = WeakValueDictionary()
+SLOW = Ideal(seconds_per_step=1.0)  # node n replies after n seconds
 app = ClientApp()
 
 
 @app.train()
 def echo(message, context):
-    """Reply which round this is, after as many steps as the node has of a number."""
+    """Reply with the round's number; node n takes n steps."""
     config = message.content["config"]
     node = context.node_id
     if node in config.get("broken", []):
@@ -68,7 +69,7 @@ def test_a_quorum_ends_the_round(quorum):
     assert grid.now == quorum
 
 
-def test_answers_of_the_same_moment_are_all_there():
+def test_replies_of_the_same_moment_all_count():
     exchange, grid = exchange_over(Ideal(latency_ms=500))
     assert len(exchange(messages(1), 2, 1e9)) == NODES
     assert grid.now == 1.0
@@ -79,11 +80,11 @@ def expect_none_left(lates):
     late.clear()
     assert len(late) == 0
     gc.collect()
-    assert not answers_kept  # all were fetched, and forgotten
+    assert not answers_kept  # all replies were fetched and dropped
 
 
 @pytest.mark.parametrize("quorum", [1, 3, NODES])
-def test_the_time_is_up_in_every_round_anew(quorum):
+def test_the_time_out_starts_anew_in_every_round(quorum):
     exchange, grid = exchange_over()
     first = exchange(messages(1), quorum, 2.5)
     assert list(first) == list(range(1, min(quorum, 2) + 1))
@@ -95,7 +96,7 @@ def test_the_time_is_up_in_every_round_anew(quorum):
 
 def test_late_answers_belong_to_no_round(lates):
     exchange, _ = exchange_over()
-    exchange(messages(1), 2, 1e9)  # 3, 4 and 5 are still at work
+    exchange(messages(1), 2, 1e9)  # nodes 3, 4 and 5 are still at work
     for number in range(2, 6):
         answers = exchange(messages(number, nodes=[1, 4, 5]), 3, 1e9)
         assert rounds_of(answers) == {1: number, 4: number, 5: number}
@@ -103,7 +104,7 @@ def test_late_answers_belong_to_no_round(lates):
     expect_none_left(lates)
 
 
-def test_a_node_that_is_late_in_every_round_never_gets_an_old_answer_in(lates):
+def test_an_old_reply_of_a_late_node_never_counts(lates):
     exchange, grid = exchange_over()
     slow = []
     for number in range(1, 30):
@@ -112,13 +113,13 @@ def test_a_node_that_is_late_in_every_round_never_gets_an_old_answer_in(lates):
         slow += [number] * (5 in answers)
     assert not slow
     assert grid.now == pytest.approx(2 * 29)
-    answers = exchange(messages(30, nodes=[5]), 1, 1e9)  # it works off all it was asked
+    answers = exchange(messages(30, nodes=[5]), 1, 1e9)  # the node works through all its messages
     assert rounds_of(answers) == {5: 30}
     del answers
     expect_none_left(lates)
 
 
-def test_errors_are_answers_but_no_part_of_a_quorum():
+def test_errors_are_replies_but_do_not_count_towards_a_quorum():
     exchange, grid = exchange_over(Ideal(latency_ms=500, seconds_per_step=1.0))
     answers = exchange(messages(1, broken=[3, 5]), 2, 1e9)
     assert set(answers) == {1, 2, 3, 5}  # errors take no steps
@@ -129,13 +130,13 @@ def test_errors_are_answers_but_no_part_of_a_quorum():
     assert all(reply.has_error() for reply in answers.values())
 
 
-def test_where_no_answer_comes_the_time_passes():
+def test_without_a_reply_the_time_out_passes():
     exchange, grid = exchange_over(Ideal(loss=1 - 1e-12))
     assert exchange(messages(1), 1, 7.0) == {}
     assert grid.now == 7.0
 
 
-def test_who_is_not_there_in_time_is_asked_more_and_more_seldom():
+def test_a_late_node_is_asked_less_and_less_often():
     exchange, _ = exchange_over()
     asked = []
     for number in range(1, 13):
@@ -146,7 +147,7 @@ def test_who_is_not_there_in_time_is_asked_more_and_more_seldom():
     assert asked == [1, 2, 4, 7, 11]
 
 
-def test_an_answer_in_time_makes_good_what_was_missed():
+def test_a_reply_in_time_resets_the_misses():
     exchange, _ = exchange_over()
     exchange(messages(1, nodes=[1, 2]), 1, 1e9)
     exchange(messages(2, nodes=[1, 2]), 1, 1e9)
@@ -160,7 +161,7 @@ def test_an_answer_in_time_makes_good_what_was_missed():
 
 
 @pytest.mark.parametrize("quorum", [2, NODES])
-def test_lost_replies_are_not_asked_for_for_ever(quorum, lates):
+def test_lost_replies_are_not_fetched_for_ever(quorum, lates):
     exchange, _ = exchange_over(Ideal(1e9, 1e9, 100.0, 0.001, loss=0.3), seed=2)
     (late,) = lates
     lost, longest = 0, 0
@@ -172,11 +173,11 @@ def test_lost_replies_are_not_asked_for_for_ever(quorum, lates):
         del answers
         assert len(answers_kept) <= len(late)
     assert lost > 200
-    assert longest < 8 * NODES  # as many in a row as a node may well lose
+    assert longest < 8 * NODES  # as many in a row as a node may lose by chance
 
 
 class Remote:
-    """As much of a grid in real time as is asked: some nodes failed, the others are silent."""
+    """A fake grid in real time: the nodes in `failed` reply with errors, the others are silent."""
 
     def __init__(self, failed):
         self.ids, self.failed, self.sent = count(1), failed, {}
@@ -195,7 +196,7 @@ class Remote:
 
 @pytest.fixture
 def naps(monkeypatch):
-    """The pauses slept, on a clock that goes by them alone."""
+    """Return the list of sleeps; the clock advances only by these sleeps."""
     slept = []
     monkeypatch.setattr(polling.time, "sleep", slept.append)
     monkeypatch.setattr(polling.time, "monotonic", lambda: 100 + sum(slept))
@@ -203,27 +204,27 @@ def naps(monkeypatch):
 
 
 @pytest.mark.parametrize("timeout", [0.5, 60.0, DEFAULT_TTL, 1e9])
-def test_messages_live_as_long_as_they_are_waited_for(timeout, naps):
+def test_a_messages_ttl_is_its_time_out(timeout, naps):
     sent = messages(1)
     RoundCollector(OrderedGrid(Remote(failed=range(1, NODES + 1))))(sent, NODES, timeout)
     assert [m.metadata.ttl for m in sent] == [min(timeout, DEFAULT_TTL)] * NODES
 
 
-def test_virtual_time_leaves_their_life_alone():
+def test_virtual_time_does_not_change_the_ttl():
     exchange, _ = exchange_over()
     sent = messages(1)
     exchange(sent, NODES, 0.5)
     assert [m.metadata.ttl for m in sent] == [DEFAULT_TTL] * NODES
 
 
-def test_real_time_is_up_too(naps, lates):
+def test_the_time_out_ends_a_round_in_real_time(naps, lates):
     remote = Remote(failed=[1])
     exchange = RoundCollector(OrderedGrid(remote))
     for number in range(1, 4):
         assert list(exchange(messages(number, nodes=[1, 2]), 1, 3.0)) == [1]
         assert sum(naps) == pytest.approx(3.0 * number)
         assert len(lates[0]) == number
-    remote.failed = [2]  # all of its late answers come in at once
+    remote.failed = [2]  # all its late replies arrive at once
     assert list(exchange(messages(4, nodes=[1, 2]), 1, 3.0)) == [2]
     lates[0].clear()
     assert len(lates[0]) == 1

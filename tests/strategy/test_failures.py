@@ -1,4 +1,4 @@
-"""What a node does wrong costs its own update, and nothing else."""
+"""A node's invalid reply costs its own update and nothing else."""
 
 import math
 
@@ -29,7 +29,7 @@ ALL = list(range(1, NODES + 1))
 
 
 def spoiled(bad):
-    """Return a gradient of one entry that is no number."""
+    """Return a function that sets one entry of a gradient to a value that is not finite."""
 
     def spoil(made):
         made[SIZE // 3] = bad
@@ -46,7 +46,7 @@ def test_an_update_that_is_not_finite_is_left_out(bad, compression):
     assert_models(federation, by_hand([ALL, ALL, [1, 3, 4], ALL, ALL, ALL]))
     assert strategy.traffic.failures == 1
     assert strategy.traffic.client_updates == 6 * NODES - 1
-    # it answered with an error: nobody knows what it has
+    # the node replied with an error, so its version is unknown
     whole = {key for key, arrays in federation.seen.items() if MODEL in arrays}
     assert whole == {(n, 1) for n in ALL} | {(2, 4)}
 
@@ -108,7 +108,7 @@ def one_array():
 
 
 @pytest.mark.parametrize("name", BAD_ANSWERS)
-def test_an_answer_that_cannot_be_used_is_left_out(name):
+def test_an_unusable_reply_is_left_out(name):
     def reply(key, answer):
         if key == (2, 2):
             BAD_ANSWERS[name](answer.content)
@@ -120,10 +120,10 @@ def test_an_answer_that_cannot_be_used_is_left_out(name):
     assert_models(federation, expected)
     assert strategy.traffic.failures == 1
     assert strategy.traffic.client_updates == 4 * NODES - 1
-    assert federation.seen[2, 3] == {"2"}  # it answered: what it has is known
+    assert federation.seen[2, 3] == {"2"}  # the node replied, so its version is known
 
 
-def test_where_nobody_can_be_used_the_model_stays():
+def test_without_a_usable_reply_the_model_stays():
     def reply(key, answer):
         BAD_ANSWERS["half"](answer.content) if key[1] == 2 else None
         return answer
@@ -133,10 +133,10 @@ def test_where_nobody_can_be_used_the_model_stays():
     assert np.array_equal(federation.models[1], federation.models[2])
     assert not np.array_equal(federation.models[2], federation.models[3])
     assert strategy.traffic.failures == NODES
-    assert federation.seen[1, 3] == set()  # there is nothing new
+    assert federation.seen[1, 3] == set()  # the model did not change
 
 
-def test_a_run_without_hope_ends_with_the_line_that_tables_know():
+def test_a_run_without_usable_replies_ends_with_a_known_line():
     def reply(key, answer):
         BAD_ANSWERS["half"](answer.content)
         return answer
@@ -146,7 +146,7 @@ def test_a_run_without_hope_ends_with_the_line_that_tables_know():
 
 
 def beyond(made):
-    """Return an update of which the mean of two is beyond float32; its statistics are honest."""
+    """Return an update so large that a sum of two exceeds float32; its statistics are valid."""
     return np.where(np.arange(SIZE) < TRAINED, np.float32(3e38), made)
 
 
@@ -157,7 +157,7 @@ def test_a_mean_beyond_float32_ends_the_run():
         Federation(Trainer(spoil=huge)).run(2 + MAX_CONSECUTIVE_FAILURES)
 
 
-def test_a_replica_that_was_changed_is_found_and_sent_whole():
+def test_a_damaged_replica_is_found_and_the_whole_model_sent():
     federation = Federation(Trainer(optimizer=ADAM))
 
     def change(server_round):

@@ -1,4 +1,4 @@
-"""Flower's strategies, a round at a time: what their own `start` does, and from a state on."""
+"""Flower's strategies, round by round, equal Flower's `start` and resume from a state."""
 
 import random
 
@@ -30,7 +30,7 @@ WORDS = ["algorithm=fedavg", "nodes=3", "local_steps=1", "batch_size=8", "datase
 
 
 class Theirs(StatisticsAveraging):
-    """Goes by the loop of Flower's own `start`; draws as ours does."""
+    """A strategy for Flower's `start`, with the same random seeds as the project's loop."""
 
     def configure_train(self, server_round, arrays, config, grid):
         random.seed(f"1 {server_round} train")
@@ -52,7 +52,7 @@ def initial():
 
 
 def metrics_of(found):
-    """Return metrics, without what nodes measured in real seconds."""
+    """Return metrics without the nodes' values in real seconds."""
     return {
         number: {name: value for name, value in record.items() if name != "seconds"}
         for number, record in found.items()
@@ -75,7 +75,7 @@ def test_the_rounds_are_those_of_flowers_own_start(kind):
     assert ours.traffic == link.traffic
 
 
-def test_models_are_handed_over_before_the_first_round_and_after_each():
+def test_models_are_recorded_before_the_first_round_and_after_each():
     made, seen, turns = Federated(FedAvg(), None, seed=1), [], []
 
     def measure(number, arrays):
@@ -91,14 +91,14 @@ def test_models_are_handed_over_before_the_first_round_and_after_each():
     assert sorted(found.evaluate_metrics_serverapp) == [0, 1, 2]
 
 
-def test_a_state_is_of_one_strategy_alone():
+def test_a_state_of_another_strategy_is_refused():
     saved = Federated(FedAvgM(), None, seed=1).save()
     Federated(FedAvgM(), None, seed=1).load(saved)
     with pytest.raises(StateError, match="of a strategy with strategy=FedAvgM"):
         Federated(FedAvg(), None, seed=1).load(saved)
 
 
-def test_what_a_strategy_keeps_that_cannot_be_kept_is_named():
+def test_a_strategys_value_that_cannot_be_saved_is_named():
     strategy = FedAvg()
     strategy.accountant = object()
     with pytest.raises(

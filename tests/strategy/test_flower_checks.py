@@ -1,4 +1,4 @@
-"""What Flower's strategies would take without a word, or wait on for ever, is refused."""
+"""Options with which a Flower strategy would fail silently or wait for ever are refused."""
 
 import pytest
 from flwr.serverapp.strategy import (
@@ -19,7 +19,7 @@ ALL = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
 
 
 def refused(strategy, **config):
-    """Return the one line with which a strategy is refused; None if it is not."""
+    """Return the error line that refuses a strategy; None if it is accepted."""
     try:
         expect_limits(strategy, Config(**{"nodes": 10, **config}))
     except ConfigError as error:
@@ -43,26 +43,26 @@ def refused(strategy, **config):
         (Bulyan(num_malicious_nodes=11), "num_malicious_nodes must be from 0 to 10, not 11"),
     ],
 )
-def test_numbers_that_cannot_be_are_named(strategy, line):
+def test_impossible_numbers_are_named(strategy, line):
     assert refused(strategy).startswith(f"strategy.{line}")
 
 
 def test_a_strategy_that_would_wait_for_more_nodes_than_there_are_is_refused():
-    """Flower's own default is two."""
+    """Flower's default is two nodes."""
     assert refused(FedAvg(), nodes=1).endswith("nodes=1, not 2")
     assert refused(FedAvg(), nodes=2) is None
     assert refused(FedAvg(**ALL), nodes=1) is None
 
 
 class Own(DifferentialPrivacyServerSideFixedClipping):
-    """A strategy that is none of Flower's FedAvgs."""
+    """A strategy that is not derived from Flower's FedAvg."""
 
     def __init__(self, least):
         super().__init__(FedAvg(**ALL), 1.0, 1.0, 1)
         self.min_available_nodes = least
 
 
-def test_so_is_one_that_wraps_such_a_strategy_and_one_of_somebodys_own():
+def test_wrapping_and_user_defined_strategies_are_refused_too():
     wrapping = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 1)
     assert refused(wrapping, nodes=1).endswith("nodes=1, not 2")
     assert refused(wrapping, nodes=2) is None
@@ -72,7 +72,7 @@ def test_so_is_one_that_wraps_such_a_strategy_and_one_of_somebodys_own():
 
 @settings(deadline=None)
 @given(nodes=st.integers(1, 40), share=st.floats(0, 1), least=st.integers(0, 40))
-def test_who_trains_is_counted_as_flower_counts(nodes, share, least):
+def test_the_number_of_sampled_nodes_is_flowers(nodes, share, least):
     if least > nodes or not share or max(int(nodes * share), least) < 1:
         with pytest.raises(ConfigError, match=f"nodes={nodes}"):
             expect_trained(nodes, share, least)
@@ -82,10 +82,10 @@ def test_who_trains_is_counted_as_flower_counts(nodes, share, least):
 
 @pytest.mark.parametrize(("rule", "times"), [(Krum, 2), (MultiKrum, 2), (Bulyan, 4)])
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_a_rule_stands_as_many_malicious_nodes_as_its_proof_does(rule, times, share):
+def test_a_rule_accepts_as_many_malicious_nodes_as_its_proof(rule, times, share):
     for nodes in range(1, 40):
         drawn = max(int(nodes * share), 1)
-        most = max((drawn - 3) // times, 0)  # without any malicious node it is a selection
+        most = max((drawn - 3) // times, 0)  # without a malicious node the rule only selects
         lines = [
             refused(rule(num_malicious_nodes=n, fraction_train=share, **ALL), nodes=nodes)
             for n in range(nodes + 1)
@@ -99,6 +99,6 @@ def test_a_rule_stands_as_many_malicious_nodes_as_its_proof_does(rule, times, sh
 
 
 @pytest.mark.parametrize("network", [{"crash": 0.1}, {"join_seconds": 3.0}])
-def test_nodes_that_come_and_go_are_not_for_them(network):
+def test_flower_strategies_refuse_networks_with_leaving_nodes(network):
     line = refused(FedAvg(), network=NetworkConfig(**network))
     assert line.endswith("strategy=asynchronous or sparse_averaging")

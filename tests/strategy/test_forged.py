@@ -1,4 +1,4 @@
-"""Replies of a cut model that hold what was not asked for: their sender is named, and left out."""
+"""Replies of a cut model with unrequested contents are left out, and the log names their sender."""
 
 import tracemalloc
 
@@ -22,7 +22,7 @@ LABELS = np.zeros((1, 64), np.int64)
 
 
 def adding(name, data, also=False):
-    """Put a payload into a reply; `also`: even where it holds none of this name."""
+    """Return a change that puts a payload into a reply; `also`: even under a new name."""
 
     def spoil(reply):
         record = dict(reply.content["arrays"])
@@ -55,9 +55,7 @@ NO_LABELS = {
 
 
 def in_turn(node, changes, name):
-    """Return an app of which one node's replies that hold `name` are changed, each in another way,
-    after two that are not.
-    """
+    """Return an app: each of `changes` modifies one reply of `node` that holds `name`."""
     left = [None, None, *changes]
 
     def app(message, context):
@@ -76,9 +74,7 @@ BOTH = pytest.mark.parametrize("words", [QUICK, SPLIT], ids=["synthetic", "split
 
 
 @BOTH
-def test_labels_that_are_none_cost_their_mini_batch_and_no_honest_node_is_blamed(
-    tmp_path, caplog, words
-):
+def test_invalid_labels_cost_their_mini_batch_and_blame_no_honest_node(tmp_path, caplog, words):
     app = in_turn(0, NO_LABELS.values(), "labels")
     result, _, _ = run(tmp_path, *words, "rounds=20", "eval_every=20", app=app)
     assert result["ended"] == "finished"
@@ -89,7 +85,7 @@ def test_labels_that_are_none_cost_their_mini_batch_and_no_honest_node_is_blamed
 
 
 @BOTH
-def test_who_goes_on_sending_labels_that_are_none_is_replaced(tmp_path, caplog, words):
+def test_a_node_that_keeps_sending_invalid_labels_is_replaced(tmp_path, caplog, words):
     app = in_turn(0, [NO_LABELS["beyond the classes"]] * 50, "labels")
     result, _, _ = run(tmp_path, *words, "nodes=5", "strategy.segments=4", app=app)
     assert result["ended"] == "finished"
@@ -98,7 +94,7 @@ def test_who_goes_on_sending_labels_that_are_none_is_replaced(tmp_path, caplog, 
 
 
 def declaring(entries):
-    """Return a payload of 40 bytes that declares so many entries, and holds none."""
+    """Return a payload of 40 bytes that declares this many entries and holds none."""
     body = b"EWP\x01\x01\x00\x00\x00\x01\x01" + varint(entries) + b"\x01\x00\x00\x00"
     body += bytes(-len(body) % 8)
     return body + xxh3_64_intdigest(body).to_bytes(8, "little")
@@ -109,8 +105,8 @@ NAMES = ["copy", "gradients-0", "gradients-1", "gradients", "output", "labels", 
 
 @BOTH
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_payload_costs_nothing_of_what_it_declares(tmp_path, words, node):
-    """None of the names was asked for, or none of that size."""
+def test_a_payloads_declared_size_costs_no_memory(tmp_path, words, node):
+    """A payload that declares a huge size takes no such memory at the server."""
     sizes = [1 << 26, 1 << 40] * len(NAMES)
     both = zip(NAMES * 2, map(declaring, sizes), strict=True)
     changes = [adding(*each, also=True) for each in both]
@@ -124,10 +120,10 @@ def test_a_payload_costs_nothing_of_what_it_declares(tmp_path, words, node):
         tracemalloc.stop()
     assert result["round"] == 20
     assert result["failures"] == len(changes)
-    assert peak < 60 << 20  # a twentieth of it is the segments', the rest the data set's
+    assert peak < 60 << 20  # about 3 MiB for the segments, the rest for the data set
 
 
-def test_who_always_sends_more_than_is_asked_ends_the_run_by_its_name(tmp_path):
+def test_a_node_that_always_sends_unrequested_contents_ends_the_run(tmp_path):
     app = spoiling(adding("more", b"x", also=True), node=2, times=range(100))
     with pytest.raises(PayloadError, match=r"segment 2 has failed 20 times in a row.*'more'"):
         run(tmp_path, *QUICK, app=app)

@@ -1,4 +1,4 @@
-"""Nodes come and go, each time under another id: what is kept of them is forgotten."""
+"""Nodes return under new ids; the server forgets what it stored for the old ids."""
 
 from dataclasses import fields, is_dataclass
 
@@ -15,11 +15,11 @@ METHODS = {
     "topk": {"sparsifier": "topk", "density": 0.05, "quantizer": "int8", "feedback": True},
     "f2i": {"quantizer": "int8"},
 }
-BOUND = 25  # four nodes twice, five to spare, and versions of the model twice as many as nodes
+BOUND = 25  # twice the four nodes, five spare, and twice as many model versions as nodes
 
 
 def sizes(state, name="state"):
-    """Return how much there is in every container of a state."""
+    """Return the number of elements in every container of a state."""
     found = {}
     for each in fields(state):
         value = getattr(state, each.name)
@@ -36,7 +36,7 @@ def few_to_spare(monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rounds_forget_who_is_gone(method):
+def test_synchronous_servers_forget_absent_nodes(method):
     federation = Federation(Trainer(optimizer=MOMENTUM, **METHODS[method]))
     federation.grid = OrderedGrid(grid := Renewed(federation.grid, share=0.1))
     strategy = federation.run(rounds=200, timeout=5)
@@ -49,7 +49,7 @@ def test_rounds_forget_who_is_gone(method):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("downlink", [None, make_codec(quantizer="int8")])
-def test_asynchronous_servers_forget_who_is_gone(method, downlink):
+def test_asynchronous_servers_forget_absent_nodes(method, downlink):
     federation = Federation(Trainer(**METHODS[method]), Ideal(seconds_per_step=1))
     federation.grid = OrderedGrid(grid := Renewed(federation.grid, share=0.1))
     strategy = federation.push(400, timeout=20, downlink=downlink)

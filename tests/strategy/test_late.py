@@ -1,4 +1,4 @@
-"""What was not answered in time is fetched, or forgotten when it will not come."""
+"""Late replies are fetched; those that can no longer arrive are forgotten."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ NODES = 3
 
 
 class Answers:
-    """A grid on which answers lie until they are fetched."""
+    """A grid that stores replies until they are fetched."""
 
     now = 0.0
 
@@ -28,7 +28,7 @@ class Answers:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["late", "comes", "in time"]), st.integers(1, NODES))))
-def test_only_what_may_still_come_is_kept(events):
+def test_only_replies_that_may_still_arrive_are_awaited(events):
     grid = Answers()
     late, owed, sent = Stragglers(grid), {node: [] for node in range(1, NODES + 1)}, 0
     for what, node in events:
@@ -37,7 +37,7 @@ def test_only_what_may_still_come_is_kept(events):
             owed[node].append(sent)
             late.add(str(sent), node, sent)
         elif what == "comes" and owed[node]:
-            number = owed[node].pop()  # it has lost those from before
+            number = owed[node].pop()  # replies to earlier messages are lost
             owed[node].clear()
             grid.there.add(str(number))
         elif what == "in time":
@@ -52,7 +52,7 @@ def test_only_what_may_still_come_is_kept(events):
     assert set(grid.asked) == kept
 
 
-def test_the_cost_of_looking_is_that_of_a_few_looks_at_each():
+def test_each_late_reply_is_polled_only_a_few_times():
     grid = Answers()
     late = Stragglers(grid)
     for number in range(10_000):

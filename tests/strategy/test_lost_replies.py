@@ -1,4 +1,4 @@
-"""Replies are lost, late or come again: nothing of any gradient is, and none counts twice."""
+"""Replies are lost, late or repeated; every gradient still counts exactly once."""
 
 import copy
 
@@ -37,7 +37,7 @@ CODECS = {
 
 @pytest.fixture
 def applied(monkeypatch):
-    """Add up, by node, what the server applied; remember which answers."""
+    """Return (sum of applied updates by node, the updates seen)."""
     total, seen, came = {}, [], {}
     decode, applied = AckTracker.decode, AckTracker.applied
 
@@ -62,7 +62,7 @@ def applied(monkeypatch):
 
 
 def still_kept(federation, seen, node):
-    """Return what a node holds back: its memory, and a last update that was not applied."""
+    """Return a node's unsent part: its memory, and its last update if that was not applied."""
     codec, state = federation.codec, federation.state(node)
     kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
     if (node, state.sequence) not in seen:
@@ -83,7 +83,7 @@ def assert_nothing_is_lost(federation, total, seen):
 
 @pytest.mark.parametrize("downlink", [None, AVERAGE], ids=["full", "average"])
 @pytest.mark.parametrize("name", CODECS)
-def test_sent_and_kept_is_given_whatever_is_lost(name, downlink, applied):
+def test_sent_plus_kept_equals_given_whatever_is_lost(name, downlink, applied):
     federation = Federation(Trainer(**CODECS[name]), LOSSY, seed=5)
     strategy = federation.run(ROUNDS, timeout=1.0, downlink=downlink, verify_every=1)
     total, seen = applied
@@ -93,7 +93,7 @@ def test_sent_and_kept_is_given_whatever_is_lost(name, downlink, applied):
 
 
 @pytest.mark.parametrize("name", ["topk", "esgd", "sign"])
-def test_sent_and_kept_is_given_however_late(name, applied):
+def test_sent_plus_kept_equals_given_however_late(name, applied):
     trainer = Trainer(steps=lambda node, number: 1 + (3 * node + number) % 4, **CODECS[name])
     federation = Federation(trainer, SLOW)
     federation.run(ROUNDS, quorum=0.5, seed=1)
@@ -103,8 +103,8 @@ def test_sent_and_kept_is_given_however_late(name, applied):
     assert_nothing_is_lost(federation, total, seen)
 
 
-def test_what_is_sent_is_what_moves_the_model(applied):
-    """SGD with a rate of 1 at one node: what moved the model and what is kept are all there is."""
+def test_sent_updates_are_what_moves_the_model(applied):
+    """SGD with rate 1 and one node: the model's change plus the residual equals all gradients."""
     federation = Federation(Trainer(**CODECS["topk"]), Ideal(latency_ms=100.0, loss=0.4), nodes=1)
     strategy = federation.run(ROUNDS, timeout=1.0, lr=1.0)
     moved = (federation.models[0] - federation.models[-1])[:TRAINED]
@@ -114,7 +114,7 @@ def test_what_is_sent_is_what_moves_the_model(applied):
 
 
 @pytest.mark.parametrize("downlink", [None, AVERAGE], ids=["full", "average"])
-def test_an_answer_that_comes_again_is_refused(downlink, applied):
+def test_a_repeated_reply_is_refused(downlink, applied):
     old = {}
 
     def reply(key, answer):
@@ -135,12 +135,12 @@ def test_an_answer_that_comes_again_is_refused(downlink, applied):
 
 def test_without_losses_nothing_is_put_back(monkeypatch):
     federation = Federation(Trainer(**CODECS["topk"]))
-    monkeypatch.setattr(type(federation.codec), "restore", None)  # would raise
+    monkeypatch.setattr(type(federation.codec), "restore", None)  # a call would raise
     assert federation.run(5).traffic.failures == 0
 
 
 @pytest.mark.parametrize("name", ["topk", "esgd"])
-def test_a_node_that_lost_its_state_is_heard_again(name):
+def test_a_node_that_lost_its_state_takes_part_again(name):
     federation = Federation(Trainer(optimizer=MOMENTUM, **CODECS[name]))
 
     def forget(server_round):
@@ -148,7 +148,7 @@ def test_a_node_that_lost_its_state_is_heard_again(name):
             federation.context(2).state.clear()
 
     strategy = federation.run(7, after=forget, verify_every=1)
-    assert strategy.traffic.failures == 1  # one round to notice
+    assert strategy.traffic.failures == 1  # the server notices the lost state after one round
     assert "model" in federation.seen[2, 5]
     assert federation.trainer.models[2, 7].tobytes() == federation.models[6].tobytes()
 
@@ -158,7 +158,7 @@ def test_nodes_catch_up_after_losses(name):
     compression = CODECS.get(name, {})
     federation = Federation(Trainer(optimizer=MOMENTUM, **compression), LOSSY, seed=2)
     federation.run(ROUNDS, timeout=1.0, verify_every=1)
-    assert len(federation.trainer.models) == len(federation.seen)  # not one could not follow
+    assert len(federation.trainer.models) == len(federation.seen)  # every node could follow
     for (_, server_round), model in federation.trainer.models.items():
         assert model.tobytes() == federation.models[server_round - 1].tobytes()
     missed = {key: arrays for key, arrays in federation.seen.items() if len(arrays) > 2}

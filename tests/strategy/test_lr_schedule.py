@@ -1,4 +1,4 @@
-"""Learning rates are torch's own."""
+"""Learning rates equal those of torch's schedulers."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_several_rounds_at_once():
     assert schedule.lr == pytest.approx(rates("schedule=cosine")[3])
 
 
-def test_plateau_looks_once_at_the_mean_loss_of_several_rounds():
+def test_plateau_uses_the_mean_loss_of_several_rounds_once():
     words = ["schedule=plateau", "schedule.patience=1", "schedule.factor=0.5"]
     schedule = Schedule(configured(*words).schedule, 0.1)
     for _ in range(2):

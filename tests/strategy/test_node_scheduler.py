@@ -1,4 +1,4 @@
-"""Who is asked by an asynchronous server, and who rests."""
+"""Which nodes an asynchronous server sends messages to, and which it lets rest."""
 
 import pytest
 
@@ -29,8 +29,8 @@ def test_a_nodes_messages_are_numbered(turns):
     assert [turns.next(node) for node in (1, 2, 1, 1)] == [1, 1, 2, 3]
 
 
-def test_who_fails_again_and_again_rests_ever_longer(turns):
-    """In pushes of all three nodes: 0, 1, 3, 7 and so on, up to a limit."""
+def test_a_node_that_keeps_failing_rests_longer_and_longer(turns):
+    """After each failure a node rests longer: while every node sends 0, 1, 3, 7, ... updates."""
     rests = []
     for _ in range(10):
         turns.useless(1)
@@ -46,7 +46,7 @@ def test_who_fails_again_and_again_rests_ever_longer(turns):
     assert not turns.should_wait(1, 0)
 
 
-def test_an_idle_server_asks_who_rests(turns):
+def test_an_idle_server_asks_resting_nodes(turns):
     turns.useless(1), turns.useless(1)
     assert turns.should_wait(1, done=10)
     assert turns.ready(10, idle=False) == []
@@ -54,7 +54,7 @@ def test_an_idle_server_asks_who_rests(turns):
     assert turns.ready(10, idle=True) == []
 
 
-def test_the_run_is_hopeless_once_nobodys_messages_bring_anything(turns):
+def test_a_run_ends_once_no_node_gives_a_usable_reply(turns):
     for node in (1, 2):
         assert not any(turns.useless(node) for _ in range(MAX_CONSECUTIVE_FAILURES))
     turns.used(2)
@@ -62,7 +62,7 @@ def test_the_run_is_hopeless_once_nobodys_messages_bring_anything(turns):
     assert [turns.useless(2) for _ in range(MAX_CONSECUTIVE_FAILURES)][-1]
 
 
-def test_who_is_too_far_ahead_rests(state):
+def test_a_node_that_is_too_far_ahead_rests(state):
     turns = BackoffScheduler(2.0, state)
     turns.add([1, 2, 3])
     for node, count in ((1, 5), (2, 2), (3, 2)):
@@ -72,7 +72,7 @@ def test_who_is_too_far_ahead_rests(state):
     assert turns.ready(12, idle=False) == [1]
 
 
-def test_nothing_is_kept_of_who_is_gone(turns, state):
+def test_nothing_is_stored_for_absent_nodes(turns, state):
     for node in (1, 2, 3):
         turns.next(node)
         for _ in range(MAX_CONSECUTIVE_FAILURES):

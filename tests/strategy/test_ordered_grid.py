@@ -1,4 +1,4 @@
-"""How many nodes there are, and waiting for them."""
+"""The number of nodes, and how long a server waits for more."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_a_local_grids_nodes_are_counted_at_once(monkeypatch):
     assert count_nodes(local()) == 3
 
 
-def test_who_comes_late_is_looked_for_again_in_real_time(monkeypatch):
+def test_in_real_time_the_server_looks_again_for_late_nodes(monkeypatch):
     monkeypatch.setattr(ordered_grid.time, "sleep", lambda seconds: None)
     grid = OrderedGrid(Fleet([[], [], [3]]))
     before = grid.now
@@ -37,7 +37,7 @@ def test_who_comes_late_is_looked_for_again_in_real_time(monkeypatch):
     assert grid.wait_for_nodes() == [3]
 
 
-def test_on_a_virtual_clock_the_first_to_join_is_waited_for():
+def test_on_a_virtual_clock_the_server_waits_for_the_first_node():
     clock = VirtualClock(Ideal(join_seconds=10.0))
     first = min((clock.joined(node), node) for node in (1, 2, 3))
     grid = OrderedGrid(local(Ideal(join_seconds=10.0)))
@@ -46,7 +46,7 @@ def test_on_a_virtual_clock_the_first_to_join_is_waited_for():
     assert grid.now == grid.virtual_seconds == first[0]
 
 
-def test_nobody_is_waited_for_who_will_never_come():
+def test_the_server_does_not_wait_for_nodes_that_never_join():
     grid = OrderedGrid(local(count=0))
     assert grid.next_look == math.inf
     assert grid.wait_for_nodes() == []

@@ -1,4 +1,4 @@
-"""A tensor that travels in another part of the payload than was asked costs that reply alone."""
+"""A reply with a tensor in the wrong part of its payload is left out; other replies count."""
 
 import json
 from pathlib import Path
@@ -21,14 +21,14 @@ PUSHES = ["strategy.pushes=9", "strategy.record_every=9", "eval_every=9"]
 
 
 def first_beside(payload):
-    """Return a payload of the same stages whose first tensor is beside the vector."""
+    """Return a payload of the same methods, with its first tensor beside the vector."""
     update, said = decode_update(payload), describe(payload)
     codec = make_codec(quantizer=said.quantizer, coder=said.coder)
     name, shape = update.layout.names[0], update.layout.shapes[0]
     own = [NativeTensor(0, name, np.ones(shape, np.float32))]
     rest = update.layout.without((0,))
     made = bytearray(codec.encode(np.ones(rest.size, np.float32), rest, own=own))
-    made[4] = payload[4]  # the sparsifier
+    made[4] = payload[4]  # the sparsifier's id
     return bytes(made[:-8]) + xxh3_64_intdigest(made[:-8]).to_bytes(8, "little")
 
 

@@ -1,4 +1,4 @@
-"""Every preset of sparse averaging is SGD with something left out: without that, it is SGD."""
+"""Each preset of sparse averaging equals SGD once it sends every entry."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ SAME = [
     "strategy.verify_every=3", "strategy/optimizer=sgd", "compression.quantizer=float32",
     "compression.feedback=false", "schedule=constant",
 ]  # fmt: skip
-# What each method's own word for "send everything" is, and no momentum at the node.
+# For each method the options that send every entry, without momentum at the node.
 WHOLE = {
     "topk": {"density": 1.0},
     "randomk": {"density": 1.0},
@@ -41,7 +41,7 @@ WHOLE = {
 
 
 def presets():
-    """What each preset of sparse averaging sets, read from its file: composing all takes long."""
+    """Return the settings of each preset of sparse averaging, read from its file to save time."""
     names = sorted(path.stem for path in (CONF / "algorithm").glob("*.yaml"))
     found = {name: preset(name) for name in names}
     return {name: sets for name, sets in found.items() if sets["strategy"] == "sparse_averaging"}
@@ -52,7 +52,7 @@ DELTAS = [name for name, sets in PRESETS.items() if sets.get("strategy.update") 
 
 
 def words(name):
-    """The overrides that make a preset send everything."""
+    """Return the overrides with which a preset sends every entry."""
     choice = OmegaConf.load(CONF / "compression" / f"{PRESETS[name]['compression']}.yaml")
     options = WHOLE[choice.get("sparsifier", "dense")]
     given = [f"compression.{key}={'null' if v is None else v}" for key, v in options.items()]
@@ -72,7 +72,7 @@ def run(folder, *overrides):
 
 @pytest.fixture(scope="module")
 def sgd(tmp_path_factory):
-    """The plain preset, by what the nodes send."""
+    """Return a function that makes the run of plain SGD, once for each set of overrides."""
     found = {}
 
     def reference(*extra):
@@ -84,7 +84,7 @@ def sgd(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_with_nothing_left_out_a_preset_is_sgd(name, sgd, tmp_path):
+def test_a_preset_that_sends_every_entry_is_sgd(name, sgd, tmp_path):
     gradients = ["strategy.update=gradient", "optimizer=none", "strategy.weighted_by_key=null"]
     weights, result, losses = run(tmp_path, *words(name), *gradients)
     expected, reference, expected_losses = sgd()
@@ -97,7 +97,7 @@ def test_with_nothing_left_out_a_preset_is_sgd(name, sgd, tmp_path):
 
 
 @pytest.mark.parametrize("name", DELTAS)
-def test_with_nothing_left_out_deltas_are_those_of_sgd(name, sgd, tmp_path):
+def test_a_preset_that_sends_every_entry_has_the_deltas_of_sgd(name, sgd, tmp_path):
     deltas = ["strategy.update=delta", "optimizer=sgd", "local_steps=3"]
     deltas.append("strategy.weighted_by_key=num-examples")
     weights, _, losses = run(tmp_path, *words(name), *deltas)
@@ -109,7 +109,7 @@ def test_with_nothing_left_out_deltas_are_those_of_sgd(name, sgd, tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_sgd_is_what_plain_pytorch_does(optimizer, tmp_path):
-    """Four workers' mean gradient and one torch optimiser, with the very same mini-batches."""
+    """The reference: four nodes' mean gradient, one torch optimiser, the same mini-batches."""
     overrides = ["algorithm=sgd", *SAME, f"strategy/optimizer={optimizer}", "lr=0.01"]
     weights, _, _ = run(tmp_path, *overrides)
     config = configured(*overrides)
@@ -132,7 +132,7 @@ def test_sgd_is_what_plain_pytorch_does(optimizer, tmp_path):
 
 @pytest.mark.parametrize("name", ["esgd", "dgc", "cesgd", "fedavg_topk", "qsgd"])
 def test_both_downlinks_lead_to_the_same_model(name, tmp_path):
-    """Nodes that follow with sparse averages are where nodes that get the model are."""
+    """Nodes that apply sparse averages have the same model as nodes that get it whole."""
     overrides = [f"algorithm={name}", "rounds=12", "nodes=4", "batch_size=16", "eval_every=12"]
     full, _, _ = run(tmp_path / "full", *overrides, "downlink=full")
     average, result, _ = run(tmp_path / "average", *overrides, "strategy.verify_every=5")

@@ -1,4 +1,4 @@
-"""Medians and trimmed means, against numpy's on dense tables; what one node can do to them."""
+"""Medians and trimmed means equal numpy's and scipy's, and limit the effect of one node."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SIZE = 40
 
 
 def updates(seed, nodes, density):
-    """Return (indices or None, values), and the same as a table with NaN where nothing was sent."""
+    """Return (indices or None, values) of each node, and a table with NaN for entries not sent."""
     draw = np.random.default_rng(seed)
     found, table = [], np.full((nodes, SIZE), np.nan, np.float32)
     for row in table:
@@ -32,7 +32,7 @@ def updates(seed, nodes, density):
 def test_the_median_is_numpys(seed, nodes, density, absent):
     found, table = updates(seed, nodes, density)
     robust = RobustMean(SIZE, "median", absent=absent)
-    for _ in range(2):  # and begins anew
+    for _ in range(2):  # the second pass starts anew
         for indices, values in found:
             robust.add(indices, values, 3.0)
         indices, values = robust.take()
@@ -59,7 +59,7 @@ def test_the_trimmed_mean_is_scipys(seed, nodes):
 
 
 @pytest.mark.parametrize("kind", ["median", "trimmed"])
-def test_one_of_seven_cannot_lead_it_beyond_what_the_others_sent(kind):
+def test_one_of_seven_nodes_cannot_leave_the_range_of_the_others(kind):
     found, table = updates(1, 6, 1.0)
     robust = RobustMean(SIZE, kind)
     for indices, values in [*found, (None, np.full(SIZE, 3e38, np.float32))]:

@@ -1,4 +1,4 @@
-"""Staleness: counted without a history, it is what a full history says; and what is made of it."""
+"""Staleness without a stored history equals that of a full history; the factors made from it."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def every(indices):
 @settings(deadline=None, max_examples=200)
 @given(events=EVENTS)
 def test_the_staleness_of_a_parameter_is_what_a_full_history_counts(events):
-    """Four nodes: each event is a push of what one was sent before, and the next model to it."""
+    """Each event is one node's update from its last model; then it gets the new model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             staleness, "STEP_COST", 1
@@ -47,20 +47,20 @@ def follow(events):
         sent[node] = len(history), policy.seen()
 
 
-def test_nodes_that_get_the_same_model_share_what_is_remembered():
+def test_nodes_with_the_same_model_share_one_record():
     policy = PerParameter()
     policy.start(N, Counted())
     first = policy.seen()
     assert policy.seen() is first
     policy.applied(np.array([3], dtype=np.uint32))
     assert policy.seen() is not first
-    assert not first.copy.any()  # it is of its moment
+    assert not first.copy.any()  # a view of its own moment
     assert first.steps == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.2, 1.0])
 def test_the_counts_are_copied_in_proportion_to_what_is_sent(share):
-    """Many steps share a copy if they are small: sending costs what receiving costs."""
+    """Many small steps share one copy of the counts, so sending costs no more than receiving."""
     size, pushes = 100_000, 400
     policy, random = PerParameter(), np.random.default_rng(0)
     policy.start(size, Counted())
@@ -71,7 +71,7 @@ def test_the_counts_are_copied_in_proportion_to_what_is_sent(share):
         if not copies or policy.seen().copy is not copies[-1]:
             copies.append(policy.seen().copy)
         log, steps = policy.seen().log, policy.seen().steps
-        assert len(log) == steps  # nothing is kept that nobody needs
+        assert len(log) == steps  # every logged step is still needed
         assert sum(STEP_COST + (0 if i is None else len(i)) for i in log) * SHARE <= size
     assert len(copies) <= 2 + pushes * SHARE * (
         (share * 1.2 if share < 1 else 0) + STEP_COST / size

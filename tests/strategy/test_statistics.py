@@ -1,4 +1,4 @@
-"""Running statistics at our own servers: a convex mix, whatever the staleness or optimiser."""
+"""Running statistics are a convex mix for every staleness and every optimiser."""
 
 from functools import partial
 
@@ -17,11 +17,11 @@ BN = Layout(
     ("fc.weight", "bn.running_mean", "bn.running_var"), ((4, 3), (4,), (4,)), ("float32",) * 3
 )
 trimmed = partial(trim_mean, proportiontocut=0.2)
-ROOM = 1e-6  # start() is within -1..1, what nodes report within 2..3
+ROOM = 1e-6  # start() lies within -1..1, the nodes' statistics within 2..3
 
 
 def positive(values):
-    """Replace what a node reports of its statistics by values in 2..3."""
+    """Replace the statistics of a node's update by values within 2..3."""
     values[TRAINED:] = 2 + np.abs(values[TRAINED:])
     return values
 
@@ -46,7 +46,7 @@ def assert_within(federation):
      {"update": "delta", "server_lr": 7.0}, {"in_flight": 3}],
     ids=str,
 )  # fmt: skip
-def test_asynchronous_statistics_stay_within_what_was_reported(policy, options):
+def test_asynchronous_statistics_stay_within_the_reported_range(policy, options):
     federation = Federation(trainer(options.get("update", "gradient")), WAITS)
     federation.push(60, staleness=POLICIES[policy](), **options)
     assert_within(federation)
@@ -54,7 +54,7 @@ def test_asynchronous_statistics_stay_within_what_was_reported(policy, options):
 
 @pytest.mark.parametrize("downlink", ["full", "average"])
 @pytest.mark.parametrize("options", [{}, {"server_lr": 5.0}, {"fraction_train": 0.5}], ids=str)
-def test_synchronous_statistics_stay_within_what_was_reported(downlink, options):
+def test_synchronous_statistics_stay_within_the_reported_range(downlink, options):
     update = "delta" if "server_lr" in options else "gradient"
     made = trainer(update, optimizer=MOMENTUM, sparsifier="topk", density=0.1)
     federation = Federation(made)
@@ -101,7 +101,7 @@ def test_a_variance_below_zero_is_refused():
     values[17] = -1e-9
     with pytest.raises(PayloadError, match="running variance below 0"):
         StatisticsMix(BN).cut(of(None, values))
-    values[17], values[13] = 0, -5  # a mean may be
+    values[17], values[13] = 0, -5  # a mean may be below 0
     assert len(StatisticsMix(BN).cut(of(None, values))[2]) == 8
 
 
@@ -115,7 +115,7 @@ def test_a_robust_mix_is_the_median_or_the_trimmed_mean(kind, middle, share):
     draw = np.random.default_rng(0)
     there, reported = np.ones(20, np.float32), draw.uniform(1, 3, (7, 8)).astype(np.float32)
     mix = StatisticsMix(BN, kind=kind, trim=0.2)
-    for _ in range(2):  # and begins anew
+    for _ in range(2):  # the second pass starts anew
         for weight, each in enumerate(reported, 1):
             mix.add(each, share, weight)
         _, values = mix.joined(None, np.zeros(12, np.float32), there)
@@ -125,7 +125,7 @@ def test_a_robust_mix_is_the_median_or_the_trimmed_mean(kind, middle, share):
 
 @pytest.mark.parametrize("kind", ["median", "trimmed"])
 @pytest.mark.parametrize("lie", [-3e38, -5, 5, 3e38])
-def test_one_of_seven_cannot_lead_a_robust_mix_beyond_what_the_others_report(kind, lie):
+def test_one_of_seven_nodes_cannot_move_a_robust_mix_beyond_the_others(kind, lie):
     reported = np.random.default_rng(1).uniform(1, 3, (6, 8)).astype(np.float32)
     mix = StatisticsMix(BN, kind=kind, trim=0.2)
     for each in (np.full(8, lie, np.float32), *reported):

@@ -1,4 +1,4 @@
-"""Rounds of sparse averaging: the mean of what can be used, the same step everywhere."""
+"""Rounds of sparse averaging: the mean of the usable updates, and the same step at every node."""
 
 import math
 
@@ -36,7 +36,7 @@ DOWNLINKS = {
 
 @pytest.mark.parametrize("downlink", ["full", "average"])
 @pytest.mark.parametrize("update", ["gradient", "delta"])
-def test_with_nothing_left_out_it_is_sgd(downlink, update):
+def test_sending_every_entry_is_sgd(downlink, update):
     federation = Federation(Trainer(update))
     strategy = federation.run(6, downlink=DOWNLINKS[downlink], server_lr=0.5, lr=0.5)
     if update == "gradient":
@@ -48,7 +48,7 @@ def test_with_nothing_left_out_it_is_sgd(downlink, update):
     assert strategy.traffic.failures == 0
 
 
-def test_a_deltas_rate_is_the_servers():
+def test_a_deltas_rate_is_the_server_lr():
     one, two = (Federation(Trainer("delta")) for _ in range(2))
     one.run(3, lr=9.0, server_lr=0.25)
     two.run(3, lr=0.01, server_lr=0.25)
@@ -109,7 +109,7 @@ def test_a_quorum_is_a_share_of_the_nodes_asked_rounded_up(monkeypatch, quorum, 
     assert needed == [need]
 
 
-def test_those_beyond_the_quorum_are_not_waited_for():
+def test_nodes_beyond_the_quorum_are_not_waited_for():
     federation = Federation(Trainer(), Ideal(seconds_per_step=1.0))  # node n takes n seconds
     strategy = federation.run(4, quorum=0.5)
     assert_models(federation, by_hand([[1, 2]] * 4))
@@ -132,7 +132,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("options", "match"), BAD)
-def test_values_without_sense_are_refused(options, match):
+def test_impossible_values_are_refused(options, match):
     with pytest.raises(ValueError, match=match) as refused:
         SparseAveraging(**options)
     assert "\n" not in str(refused.value)
@@ -164,7 +164,7 @@ def refuse(made):
     raise RuntimeError("no power")
 
 
-def test_rounds_in_which_nothing_is_of_use_any_more_end_the_run():
+def test_rounds_without_usable_replies_end_the_run():
     def nan(made):
         return made * np.float32(np.nan)
 
@@ -183,7 +183,7 @@ def test_nodes_that_join_late_are_waited_for():
     first = min(map(clock.joined, range(1, NODES + 1)))
     assert first > 1
     assert first < federation.grid.virtual_seconds < first + 1
-    assert strategy.traffic.client_updates == 5  # alone
+    assert strategy.traffic.client_updates == 5  # from one node alone
 
 
 def test_when_all_have_crashed_the_run_ends(caplog):
@@ -194,7 +194,7 @@ def test_when_all_have_crashed_the_run_ends(caplog):
     assert "no node is left" in caplog.text
 
 
-def test_who_comes_back_takes_part_again():
+def test_a_returning_node_takes_part_again():
     network = Ideal(seconds_per_step=0.01, crash=0.3, rejoin_seconds=0.5)
     federation = Federation(Trainer(**{"sparsifier": "topk", "density": 0.1}), network, seed=1)
     strategy = federation.run(60, timeout=5.0)

@@ -1,13 +1,13 @@
-"""Memory of a server whose nodes come and go: 10,000 of them, on the virtual clock.
+"""Measures the memory of a server whose 10,000 nodes leave and return, on the virtual clock.
 
     python -m tests.system.churn             # JSON on stdout; an hour and a half
     python -m tests.system.churn --rounds 300 --cases esgd
 
-`esgd`, `adacomp`: one reply of ten is a node's last for a while, so that a tenth of the nodes is
-away at any time; its state is lost. `esgd, new ids`: with every round 50 nodes come back as others,
-which is what a server sees of SuperNodes without keys; 100,000 ids in all. A round is 200 updates,
-each node has 20 of scikit-learn's digits. Megabytes of the whole process, nodes and server, after
-so many rounds. (A round of AdaComp's: 20 pushes.)
+`esgd`, `adacomp`: after one reply of ten the node is away for a while and loses its state, so a
+tenth of the nodes is away at any time. `esgd, new ids`: in every round 50 nodes return under new
+ids, 100,000 ids in all; a server sees this from SuperNodes without keys. A round is 200 updates
+(AdaComp: 20 updates); each node has 20 of scikit-learn's digits. The figures are megabytes of the
+whole process, nodes and server, after the given number of rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from strategy.run.run import Run
 from strategy.run.run_log import RunLog
 from tests.strategy.renewed import Renewed
 
-NODES, UPDATES, PUSHES = 10_000, 200, 20  # of a round
+NODES, UPDATES, PUSHES = 10_000, 200, 20  # in a round
 DATA = ["dataset=digits", "partition=sampled", "partition.samples=20", f"nodes={NODES}"]
 AWAY = ["network.seconds_per_step=1", "network.crash=0.1", "network.rejoin_seconds=56"]
 SHARE = UPDATES / NODES
@@ -42,19 +42,19 @@ EVERY = 100
 
 
 def megabytes() -> float:
-    """Return the resident memory of this process."""
+    """Return the resident memory of this process in megabytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1000
 
 
 class Watched(Run):
-    """A run that notes its memory."""
+    """A run that records its memory."""
 
     found: dict[int, float]
     unit: int
 
     def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Record the round as always, then look."""
+        """Record the round as usual, then the memory."""
         metrics = super().round_done(server_round, arrays)
         if server_round % (EVERY * self.unit) == 0:
             self.found[server_round // self.unit] = found = round(megabytes(), 1)
@@ -63,7 +63,7 @@ class Watched(Run):
 
 
 def trained(words: list[str], unit: int = 1, renewed: float = 0) -> dict[str, Any]:
-    """Run once; `unit`: so many turns of the server are a round, `renewed`: of nodes, a pull."""
+    """Run once; `unit`: server steps in a round; `renewed`: share of nodes renewed at a pull."""
     composed = compose_config([*DATA, *words])
     config = to_config(composed)
     found, ids = dict[int, float](), [NODES]
@@ -87,7 +87,7 @@ def trained(words: list[str], unit: int = 1, renewed: float = 0) -> dict[str, An
 
 
 def main() -> None:
-    """Print what was measured."""
+    """Print the measurements as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--cases", default="esgd;esgd, new ids;adacomp")

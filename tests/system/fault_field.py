@@ -1,4 +1,4 @@
-"""A server, nodes behind proxies, and runs, all of them processes that faults can be done to."""
+"""A server, nodes behind proxies, and runs, all of them processes that can be given faults."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from simulation.job import PLACE
 
 NAMES = ("a", "b", "c", "d")
 FIRST = 12  # rounds
-PATIENCE = 240.0  # seconds for anything here to come to be
+PATIENCE = 240.0  # seconds to wait for any expected event
 
 
 class Proxy:
-    """Between a node and the server. `mode`: "open", "cut" (nobody is there, all that was open is
-    gone), "still" (nothing moves, nothing is closed), "deaf" (what the server says is lost).
+    """A proxy between a node and the server.
+
+    `mode`: "open"; "cut" (no connection is accepted, open ones are closed); "still" (no data
+    passes, nothing is closed); "deaf" (the server's answers are lost).
     """
 
     def __init__(self, port: int) -> None:
@@ -37,7 +39,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def set(self, mode: str) -> None:
-        """Change the mode; what was held or lost in the one before ends its connections."""
+        """Change the mode; connections that lost data in the mode before are closed."""
         before, self.mode = self.mode, mode
         if mode == "cut" or before == "deaf":
             for each in list(self._open):
@@ -45,7 +47,7 @@ class Proxy:
                     each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the proxy."""
         self._listening.close()
         self.set("cut")
 
@@ -81,7 +83,7 @@ class Proxy:
 
 
 class Field:
-    """All that is at work in a folder. Use it as a context: its processes end with it."""
+    """All processes of a trial and their folder; as a context it ends the processes."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder, self.count = folder, nodes
@@ -112,7 +114,7 @@ class Field:
             each.close()
 
     def _give_disk(self, folder: Path) -> None:
-        """Make a small disk for a node, which can be full; only root can."""
+        """Mount a small disk for a node, which can be filled; only root can do this."""
         folder.mkdir()
         if os.geteuid() == 0:
             size = ["-o", "size=64m"]
@@ -129,7 +131,7 @@ class Field:
     def start(
         self, words: Sequence[str], log: str, python: str = sys.executable, **env: str
     ) -> subprocess.Popen[bytes]:
-        """Start a process in a group of its own; `FIRST`: a folder of modules before all others."""
+        """Start a process in a new group; `FIRST`: a folder at the front of its module path."""
         path = os.pathsep.join(filter(None, [env.pop("FIRST", ""), str(ROOT)]))
         values = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}
         values["SSL_CERT_FILE"] = str(self.keys / "ca.crt")
@@ -169,7 +171,7 @@ class Field:
         python: str = sys.executable,
         **env: str,
     ) -> None:
-        """Start a node; `program`: of whatever takes a node's words."""
+        """Start a node; `program`: the program that gets a node's options."""
         name = NAMES[index]
         words = [*program, "--superlink", f"127.0.0.1:{self.proxies[index].port}"]
         words += [
@@ -188,11 +190,11 @@ class Field:
         return self.folder / f"state-{NAMES[index]}"
 
     def said(self, index: int) -> str:
-        """Return all that a node has said."""
+        """Return all that a node has logged."""
         return (self.folder / f"{NAMES[index]}.log").read_text()
 
     def serverapp(self) -> int:
-        """Return the process id of the ServerApp, 0 if there is none."""
+        """Return the process id of the ServerApp, 0 if it does not run."""
         for each in descendants(self.server.pid):
             with suppress(OSError):
                 words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
@@ -202,7 +204,7 @@ class Field:
 
 
 class TheRun:
-    """One run, by run.py; started again with `resume=` as often as need be."""
+    """One run of run.py, which can be resumed with `resume=` any number of times."""
 
     def __init__(self, field: Field, name: str, words: list[str]) -> None:
         self._field, self.folder = field, field.folder / name
@@ -212,16 +214,16 @@ class TheRun:
         self.begin([*engine, f"nodes={field.count}", *words, f"hydra.run.dir={self.folder}"])
 
     def begin(self, words: list[str]) -> None:
-        """Start a process of these words."""
+        """Start a process with these overrides."""
         self.process = self._field.start(["run.py", *words], f"{self.folder.name}.log")
 
     def resume(self, *words: str) -> None:
-        """Go on with it, by the one command; `words`: beside it."""
+        """Resume the run by `resume=`; `words`: further overrides."""
         self.begin([f"resume={self.folder}", *words])
 
     @property
     def rounds(self) -> int:
-        """How many rows its history has at the server."""
+        """The number of rows in the run's history at the server."""
         with suppress(OSError, ValueError):
             if not self._name:
                 self._name = json.loads((self.folder / PLACE).read_text())["output"]
@@ -231,25 +233,25 @@ class TheRun:
 
     @property
     def over(self) -> bool:
-        """Whether its process has ended."""
+        """Whether the run's process has ended."""
         return self.process.poll() is not None
 
     def has_begun(self) -> bool:
-        """Return whether it has come beyond its first checkpoint, or is over."""
+        """Return whether the run is beyond its first checkpoint or over."""
         return self.rounds > FIRST or self.over
 
     def has_ended(self) -> bool:
-        """Return whether its process has ended."""
+        """Return whether the run's process has ended."""
         return self.over
 
     def result(self) -> dict[str, Any]:
-        """Return its result."""
+        """Return the contents of `result.json`."""
         found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         return found
 
 
 def eventually(found: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Return what is found first. Raises `TimeoutError` if that takes too long."""
+    """Return the first true value of `found()`. Raises `TimeoutError` after `seconds`."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if value := found():
@@ -259,7 +261,7 @@ def eventually(found: Callable[[], Any], seconds: float = PATIENCE) -> Any:
 
 
 def descendants(parent: int) -> list[int]:
-    """Return the process ids below one."""
+    """Return the ids of all processes below one."""
     found = []
     with suppress(OSError):
         for task in Path(f"/proc/{parent}/task").iterdir():
@@ -269,7 +271,7 @@ def descendants(parent: int) -> list[int]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it has started."""
+    """End a process and all processes that it has started."""
     below = descendants(process.pid)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for each in [process.pid, *below]:

@@ -1,4 +1,4 @@
-"""What is done to a field of real processes while a run goes on: each kind of fault by its name."""
+"""The faults that are done to real processes during a run, each kind by its name."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ HOOKS = ["claim-before", "claim-after", "answered-before", "answered-after", "re
 HOOKS += ["rename-after", "commit-after", "push-after"]  # see tests/deploy/killed.py
 SHIFTED = str(Path(__file__).parent / "shifted")
 KILLED = str(ROOT / "tests/deploy/killed.py")
-OLDER = "flwr==1.36.0"  # without what a node imports first
-GONE = "objects are gone"  # said by a node of a message that was perhaps answered long ago
+OLDER = "flwr==1.36.0"  # lacks what a node imports first
+GONE = "objects are gone"  # a node logs this for a message that it may have replied to long ago
 
 
 def copy_digits(folder: Path) -> None:
-    """Put the digits into a folder, for a device without scikit-learn."""
+    """Copy the digits into a folder, for a device without scikit-learn."""
     shutil.copy(Path(str(files("sklearn").joinpath(FILE))), folder / Path(FILE).name)
 
 
 class Faults:
-    """What can be done to a field and its run; each returns once it is over."""
+    """The faults; each method returns once its fault is over."""
 
     def __init__(self, field: Field, draw: random.Random) -> None:
         self.field, self.draw = field, draw
         self.run: TheRun
 
     def goes_on(self, rows: int = 2) -> None:
-        """Wait until so many rounds more are done, or the run is over."""
+        """Wait until `rows` more rounds are done, or the run is over."""
         before = self.run.rounds
         eventually(lambda: self.run.rounds >= before + rows or self.run.over)
 
     def resumed(self) -> None:
-        """Wait for the end of this life, and begin the next."""
+        """Wait until the run's process ends, then resume the run."""
         eventually(lambda: self.run.over)
         if self.run.process.returncode:
             rows = self.run.rounds
@@ -61,7 +61,7 @@ class Faults:
         return self.draw.randrange(self.field.count)
 
     def killed(self) -> None:
-        """A node is killed at a moment."""
+        """Kill a node at a random moment, and restart it."""
         index = self._node()
         time.sleep(self.draw.uniform(0, 0.3))
         self.began = time.monotonic()
@@ -70,7 +70,7 @@ class Faults:
         self.goes_on()
 
     def hooked(self) -> None:
-        """A node is killed right at a point of its work."""
+        """Kill a node exactly at one point of its work."""
         index, point = self._node(), self.draw.choice(HOOKS)
         trigger = self.field.folder / "trigger"
         self.field.nodes[index].kill()
@@ -86,7 +86,7 @@ class Faults:
         self.goes_on()
 
     def cut(self, mode: str = "cut", seconds: float | None = None) -> None:
-        """A link is gone for some seconds."""
+        """Interrupt a node's link for some seconds."""
         proxy = self.field.proxies[self._node()]
         proxy.set(mode)
         time.sleep(self.draw.uniform(0.2, 4) if seconds is None else seconds)
@@ -94,25 +94,25 @@ class Faults:
         self.goes_on()
 
     def still(self) -> None:
-        """Nothing moves on a link for some seconds."""
+        """Let no data pass on a node's link for some seconds."""
         self.cut("still")
 
     def deaf(self) -> None:
-        """What the server answers is lost: what was sent is sent again."""
+        """Lose the server's answers to a node, so that the node repeats its requests."""
         self.cut("deaf", self.draw.uniform(0.05, 0.5))
 
     def minute(self) -> None:
-        """A link is gone for a minute."""
+        """Interrupt a node's link for a minute."""
         self.cut("cut", 60.0)
 
     def serverapp(self) -> None:
-        """The ServerApp is killed; the run is resumed."""
+        """Kill the ServerApp, and resume the run."""
         os.kill(eventually(self.field.serverapp), signal.SIGKILL)
         self.resumed()
         self.goes_on()
 
     def superlink(self) -> None:
-        """The whole server is killed and started again; the run is resumed."""
+        """Kill the server and restart it, and resume the run."""
         self.field.server.kill()
         self.field.server.wait()
         self.field.begin_server()
@@ -120,13 +120,13 @@ class Faults:
         self.goes_on()
 
     def command(self) -> None:
-        """run.py is killed: the run goes on at the server, and is followed again."""
+        """Kill run.py; the run goes on at the server, and `resume=` follows it again."""
         self.run.process.kill()
         self.resumed()
         self.goes_on()
 
     def clock(self) -> None:
-        """A node's clock is off by 400 s; then it is set."""
+        """Shift a node's clock by 400 s, then correct it."""
         index, off = self._node(), self.draw.choice(["400", "-400"])
         before = self.field.said(index).count("clock is")
         self.field.nodes[index].kill()
@@ -137,7 +137,7 @@ class Faults:
         self.goes_on()
 
     def disk(self) -> None:
-        """A node's disk is full for some seconds."""
+        """Fill a node's disk for some seconds."""
         index = self._node()
         before, filler = self.field.said(index).count("cannot write"), self.field.state(index) / "x"
         if not filler.parent.is_mount():
@@ -151,7 +151,7 @@ class Faults:
         self.goes_on()
 
     def version(self) -> None:
-        """A node is started with an older Flower, says which it needs, and is given that."""
+        """Start a node with an older Flower: it names the needed version, and then gets it."""
         index = self._node()
         self.field.nodes[index].kill()
         self.field.nodes[index].wait()
@@ -165,7 +165,7 @@ class Faults:
         self.goes_on()
 
     def _older(self) -> Path:
-        """Return a folder with an older Flower in it."""
+        """Return a folder with an older Flower."""
         folder = self.field.folder / "older"
         if not folder.exists():
             tool = [shutil.which("uv") or "uv", "pip"]
@@ -176,13 +176,13 @@ class Faults:
 
 
 class Ill:
-    """Faults after which a run is another one: what counts is that it says so, and ends."""
+    """Faults that change a run's result: the node must log them, and the run must end."""
 
     def __init__(self, faults: Faults) -> None:
         self.faults, self.field = faults, faults.field
 
     def data(self) -> None:
-        """A node is without its data; then that is there."""
+        """Start a node without its data, then provide the data."""
         bare, place = self.field.folder / "bare", self.field.folder / "data"
         for each in (bare, place):
             shutil.rmtree(each, ignore_errors=True)
@@ -197,11 +197,11 @@ class Ill:
         self.faults.goes_on(5)
 
     def lost(self) -> None:
-        """A node's memory is gone."""
+        """Delete a node's stored state."""
         self._without(lambda state: shutil.rmtree(state / "runs"))
 
     def old(self) -> None:
-        """An older copy of a node's memory is put back."""
+        """Replace a node's stored state by an older copy."""
         index, copy = 0, self.field.folder / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         self.field.nodes[index].kill()

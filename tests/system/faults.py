@@ -1,15 +1,15 @@
-"""Runs of a real server, real nodes and a real ServerApp, and faults done to all of them.
+"""Faults in runs with a real server, real nodes and a real ServerApp.
 
     python -m tests.system.faults        # JSON on stdout; half an hour, as root (for a full disk)
     python -m tests.system.faults --kinds killed,serverapp --count 10 --nodes 2 --algorithm adacomp
 
-Digits, TLS and keys on. Faults come one after the other, each once the one before is over and a
-round more is done. A run that was ended is resumed by its one command. Synchronous runs are held
-against the same run on the local engine: the model's bytes, what was sent up, what was used; and
-what nodes keep against a run on real ones without faults. After faults that make another run of it
-(`SICK`) what is counted as a failure is what nodes have said that they refused. `open` lists every
-fault that did not end as it has to. Seconds are from a fault to the next round (for a node that is
-killed: it is started again at once).
+The runs train on digits, with TLS and keys. A fault begins when the one before is over and one more
+round is done. A run that ended is resumed by `resume=`. Synchronous runs are compared with the same
+run on the local engine: the model's bytes, the uplink bytes and the updates used. The nodes'
+residuals are compared with a run on real nodes without faults. After the faults in `SICK` the
+result may differ; then the failures must be those that nodes logged as refused. `open` lists every
+fault that did not end as required. Seconds are from a fault to the next round; a killed node is
+restarted at once.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ SAME = ("accuracy", "loss", "uplink_bytes", "client_updates")
 ASYNCHRONOUS = ("adacomp", "asgd")
 SICK = ("lost", "old", "data")
 MODEL = "model.safetensors"
-MOST_WRONG = 3  # runs: then it is of no use to go on
+MOST_WRONG = 3  # runs; after this many wrong ones the trial stops
 USUAL = {"killed": 60, "hooked": 40, "cut": 30, "still": 16, "deaf": 24, "serverapp": 6}
 USUAL |= {"superlink": 6, "command": 6, "clock": 8, "disk": 6, "minute": 1, "version": 4}
 USUAL |= {"lost": 4, "old": 4, "data": 4}
 
 
 class Undisturbed:
-    """What a run without faults has left: on the local engine, and in the memory of real nodes."""
+    """The results of a run without faults: on the local engine, and the residuals of real nodes."""
 
     def __init__(self, field: Field, words: list[str]) -> None:
         self.folder = field.folder / "undisturbed"
@@ -60,7 +60,7 @@ class Undisturbed:
             raise RuntimeError(f"without any fault: {wrong}")
 
     def differences(self, run: TheRun, field: Field) -> list[str]:
-        """Return in what a run that went through faults is not as this one."""
+        """Return the differences between a run with faults and this one."""
         found, other = run.result(), self.result
         wrong = [f"{key}: {found[key]} {other[key]}" for key in SAME if found[key] != other[key]]
         if (run.folder / MODEL).read_bytes() != (self.folder / MODEL).read_bytes():
@@ -72,10 +72,10 @@ class Undisturbed:
 
 
 def kept(field: Field) -> list[dict[str, bytes]]:
-    """Return the arrays that each node keeps of its last run: what it has not sent, and the like.
+    """Return the arrays that each node stores for its last run, such as residuals.
 
-    The same was given to it, and the same has come of it: where these are the same, too, what was
-    sent and what is kept are together what was given.
+    All nodes got the same data. If the models and the residuals are equal, sent plus kept equals
+    given.
     """
     found = list[dict[str, bytes]]()
     for index in range(field.count):
@@ -101,7 +101,7 @@ class Trial:
         self.wrong, self.runs = list[dict[str, Any]](), 0
 
     def go(self) -> None:
-        """Do all the faults to as many runs as it takes."""
+        """Do all the faults, in as many runs as needed."""
         while self.todo and len(self.wrong) < MOST_WRONG:
             self.runs += 1
             run = self.faults.run = TheRun(self.field, f"run{self.runs}", self.words)
@@ -145,16 +145,16 @@ class Trial:
         return problems
 
     def _said(self, words: str) -> int:
-        """Return how many times nodes have said something."""
+        """Return how often the nodes have logged `words`."""
         return sum(self.field.said(index).count(words) for index in range(self.field.count))
 
     def _failed(self) -> int:
-        """Return how many messages could not be answered: nodes say it once they answer again."""
+        """Return the number of messages without a reply; nodes log it once they reply again."""
         said = [self.field.said(index) for index in range(self.field.count)]
         return sum(int(n) for text in said for n in re.findall(rf"{AGAIN} (\d+)", text))
 
     def report(self) -> dict[str, Any]:
-        """Return what was found."""
+        """Return the findings as a dict for JSON."""
         return {
             "faults": {kind: len(each) for kind, each in self.seconds.items()},
             "runs": self.runs,
@@ -164,7 +164,7 @@ class Trial:
 
 
 def words_of(args: argparse.Namespace) -> list[str]:
-    """Return a run's words."""
+    """Return a run's overrides."""
     words = [f"algorithm={args.algorithm}", "checkpoint_every=10", "timeout=600"]
     words.append(f"eval_every={args.rounds}")
     if args.algorithm not in ASYNCHRONOUS:
@@ -182,7 +182,7 @@ def drawn(args: argparse.Namespace) -> list[str]:
 
 
 def tried(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Return what became of all faults."""
+    """Do all faults; return the report."""
     with Field(folder, args.nodes) as field:
         trial = Trial(field, args)
         trial.go()
@@ -190,7 +190,7 @@ def tried(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what was found."""
+    """Print the report as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kinds", default=",".join(USUAL))
     parser.add_argument("--count", type=int, default=0, help="of each kind; 0: as usual")
@@ -202,7 +202,7 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := set(args.kinds.split(",")) - set(USUAL):
         parser.error(f"no kind {', '.join(sorted(unknown))}; there are: {', '.join(USUAL)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started ends with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the processes it started end with it
     if args.keep is not None:
         args.keep.mkdir(parents=True)
         print(json.dumps(tried(args, args.keep), indent=1))

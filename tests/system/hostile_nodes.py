@@ -1,11 +1,11 @@
-"""One bad node of ten: every attack of `tests/hostile.py` on every strategy.
+"""One malicious node of ten: every attack of `tests/hostile.py` on every strategy.
 
     python -m tests.system.hostile_nodes                       # JSON on stdout; about an hour
     python -m tests.system.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
 
-Of each strategy: the accuracy without the bad node's attack, and those attacks that end the run,
-leave values that are not finite, or cost more than two points. scikit-learn's digits, an MLP, or
-`model=four_layers`, whose BatchNorm has statistics to lie about ("NAME batchnorm").
+For each strategy it prints the accuracy without an attack, and the attacks that end the run, leave
+values that are not finite, or cost more than two points. The runs train an MLP on scikit-learn's
+digits, or `model=four_layers`, whose BatchNorm statistics can be forged ("NAME batchnorm").
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ROBUST = ["compression=f2i", "strategy.num_malicious_nodes=1", "rounds=10"]
 
 
 def rounds(name: str, count: int, *words: str) -> list[str]:
-    """Return the words of a run of so many rounds, evaluated at its end."""
+    """Return the overrides of a run of so many rounds, evaluated at its end."""
     return [f"algorithm={name}", f"rounds={count}", f"eval_every={count}", *words]
 
 
 def pushes(name: str, count: int) -> list[str]:
-    """Return the words of a run of so many pushes."""
+    """Return the overrides of an asynchronous run of so many updates."""
     names = ("strategy.pushes", "strategy.record_every", "eval_every")
     return [f"algorithm={name}", *(f"{each}={count}" for each in names)]
 
@@ -73,7 +73,7 @@ STRATEGIES = {
         for name in ("synthetic_gradients", "split_backprop")
     },
 }
-BATCHNORM = {  # the same of a model with statistics
+BATCHNORM = {  # the same with a model that has running statistics
     f"{name} batchnorm": [*(STRATEGIES[name]), "model=four_layers"]
     for name in ("fedavg", "fedadam", "fedmedian", "krum", "esgd", "sgd", "adacomp", "fedasync")
 }
@@ -86,7 +86,7 @@ STRATEGIES |= BATCHNORM
 
 
 def outcome(words: list[str], attack: Attack | None, bad: int = 0) -> dict[str, Any]:
-    """Run once; return the accuracy, whether the weights are finite, and why it ended."""
+    """Run once; return the accuracy, whether the weights are finite, and why the run ended."""
     composed = compose_config([f"nodes={NODES}", *words])
     with tempfile.TemporaryDirectory() as folder:
         app = honest if attack is None else app_with(attack, bad)
@@ -100,7 +100,7 @@ def outcome(words: list[str], attack: Attack | None, bad: int = 0) -> dict[str, 
 
 
 def main() -> None:
-    """Print the matrix's exceptions."""
+    """Print the exceptions of the matrix as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--attacks", default=";".join(ATTACKS | STATISTICS))
@@ -113,7 +113,7 @@ def main() -> None:
             words = STRATEGIES[name]
             without = outcome(words, None)
             attacks = args.attacks.split(";")
-            if name not in BATCHNORM:  # it has none
+            if name not in BATCHNORM:  # the model has no running statistics
                 attacks = [each for each in attacks if each not in STATISTICS]
             found = {each: outcome(words, known[each], args.bad) for each in attacks}
             report[name] = {

@@ -1,12 +1,12 @@
-"""Replies that are lost and nodes that crash on the virtual network: 10,000, each counted.
+"""Counts 10,000 lost replies and crashes of nodes on the virtual network.
 
     python -m tests.system.virtual_faults            # JSON on stdout; two or three minutes
     python -m tests.system.virtual_faults --rounds 20 --cases esgd
 
-Digits. A reply of five is lost, and after one of ten its node crashes, its memory is gone, and it
-is back after 5 s. `faults` is what the clock has drawn. Of what was asked each message is used, or
-counted as a failure; `uncounted` are the rest (an asynchronous run ends with some under way: at
-most one a node).
+The runs train on digits. One reply of five is lost. After one reply of ten its node crashes, loses
+its memory, and returns after 5 s. `faults` is the number of losses and crashes that the clock has
+drawn. Every message must be used or be counted as a failure; `uncounted` is the number of the
+others (an asynchronous run ends with at most one message under way for each node).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from strategy.run.run_log import RunLog
 NODES = 50
 AWAY = ["network.loss=0.2", "network.crash=0.1", "network.rejoin_seconds=5"]
 USUAL = ["dataset=digits", f"nodes={NODES}", "batch_size=16", "network.seconds_per_step=1"]
-LOST = ["network=lte", "network.loss=0.3", "local_steps=2"]  # crashes are not for Flower's own
+# Flower's own strategies do not support crashes.
+LOST = ["network=lte", "network.loss=0.3", "local_steps=2"]
 CASES: dict[str, list[str]] = {
     "esgd": ["algorithm=esgd", "network=lte", *AWAY],
     "dgc": ["algorithm=dgc", "network=lte", *AWAY],
@@ -47,12 +48,12 @@ CASES: dict[str, list[str]] = {
 
 
 class Counting(GridWrapper):
-    """Counts messages."""
+    """A grid that counts messages."""
 
     asked = 0
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
-        """Count, and send."""
+        """Count the messages, and send them."""
         found = list(messages)
         self.asked += len(found)
         return super().push_messages(found, ttl)
@@ -60,14 +61,14 @@ class Counting(GridWrapper):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Count, and send."""
+        """Count the messages, and send them."""
         found = list(messages)
         self.asked += len(found)
         return super().send_and_receive(found, timeout=timeout)
 
 
 class Drawn:
-    """Counts what a clock draws, while it is used as a context."""
+    """Counts the losses and crashes that a clock draws, while it is used as a context."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -96,7 +97,7 @@ class Drawn:
 
 
 def tried(words: list[str], rounds: int) -> dict[str, Any]:
-    """Run once; return what has become of it."""
+    """Run once; return the counts."""
     last = [f"rounds={rounds}", f"eval_every={rounds}", "timeout=20"]
     if "algorithm=adacomp" in words:
         pushes = rounds * NODES
@@ -124,7 +125,7 @@ def tried(words: list[str], rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what was found."""
+    """Print the counts as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=165)
     parser.add_argument("--cases", default=",".join(CASES))

@@ -1,4 +1,4 @@
-"""Streams that coders are tried on, and what they would cost at their entropy."""
+"""Streams for the tests of coders, and their entropy in bytes."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def spec_of(data: np.ndarray, kind: Kind = Kind.LEVELS) -> Spec:
 
 
 def check_round_trip(data: np.ndarray, spec: Spec) -> bytes:
-    """Code and decode; return what it was coded as."""
+    """Encode a stream, assert that decoding returns it, and return the encoded bytes."""
     before = data.copy()
     data.flags.writeable = False
     coded = CODER.encode(data, spec)
@@ -43,7 +43,7 @@ def uniform(size: int, count: int, seed: int = 0) -> np.ndarray:
 
 
 def clustered(size: int, count: int) -> np.ndarray:
-    """Return the top-k of values whose rows differ in size, as those of real updates do."""
+    """Return the top-k indices of values whose rows differ in scale, as in real updates."""
     draw = np.random.default_rng(1)
     rows = np.exp(1.2 * draw.standard_normal(-(-size // 256)))
     values = np.abs(draw.standard_normal(size)) * np.repeat(rows, 256)[:size]
@@ -56,7 +56,7 @@ def laplacian(width: float, size: int) -> np.ndarray:
 
 
 def set_bytes(size: int, count: int) -> float:
-    """Return n H(k/n) in bytes: what an index set takes if all are as likely."""
+    """Return n H(k/n) in bytes: the entropy of an index set if all sets are equally likely."""
     return entropy_bytes(np.array([count, size - count]))
 
 

@@ -1,4 +1,4 @@
-"""The entropy coder under bytes that no encoder makes."""
+"""The entropy coder refuses bytes that no encoder produces."""
 
 import time
 import tracemalloc
@@ -29,7 +29,7 @@ from tests.compression.coders.streams import (
 
 
 def wrapped(data: np.ndarray, delta: DeltaSpec, mode: ModeSpec) -> bytes:
-    """Return a stream as the coder makes it, but with any of pcodec's settings."""
+    """Return a stream as the coder encodes it, with any of pcodec's settings."""
     compressor = FileCompressor()
     config = ChunkConfig(delta_spec=delta, mode_spec=mode, enable_8_bit=True)
     chunk = compressor.chunk_compressor(data, config)
@@ -72,7 +72,7 @@ def sample(request) -> tuple[bytes, Spec]:
     return coded, spec
 
 
-def test_truncated_and_prolonged(sample):
+def test_truncated_and_extended_streams_are_refused(sample):
     coded, spec = sample
     for length in {*range(min(len(coded), 40)), *range(0, len(coded), 211), len(coded) - 1}:
         refused(coded[:length], spec)
@@ -80,7 +80,7 @@ def test_truncated_and_prolonged(sample):
         refused(coded + tail, spec)
 
 
-def test_another_number_of_entries(sample):
+def test_a_wrong_number_of_entries(sample):
     coded, spec = sample
     for size in (0, 1, spec.size // 2, spec.size - 1, spec.size + 1, 2 * spec.size, 40 * spec.size):
         other = spec._replace(size=size, bound=max(spec.bound, size) if spec.bound else 0)
@@ -88,12 +88,12 @@ def test_another_number_of_entries(sample):
             decoded = CODER.decode(memoryview(coded), other)
         except PayloadError:
             continue
-        # pcodec counts nothing: an empty batch at the end may fit one entry more or less.
+        # pcodec stores no exact count: a decoder with one entry more or less may accept the bytes.
         assert coded[:1] == PCODEC
         assert decoded.shape == (size,)
 
 
-def test_another_kind(sample):
+def test_a_stream_of_another_kind(sample):
     coded, spec = sample
     for kind in Kind:
         for dtype in ("u1", "i1", "<u2", "<f2", "<u4", "<f4"):
@@ -168,7 +168,7 @@ def test_rice_codes_of_other_sets():
         count = 2 + (len(rest) == 10)
         refused(rice(2, [1] * 2 * count, rest), index_spec(count, 1 << 32), "Rice codes")
     many = rice(0, [], [1] * 4096)
-    refused(many, index_spec(4096, 5000), "unknown coding")  # would take 8 times the memory
+    refused(many, index_spec(4096, 5000), "unknown coding")  # would need 8 times the memory
     refused(bytes((RICE + 31,)) + b"\xff" * 8000, index_spec(2048, 1 << 32), "Rice codes")
 
 
@@ -188,4 +188,4 @@ def test_pcodec_modes_that_are_never_used(delta, mode):
     refused(coded, index_spec(3000, 1 << 28), "in a mode that is never used")
     plain = wrapped(data, DeltaSpec.no_op(), ModeSpec.classic())
     decoded = CODER.decode(memoryview(plain), index_spec(3000, 1 << 28))
-    assert decoded.tobytes() == data.tobytes()  # whether they increase is for the caller to see
+    assert decoded.tobytes() == data.tobytes()  # the caller checks that the indices increase

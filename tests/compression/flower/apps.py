@@ -1,4 +1,4 @@
-"""Apps that reply with what a function makes of named values; their grid, and what to ask it."""
+"""ClientApps whose reply is a function of the received tensors, and messages to send to them."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -12,7 +12,7 @@ NODES = 3
 
 
 def moving(train, mod=None, evaluate=None):
-    """Return an app that replies with what `train` makes of the named values, and its state."""
+    """Return an app that replies with `train(partition, values, state)`, a dict of records."""
     app = ClientApp(mods=[mod] if mod else [])
 
     def answer(function, message, context):
@@ -32,7 +32,7 @@ def moving(train, mod=None, evaluate=None):
 
 
 def to_targets(node, values, state):
-    """Go a tenth of the way to the node's own target."""
+    """Move every tensor a tenth of the way to this node's target."""
     moved = {
         name: value + 0.1 * (np.full(value.shape, node + len(name)) - value).astype(value.dtype)
         for name, value in values.items()
@@ -41,7 +41,7 @@ def to_targets(node, values, state):
 
 
 def only_of(node, function):
-    """Apply `function` to one node's values; the others go to their targets."""
+    """Return a training function; `function` changes one node's result."""
 
     def train(partition, values, state):
         made = to_targets(partition, values, state)

@@ -1,4 +1,4 @@
-"""A small federation: six nodes, each with a target of its own, and a model of four tensors."""
+"""A small federation: six nodes with different targets train a model of four tensors."""
 
 import random
 
@@ -26,7 +26,7 @@ def initial():
 
 
 def node_app(mod=None, spoil=None):
-    """Return a ClientApp whose nodes move the model towards their own target."""
+    """Return a ClientApp in which every node moves the model towards that node's target."""
     app = ClientApp()
 
     @app.train(mods=[mod] if mod else [])
@@ -57,7 +57,7 @@ def node_app(mod=None, spoil=None):
 
 
 def run(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, link=None):
-    """Train over a grid, or over the link that `link` makes of it; return the model."""
+    """Train over a local grid, or over the link `link(grid)`; return the model."""
     random.seed(1)  # Flower's strategies shuffle the nodes
     grid = LocalGrid(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
     result = strategy.start(
@@ -67,7 +67,7 @@ def run(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS
 
 
 def linked(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, **options):
-    """Train over a link; return the model, and the link's counters."""
+    """Train over a link; return the model and the link's `Traffic`."""
     traffic = options.setdefault("traffic", Traffic())
     model = run(
         strategy,

@@ -1,4 +1,4 @@
-"""Grids of Flower's kind, as much of them as is asked: nothing but real time."""
+"""Fake grids in real time; each has only the methods of Flower's Grid that a test calls."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ STAMPS = {9: "10:00:00.1", 3: "10:00:00.2", 7: "10:00:00.3", 5: "10:00:01.0"}
 
 
 class Fleet:
-    """Nodes that come one after the other, listed as a set."""
+    """A grid whose list of nodes grows from call to call."""
 
     def __init__(self, listings):
         self._listings = listings
@@ -21,7 +21,7 @@ class Fleet:
 
 
 class Remote:
-    """Replies are there from poll number `ready` on."""
+    """A grid that returns its reply from the `ready`-th poll on."""
 
     def __init__(self, ready):
         self.ready = ready

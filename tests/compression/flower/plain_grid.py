@@ -1,6 +1,6 @@
-"""Nodes in this very process, for an environment that has an app's packages and nothing of ours.
+"""A grid of nodes in this process, which imports only Flower.
 
-Of Flower it takes what all of its versions from 1.27 on have.
+Tests with an installed wheel use this grid. It uses only what every Flower from 1.27 on has.
 """
 
 from flwr.app import Context, Message, RecordDict
@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 
 
 class PlainGrid(Grid):
-    """Answers each message at once; a node's state lives here."""
+    """A grid that answers each message at once and stores the nodes' contexts."""
 
     def __init__(self, client_app, nodes):
         _be_a_server()
@@ -26,7 +26,7 @@ class PlainGrid(Grid):
         self.replies = {}
 
     def set_run(self, run):
-        """There is but one."""
+        """Do nothing: this grid has one run."""
 
     @property
     def run(self):
@@ -56,7 +56,7 @@ class PlainGrid(Grid):
 
 
 def _be_a_server():
-    """Say who sends the messages: newer Flowers ask, and only their own processes know."""
+    """Set the run and node that send messages; newer Flowers read them from the process."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:

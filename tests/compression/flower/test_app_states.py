@@ -1,4 +1,4 @@
-"""An app's state is its own, and what a link keeps beside it is right whatever the app does."""
+"""An app does not see the link's data in its state, and may clear the state."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from tests.compression.flower.federation import SHAPES, initial, linked
 
 
 @pytest.mark.parametrize("options", [{"downlink": "int8"}, {}])
-def test_an_app_sees_nothing_of_ours_in_its_state_and_may_clear_it(options):
-    """Not even after rounds in which the link has kept a memory, and a copy of the model, there."""
+def test_an_app_does_not_see_the_links_state_and_may_clear_its_own(options):
+    """The app's state holds none of the link's records, and clearing the state harms no link."""
     seen = []
 
     def train(node, values, state):
@@ -27,7 +27,7 @@ def test_an_app_sees_nothing_of_ours_in_its_state_and_may_clear_it(options):
     assert (traffic.client_updates, traffic.failures) == (4 * NODES, 0)
 
 
-def test_a_nodes_error_leaves_its_memory_where_it_was():
+def test_a_nodes_error_does_not_change_its_memory():
     given = np.zeros(36 * 5 + 36 + 4 + 1)
 
     def train(node, values, state):
@@ -50,13 +50,14 @@ def test_a_nodes_error_leaves_its_memory_where_it_was():
     assert (traffic.failures, traffic.client_updates) == (1, rounds - 1)
     moved = np.concatenate([(model[n] - start[n].numpy()).reshape(-1) for n in SHAPES])
     unsent = np.abs(given - moved).max()
-    assert unsent < 0.5 * np.abs(given).max()  # nothing is counted twice, little is kept back
+    # Each update was applied once, and little remains unsent.
+    assert unsent < 0.5 * np.abs(given).max()
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("method", ["topk", "int8", "powersgd"])
-def test_an_update_that_was_taken_is_not_put_back_whatever_the_models_type(method, kind):
-    """Else it would count again and again: a model that moves by 1 each round runs away."""
+def test_an_applied_update_is_not_put_back_for_any_model_type(method, kind):
+    """An applied update is not sent again; otherwise the model would move by more than 1."""
     options = {"topk": {"density": 1.0}, "int8": {"feedback": True}}.get(method, {})
 
     def train(node, values, state):
@@ -70,8 +71,8 @@ def test_an_update_that_was_taken_is_not_put_back_whatever_the_models_type(metho
         assert value.dtype == kind
 
 
-def test_one_of_two_models_that_did_not_change_is_not_the_other():
-    """Two groups of nodes, each with a model: what one did not take is put back, and only that."""
+def test_two_models_are_told_apart():
+    """The link keeps two models apart: an update of one is not taken for one of the other."""
 
     def train(node, values, state):
         return {"arrays": {name: value + 1 for name, value in values.items()}}
@@ -84,19 +85,19 @@ def test_one_of_two_models_that_did_not_change_is_not_the_other():
         replies = {r.metadata.src_node_id: r.content["arrays"] for r in
                    link.send_and_receive(messages)}  # fmt: skip
         first.append([replies[n]["w"].numpy()[0] for n in (1, 2)])
-        models[1] = replies[2]  # the first group's is never taken
+        models[1] = replies[2]  # the first group's replies are never used
     np.testing.assert_allclose(first, [[11, 21], [12, 22], [13, 23]])
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("method", ["int8", "topk", "dgc", "powersgd"])
-def test_few_nodes_of_which_a_part_is_asked_and_one_fails_at_times(method, nodes):
+def test_sampling_few_nodes_of_which_one_fails_at_times(method, nodes):
     def train(node, values, state):
         state["n"] = ConfigRecord({"n": state["n"]["n"] + 1 if "n" in state else 1})
         if node == 0 and state["n"]["n"] % 3 == 0:
             raise RuntimeError("no power")
         moved = to_targets(node, values, state)["arrays"]
-        del moved["conv.bias"]  # a layer less
+        del moved["conv.bias"]  # one layer fewer
         return {"arrays": moved}
 
     class Body(FedAvg):

@@ -1,4 +1,4 @@
-"""Tensors of a batch, labels and copies as payloads."""
+"""Tensors of a batch, labels, and copies of a segment's state as payloads."""
 
 import tracemalloc
 
@@ -27,7 +27,7 @@ BESIDE = {"steps": np.array(7), "mask": np.array([True, False])}
 
 
 def labels_of(labels):
-    """Return labels in the type that they have."""
+    """Return a payload of labels in the type that they have."""
     own = [NativeTensor(0, "labels", labels)]
     return EXACT.encode(np.empty(0, np.float32), Layout((), (), ()), own=own)
 
@@ -43,7 +43,7 @@ def test_tensors_come_back_as_they_were(count, shape, seed):
 
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (4, 3)), (2, (3, 4)), (1, (12,)), (3, (4, 3))])
-def test_another_shape_is_refused_by_what_it_is(count, shape):
+def test_a_wrong_shape_is_refused_with_a_reason(count, shape):
     payload = pack([np.ones((4, 3), np.float32)] * 2, EXACT)
     with pytest.raises(PayloadError, match="activations of mini-batch 7: "):
         unpack(payload, count, shape, "activations of mini-batch 7")
@@ -71,14 +71,14 @@ def test_labels_come_back_in_as_few_bytes_as_they_need(classes, seed):
         (b"", "no payload"),
     ],
 )
-def test_what_are_no_labels_is_refused(payload, said):
+def test_payloads_that_are_not_labels_are_refused(payload, said):
     with pytest.raises(PayloadError, match=said):
         unpack_labels(payload, (1, 2), 10)
 
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_labels_are_integers_of_the_shape_below_the_classes_and_nothing_else(data):
+def test_labels_are_integers_below_the_number_of_classes(data):
     classes = data.draw(st.sampled_from([2, 10, 256, 257]))
     kind = np.dtype(data.draw(st.sampled_from(["uint8", "int8", "int64", "float32", "bool"])))
     shape = data.draw(st.sampled_from([(2, 3), (3, 2), (6,), (1, 2, 3), (2, 0)]))
@@ -102,7 +102,7 @@ def test_labels_are_integers_of_the_shape_below_the_classes_and_nothing_else(dat
         lambda payload: unpack_copy(payload, FORM, whole=False),
     ],
 )
-def test_40_bytes_that_declare_more_cost_a_node_nothing(take, entries, reseal):
+def test_40_bytes_that_declare_a_huge_tensor_take_little_memory(take, entries, reseal):
     body = b"EWP\x01\x01\x00\x00\x00\x01\x01" + varint(entries) + b"\x01\x00\x00\x00"
     payload = reseal(body + bytes(-len(body) % 8))
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""A node's end of the ledger: it follows the server's model, wherever its state comes from."""
+"""A node's replica follows the server's model; the node's state may come from another process."""
 
 import copy
 import pickle
@@ -42,7 +42,7 @@ every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o:
 
 
 class Course:
-    """A server's steps, and a ClientApp whose nodes are asked by hand."""
+    """A server's log of steps, and a ClientApp that a test calls directly."""
 
     def __init__(self, optimizer=ADAM, update="gradient", **compression):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
@@ -54,7 +54,7 @@ class Course:
         self.number = 0
 
     def go(self, count=1):
-        """Let the server go on by itself."""
+        """Take `count` steps of the server's model."""
         for _ in range(count):
             draw = np.random.default_rng([99, self.replica.version])
             indices = np.sort(draw.choice(LAYOUT.size, 5, replace=False)).astype(np.uint32)
@@ -65,7 +65,7 @@ class Course:
         return self
 
     def ask(self, node, known, model_update=None, **note):
-        """Send a parcel, or what a node of version `known` lacks; return the reply's content."""
+        """Send a node this update, or that from version `known`; return its reply's content."""
         model_update, self.number = model_update or self.steps.model_update(known), self.number + 1
         told = written(DownlinkHeader(**{"number": self.number, **model_update.note, **note}))
         orders = ConfigRecord(TrainConfig(0.1, self.number).config())
@@ -96,18 +96,18 @@ def test_a_node_follows_through_snapshots_and_updates(optimizer):
     for missed in (0, 1, 0, 3, 2):
         content = course.go(missed).ask(1, base, checksum=course.steps.checksum())
         course.assert_follows(1)
-        base = read(content, UplinkHeader).version  # as the server is told
+        base = read(content, UplinkHeader).version  # the version that the server reads
         assert base == course.replica.version
 
 
 @every_optimizer
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_a_node_that_is_ahead_applies_nothing_twice(optimizer, ahead):
-    """Its replies were lost: the server builds on a version long behind it."""
+    """If replies are lost, the server sends steps that the node has; the node skips these."""
     course = Course(optimizer).go(1)
     course.ask(1, None)
     course.go(ahead).ask(1, 1)
-    course.ask(1, 1)  # nothing new at all
+    course.ask(1, 1)  # sends nothing new
     course.assert_follows(1)
     course.go(2).ask(1, 1)
     course.assert_follows(1)
@@ -146,9 +146,9 @@ def test_nodes_of_a_process_share_one_replica():
     assert all(course.arrays(2)[name] is array for name, array in shared.items())
 
 
-def test_who_gets_an_old_snapshot_again_is_not_given_the_others_progress():
+def test_an_old_snapshot_does_not_give_a_node_the_shared_replica():
     course = Course().go(1)
-    old = course.steps.model_update(None)  # it was under way for long
+    old = course.steps.model_update(None)  # this old snapshot arrives late
     course.ask(1, None)
     course.go(1).ask(1, 1)
     course.ask(2, None, old)
@@ -171,11 +171,11 @@ def test_a_wrong_checksum_drops_the_replica():
 
 
 def travelled(state, how):
-    """Return a node's state as it comes out of another process."""
+    """Return a node's state after its transfer to another process."""
     if how == "copied":
         return copy.deepcopy(state)
     state = pickle.loads(pickle.dumps(state))
-    if how == "read only":  # as Ray's are
+    if how == "read only":  # as on Ray
         for record in state.values():
             for array in record.values() if isinstance(record, ArrayRecord) else ():
                 array.vector.flags.writeable = False
@@ -184,7 +184,7 @@ def travelled(state, how):
 
 @pytest.mark.parametrize("how", ["pickled", "copied", "read only"])
 @pytest.mark.parametrize("compression", [{}, TOPK], ids=["dense", "topk"])
-def test_a_state_that_travels_goes_on_the_same(how, compression):
+def test_a_node_goes_on_after_its_state_was_transferred(how, compression):
     there, here = (Federation(Trainer(optimizer=ADAM, **compression)) for _ in range(2))
 
     def travel(server_round):
@@ -217,7 +217,7 @@ def test_whole_models_leave_no_replica(compression):
         assert all(set(federation.context(n).state) >= {MEMORY} for n in range(1, NODES + 1))
         assert all(REPLICA not in federation.context(n).state for n in range(1, NODES + 1))
     else:
-        assert federation.pool.contexts == {}  # nothing to keep at all
+        assert federation.pool.contexts == {}  # no node stores anything
     assert set().union(*federation.seen.values()) == {MODEL}
 
 
@@ -233,7 +233,7 @@ def test_an_answer_is_the_update_encoded(update):
 
 @pytest.mark.parametrize("drop", [0.0, 0.5])
 def test_the_mean_applied_only_where_a_node_sent(drop):
-    """CE-SGD's line 7: copies drift apart, unless everything is sent."""
+    """CE-SGD's line 7 applies the mean only to a node's sent entries, so replicas may differ."""
     federation = Federation(Trainer(mask=True, sparsifier="esgd", drop=drop, cap=1.0))
     strategy = federation.run(4, mask_received=True)
     assert strategy.traffic.failures == 0
@@ -255,8 +255,8 @@ def test_a_node_that_knows_no_layout_or_no_optimizer_says_so(lacks):
         app(message, context_of(1), lambda *_: pytest.fail("the app was called"))
 
 
-def test_what_brings_no_step_is_followed_too():
-    """Nothing could be used since its last message: what it is sent holds no payload at all."""
+def test_a_message_without_steps_is_followed():
+    """If no update was used since a node's last message, the next message holds no payload."""
     course = Course().go(1)
     course.ask(1, None)
     assert not course.steps.model_update(1).arrays

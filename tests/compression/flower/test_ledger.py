@@ -1,4 +1,4 @@
-"""Which version each node has: what it has confirmed of what it was sent, and nothing else."""
+"""The server knows a node's version only from the node's confirmations."""
 
 import pytest
 from flwr.app import ArrayRecord
@@ -9,7 +9,7 @@ from compression.flower.server.session import ModelUpdate, VersionTracker
 
 
 class Every:
-    """A way on which a parcel can build on any version from `first` on."""
+    """A fake sync method: a model update can build on any version from `first` on."""
 
     def __init__(self, skips, first=0):
         self.skips, self.first = skips, first
@@ -41,7 +41,7 @@ def test_a_node_has_what_it_confirms_of_what_it_was_sent(skips):
 
 @both_ways
 @pytest.mark.parametrize("says", [None, 2, 4])
-def test_what_a_node_was_not_sent_it_cannot_confirm(skips, says):
+def test_a_node_cannot_confirm_a_version_that_it_was_not_sent(skips, says):
     ledger = VersionTracker(Every(skips))
     ledger.confirm(7, 3)
     assert ledger.base_of(7) is None
@@ -51,7 +51,7 @@ def test_what_a_node_was_not_sent_it_cannot_confirm(skips, says):
 
 
 @pytest.mark.parametrize(("skips", "base"), [(True, 3), (False, None)])
-def test_until_it_answers_a_node_has_what_it_had_if_it_skips_what_it_has(skips, base):
+def test_before_a_reply_a_node_that_skips_keeps_its_version(skips, base):
     ledger = VersionTracker(Every(skips))
     ledger.send(7, of(3))
     ledger.confirm(7, 3)
@@ -64,13 +64,13 @@ def test_until_it_answers_a_node_has_what_it_had_if_it_skips_what_it_has(skips, 
 
 
 @both_ways
-def test_a_node_whose_answer_was_an_error_has_nothing_until_it_confirms_again(skips):
+def test_after_an_error_a_node_has_no_version_until_it_confirms_one(skips):
     ledger = VersionTracker(Every(skips))
     for node in (7, 8):
         ledger.send(node, of(2))
         ledger.confirm(node, 2)
     ledger.lose(7)
-    ledger.lose(9)  # was not known at all
+    ledger.lose(9)  # node 9 is unknown
     assert [ledger.base_of(node) for node in (7, 8, 9)] == [None, 2, None]
     ledger.send(7, of(3))
     ledger.confirm(7, 3)
@@ -78,7 +78,7 @@ def test_a_node_whose_answer_was_an_error_has_nothing_until_it_confirms_again(sk
 
 
 @both_ways
-def test_an_answer_to_what_was_lost_confirms_nothing(skips):
+def test_a_reply_to_a_lost_message_confirms_nothing(skips):
     ledger = VersionTracker(Every(skips))
     ledger.send(7, of(2))
     ledger.lose(7)
@@ -111,7 +111,7 @@ EVENTS = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(FATES)))
 
 @given(EVENTS)
 def test_a_node_that_skips_is_never_behind_its_base(events):
-    """Whatever is lost: a message builds on what the node has, or on something before it."""
+    """For nodes that skip known steps a message builds on a version at or before the node's."""
     ledger, has = VersionTracker(Every(skips=True)), {}
     for version, (node, fate) in enumerate(events, 1):
         base = ledger.base_of(node)
@@ -125,7 +125,7 @@ def test_a_node_that_skips_is_never_behind_its_base(events):
 
 
 @given(EVENTS)
-def test_a_node_that_does_not_skip_has_its_very_base(events):
+def test_a_node_that_does_not_skip_has_exactly_the_base(events):
     ledger, has = VersionTracker(Every(skips=False)), {}
     for version, (node, fate) in enumerate(events, 1):
         base = ledger.base_of(node)

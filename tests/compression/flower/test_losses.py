@@ -1,5 +1,4 @@
-"""A fifth of the requests and of the replies is lost: nothing of any update is, and none counts
-twice."""
+"""A fifth of the requests and replies is lost; every update still counts exactly once."""
 
 import copy
 
@@ -46,7 +45,7 @@ CODECS = {
 
 
 class Lossy(LocalGrid):
-    """Loses a fifth of all requests and replies, and now and then delivers an old reply again."""
+    """A grid that loses a fifth of requests and replies, and sometimes repeats an old reply."""
 
     def __init__(self, pool, nodes):
         super().__init__(pool, nodes)
@@ -71,7 +70,7 @@ class Lossy(LocalGrid):
 
 
 def app_with(mod, given):
-    """Return an app that makes integer updates, exact in float32, and adds up what it made."""
+    """Return an app of updates in eighths, exact in float32; `given` sums them by node."""
     app = ClientApp()
 
     @app.train(mods=[mod])
@@ -93,7 +92,7 @@ def app_with(mod, given):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """Add up, by partition, what the server applied; remember which updates, and the receipts."""
+    """Return (sum of applied updates by partition, the updates seen, the receipts)."""
     total, seen, found = {}, [], []
     decoded = {}
     decode, settle = AckTracker.decode, AckTracker.settle
@@ -117,7 +116,7 @@ def sent(monkeypatch):
 
 
 def still_kept(codec, state, receipts, node, layout):
-    """Return what a node holds back: its memory, and a last update that was not applied."""
+    """Return a node's unsent part: its memory, and its last update if that was not applied."""
     kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
     if state.sequence != receipts.last_applied(node):
         sent = state.memory.get("sent")
@@ -130,7 +129,7 @@ def still_kept(codec, state, receipts, node, layout):
     ("name", "changes"),
     [*((name, False) for name in CODECS), ("topk-int8", True), ("sign", True), ("esgd", True)],
 )
-def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
+def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, sent):
     codec, given = make_codec(**CODECS[name]), {}
     pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), given), NODES, 1, {}), 1)
     grid = Lossy(pool, NODES)
@@ -138,7 +137,7 @@ def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
     link = CompressedGrid(grid, downlink=downlink)
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=ROUNDS)
     total, seen, (receipts,) = sent
-    receipts.applied(receipts.pending)  # the last round's, of which no message has told yet
+    receipts.applied(receipts.pending)  # no message has reported the last round's updates yet
     assert grid.lost > 10
     assert grid.again > 1
     assert len(seen) == len(set(seen)) == link.traffic.client_updates > 60
@@ -152,14 +151,14 @@ def test_sent_and_kept_is_given_whatever_is_lost(name, changes, sent):
 
 def test_without_losses_nothing_is_put_back(monkeypatch):
     codec = make_codec("topk", density=0.05)
-    monkeypatch.setattr(type(codec), "restore", None)  # would raise
+    monkeypatch.setattr(type(codec), "restore", None)  # a call would raise
     pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), NODES, 1, {}), 1)
     link = CompressedGrid(LocalGrid(pool, NODES))
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=5)
     assert link.traffic.failures == 0
 
 
-def test_a_node_that_lost_its_state_is_heard_again():
+def test_a_node_that_lost_its_state_takes_part_again():
     codec = make_codec("topk", density=0.05)
     pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), 2, 1, {}), 1)
     strategy = FedAvg(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2)
@@ -172,15 +171,15 @@ def test_a_node_that_lost_its_state_is_heard_again():
             pool.contexts.clear()
 
     strategy.start(link, initial(), num_rounds=6, evaluate_fn=forget)
-    # One round to notice that the replicas are gone, then all is as before.
+    # The server needs one round to notice the lost replicas; then training goes on.
     assert failures == [0, 0, 0, 0, 2, 2, 2]
 
 
-def test_a_model_that_was_damaged_at_the_node_is_sent_again_whole():
+def test_a_node_with_a_damaged_model_gets_the_whole_model_again():
     codec = make_codec("dense", "int8")
 
     def app(message, context):
-        """Each node as if in a process of its own: those of one share what one of them has made."""
+        """Run each node like a separate process: nodes of one process share a replica."""
         return app_with(CompressionMod(codec), {})(message, context)
 
     pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 1)
@@ -200,12 +199,12 @@ def test_a_model_that_was_damaged_at_the_node_is_sent_again_whole():
     assert failures == [0, 0, 0, 1, 1, 1]
     rounds = np.diff(sizes)
     assert rounds[1] < rounds[0] / 2  # changes are smaller than the model
-    assert rounds[1] < rounds[3] < rounds[0]  # one of six got it whole again
+    assert rounds[1] < rounds[3] < rounds[0]  # one of six nodes got the whole model again
 
 
 @pytest.mark.parametrize("downlink", ["int8", "topk", "sign", "qsgd"])
 def test_nodes_converge_to_a_model_that_stands_still(downlink):
-    """What a lossy downlink has not yet sent stays in the difference: it arrives in the end."""
+    """A lossy downlink keeps the unsent part in the next difference, so nodes converge."""
     codec = (
         make_codec("topk", density=0.2) if downlink == "topk" else make_codec(quantizer=downlink)
     )
@@ -223,7 +222,7 @@ def test_nodes_converge_to_a_model_that_stands_still(downlink):
     target = np.random.default_rng(9).normal(size=layout_of(initial()).size).astype(np.float32)
 
     class Fixed(FedAvg):
-        """Wherever the nodes are, the server's model is the target from round 1 on."""
+        """A strategy whose model is the target from round 1 on, whatever the nodes reply."""
 
         def aggregate_train(self, server_round, replies):
             _, metrics = super().aggregate_train(server_round, replies)
@@ -252,7 +251,7 @@ def test_payload_of_a_change_is_smaller_than_the_model():
     assert max(changes) < min(whole) / 2
 
 
-def test_versions_nobody_has_are_dropped_and_the_oldest_beyond_the_budget(monkeypatch):
+def test_unused_versions_and_those_beyond_the_budget_are_dropped(monkeypatch):
     layout = layout_of(initial())
     models = np.random.default_rng(0).normal(size=(4, layout.size)).astype(np.float32)
     way, form = DeltaSync(make_codec(quantizer="int8")), TensorSplit(layout)
@@ -263,11 +262,11 @@ def test_versions_nobody_has_are_dropped_and_the_oldest_beyond_the_budget(monkey
     for node in (1, 2, 3):
         ledger.send(node, model_updates[node])
         ledger.confirm(node, model_updates[node].note["version"])
-    ledger.confirm(0, model_updates[0].note["version"])  # was never sent it
+    ledger.confirm(0, model_updates[0].note["version"])  # node 0 was never sent this version
     way.tidy(ledger.held)
     assert [ledger.base_of(node) is not None for node in range(4)] == [False, True, True, True]
     assert not way.knows(model_updates[0].note["version"])
-    way.model_update(ledger.base_of(1))  # used: no longer oldest
+    way.model_update(ledger.base_of(1))  # used now, so no longer the oldest
     monkeypatch.setattr("compression.flower.server.model_sync.BUDGET", 2 * 4 * layout.size)
     way.tidy(ledger.held)
     assert [ledger.base_of(node) is not None for node in range(4)] == [False, True, False, True]

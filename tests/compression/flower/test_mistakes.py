@@ -1,4 +1,4 @@
-"""What a user gets wrong is said: at once where it can be, else at the end of the first round."""
+"""A user's mistake raises an error at once where possible, else after the first round."""
 
 import logging
 
@@ -36,7 +36,7 @@ def fedavg():
 
 
 def app_with(mods, arrays=None, fails=None):
-    """Return an app whose nodes move each tensor by a random step of their own."""
+    """Return an app whose nodes move each tensor by a random step."""
     app = ClientApp()
 
     @app.train(mods=mods)
@@ -77,7 +77,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_round_of_which_nothing_can_be_used_raises_with_the_reason(case):
+def test_a_round_without_a_usable_reply_raises_with_the_reason(case):
     mods, arrays, reason = MISTAKES[case]
     with pytest.raises(PayloadError) as raised:
         linked(fedavg(), app_with(mods, arrays))
@@ -85,7 +85,7 @@ def test_a_round_of_which_nothing_can_be_used_raises_with_the_reason(case):
     assert reason in str(raised.value)
 
 
-def test_later_rounds_raise_too_unless_patience_is_asked_for():
+def test_later_rounds_raise_too_unless_patience_allows_them():
     def fails(node, number):
         return number in (2, 3)
 
@@ -96,11 +96,11 @@ def test_later_rounds_raise_too_unless_patience_is_asked_for():
         linked(fedavg(), app, patience=2)
     seen, evaluate_fn = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
     _, traffic = linked(fedavg(), app, patience=3, evaluate_fn=evaluate_fn)
-    assert seen[1] == seen[2] == seen[3] != seen[0]  # what it has learned is kept
+    assert seen[1] == seen[2] == seen[3] != seen[0]  # the model stays as it was trained
     assert traffic.failures == 2 * NODES
 
 
-def test_who_gets_no_answer_at_all_is_told_at_the_end():
+def test_a_run_without_any_reply_raises_at_its_end():
     class Deaf(LocalGrid):
         def send_and_receive(self, messages, *, timeout=None):
             return []
@@ -112,7 +112,7 @@ def test_who_gets_no_answer_at_all_is_told_at_the_end():
         link.end()
 
 
-def test_a_mod_without_its_other_half_says_so_once(caplog):
+def test_a_mod_without_a_link_at_the_server_warns_once(caplog):
     with caplog.at_level(logging.WARNING, "edgewire"):
         run(fedavg(), app_with([CompressionMod(INT8)]))
     (line,) = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
@@ -163,7 +163,7 @@ def test_wrong_values_are_refused_at_once(make, part):
 
 
 class Norms(FedAvg):
-    """Notes how far each node's model is from the one it was sent."""
+    """A FedAvg that records the norm of each node's update."""
 
     def configure_train(self, server_round, arrays, config, grid):
         self.layout, self.norms = layout_of(arrays), getattr(self, "norms", [])
@@ -193,20 +193,19 @@ DO_NOT = {
 
 
 def without_scalars():
-    """Return a model of which Flower's own clipping reaches all tensors: those of 0 dimensions it
-    leaves as they are, with compression or without."""
+    """Return a model without 0-d tensors, because Flower never clips these."""
     return ArrayRecord({name: a for name, a in initial().items() if a.shape})
 
 
 def clipped(codec, inner, **options):
-    """Train with nodes that clip to CLIP, and no noise."""
+    """Train with Flower's client-side clipping to CLIP, without noise."""
     options = {"arrays": without_scalars(), **options}
     strategy = DifferentialPrivacyClientSideFixedClipping(inner, 0.0, CLIP, NODES)
     return linked(strategy, app_with([CompressionMod(codec), fixedclipping_mod]), **options)[1]
 
 
 @pytest.mark.parametrize("name", KEEP)
-def test_methods_that_keep_a_clip(name):
+def test_methods_that_preserve_a_clipped_norm(name):
     inner = Norms(fraction_evaluate=0)
     assert clipped(make_codec(**KEEP[name]), inner).failures == 0
     assert len(inner.norms) == 3 * NODES
@@ -214,13 +213,13 @@ def test_methods_that_keep_a_clip(name):
 
 
 @pytest.mark.parametrize("name", DO_NOT)
-def test_methods_that_do_not_are_refused(name):
+def test_methods_that_do_not_preserve_a_clipped_norm_are_refused(name):
     with pytest.raises(PayloadError, match="does not keep the norm to which this node clips"):
         clipped(make_codec(**DO_NOT[name]), fedavg())
 
 
-def test_the_worst_that_rounding_to_int8_can_do_is_within_the_clip():
-    """A large entry, and all others half a level: each would become a whole one."""
+def test_int8_rounding_of_a_clipped_update_stays_within_the_clip():
+    """Rounding nearly doubles this update; `within_clip` still limits its norm to CLIP."""
     codec, delta = make_codec(quantizer="int8"), np.full(100_000, 0.51, np.float32)
     delta[0] = 127
     delta *= np.float32(CLIP / np.linalg.norm(delta))
@@ -245,7 +244,7 @@ def with_extra(extra):
 
 @pytest.mark.parametrize("wrapper", PRIVATE)
 @pytest.mark.parametrize("extra", ["bn.running_var", "steps"])
-def test_what_noise_would_not_cover_is_refused(wrapper, extra):
+def test_methods_that_the_noise_does_not_cover_are_refused(wrapper, extra):
     grid = LocalGrid(make_pool(NodeHostSpec(app_with([]), NODES, 1, {}), 1), NODES)
     with pytest.raises(ValueError, match="take a model without"):
         StatisticsAveraging(wrapper(fedavg(), 1.0, CLIP, NODES)).start(
@@ -259,7 +258,7 @@ def test_values_at_a_node_that_clips_are_refused():
 
 
 @pytest.mark.parametrize("name", ["topk", "qsgd"])
-def test_where_the_server_clips_any_method_will_do(name):
+def test_any_method_works_where_the_server_clips(name):
     inner = Norms(fraction_evaluate=0)
     strategy = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, CLIP, NODES)
     app = app_with([CompressionMod(make_codec(**DO_NOT[name]))])
@@ -268,7 +267,7 @@ def test_where_the_server_clips_any_method_will_do(name):
     assert max(inner.norms) <= CLIP * (1 + 1e-5)
 
 
-def test_options_that_cannot_be_are_refused():
+def test_impossible_options_are_refused():
     grid = grid_of(moving(to_targets))
     with pytest.raises(TypeError, match="'topk' is a sparsifier: sparsifier='dense' is another"):
         CompressionMod("topk", sparsifier="dense")

@@ -1,4 +1,4 @@
-"""A copy of the model: its version counts steps, and statistics are set."""
+"""A replica of the model: its version counts steps, and statistics are replaced by new values."""
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_parameters_take_the_optimisers_step_and_statistics_the_values(seed, sha
         replica.apply(indices, values, lr)
         trained = indices < TRAINED
         rule.step(x, state, indices[trained], values[trained], lr, number)
-        rest[indices[~trained] - TRAINED] = values[~trained]  # whatever the lr
+        rest[indices[~trained] - TRAINED] = values[~trained]  # independent of the learning rate
     np.testing.assert_array_equal(replica.model, np.concatenate([x, rest]))
     for name in rule.names:
         np.testing.assert_array_equal(replica.arrays[name], state[name])
@@ -76,7 +76,7 @@ def test_a_whole_update_and_its_entries_are_the_same(seed, rule):
     whole, sparse = start(rule), start(rule)
     for number in range(4):
         indices, values = update([seed, number], 0.4)
-        cut = np.searchsorted(indices, TRAINED)  # statistics are there in every update
+        cut = np.searchsorted(indices, TRAINED)  # every update holds all statistics
         rest = np.arange(TRAINED, SIZE, dtype=np.uint32)
         indices = np.concatenate([indices[:cut], rest])
         values = np.concatenate([values[:cut], np.full(len(rest), number, np.float32)])

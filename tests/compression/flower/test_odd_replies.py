@@ -1,6 +1,6 @@
-"""Replies with other tensors or records than usual, and messages that are not all alike.
+"""Replies with unusual tensors or records, and rounds whose messages differ.
 
-What is valid works over a link as it does without; what is not costs that reply alone.
+A reply that is valid without a link works over a link; an invalid reply is left out alone.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def values_of(arrays):
 
 
 def test_arrays_in_the_answer_to_an_evaluation_travel_as_they_are(caplog):
-    """They are no model: they are not rounded, and a memory knows nothing of them."""
+    """Arrays in a reply to an evaluation are sent exactly, and the residual does not change."""
     matrix = np.random.default_rng(2).normal(size=(3, 3)).astype(np.float32)
     seen = []
 
@@ -50,7 +50,7 @@ def test_arrays_in_the_answer_to_an_evaluation_travel_as_they_are(caplog):
     assert not [each for each in caplog.records if each.name == "edgewire"]
 
 
-def test_replies_without_arrays_come_as_they_are_if_none_has_any():
+def test_replies_pass_unchanged_if_none_has_arrays():
     app = moving(lambda node, values, state: {}, CompressionMod("int8"))
     link = CompressedGrid(grid_of(app))
     replies = link.send_and_receive(ask(link, initial()))
@@ -70,7 +70,7 @@ def test_a_reply_without_arrays_among_others_is_left_out():
     assert link.traffic.failures == 2
 
 
-def test_two_records_of_metrics_are_for_the_strategy_to_take():
+def test_two_metric_records_reach_the_strategy():
     def with_more(reply):
         reply.content["timings"] = MetricRecord({"seconds": 1.0})
         return reply
@@ -95,7 +95,7 @@ def retyped(content):
 
 @pytest.mark.parametrize("nodes", [2, 3])
 @pytest.mark.parametrize("spoil", [with_another, with_other_arrays, retyped])
-def test_a_record_more_or_of_another_kind_costs_that_reply_alone(spoil, nodes):
+def test_a_reply_with_an_unexpected_record_is_left_out_alone(spoil, nodes):
     app = moving(to_targets, CompressionMod("int8"))
 
     def spoiled(message, context):
@@ -110,8 +110,8 @@ def test_a_record_more_or_of_another_kind_costs_that_reply_alone(spoil, nodes):
 
 
 @pytest.mark.parametrize("uneven", [True, False])
-def test_nodes_that_answer_with_other_layers_each(uneven):
-    """As in training by parts: who asks for it gets all of them, and the values are right."""
+def test_nodes_that_reply_with_different_layers(uneven):
+    """With `uneven=True` nodes may reply with different layers; else one reply is used."""
     names = (HALF_UP, HALF_DOWN, ("conv.bias",))
 
     def train(node, values, state):
@@ -130,8 +130,8 @@ def test_nodes_that_answer_with_other_layers_each(uneven):
                 np.testing.assert_array_equal(value, expected[name].astype(np.float32))
 
 
-def test_nodes_that_are_sent_other_layers_each():
-    """What differs because the messages did is no mistake."""
+def test_nodes_that_are_sent_different_layers():
+    """Nodes that were sent different layers may reply with different layers."""
     link = CompressedGrid(grid_of(moving(to_targets, CompressionMod("int8"))), downlink="int8")
     for _ in range(3):
         messages = [
@@ -143,8 +143,8 @@ def test_nodes_that_are_sent_other_layers_each():
         assert found == {1: HALF_UP, 2: HALF_DOWN, 3: HALF_DOWN}
 
 
-def test_layers_that_take_turns_are_not_mistaken_for_each_other():
-    """Of the same size, so that only their names tell: a difference would leave most of one out."""
+def test_layers_that_alternate_are_told_apart():
+    """The link tells equal shapes apart by name: each message carries its whole layer."""
     rng, seen = np.random.default_rng(3), []
 
     def train(node, values, state):
@@ -162,7 +162,7 @@ def test_layers_that_take_turns_are_not_mistaken_for_each_other():
         np.testing.assert_array_equal(seen[-1][name], layers[name])
 
 
-def test_what_is_exact_stays_so_in_an_answer_with_a_layer_less():
+def test_exact_tensors_stay_exact_in_a_reply_with_one_layer_fewer():
     def train(node, values, state):
         moved = to_targets(node, values, state)["arrays"]
         del moved["scale"]
@@ -188,8 +188,8 @@ def test_what_is_exact_stays_so_in_an_answer_with_a_layer_less():
     ],
 )
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_tensors_other_than_those_sent_cost_that_reply_alone(method, other, nodes):
-    """Also of two nodes: what is usual is what was asked, not what came first."""
+def test_a_reply_with_unexpected_tensors_is_left_out_alone(method, other, nodes):
+    """A reply is compared with the tensors that its node was sent, even with two nodes."""
     model, traffic = linked(
         FedAvg(fraction_evaluate=0), moving(only_of(0, other), CompressionMod(method)), nodes
     )
@@ -197,8 +197,8 @@ def test_tensors_other_than_those_sent_cost_that_reply_alone(method, other, node
     assert {name: value.shape for name, value in model.items()} == SHAPES
 
 
-def test_a_clipping_norm_of_the_apps_own_changes_nothing():
-    """It is Flower's key for differential privacy; here nobody clips to it."""
+def test_a_clipping_norm_without_a_clipping_mod_has_no_effect():
+    """`clipping_norm` in a message has no effect if no mod clips."""
     link = CompressedGrid(grid_of(moving(to_targets, CompressionMod("int8"))))
     found = {}
     for norm in (1e-3, 1e9):
@@ -208,7 +208,7 @@ def test_a_clipping_norm_of_the_apps_own_changes_nothing():
         assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_records_and_metrics_of_an_apps_own_are_left_alone():
+def test_an_apps_other_records_and_metrics_pass_unchanged():
     app = ClientApp(mods=[CompressionMod("int8")])
 
     @app.train()
@@ -226,11 +226,11 @@ def test_records_and_metrics_of_an_apps_own_are_left_alone():
 
 
 @pytest.mark.parametrize("code", [3, 4, 5])
-def test_a_round_in_which_nobody_was_reached_is_survived(code):
+def test_a_run_survives_a_round_that_reaches_no_node(code):
     class Away(LocalGrid):
         def send_and_receive(self, messages, *, timeout=None):
             error = Error(code, "Error: Node Unavailable")
-            list(super().send_and_receive(messages))  # which gives them their ids
+            list(super().send_and_receive(messages))  # sets the messages' ids
             return [Message(error, reply_to=message) for message in messages]
 
     grid = Away(
@@ -264,8 +264,8 @@ def test_messages_of_different_types_are_not_compared():
 
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0), (9, 0)])
-def test_an_array_that_a_reply_holds_can_be_read_or_the_reply_is_an_error(kind, version):
-    """numpy evaluates a header as Python, and takes shapes that no array has."""
+def test_a_reply_with_an_unreadable_array_is_an_error(kind, version):
+    """The link refuses .npy headers that numpy would evaluate as code, and impossible shapes."""
     made = [
         Array(dtype, shape, "numpy.ndarray", npy_of(text, values, version))
         for text, values in HEADERS
@@ -294,13 +294,14 @@ def test_an_array_that_a_reply_holds_can_be_read_or_the_reply_is_an_error(kind, 
     assert failed > len(made) * 3 // 4
 
 
-def test_floats_of_another_order_of_bytes_are_floats(caplog):
+def test_floats_of_another_byte_order_are_floats(caplog):
     start = {name: array.numpy().astype(">f4") for name, array in initial().items()}
     arrays = ArrayRecord({name: Array(value) for name, value in start.items()})
     assert arrays["scale"].dtype == ">f4"
     same = moving(lambda node, values, state: {"arrays": values}, CompressionMod("int8"))
     model, traffic = linked(FedAvg(fraction_evaluate=0), same, NODES, arrays=arrays)
     for name, value in start.items():
-        np.testing.assert_allclose(model[name], value, rtol=1e-6)  # a mean's last bit
+        # The mean may differ in its last bit.
+        np.testing.assert_allclose(model[name], value, rtol=1e-6)
     assert traffic.uplink_bytes > 0
     assert not [each for each in caplog.records if each.name == "edgewire"]

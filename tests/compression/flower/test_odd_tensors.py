@@ -1,4 +1,4 @@
-"""Tensors of odd types, values and names: valid ones come as they are, others are refused."""
+"""Valid tensors of unusual types, values and names are sent unchanged; invalid ones are refused."""
 
 import logging
 
@@ -57,8 +57,8 @@ def test_infinity_is_refused_in_every_type(dtype):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("method", ["dense", "int8", "topk"])
 @pytest.mark.parametrize("downlink", [None, "int8"])
-def test_what_is_infinite_at_first_goes_exactly(caplog, dtype, method, downlink):
-    """A mask of attention: with Flower alone it works, so it does here, unnamed."""
+def test_a_tensor_that_holds_infinity_at_first_is_sent_exactly(caplog, dtype, method, downlink):
+    """An attention mask with infinities works over a link without `exact`, as in Flower alone."""
     mask = np.array([0, -np.inf, np.inf], dtype)
     arrays = ArrayRecord({**initial(), "mask": Array(mask)})
 
@@ -83,7 +83,7 @@ def test_what_is_infinite_at_first_goes_exactly(caplog, dtype, method, downlink)
 
 
 def test_a_second_model_may_be_infinite_at_first_too():
-    """An app that trains two models in turn: what is by design is so in each."""
+    """In an app with two models, each may hold infinities in its first version."""
     mask = np.array([0, -np.inf], np.float32)
     same = moving(lambda node, values, state: {"arrays": values}, CompressionMod("int8"))
     link = CompressedGrid(grid_of(same, 2), downlink="int8")
@@ -106,7 +106,7 @@ def test_a_first_model_with_nan_is_refused_by_the_tensors_name():
         linked(FedAvg(), moving(to_targets, CompressionMod("int8")), NODES, arrays=arrays)
 
 
-def test_what_becomes_infinite_is_that_nodes_failure():
+def test_a_tensor_that_becomes_infinite_fails_that_node():
     mask = np.array([0, -np.inf], np.float32)
     arrays = ArrayRecord({**initial(), "mask": Array(mask)})
 

@@ -1,4 +1,4 @@
-"""Apps that push and pull in a loop of their own, without a strategy and without rounds."""
+"""Apps with a loop of `push_messages` and `pull_messages`, without a strategy or rounds."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ from tests.compression.flower.federation import SHAPES, initial
 @pytest.mark.parametrize("downlink", [None, "int8"])
 @pytest.mark.parametrize("method", ["dense", "topk", "qsgd"])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_app_with_a_loop_of_its_own_that_does_not_wait(method, downlink, workers):
-    """It pushes and pulls, mixes what has come into the model at once, and asks that node again."""
+def test_an_app_that_mixes_each_reply_at_once_converges(method, downlink, workers):
+    """The app mixes each reply into the model at once and sends that node the new model."""
     options = {"density": 0.5} if method == "topk" else {}
     app = moving(to_targets, CompressionMod(method, **options))
     pool = make_pool(NodeHostSpec(app, NODES, 1, {}), workers)
@@ -46,7 +46,7 @@ def test_an_app_with_a_loop_of_its_own_that_does_not_wait(method, downlink, work
     assert link.traffic.client_updates == done
     assert link.traffic.failures == 0
     for name, array in arrays.items():
-        target = len(name) + 1  # the nodes' mean
+        target = len(name) + 1  # the mean of the nodes' targets
         assert (
             np.abs(array.numpy() - target).max()
             < np.abs(initial()[name].numpy() - target).max() / 2
@@ -65,8 +65,8 @@ def test_a_message_to_a_node_that_is_gone_spoils_nothing():
     assert tuple(replies[0].content["arrays"]) == tuple(SHAPES)
 
 
-def test_updates_of_a_loop_without_rounds_draw_differently():
-    """A method that draws would else round each of a node's updates in the same direction."""
+def test_each_update_of_a_loop_without_rounds_draws_anew():
+    """Random rounding differs between updates; otherwise a node's rounding errors would add up."""
 
     def train(node, values, state):
         return {"arrays": {"w": np.linspace(0, 1, 50, dtype=np.float32)}}

@@ -7,7 +7,7 @@ from tests.compression.flower.federation import initial
 
 def test_arrays_to_vector_and_back():
     arrays = initial()
-    arrays["count"] = Array(np.array(7, np.int64))  # as BatchNorm's num_batches_tracked
+    arrays["count"] = Array(np.array(7, np.int64))  # like BatchNorm's num_batches_tracked
     arrays["double"] = Array(np.array([0.5, 2.0]))
     back = to_arrays(to_vector(arrays), layout_of(arrays))
     for name, array in arrays.items():
@@ -21,5 +21,5 @@ def test_a_flat_array_is_an_array():
     assert flat.data == plain.data
     assert flat.deflate() == plain.deflate()
     assert (flat.dtype, flat.shape, flat.stype) == (plain.dtype, plain.shape, plain.stype)
-    flat.numpy()[0] = 9  # a fresh array, as Flower's own
+    flat.numpy()[0] = 9  # a fresh array, as in Flower
     assert vector[0] == 0

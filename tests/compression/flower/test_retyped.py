@@ -1,6 +1,4 @@
-"""Replies whose payload says other types or parts than asked: honest ones work, others are left
-out.
-"""
+"""Replies with other dtypes than were sent: honest ones are used, invalid ones left out."""
 
 import tracemalloc
 from io import BytesIO
@@ -25,7 +23,7 @@ RAW = make_codec(coder="raw")
 
 
 def link_of(change, uplink="dense"):
-    """Return a link whose first node's replies are changed."""
+    """Return a link to nodes; `change` modifies the first node's replies."""
     app = moving(to_targets, CompressionMod(uplink), lambda node, values, state: {})
 
     def answer(message, context):
@@ -38,7 +36,7 @@ def link_of(change, uplink="dense"):
 
 
 def in_vector(dtypes, **note):
-    """Send the model in a vector that names its tensors of these types."""
+    """Return a change: the reply's payload is a vector of tensors with these names and dtypes."""
 
     def change(reply):
         layout = Layout(tuple(SHAPES), tuple(SHAPES.values()), dtypes)
@@ -50,7 +48,7 @@ def in_vector(dtypes, **note):
 
 
 def beside(dtype):
-    """Send all tensors in a type of their own."""
+    """Return a change: the reply's payload holds every tensor beside the vector, in `dtype`."""
 
     def change(reply):
         given = enumerate(SHAPES.items())
@@ -63,7 +61,7 @@ def beside(dtype):
 
 
 def left_out(link, caplog, said):
-    """One reply of all is left out, for what it says; the strategy gets the types that it sent."""
+    """Assert that one reply is left out with `said`; the others have the dtypes that were sent."""
     sent = initial()
     replies = link.send_and_receive(ask(link, sent))
     assert [reply.has_error() for reply in replies].count(True) == 1
@@ -79,7 +77,7 @@ def left_out(link, caplog, said):
 
 @pytest.mark.parametrize("whole", [None, 1])
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if not d.startswith("float")])
-def test_types_that_are_none_of_a_vector(dtype, whole, caplog):
+def test_dtypes_that_the_vector_cannot_hold(dtype, whole, caplog):
     note = {"whole": 1} if whole else {}
     left_out(link_of(in_vector((dtype,) * len(SHAPES), **note)), caplog, dtype)
 
@@ -89,7 +87,7 @@ def test_types_that_were_not_asked_for(dtype, caplog):
     left_out(link_of(beside(dtype)), caplog, f"comes as {dtype}, float32 was sent")
 
 
-def test_floats_beside_the_vector_that_belong_into_it(caplog):
+def test_floats_beside_the_vector_are_refused(caplog):
     left_out(link_of(beside("float32")), caplog, "travels in another part of the payload")
 
 
@@ -106,8 +104,8 @@ def test_a_second_payload(caplog):
 
 @pytest.mark.parametrize("method", ["dense", "int8"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.int64])
-def test_apps_that_answer_in_another_type_are_taken(method, dtype):
-    """NumPy makes float64 of float32, and long integers of short ones; torch's halves are."""
+def test_replies_in_another_dtype_are_used(method, dtype):
+    """Apps may reply in another dtype: NumPy turns float32 into float64 and int32 into int64."""
     counts = np.array([1, 2], np.int32)
 
     def train(node, values, state):
@@ -126,8 +124,8 @@ def test_apps_that_answer_in_another_type_are_taken(method, dtype):
 
 
 @pytest.mark.parametrize("method", ["dense", "topk"])
-def test_tensors_that_were_not_sent_are_of_any_type_that_numpy_has(method):
-    """Adapters, say, or a head of a node's own: the app has made them, of whatever type."""
+def test_new_tensors_may_have_any_numpy_dtype(method):
+    """A reply may hold new tensors of any NumPy dtype, such as adapters."""
     kinds = [kind for kind in DTYPES if kind != "bfloat16"]
     values = {f"adapter.{kind}": np.ones((4, 2), kind) for kind in kinds}
 
@@ -150,8 +148,8 @@ def test_tensors_that_were_not_sent_are_of_any_type_that_numpy_has(method):
 
 @pytest.mark.parametrize("entries", [1 << 22, 1 << 27, 1 << 40])
 @pytest.mark.parametrize("part", ["vector", "own"])
-def test_a_size_is_believed_by_nobody(caplog, reseal, part, entries):
-    """40 bytes that declare a tensor of so many entries, none of which are there."""
+def test_a_false_declared_size_is_refused(caplog, reseal, part, entries):
+    """A payload of 40 bytes that declares a huge tensor is refused, in little memory."""
     size = varint(entries)
     table = b"\x01\x00\x05\x01" + size + b"\x01x" if part == "own" else b""
     shapes = b"\x00" if part == "own" else b"\x01\x01" + size
@@ -177,7 +175,7 @@ def test_a_size_is_believed_by_nobody(caplog, reseal, part, entries):
 
 
 def npy(dtype, shape, data=b""):
-    """Return the bytes of an .npy file that declares so much, and holds what it is given."""
+    """Return the bytes of an .npy file with this header and this data."""
     file = BytesIO()
     numpy_format.write_array_header_1_0(
         file, {"descr": dtype, "fortran_order": False, "shape": shape}
@@ -201,7 +199,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("name", UNREADABLE)
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_plain_arrays_are_what_they_declare_before_a_strategy_reads_them(name, kind, caplog):
+def test_plain_arrays_are_checked_before_a_strategy_reads_them(name, kind, caplog):
     link = link_of(lambda reply: reply.content.update(more=ArrayRecord({"x": UNREADABLE[name]})))
     replies = link.send_and_receive(ask(link, initial(), kind))
     assert [reply.has_error() for reply in replies].count(True) == 1

@@ -1,4 +1,4 @@
-"""A node whose state was lost, or is an old copy: it starts anew, and says so."""
+"""A node whose state is lost or is an old copy starts anew and logs this."""
 
 import copy
 
@@ -19,7 +19,7 @@ def update(number):
 
 
 class Server:
-    """Applies what a node sends, and says up to which reply."""
+    """A server that applies a node's updates and reports the number of the last applied reply."""
 
     def __init__(self, codec):
         self.codec, self.model, self.applied = codec, np.zeros(LAYOUT.size, np.float64), 0
@@ -39,7 +39,7 @@ class Server:
 
 @pytest.mark.parametrize("name", [name for name in CODECS if name not in ("sign", "powersgd")])
 @pytest.mark.parametrize("back", [1, 2, 5])
-def test_an_old_copy_puts_nothing_back_that_the_server_has(name, back, caplog):
+def test_an_old_state_puts_no_applied_update_back(name, back, caplog):
     server, state, copies = Server(make_codec(**CODECS[name])), RecordDict(), []
     for number in range(6):
         copies.append(copy.deepcopy(state))
@@ -48,7 +48,7 @@ def test_an_old_copy_puts_nothing_back_that_the_server_has(name, back, caplog):
     fresh = Server(server.codec)
     fresh.applied = server.applied
     old, new = copies[-back], RecordDict()
-    assert server.take(old, 9) == fresh.take(new, 9)  # it is as one that has nothing
+    assert server.take(old, 9) == fresh.take(new, 9)  # the node behaves like one without a state
     assert caplog.text.count("starts anew") == 2
     assert NodeState(old).sequence == server.applied == 7
     caplog.clear()
@@ -56,7 +56,7 @@ def test_an_old_copy_puts_nothing_back_that_the_server_has(name, back, caplog):
     assert not caplog.text
 
 
-def test_an_old_copy_loses_what_it_kept_and_no_more():
+def test_an_old_state_loses_its_residual_and_no_more():
     server, state = Server(make_codec(sparsifier="topk", density=0.05)), RecordDict()
     for number in range(4):
         server.take(state, number)
@@ -71,12 +71,12 @@ def test_an_old_copy_loses_what_it_kept_and_no_more():
     )
 
 
-def test_a_copy_from_before_a_reply_that_never_arrived_goes_on():
+def test_a_state_from_before_a_lost_reply_goes_on():
     codec, state = make_codec(sparsifier="topk", density=0.05), RecordDict()
     server = Server(codec)
     server.take(state, 0)
     old = copy.deepcopy(state)
-    NodeState(state).encoded(codec, update(1), LAYOUT, applied=1, seed=1)  # is lost
+    NodeState(state).encoded(codec, update(1), LAYOUT, applied=1, seed=1)  # this reply is lost
     there = NodeState(old).memory["residual"].copy()
     before = server.model.copy()
     server.take(old, 2)

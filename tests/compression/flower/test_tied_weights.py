@@ -1,4 +1,4 @@
-"""Tied weights, two names of one tensor: sent once each way, and one tensor still at the server."""
+"""Tied weights, two names of one tensor, are sent once each way and stay equal at the server."""
 
 from collections import Counter, defaultdict
 from functools import cache
@@ -46,7 +46,7 @@ ALL = (*PAIR, "last.weight=emb.weight", "again=scale", "steps.too=steps")
 
 
 def model(*copies):
-    """Return a model's tensors, and copies of them: `name=source`."""
+    """Return a model's tensors, and copies of some; a copy is given as `name=source`."""
     draw = np.random.default_rng(0)
     values = {
         "emb.weight": draw.normal(size=(12, 8)).astype(np.float32),
@@ -68,9 +68,10 @@ def record(values):
 
 
 def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
-    """Return an app whose module ties `copies`; its updates are drawn, in eighths.
+    """Return a training function whose module ties `copies`; its updates are random eighths.
 
-    `apart`: nodes whose copies go their own ways `since` that round; `rounds`: that it learns.
+    `apart`: nodes that train their copies separately from round `since` on. `rounds`: after so many
+    rounds the updates are 0.
     """
 
     def train(node, values, state):
@@ -89,7 +90,7 @@ def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
 
 
 def count(state):
-    """Count a node's messages, in its own state."""
+    """Count a node's messages in the node's state; return the count."""
     kept = state.get("count", ArrayRecord())
     number = int(kept["n"].numpy()[0]) + 1 if "n" in kept else 1
     state["count"] = ArrayRecord({"n": Array(np.array([number]))})
@@ -97,9 +98,7 @@ def count(state):
 
 
 def mod_of(method):
-    """Return an `CompressionMod` for an app whose loss falls with every third message, fifth, and
-    so on.
-    """
+    """Return a compressing mod that reports loss 0.5 for odd messages and 1.0 for even ones."""
     uplink = CompressionMod(make_codec(**method))
 
     def mod(message, context, call_next):
@@ -117,7 +116,7 @@ def mod_of(method):
 def federated(
     values, train, method, downlink=None, rounds=ROUNDS, strategy=FedAvg, grid_of=grid_of, nodes=2
 ):
-    """Return the model that a strategy makes over a link, and the link."""
+    """Train over a link, or without one if `method` is None; return the model and the link."""
     grid = grid_of(moving(train, None if method is None else mod_of(method)), nodes)
     screen = Screening(refuse=None)
     options = {"downlink": downlink, "patience": rounds, "screening": screen}
@@ -131,7 +130,7 @@ WAYS += [(each, down) for each in ("dense", "topk", "int8") for down in ("int8",
 
 
 @pytest.mark.parametrize(("method", "downlink"), WAYS)
-def test_a_model_with_copies_learns_and_costs_what_it_does_without(method, downlink):
+def test_a_model_with_copies_learns_and_copies_take_no_bytes(method, downlink):
     found, link = federated(model(*ALL), learns(ALL), METHODS[method], DOWN[downlink])
     alone, other = federated(model(), learns(), METHODS[method], DOWN[downlink])
     for name, source in [*pairs(ALL), *((name, name) for name in alone)]:
@@ -146,11 +145,11 @@ def test_a_model_with_copies_learns_and_costs_what_it_does_without(method, downl
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedAdam, FedMedian])
 @pytest.mark.parametrize("method", [{}, {**TOPK, "density": 1.0}], ids=["dense", "all"])
-def test_what_loses_nothing_changes_no_bit(method, strategy):
+def test_a_lossless_method_changes_no_bit(method, strategy):
     plain, _ = federated(model(*ALL), learns(ALL), None, strategy=strategy)
     found, link = federated(model(*ALL), learns(ALL), method, strategy=strategy)
     for name, value in plain.items():
-        if strategy is FedAdam and method:  # its float64 goes as float32 changes
+        if strategy is FedAdam and method:  # a float64 change is sent as float32
             np.testing.assert_allclose(found[name], value, rtol=1e-5)
         else:
             np.testing.assert_array_equal(found[name], value)
@@ -159,8 +158,8 @@ def test_what_loses_nothing_changes_no_bit(method, strategy):
 
 @pytest.mark.parametrize("since", ["first", "second"])
 @pytest.mark.parametrize("method", METHODS)
-def test_an_app_that_answers_in_other_types_may_tie_its_weights(method, since):
-    """Its replies name their tensors, and leave nothing out; the next message ties or does not."""
+def test_an_app_that_replies_in_another_dtype_may_tie_its_weights(method, since):
+    """Nodes may reply in float64 and tie weights, from the first or from the second message on."""
     halves = learns(ALL)
 
     def train(node, values, state):
@@ -180,7 +179,7 @@ def test_an_app_that_answers_in_other_types_may_tie_its_weights(method, since):
 
 
 class Losing(LocalGrid):
-    """Loses all replies of some rounds."""
+    """A grid that loses all replies of the rounds `lost`."""
 
     def __init__(self, app, nodes, lost):
         super().__init__(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
@@ -192,7 +191,8 @@ class Losing(LocalGrid):
         return [] if self.round in self.lost else replies
 
 
-LEARN, SINCE, FLUSH = 4, 3, 14  # rounds: that it learns; until kept values are sent
+# Rounds with updates; first round with separate copies; rounds until all residuals are sent.
+LEARN, SINCE, FLUSH = 4, 3, 14
 KEEPING = {
     "topk": {**TOPK, "density": 0.2},
     "topk-int8": {**TOPK, "density": 0.2, "quantizer": "int8", "feedback": True},
@@ -205,14 +205,14 @@ KEEPING = {
 
 @cache
 def summed(apart):
-    """Return what all updates add up to."""
+    """Return the model after all updates are added, without compression."""
     train = learns(ALL, apart, SINCE, LEARN)
     return federated(model(*ALL), train, None, rounds=LEARN)[0]
 
 
 @pytest.mark.parametrize("lost", [(), (2,), (3,)], ids=str)
 @pytest.mark.parametrize("method", KEEPING)
-def test_what_comes_apart_late_loses_nothing_of_what_nodes_have_kept(method, lost):
+def test_copies_that_separate_late_lose_no_residual(method, lost):
     apart = (0, 1) if len(method) % 2 else (0,)
     found, link = federated(
         model(*ALL),
@@ -228,7 +228,7 @@ def test_what_comes_apart_late_loses_nothing_of_what_nodes_have_kept(method, los
 
 
 @pytest.mark.parametrize("method", ["dense", "topk", "int8", "esgd"])
-def test_what_is_equal_by_chance_is_not_taken_for_tied(method, monkeypatch):
+def test_tensors_that_are_equal_by_chance_are_not_tied(method, monkeypatch):
     zeros = {name: np.zeros(6, np.float32) for name in ("a.bias", "b.bias", "c.bias")}
     values = {**model(), **zeros, "odd": np.zeros(2, np.int64), "even": np.zeros(2, np.int64)}
     found, link = federated(values, learns(), METHODS[method])
@@ -240,12 +240,12 @@ def test_what_is_equal_by_chance_is_not_taken_for_tied(method, monkeypatch):
     assert link.traffic.failures == 0
 
 
-def test_a_pair_that_came_apart_at_the_server_is_never_tied_again():
+def test_a_pair_that_separated_at_the_server_is_never_tied_again():
     state = SentModelsState()
 
     def ties(one, other):
         nonlocal state
-        state = from_bytes(SentModelsState, to_bytes(state))  # as a checkpoint has it
+        state = from_bytes(SentModelsState, to_bytes(state))  # as stored in a checkpoint
         values = {"a": np.float32([1, one]), "b": np.float32([1, other])}
         content = RecordDict({"m": record(values)})
         return SentModels(None, [], 0, state).of(content, first=True).ties
@@ -288,7 +288,7 @@ def test_which_tensors_are_tied():
 
 
 class Spied:
-    """A ClientApp that keeps the notes of its messages and replies, or spoils replies."""
+    """A ClientApp that records headers of messages and replies; `spoil` changes its replies."""
 
     def __init__(self, app, spoil=None):
         self.app, self.spoil, self.asked, self.answered = app, spoil, [], defaultdict(list)
@@ -304,7 +304,7 @@ class Spied:
 
 
 def spied(values, train, method, spoil=None, **options):
-    """Return as `federated`, and the app."""
+    """Run `federated`; return the model, the link and the `Spied` app."""
     apps = []
 
     def make(app, nodes):
@@ -314,7 +314,7 @@ def spied(values, train, method, spoil=None, **options):
     return *federated(values, train, method, grid_of=make, **options), apps[0]
 
 
-def test_each_reply_says_for_itself_what_is_tied():
+def test_each_reply_declares_its_tied_tensors():
     values, train = model(*PAIR), learns(PAIR, apart=(1,), since=2)
     _, link, app = spied(values, train, METHODS["topk"], rounds=3)
     tied = [note.get("tied") for note in app.asked]
@@ -325,7 +325,7 @@ def test_each_reply_says_for_itself_what_is_tied():
     assert link.traffic.failures == 0
 
 
-def test_a_method_that_knows_a_copy_by_its_name_gets_it():
+def test_a_copy_that_a_method_names_is_sent_too():
     method = {**TOPK, "exact": ["head*", "emb*"]}
     found, link, app = spied(model(*PAIR), learns(PAIR), method)
     assert [notes[0]["untied"] for notes in app.answered.values()] == [[4], [4]]
@@ -338,18 +338,18 @@ def test_a_method_that_knows_a_copy_by_its_name_gets_it():
     assert link.traffic.failures == 0
 
 
-def test_where_nodes_clip_a_copy_is_sent_as_what_was_clipped():
+def test_where_nodes_clip_copies_are_sent_untied():
     values = {name: value for name, value in model(*PAIR).items() if value.dtype == np.float32}
     app = Spied(moving(learns(PAIR), CompressionMod("int8")))
     link = CompressedGrid(grid_of(app, 2))
-    for norm, untied in ((1e3, [3]), (1e-3, None)):  # the second: nobody has clipped to that
+    for norm, untied in ((1e3, [3]), (1e-3, None)):  # the second norm: no mod has clipped to it
         replies = link.send_and_receive(ask(link, record(values), clipping_norm=norm))
         assert not any(reply.has_error() for reply in replies)
         assert app.answered[1][-1].get("untied") == untied
 
 
 class Forgetting(PlainGrid):
-    """A node's state is lost after its second message."""
+    """A grid that deletes node 1's state after its second message."""
 
     def push_messages(self, messages):
         messages = list(messages)
@@ -369,7 +369,7 @@ def test_a_node_that_has_lost_its_state_begins_anew(method):
 LIES = ([0], [1], [99], [-1], [4, 4], [5, 4], ["x"], [0.5], 4, [2**61], [4], [4, 5, 6, 7], "4")
 
 
-def test_a_reply_that_lies_of_copies_is_its_nodes_failure():
+def test_a_reply_with_a_false_claim_of_copies_fails_its_node():
     lies = iter(LIES)
 
     def lie(reply, node):
@@ -383,7 +383,7 @@ def test_a_reply_that_lies_of_copies_is_its_nodes_failure():
         np.testing.assert_array_equal(found[name], found[source])
 
 
-def test_a_reply_that_hides_what_it_unties_is_its_nodes_failure():
+def test_a_reply_that_hides_an_untied_tensor_fails_its_node():
     def hide(reply, node):
         note = {key: value for key, value in reply.content[NOTE].items() if key != "untied"}
         reply.content[NOTE] = ConfigRecord(note)
@@ -394,7 +394,7 @@ def test_a_reply_that_hides_what_it_unties_is_its_nodes_failure():
     assert link.traffic.failures == 2
 
 
-def test_mutated_replies_cost_their_node_alone(caplog):
+def test_mutated_replies_fail_their_node_alone(caplog):
     mutate, number = Mutator(5), Counter()
 
     def spoil(reply, node):
@@ -418,7 +418,7 @@ PAYLOAD = make_codec().encode(
 
 
 def received(**note):
-    """Return what a node makes of a message of three tensors, a, n and b."""
+    """Return a node's model after a message of three tensors: a, n and b."""
     return (
         NodeReplica()
         .model(payload_record(PAYLOAD), DownlinkHeader(1, **note), RecordDict())
@@ -459,7 +459,7 @@ def test_copies_are_put_where_they_were():
     ],
     ids=str,
 )
-def test_a_node_believes_no_message_that_tells_of_copies_it_does_not_hold(copies, tied):
+def test_a_node_refuses_a_message_about_copies_that_it_does_not_hold(copies, tied):
     with pytest.raises(PayloadError, match=r"^[^\n]{20,120}$"):
         received(copies=copies, tied=tied)
 

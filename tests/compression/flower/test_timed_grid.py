@@ -1,4 +1,4 @@
-"""What a grid can do, on a virtual clock by itself and in real time by polling."""
+"""A timed grid: on a virtual clock the local grid serves it, in real time polling does."""
 
 import inspect
 import time
@@ -26,7 +26,7 @@ def local():
 @pytest.mark.parametrize("kind", [LocalGrid, GuestGrid, GridWrapper, PolledGrid])
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_timed_grid_has_what_is_declared(kind, name):
-    """Properties are properties, and methods take the same arguments, or more with defaults."""
+    """Each grid has the declared properties and methods; extra arguments have defaults."""
     declared, found = DECLARED[name], inspect.getattr_static(kind, name)
     assert isinstance(found, property) == isinstance(declared, property)
     if isinstance(declared, property):
@@ -37,7 +37,7 @@ def test_a_timed_grid_has_what_is_declared(kind, name):
     assert all(p.default is not p.empty for p in list(there.values())[len(wanted) :])
 
 
-def test_a_local_grid_is_left_as_it_is_and_others_are_polled(local):
+def test_a_local_grid_is_used_as_it_is_and_others_are_polled(local):
     fleet, wrapper = Fleet([[3]]), GridWrapper(local)
     assert timed(local) is local
     assert timed(wrapper) is wrapper
@@ -58,7 +58,8 @@ def test_a_local_grids_order_is_that_of_partitions(local):
     assert list(GridWrapper(local).get_node_ids()) == [1, 2, 3]
     assert [node.node_id for node in local.get_nodes()] == [1, 2, 3]
     stamps = [node.registered_at for node in local.get_nodes()]
-    assert sorted(set(stamps)) == stamps  # who polls it would order them the same way
+    # Increasing, so sorting by registration gives the same order.
+    assert sorted(set(stamps)) == stamps
 
 
 def test_other_nodes_are_ordered_by_registration():
@@ -70,7 +71,7 @@ def test_other_nodes_are_ordered_by_registration():
 
 @pytest.fixture
 def naps(monkeypatch):
-    """The pauses slept, on a clock that goes by them alone."""
+    """Return the list of sleeps; the clock advances only by these sleeps."""
     slept = []
     monkeypatch.setattr(timed_grid.time, "sleep", slept.append)
     monkeypatch.setattr(timed_grid.time, "monotonic", lambda: 100 + sum(slept))
@@ -91,7 +92,8 @@ def test_polling_ends_at_the_deadline(naps):
     assert grid.now == pytest.approx(100.5)
     assert max(naps) <= 0.25
     polls = len(remote.polls)
-    assert grid.pull_before(["a"], 99.0) == []  # past: what is there is still asked for
+    # Past the deadline, replies that have arrived are still returned.
+    assert grid.pull_before(["a"], 99.0) == []
     assert len(remote.polls) == polls + 1
     assert grid.pull_before([], float("inf")) == []
 
@@ -100,10 +102,10 @@ def test_polling_takes_real_time_and_no_more_than_it_may():
     grid = timed(Remote(ready=float("inf")))
     start = grid.now
     assert grid.pull_before(["a"], start + 0.05) == []
-    assert 0.05 <= time.monotonic() - start < 5  # far below what a missed deadline would take
+    assert 0.05 <= time.monotonic() - start < 5  # far less than a missed deadline would take
 
 
-def test_in_real_time_messages_live_no_longer_than_they_are_waited_for():
+def test_in_real_time_a_messages_ttl_ends_with_its_deadline():
     sent = []
     grid = timed(SimpleNamespace(push_messages=sent.extend))
     for ttl in (50.0, float("inf")):

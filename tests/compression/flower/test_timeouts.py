@@ -1,4 +1,4 @@
-"""Where time is real nobody silent stalls a call for ever; a time-out of one's own holds."""
+"""In real time a silent node never blocks a call for ever; a time-out that a user sets is kept."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ from compression.flower.timeouts import FOREVER, LEAST, AdaptiveTimeout, gathere
 
 
 class Clock:
-    """A grid whose replies come at moments given by node; it goes on to the next, or to the end."""
+    """A grid with a reply time for each node; polling goes to the next reply or deadline."""
 
     def __init__(self, moments, virtual=None):
         self.moments, self.virtual_seconds, self.now = moments, virtual, 0.0
@@ -34,19 +34,19 @@ def messages(count):
 @pytest.mark.parametrize(
     ("moments", "there", "until"),
     [
-        ([1, 2, 3, 1e12], 3, 3 + LEAST),  # a silent one: a minute more
-        ([10, 20, 30, 200], 4, 200),  # a slow one is waited for
+        ([1, 2, 3, 1e12], 3, 3 + LEAST),  # a silent node: one minute more
+        ([10, 20, 30, 200], 4, 200),  # a slow node is waited for
         ([10, 20, 30, 1e6], 3, 30 + 300),
-        ([5, 1e12, 1e12, 1e12], 1, FOREVER),  # most are missing: it may be the link
+        ([5, 1e12, 1e12, 1e12], 1, FOREVER),  # most replies are missing: the network may be down
     ],
 )
-def test_who_is_silent_is_not_waited_for(moments, there, until):
+def test_a_silent_node_is_not_waited_for(moments, there, until):
     grid = Clock(moments)
     assert len(gathered(grid, messages(4), FOREVER)) == there
     assert grid.now == until
 
 
-def test_a_time_out_of_ones_own_holds():
+def test_a_time_out_that_a_user_sets_is_kept():
     grid = Clock([1, 2, 3, 500])
     assert len(gathered(grid, messages(4), 400.0)) == 3
     assert grid.now == 400

@@ -1,4 +1,4 @@
-"""What a link counts is all that crosses the grid, and what Flower alone would have sent."""
+"""The link counts all bytes that cross the grid, and the bytes that Flower alone would send."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def vector(seed):
 
 
 class Weighing(PlainGrid):
-    """Counts the bytes of all that it carries."""
+    """A grid that counts the bytes of all messages and replies."""
 
     down = up = 0
 
@@ -35,7 +35,7 @@ class Weighing(PlainGrid):
 
 
 class WithControls(FedAvg):
-    """Sends a second vector with the model, as SCAFFOLD sends its control variates."""
+    """A FedAvg that sends a second vector with the model, as SCAFFOLD sends control variates."""
 
     def configure_train(self, server_round, arrays, config, grid):
         config["text"] = "é" * server_round
@@ -83,7 +83,7 @@ def run_over(link, mods):
 
 @pytest.mark.parametrize("downlink", [None, "int8"])
 def test_all_that_crosses_the_grid_is_counted(downlink):
-    """Payloads, second vectors, evaluations, queries, configurations, metrics, the link's own."""
+    """The counts include payloads, second vectors, evaluations, queries, metrics and headers."""
     grid, link = run_over(
         lambda grid: CompressedGrid(grid, downlink=downlink), [CompressionMod("int8")]
     )
@@ -98,4 +98,5 @@ def test_all_that_crosses_the_grid_is_counted(downlink):
     assert traffic.uplink_ratio == plain.up / grid.up
     assert traffic.downlink_ratio == plain.down / grid.down
     payloads = traffic.uplink_bytes_float32 / traffic.uplink_bytes
-    assert payloads > 3.9 > 2.5 > traffic.uplink_ratio  # half of it travels as it is
+    # The second vector, half of all bytes, is not compressed.
+    assert payloads > 3.9 > 2.5 > traffic.uplink_ratio

@@ -1,4 +1,4 @@
-"""Integers, halves, doubles, and what `exact` names, through a whole round both ways."""
+"""Integers, float16, float64 and `exact` tensors through a whole round, in both directions."""
 
 import logging
 
@@ -33,7 +33,7 @@ def record(values):
 
 
 def run(strategy, mod, change, nodes=3, rounds=2, values=VALUES, arrays=record):
-    """Train with nodes that answer `change(node, arrays)`; return the model, and what nodes saw."""
+    """Train with nodes that reply `change(node, arrays)`; return model, models sent, traffic."""
     app, seen = ClientApp(), []
 
     @app.train(mods=[mod])
@@ -58,7 +58,7 @@ def same(node, found):
 
 
 def sheltered(strategy=FedAvg, **options):
-    """Return a strategy that no statistics reach, and the link's options."""
+    """Return a strategy in a `StatisticsAveraging`, and the link's options."""
     return StatisticsAveraging(
         strategy(fraction_evaluate=0), exact=options.get("exact", ())
     ), options
@@ -112,7 +112,7 @@ def test_a_model_of_halves_goes_down_as_halves():
     values = {"half": np.linspace(-1, 1, 5000, dtype=np.float16)}
     _, _, traffic = run(sheltered(), CompressionMod(INT8), same, values=values)
     flower = len(record(values)["half"].data) * 3 * 2
-    assert traffic.downlink_bytes_float32 == flower  # what Flower really sends
+    assert traffic.downlink_bytes_float32 == flower  # what Flower sends for float16
     assert traffic.uplink_bytes_float32 == flower
     assert 10_000 * 6 < flower < 11_000 * 6
     assert traffic.downlink_bytes <= flower
@@ -124,7 +124,7 @@ EXACT = np.array([1 + 2**-40, np.pi, -1e-30])
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
 @pytest.mark.parametrize("downlink", [None, INT8])
-def test_exact_adds_others(kind, downlink):
+def test_exact_adds_other_tensors(kind, downlink):
     values = {"w": VALUES["w"], "head.scale": EXACT.astype(kind)}
     moved = (EXACT * 1.1).astype(kind)
     mod = CompressionMod(make_codec("topk", "int8", density=0.1))
@@ -135,8 +135,8 @@ def test_exact_adds_others(kind, downlink):
     np.testing.assert_array_equal(seen[-1]["head.scale"], moved)
 
 
-def test_a_codecs_exact_is_transport_alone():
-    """Float32 that the strategy steps, but no method has touched."""
+def test_a_codecs_exact_concerns_only_transport():
+    """A codec's `exact` tensor is sent exactly; the strategy treats it as a usual parameter."""
     values = {"w": VALUES["w"], "head": np.array([0.1, 1e-6, 1e6], np.float32)}
     moved = values["head"] * np.float32(1.1)
     mod = CompressionMod(make_codec("topk", "int8", density=0.05, exact=["head"]))
@@ -185,8 +185,8 @@ def test_values_that_a_type_cannot_hold_are_refused(caplog):
      make_codec(quantizer="int8", feedback=True), make_codec("dgc")],
     ids=lambda codec: f"{codec.sparsifier.name}-{codec.quantizer.name}",
 )  # fmt: skip
-def test_a_lost_answer_is_put_back_beside_integers_too(codec):
-    """One reply that is not used, and the node takes part again, with what it had kept."""
+def test_a_lost_reply_is_put_back_in_a_model_with_integers(codec):
+    """A round without a used reply loses nothing: the nodes put their updates back."""
     lost = iter([0, 1])
 
     class Losing(FedAvg):
@@ -201,7 +201,7 @@ def test_a_lost_answer_is_put_back_beside_integers_too(codec):
         change=lambda node, f: {**f, "w": f["w"] + np.float32(0.1), "steps": f["steps"] + 1},
     )  # fmt: skip
     assert traffic.failures == 0
-    np.testing.assert_array_equal(model["steps"], LARGE + 4)  # of the four rounds that were used
+    np.testing.assert_array_equal(model["steps"], LARGE + 4)  # four rounds were used
 
 
 def test_infinity_by_design_travels_exactly():
@@ -213,7 +213,7 @@ def test_infinity_by_design_travels_exactly():
         np.testing.assert_array_equal(seen[-1]["mask"], values["mask"])
 
 
-def test_an_app_that_trains_in_float32_may_answer_so():
+def test_an_app_that_trains_in_float32_may_reply_in_float32():
     strategy = sheltered()
     _, _, traffic = run(
         strategy, CompressionMod(INT8),

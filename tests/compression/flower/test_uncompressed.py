@@ -1,4 +1,4 @@
-"""Two lines that do nothing say so; what no method takes goes through as it is."""
+"""A link that compresses nothing warns once; what no method can compress is sent unchanged."""
 
 import logging
 
@@ -29,7 +29,7 @@ def said(caplog):
 
 @pytest.fixture
 def linked(caplog):
-    """Return a link over nodes that reply with what `answer` makes of a message."""
+    """Return a function that makes a link to nodes which reply with `answer(content, context)`."""
     caplog.set_level(logging.WARNING, "edgewire")
 
     def make(answer, **options):
@@ -50,8 +50,8 @@ def ask(link, content, kind="train"):
 
 
 @pytest.mark.parametrize("downlink", ["int8", "topk"])
-def test_what_is_pushed_and_never_pulled_still_goes_down_small(linked, caplog, downlink):
-    """As gradients of vertical learning do: the server learns nothing of what a node has."""
+def test_messages_without_replies_are_compressed(linked, caplog, downlink):
+    """Messages without replies are compressed too (as in vertical federated learning)."""
     got = []
 
     def answer(content, context):
@@ -68,7 +68,7 @@ def test_what_is_pushed_and_never_pulled_still_goes_down_small(linked, caplog, d
             assert np.abs(found - given).max() <= np.abs(given).max() / 127
     assert link.traffic.downlink_bytes_float32 == plain
     assert len(got) == NODES * CALLS
-    if downlink == "int8":  # the first two whole, then a byte an entry
+    if downlink == "int8":  # two whole messages, then one byte an entry
         assert link.traffic.downlink_bytes < plain * (2 + 3 * 0.26) / CALLS
         assert said(caplog) == []
     else:
@@ -78,8 +78,8 @@ def test_what_is_pushed_and_never_pulled_still_goes_down_small(linked, caplog, d
 
 
 @pytest.mark.parametrize("pulled", [True, False])
-def test_a_link_without_a_downlink_says_so_where_no_reply_is_smaller_either(linked, caplog, pulled):
-    """Replies of metrics alone, or none that anybody pulls: two lines that do nothing."""
+def test_a_link_that_compresses_neither_direction_warns(linked, caplog, pulled):
+    """If neither direction is compressed, the link warns and suggests a `downlink`."""
     link = linked(lambda content, _: RecordDict({"m": MetricRecord({"num-examples": 5})}))
     content = RecordDict({"arrays": vector(0)})
     for _ in range(CALLS):
@@ -90,7 +90,7 @@ def test_a_link_without_a_downlink_says_so_where_no_reply_is_smaller_either(link
     assert 'give downlink="int8"' in line
 
 
-def test_a_link_without_a_downlink_says_nothing_where_replies_are_smaller(linked, caplog):
+def test_a_link_that_compresses_replies_does_not_warn(linked, caplog):
     link = linked(lambda content, _: RecordDict({"arrays": content["arrays"]}))
     for _ in range(CALLS):
         ask(link, RecordDict({"arrays": vector(0)}))
@@ -99,8 +99,8 @@ def test_a_link_without_a_downlink_says_nothing_where_replies_are_smaller(linked
     assert said(caplog) == []
 
 
-def test_who_replies_is_sent_changes_again(linked):
-    """A node that is silent for a while loses nothing by it."""
+def test_a_node_that_replies_again_is_sent_changes(linked):
+    """A node that replies again after a silence is again sent changes only."""
     link = linked(lambda content, _: RecordDict({"arrays": content["arrays"]}), downlink="int8")
     content = RecordDict({"arrays": vector(0)})
     for _ in range(4):
@@ -109,7 +109,7 @@ def test_who_replies_is_sent_changes_again(linked):
     link.send_and_receive([Message(content, 1, "train")])
     link.send_and_receive([Message(content, 1, "train")])
     assert link.traffic.failures == 0
-    assert link.traffic.downlink_bytes - before < 2 * ENTRIES  # two of a byte an entry
+    assert link.traffic.downlink_bytes - before < 2 * ENTRIES  # two messages of one byte an entry
 
 
 def test_replies_to_queries_are_named(linked, caplog):
@@ -136,7 +136,7 @@ def test_models_in_configurations_are_named(linked, caplog):
 
 
 def test_trees_pass_through_untouched(linked, caplog):
-    """None at first, and each node's of another length."""
+    """Serialised trees pass unchanged; each node's trees have another length."""
     grown = lambda _, context: RecordDict({"arrays": trees(100 * context.node_id)})  # noqa: E731
     link = linked(grown, downlink="int8")
     for size in (0, 600, 1200, 1800):
@@ -145,7 +145,8 @@ def test_trees_pass_through_untouched(linked, caplog):
         sizes = [r.content["arrays"]["0"].shape for r in replies]
         assert sizes == [(100,), (200,), (300,)]
         ask(link, RecordDict({"arrays": trees(size + 600)}), "evaluate")
-    first, second = said(caplog)  # of what was there by the first replies, and what came to it
+    # One warning about the first replies, one about the new message type.
+    first, second = said(caplog)
     assert "replies to 'train'" in first
     assert "messages of type 'evaluate'" in second
     assert "no floats" in first
@@ -164,7 +165,7 @@ def test_a_second_vector_is_named(linked, caplog):
     assert "'a'" not in line
 
 
-def test_an_app_that_is_compressed_is_told_nothing(linked, caplog):
+def test_an_app_that_is_compressed_gets_no_warning(linked, caplog):
     def answer(content, _):
         metrics = MetricRecord(
             {"num-examples": 5, "accuracy": 0.5, **{f"m{i}": 0.5 for i in range(9)}}
@@ -191,12 +192,12 @@ def test_flowers_old_api_is_refused_in_one_line(linked, record):
 
 
 @pytest.mark.parametrize("record", ["fitins.parameters", "secaggplus_configs"])
-def test_the_mod_alone_under_flowers_old_api_says_so_once(caplog, record):
-    """Such a server shows no grid that a link could be put around."""
+def test_the_mod_alone_under_flowers_old_api_warns_once(caplog, record):
+    """An old-API server has no Grid to wrap, so the mod warns once."""
     app = ClientApp(mods=[CompressionMod("int8")])
     app.train()(lambda message, _: Message(message.content, reply_to=message))
     grid = PlainGrid(app, NODES)
-    array = Array("", (), "numpy.ndarray", vector(0)["w"].data)  # as that API makes them
+    array = Array("", (), "numpy.ndarray", vector(0)["w"].data)  # in the form of that API
     old = ArrayRecord({"0": array}) if record.endswith("parameters") else ConfigRecord()
     with caplog.at_level(logging.WARNING, "edgewire"):
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What a node says of an app that fails: what the user can put right is one line."""
+"""What a node logs when its app fails: one line if the user can correct the mistake."""
 
 from types import SimpleNamespace
 
@@ -17,12 +17,12 @@ CONTEXT = SimpleNamespace(run_id=1, node_id=2)
 
 
 def hidden(error):
-    """Raise what hides another error from a server."""
+    """Raise an error that does not tell the server its cause."""
     raise LocalError("this node's own log says more") from error
 
 
 def said_of(failing, caplog):
-    """Let an app fail; return the reply's bytes and what was logged."""
+    """Let an app fail; return the reply's bytes and the log."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     message = Message(RecordDict({"a": ConfigRecord({"n": 1})}), 2, "train")
     message.metadata.__dict__["_message_id"] = "a"
@@ -37,7 +37,7 @@ def said_of(failing, caplog):
 
 @pytest.mark.parametrize("kind", [TaskError, ConfigError, PayloadError])
 @pytest.mark.parametrize("hides", [True, False])
-def test_what_a_user_can_put_right_is_one_line(kind, hides, caplog):
+def test_an_error_that_a_user_can_correct_is_one_line(kind, hides, caplog):
     def failing():
         if hides:
             hidden(kind("no photos in /srv/photos"))
@@ -52,7 +52,7 @@ def test_what_a_user_can_put_right_is_one_line(kind, hides, caplog):
     assert not hides or b"this node's own log says more" in bundle
 
 
-def test_any_other_failure_is_shown_with_where_it_was(caplog):
+def test_any_other_failure_is_logged_with_its_traceback(caplog):
     _, record = said_of(lambda: [][1], caplog)
     assert record.getMessage() == "the app failed; the server is told so"
     assert record.exc_info[0] is IndexError

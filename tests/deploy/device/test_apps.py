@@ -1,4 +1,4 @@
-"""Apps on a device: what is no bundle is said to be none, and nothing of it stays."""
+"""App bundles on a device: an invalid bundle is refused, and none of its files stay."""
 
 import hashlib
 import io
@@ -23,7 +23,7 @@ def digest_of(data):
 
 
 def encrypted(data):
-    data[6] |= 1  # of the entry, and of the folder at the end
+    data[6] |= 1  # in the entry, and in the directory at the end
     data[data.index(b"PK\x01\x02") + 8] |= 1
     return data
 
@@ -50,20 +50,20 @@ def other(data):
     [b"", b"no zip at all", bundle()[:-30], encrypted(bundle()), unknown(bundle()),
      damaged(bundle()), other(bundle(zipfile.ZIP_STORED))],
 )  # fmt: skip
-def test_what_cannot_be_unpacked_is_one_line(tmp_path, data):
+def test_a_bundle_that_cannot_be_unpacked_gives_one_line(tmp_path, data):
     apps, data = Apps(tmp_path / "apps"), bytes(data)
     with pytest.raises(AppError, match="cannot be unpacked"):
         apps.put(digest_of(data), data)
     assert not apps.has(digest_of(data))
 
 
-def test_another_bundle_than_the_one_that_was_named(tmp_path):
+def test_a_bundle_with_a_wrong_hash_is_refused(tmp_path):
     apps = Apps(tmp_path / "apps")
     with pytest.raises(AppError, match="is not the one"):
         apps.put(digest_of(b"another"), bytes(bundle()))
 
 
-def test_a_bundle_is_unpacked_once_for_all(tmp_path):
+def test_a_bundle_is_unpacked_once_only(tmp_path):
     apps, data = Apps(tmp_path / "apps"), bytes(bundle())
     apps.put(digest_of(data), data)
     assert apps.has(digest_of(data))

@@ -1,4 +1,4 @@
-"""What a node says while it waits: one line that names the cause and what to do."""
+"""A waiting node logs one line that names the cause and the remedy."""
 
 import datetime
 import ipaddress
@@ -27,7 +27,7 @@ PEM = serialization.Encoding.PEM
 
 @dataclass
 class Issued:
-    """A certificate and its key, as files."""
+    """A certificate and its key as files."""
 
     certificate: str
     key: str
@@ -35,7 +35,7 @@ class Issued:
 
 
 def issued(folder, name, *, address="127.0.0.1", start=NOW - DAY, end=NOW + DAY):
-    """Return a certificate that has signed itself."""
+    """Return a self-signed certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
@@ -59,7 +59,7 @@ def link():
 
 
 def enter(link, journal, *, registers=True, certificates=None):
-    """Try to come online; return what a node says of it."""
+    """Try to come online; return the line that the node logs."""
     fleet = FleetClient(
         link.address, journal.key(), insecure=certificates is None,
         root_certificates=certificates,
@@ -78,7 +78,7 @@ def enter(link, journal, *, registers=True, certificates=None):
 
 def test_a_key_that_is_not_registered(link, tmp_path):
     journal = NodeFolder(tmp_path)
-    said = enter(link, journal, registers=False)  # nobody can tell it from the next one
+    said = enter(link, journal, registers=False)
     assert "does not know this node's key: register it" in said
     assert "online" in said
     assert not link.nodes
@@ -94,16 +94,16 @@ def test_a_key_that_was_known(link, tmp_path):
     assert "online" not in said
 
 
-def test_an_earlier_life_that_stays_online(link, tmp_path):
+def test_an_earlier_process_of_the_node_that_is_still_online(link, tmp_path):
     journal = NodeFolder(tmp_path)
     assert not enter(link, journal)
-    (tmp_path / "node.json").unlink()  # so it does not know its id
+    (tmp_path / "node.json").unlink()  # the node forgets its id
     assert "counts an earlier life of this node as online" in enter(link, journal)
     link.online.clear()
     assert not enter(link, journal)
 
 
-def test_a_server_that_takes_registered_keys_alone(link, tmp_path):
+def test_a_server_that_accepts_registered_keys_only(link, tmp_path):
     link.registers = False
     assert "--auth-supernode-private-key" in enter(link, NodeFolder(tmp_path))
 
@@ -112,7 +112,7 @@ def test_a_server_that_takes_registered_keys_alone(link, tmp_path):
     ("ahead", "words"),
     [(400, "(400|401) s ahead of"), (-400, "(399|400|401) s behind"), (8, "[89] s ahead")],
 )
-def test_a_clock_that_is_off_is_named_with_how_much(ahead, words, link, tmp_path):
+def test_a_wrong_clock_is_named_with_its_error(ahead, words, link, tmp_path):
     journal = NodeFolder(tmp_path)
     link.clock = ahead + 0.3
     link.faults["activate_node"].append(401)
@@ -120,7 +120,7 @@ def test_a_clock_that_is_off_is_named_with_how_much(ahead, words, link, tmp_path
     assert re.search(f"clock is {words}", said), said
 
 
-def test_a_clock_that_is_right_is_not_blamed(link, tmp_path):
+def test_a_correct_clock_is_not_blamed(link, tmp_path):
     link.faults["activate_node"].append(401)
     said = enter(link, NodeFolder(tmp_path))
     assert "clock" not in said
@@ -132,12 +132,12 @@ def test_another_server(link, tmp_path):
     assert "does not serve Flower's Fleet API" in enter(link, NodeFolder(tmp_path))
 
 
-def test_a_server_that_is_not_there(link, tmp_path):
+def test_a_server_that_does_not_run(link, tmp_path):
     link.stop()
     assert "is not reached: [Errno 111] Connection refused" in enter(link, NodeFolder(tmp_path))
 
 
-def test_a_name_that_nobody_knows(tmp_path):
+def test_an_unknown_host_name(tmp_path):
     fleet = FleetClient("nowhere.invalid:1", NodeFolder(tmp_path).key(), insecure=True)
     with pytest.raises(httpx.TransportError) as error:
         fleet.bundles()
@@ -158,7 +158,7 @@ def tls(link, shown):
         ({"address": "127.0.0.2"}, "--superlink must be a name or address that is in"),
     ],
 )
-def test_a_certificate_that_will_not_do(options, says, link, tmp_path):
+def test_an_invalid_certificate(options, says, link, tmp_path):
     shown = issued(tmp_path, "server", **options)
     tls(link, shown)
     said = enter(link, NodeFolder(tmp_path / "node"), certificates=shown.path)
@@ -180,7 +180,7 @@ def test_a_server_without_tls(link, tmp_path):
     assert "does not speak TLS" in said, said
 
 
-def test_a_refusal_says_what_flower_says(link, tmp_path):
+def test_a_refusal_gives_flowers_reason(link, tmp_path):
     fleet = FleetClient(link.address, NodeFolder(tmp_path).key(), insecure=True)
     link.faults["pull_messages"].append(500)
     from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
@@ -205,7 +205,7 @@ def test_a_refusal_says_what_flower_says(link, tmp_path):
         (["--insecure", "--state", "/dev/null/x"], "--state /dev/null/x cannot be used"),
     ],
 )
-def test_mistakes_on_the_command_line_are_one_line(words, says, tmp_path, capsys):
+def test_a_mistake_on_the_command_line_gives_one_line(words, says, tmp_path, capsys):
     with pytest.raises(SystemExit) as done:
         main(["--superlink", "127.0.0.1:1", "--state", str(tmp_path / "node"), *words])
     said = capsys.readouterr().err

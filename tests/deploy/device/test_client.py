@@ -1,4 +1,4 @@
-"""Flower's own SuperLink: its nodes and ours in one run; a clean end."""
+"""A run on Flower's own SuperLink with a stock SuperNode and a node of the project."""
 
 import json
 import re
@@ -7,14 +7,14 @@ from tests.deploy.servers import eventually, field
 
 
 def totals(said):
-    """Return what each node said, in order, by the node."""
+    """Return the replies of each node, in order."""
     found = {}
     for node, number, total in said:
         found.setdefault(node, []).append((number, total))
     return sorted(found.values())
 
 
-def test_a_stock_node_and_one_of_ours_in_the_same_run(tmp_path):
+def test_a_stock_node_and_a_project_node_in_the_same_run(tmp_path):
     with field(tmp_path) as f:
         f.superlink()
         f.stock_node("theirs")

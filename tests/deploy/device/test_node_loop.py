@@ -1,4 +1,4 @@
-"""A node against a server of a hundred lines: what it sends, whatever fails in between."""
+"""What a node sends to a fake server while calls fail."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ def fab():
 
 
 class World:
-    """A server, and a node that is stepped by hand."""
+    """A fake server, and a node whose steps a test calls."""
 
     beats = 20.0  # seconds between two heartbeats
 
@@ -39,7 +39,7 @@ class World:
         self.begin()
 
     def begin(self):
-        """Start the node, anew."""
+        """Start the node, or restart it."""
         self.journal = NodeFolder(self.folder)
         self.fleet = FleetClient(self.link.address, self.journal.key(), insecure=True)
         self.member = Membership(self.fleet, self.journal, registers=True, beats=self.beats)
@@ -49,13 +49,13 @@ class World:
         )  # fmt: skip
 
     def die(self):
-        """End the node without a word."""
+        """End the node without a message to the server."""
         self.member.stop()
         self.fleet.close()
         self.journal.close()
 
     def steps(self, count=1):
-        """Let the node work; return what failed."""
+        """Run the node's loop `count` times; return the errors."""
         failed = []
         for _ in range(count):
             try:
@@ -68,7 +68,7 @@ class World:
         self.names.append(self.link.ask(content(len(self.names)), f"train.{kind}"))
 
     def until_replied(self):
-        """Let the node work until its last reply is off its hands; return what failed before."""
+        """Run the node's loop until its last reply has arrived; return the earlier errors."""
         failed = []
         for _ in range(20):
             now = self.steps()
@@ -102,7 +102,7 @@ def world(fab, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("bundled", [False, True, "thin"])
-def test_it_answers_message_after_message(bundled, world, caplog):
+def test_a_node_replies_to_message_after_message(bundled, world, caplog):
     w = world(bundled=bundled)
     w.steps()
     for _ in range(4):
@@ -114,11 +114,11 @@ def test_it_answers_message_after_message(bundled, world, caplog):
     assert {"pull_object", "push_object"}.isdisjoint(w.link.calls) == bool(bundled)
     assert w.link.calls.count("edgewire_thin_push") == (4 if bundled == "thin" else 0)
     assert caplog.text.count("no bundled calls") == (not bundled)
-    assert not w.link.objects  # each message was confirmed
+    assert not w.link.objects  # the node confirmed each message
 
 
 @pytest.mark.parametrize("bundled", [False, True, "thin"])
-def test_an_error_of_the_app_is_told(bundled, world, caplog):
+def test_an_error_of_the_app_is_reported(bundled, world, caplog):
     caplog.set_level("INFO", "edgewire")
     w = world(bundled=bundled)
     w.steps()
@@ -156,7 +156,7 @@ def test_any_call_may_fail(bundled, fault, world):
 
 
 @pytest.mark.parametrize("bundled", [False, True])
-def test_a_push_that_was_not_answered_is_sent_again_as_it_was(bundled, world):
+def test_a_push_without_an_answer_is_repeated_unchanged(bundled, world):
     w = world(bundled=bundled)
     w.steps()
     failed = []
@@ -168,24 +168,24 @@ def test_a_push_that_was_not_answered_is_sent_again_as_it_was(bundled, world):
     assert failed
 
 
-def test_two_attempts_to_push_that_broke_off_leave_no_object_out(world):
+def test_after_two_interrupted_pushes_every_object_arrives(world):
     w = world()
     w.steps()
     w.ask()
-    w.link.faults["push_object"] = ["lost"] * 100  # whichever are sent at once
+    w.link.faults["push_object"] = ["lost"] * 100  # all calls that are sent at once
     assert w.steps()
     w.link.faults["push_object"] = ["unanswered"]
     assert w.until_replied()
     assert w.is_as_expected()
 
 
-def test_a_message_that_comes_again_is_answered_as_before(world):
+def test_a_redelivered_message_gets_the_same_reply(world):
     w = world()
     w.steps()
     for _ in range(3):
         w.ask()
         w.steps()
-    for name in (w.names[2], w.names[0]):  # the last one, and one from before
+    for name in (w.names[2], w.names[0]):  # the last message, and an earlier one
         w.link.queue.append(w.link.delivered[name])
         w.steps()
     w.ask()
@@ -194,7 +194,7 @@ def test_a_message_that_comes_again_is_answered_as_before(world):
     assert w.link.calls.count("push_messages") == 5
 
 
-def test_a_restarted_node_is_the_same_one(world, caplog):
+def test_a_restarted_node_has_the_same_id(world, caplog):
     w = world()
     w.steps()
     w.ask()
@@ -203,15 +203,16 @@ def test_a_restarted_node_is_the_same_one(world, caplog):
     w.begin()
     caplog.clear()
     w.ask()
-    assert not w.steps(2)  # its earlier life is still online
+    assert not w.steps(2)  # its earlier process still counts as online
     assert w.link.calls.count("activate_node") == 1
-    assert "deactivate_node" not in w.link.calls  # the server would fail the message in hand
+    # Otherwise the server would fail the message under way.
+    assert "deactivate_node" not in w.link.calls
     assert w.is_as_expected()
     assert len(w.link.nodes) == 1
     assert w.link.calls.count("get_fab") == 1
 
 
-def test_a_full_disk_is_waited_for(world, monkeypatch):
+def test_a_node_waits_while_its_disk_is_full(world, monkeypatch):
     w = world()
     w.steps()
     w.ask()
@@ -231,7 +232,7 @@ def test_a_full_disk_is_waited_for(world, monkeypatch):
     assert w.is_as_expected()
 
 
-def test_a_run_that_is_over_is_put_aside(world):
+def test_a_finished_run_is_put_aside(world):
     w = world()
     w.steps()
     w.ask()
@@ -245,7 +246,7 @@ def test_a_run_that_is_over_is_put_aside(world):
     assert "push_object" not in w.link.calls
 
 
-def test_a_message_whose_objects_are_gone_is_said_to_be(world):
+def test_a_message_without_its_objects_is_logged(world):
     w = world()
     w.steps()
     w.ask()
@@ -254,7 +255,7 @@ def test_a_message_whose_objects_are_gone_is_said_to_be(world):
     assert w.link.said(w.names[0]).has_error()
 
 
-def test_an_app_that_this_device_does_not_take_is_never_fetched(world):
+def test_an_app_that_is_not_allowed_is_never_fetched(world):
     w = world(apps=("0" * 64,))
     w.steps()
     w.ask()
@@ -263,7 +264,7 @@ def test_an_app_that_this_device_does_not_take_is_never_fetched(world):
     assert "get_fab" not in w.link.calls
 
 
-def test_an_app_that_is_taken_no_more_is_not_run_because_it_is_here(world, fab):
+def test_a_stored_app_that_is_no_longer_allowed_is_not_run(world, fab):
     w = world(apps=("0" * 64, hashlib.sha256(fab).hexdigest()))
     w.steps()
     w.ask()
@@ -277,13 +278,13 @@ def test_an_app_that_is_taken_no_more_is_not_run_because_it_is_here(world, fab):
     assert w.link.said(w.names[1]).has_error()
 
 
-def test_another_app_asks_for_another_process(world, fab):
+def test_another_app_needs_another_process(world, fab):
     w = world()
     w.steps()
     w.ask()
     w.steps()
     w.link.begin_run(78)
-    w.link.fab += b"\0"  # a zip may have bytes after it
+    w.link.fab += b"\0"  # a zip file may have bytes after its end
     w.link.digest = hashlib.sha256(w.link.fab).hexdigest()
     w.names.clear()
     w.ask()
@@ -295,9 +296,9 @@ def test_another_app_asks_for_another_process(world, fab):
     assert w.is_as_expected()
 
 
-def test_a_node_that_has_left_sends_no_heartbeat_and_says_nothing(world, caplog, monkeypatch):
+def test_a_node_that_has_left_sends_no_heartbeat_and_logs_nothing(world, caplog, monkeypatch):
     monkeypatch.setattr(World, "beats", 0.01)
-    before = set(threading.enumerate())  # other tests' nodes may be at work
+    before = set(threading.enumerate())  # other tests' nodes may still have threads
     w = world()
     w.steps()
     eventually(lambda: "send_node_heartbeat" in w.link.calls)
@@ -311,7 +312,7 @@ def test_a_node_that_has_left_sends_no_heartbeat_and_says_nothing(world, caplog,
     assert "heartbeat" not in caplog.text
 
 
-def test_reasons_are_said_once_and_pauses_grow(world, caplog):
+def test_each_reason_is_logged_once_and_pauses_grow(world, caplog):
     w = world()
     w.link.faults["activate_node"] += [503] * 6 + ["lost"]
 

@@ -1,4 +1,4 @@
-"""What is kept of a run comes back to the last bit, is whole or not there, and stays small."""
+"""A node's stored state is restored exactly, is complete or absent, and stays small."""
 
 import copy
 import os
@@ -46,7 +46,7 @@ def files(folder):
     return sorted(f.name for f in folder.iterdir())
 
 
-def test_it_comes_back_after_every_reply(tmp_path):
+def test_a_state_is_restored_after_every_reply(tmp_path):
     shelf = open_shelf(tmp_path)
     assert (shelf.answered, len(shelf.state)) == ([], 0)
     for number in range(5):
@@ -67,7 +67,7 @@ def test_ids_of_messages_are_bounded(tmp_path):
     assert open_shelf(tmp_path).answered == [str(n) for n in range(24, 40)]
 
 
-def test_what_has_not_changed_is_not_written_again(tmp_path):
+def test_unchanged_values_are_not_written_again(tmp_path):
     shelf, state, small = open_shelf(tmp_path), RecordDict(), np.zeros(1)
     large = np.arange(1_000_000, dtype=np.float32)
     keep(state, "large", {"x": large})
@@ -87,7 +87,7 @@ def test_what_has_not_changed_is_not_written_again(tmp_path):
     assert kept(open_shelf(tmp_path).state, "large")["x"][7] == -1
 
 
-def test_a_large_file_does_not_stay_for_a_small_part_of_it(tmp_path):
+def test_a_large_file_is_removed_if_little_of_it_is_used(tmp_path):
     shelf, state = open_shelf(tmp_path), RecordDict()
     keep(state, "still", {"x": np.zeros(5000)})
     for number in range(5):
@@ -98,7 +98,7 @@ def test_a_large_file_does_not_stay_for_a_small_part_of_it(tmp_path):
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
-def test_where_it_cannot_be_written_all_is_as_before(fails, tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_state_unchanged(fails, tmp_path, monkeypatch):
     shelf, before = open_shelf(tmp_path), state_of(np.random.default_rng(1))
     shelf.commit(before, "a", b"first")
     before = copy.deepcopy(before)
@@ -120,7 +120,7 @@ def test_where_it_cannot_be_written_all_is_as_before(fails, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("at", [3, 12, 40, -1])
-def test_damage_is_found_and_said(at, tmp_path, caplog):
+def test_damage_is_found_and_logged(at, tmp_path, caplog):
     shelf = open_shelf(tmp_path)
     shelf.commit(state_of(np.random.default_rng(1)), "a", b"reply")
     (file,) = tmp_path.iterdir()
@@ -136,8 +136,8 @@ def test_damage_is_found_and_said(at, tmp_path, caplog):
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 60, -1])
 @pytest.mark.parametrize("which", ["newest", "older"])
-def test_a_file_that_is_cut_is_damage_like_any_other(size, which, tmp_path, caplog):
-    """Its first 16 bytes are of a form of their own, and a large array stays in an older file."""
+def test_a_cut_file_counts_as_damaged(size, which, tmp_path, caplog):
+    """A cut file counts as damaged, wherever it is cut, whether newest or older."""
     shelf, state = open_shelf(tmp_path), RecordDict()
     keep(state, "large", {"x": np.arange(20_000)})
     shelf.commit(state, "a", b"reply")
@@ -155,7 +155,7 @@ def test_a_file_that_is_cut_is_damage_like_any_other(size, which, tmp_path, capl
     assert open_shelf(tmp_path).answered == ["c"]
 
 
-def test_a_checkpoints_state_that_is_cut_is_dropped(tmp_path, caplog):
+def test_a_cut_state_of_a_checkpoint_is_dropped(tmp_path, caplog):
     shelf, state = open_shelf(tmp_path), RecordDict()
     keep(state, "large", {"x": np.arange(20_000)})
     shelf.take_up(1, RunLineage(5, 5))
@@ -172,8 +172,8 @@ def test_a_checkpoints_state_that_is_cut_is_dropped(tmp_path, caplog):
     assert "the state at the run's checkpoint is damaged" in caplog.text
 
 
-def test_a_file_of_another_number_is_no_state(tmp_path):
+def test_a_file_with_another_number_is_no_state(tmp_path):
     (tmp_path / "x.state").touch()
     (tmp_path / "draft").write_bytes(b"half of it")
     assert open_shelf(tmp_path) == NodeStore(tmp_path)
-    assert FlatArray  # what the app keeps is found by what it has, not by its class
+    assert FlatArray  # the store finds the app's arrays by their attributes, not by their class

@@ -1,4 +1,4 @@
-"""What a node says of messages that it cannot answer: the same thing ever less often."""
+"""A node logs a repeated failure less and less often."""
 
 import logging
 
@@ -12,7 +12,7 @@ def all_of_it(caplog):
     caplog.set_level(logging.INFO, "edgewire")
 
 
-def test_the_same_reason_is_said_ever_less_often_and_all_are_counted(caplog):
+def test_a_repeated_reason_is_logged_less_and_less_often_with_its_count(caplog):
     failing = ThrottledLog()
     for number in range(1000):
         failing.say("the app failed", f"no data for round {number}")
@@ -26,7 +26,7 @@ def test_the_same_reason_is_said_ever_less_often_and_all_are_counted(caplog):
     assert last == "messages are answered again; before that there failed 1000"
 
 
-def test_another_reason_is_said_at_once_and_so_is_the_same_after_an_answer(caplog):
+def test_a_new_reason_is_logged_at_once_as_is_any_after_a_reply(caplog):
     failing = ThrottledLog()
     for reason in ("no data", "no room", "no data", "no data", "no room"):
         failing.say("the app failed", reason)
@@ -41,7 +41,7 @@ def test_another_reason_is_said_at_once_and_so_is_the_same_after_an_answer(caplo
     ]  # fmt: skip
 
 
-def test_where_an_error_was_raised_is_shown_once(caplog):
+def test_a_traceback_is_logged_once(caplog):
     failing = ThrottledLog()
     for _ in range(2):
         failing.say("the app failed", error=IndexError("far"))
@@ -52,11 +52,11 @@ def test_where_an_error_was_raised_is_shown_once(caplog):
     )
 
 
-def test_reasons_that_never_end_are_not_kept(caplog):
+def test_endless_new_reasons_take_little_memory(caplog):
     failing = ThrottledLog()
     names = ["x" * n for n in range(1, 1001)]
     for name in names:
         failing.say("the app failed", name)
     assert len(caplog.messages) == 1000
     failing.say("the app failed", names[0])
-    assert caplog.messages[-1].endswith(": x")  # as if for the first time
+    assert caplog.messages[-1].endswith(": x")  # as at the first time

@@ -1,4 +1,4 @@
-"""From outside, a SuperLink is asked for what nodes need, and for nothing else."""
+"""Clients from outside reach only the calls that nodes need."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ REGISTERING = ["/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/flee
 
 
 def asked(path, client, *, headers=(), kind="http", closed=True, server=("192.0.2.1", 8000)):
-    """Return what a gate lets a request have: the app's own reply, or a status."""
+    """Send a request through a gate; return the app's status, or the gate's."""
     sent = []
 
     async def app(scope, receive, send):
@@ -34,35 +34,35 @@ def asked(path, client, *, headers=(), kind="http", closed=True, server=("192.0.
 
 
 @pytest.mark.parametrize("client", INSIDE)
-def test_from_inside_all_is_there(client):
+def test_from_inside_every_call_is_allowed(client):
     for path in [*FOR_NODES, *NOT_FOR_NODES, *REGISTERING]:
         assert asked(path, client) == 200
 
 
 @pytest.mark.parametrize("client", OUTSIDE)
-def test_from_outside_only_what_nodes_need(client):
+def test_from_outside_only_the_nodes_calls_are_allowed(client):
     assert [asked(path, client) for path in FOR_NODES] == [200] * len(FOR_NODES)
     assert {asked(path, client) for path in NOT_FOR_NODES} == {403}
 
 
 @pytest.mark.parametrize("closed", [True, False])
-def test_who_has_no_key_registers_where_nobody_needs_one(closed):
+def test_a_node_without_a_key_may_register_only_where_none_is_needed(closed):
     for path in REGISTERING:
         assert asked(path, ("192.0.2.7", 5), closed=closed) == (403 if closed else 200)
 
 
 @pytest.mark.parametrize("header", sorted(FORWARDED))
-def test_what_was_passed_on_is_from_outside(header):
+def test_a_forwarded_request_counts_as_from_outside(header):
     said = [(header.title(), b"127.0.0.1")]
     assert asked("/v1/control/start-run", ("127.0.0.1", 5), headers=said) == 403
     assert asked("/v1/fleet/pull-messages", ("127.0.0.1", 5), headers=said) == 200
 
 
-def test_a_unix_socket_is_inside_and_a_lost_address_is_not():
+def test_a_unix_socket_is_inside_and_an_unknown_address_is_not():
     assert asked("/health", None, server=("/run/superlink.sock", None)) == 200
     assert asked("/health", None) == 403
 
 
-def test_sockets_that_stay_open_are_for_inside():
+def test_websockets_are_allowed_from_inside_only():
     assert asked("/v1/fleet/x", ("192.0.2.7", 5), kind="websocket") == "websocket.close"
     assert asked("/v1/fleet/x", ("127.0.0.1", 5), kind="websocket") == 200

@@ -1,4 +1,4 @@
-"""Pulls that wait, and messages in one piece: for nodes and ServerApps, on a real SuperLink."""
+"""Long polling, and whole messages in one request, for nodes and ServerApps on a real SuperLink."""
 
 import math
 import shutil
@@ -38,7 +38,7 @@ def server(tmp_path):
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory):
-    """A server's database before its first run: Flower takes half a second to make one."""
+    """Return a folder with an empty server database; Flower needs half a second to make one."""
     folder = tmp_path_factory.mktemp("empty")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLWR_DATABASE", str(folder / "state.db"))
@@ -62,7 +62,7 @@ def plain_server():
         yield there
 
 
-def test_a_message_goes_and_its_reply_comes(any_server):
+def test_a_message_and_its_reply_arrive(any_server):
     node = FakeNode(any_server.address)
     grid = bundled(any_server.begin_run())
     assert isinstance(grid, BundledGrid)
@@ -77,10 +77,10 @@ def test_a_message_goes_and_its_reply_comes(any_server):
     assert number(found) == 8
     assert found.metadata.reply_to_message_id == asked
     assert found.metadata.src_node_id == node.node.node_id
-    assert len(any_server.state.object_store) == 0  # both are forgotten
+    assert len(any_server.state.object_store) == 0  # the server has forgotten both
 
 
-def test_both_wait_until_there_is_something(server):
+def test_node_and_server_wait_until_a_message_arrives(server):
     node = FakeNode(server.address)
     grid = bundled(server.begin_run())
     sent = []
@@ -94,7 +94,7 @@ def test_both_wait_until_there_is_something(server):
         assert 0.25 < time.monotonic() - begun < 2
 
 
-def test_nobody_waits_longer_than_asked(server):
+def test_a_pull_waits_no_longer_than_asked(server):
     node = FakeNode(server.address)
     grid = bundled(server.begin_run())
     begun = time.monotonic()
@@ -117,7 +117,7 @@ def test_of_two_pulls_of_a_node_the_newer_one_gets_the_message(server):
     assert older == [None]
 
 
-def test_several_nodes_and_what_they_share(server):
+def test_several_nodes_receive_shared_objects(server):
     nodes = [FakeNode(server.address) for _ in range(3)]
     grid = bundled(server.begin_run())
     ids = grid.push_messages([question(each.node.node_id) for each in nodes])
@@ -128,7 +128,7 @@ def test_several_nodes_and_what_they_share(server):
 
 
 def test_plain_calls_of_a_node_wake_a_server_that_waits(server):
-    """Stock nodes and ours serve the same run."""
+    """A server that waits is woken by the plain calls of a stock node too."""
     node = FakeNode(server.address)
     grid = bundled(server.begin_run())
     (asked,) = grid.push_messages([question(node.node.node_id)])
@@ -146,8 +146,8 @@ def test_plain_calls_of_a_node_wake_a_server_that_waits(server):
     assert number(found) == 4
 
 
-def test_a_reply_without_its_objects_is_its_nodes_failure_alone(any_server, monkeypatch):
-    """Others' replies come at once, round after round, and nothing of it stays."""
+def test_a_reply_without_its_objects_fails_its_node_alone(any_server, monkeypatch):
+    """A reply without its objects fails its node; other replies arrive at once."""
     monkeypatch.setattr(incomplete_replies, "EXPIRES", 0.5)
     honest, other = FakeNode(any_server.address), FakeNode(any_server.address)
     grid = bundled(any_server.begin_run())
@@ -168,7 +168,7 @@ def test_a_reply_without_its_objects_is_its_nodes_failure_alone(any_server, monk
 
 
 def test_a_node_sends_two_replies_at_a_time(server):
-    """More of them would keep the server's threads from others."""
+    """A third reply at the same time is refused, because it would occupy the server's threads."""
     node = FakeNode(server.address)
     host, port = server.address.split(":")
     seal = node.seal()
@@ -182,12 +182,12 @@ def test_a_node_sends_two_replies_at_a_time(server):
         time.sleep(0.3)
         found = node.http.post("/v1/fleet/edgewire/thin/push", content=seal.ljust(400, b"\0"))
         assert found.status_code == 429
-    time.sleep(0.3)  # they have broken off
+    time.sleep(0.3)  # the first two connections have ended
     found = node.http.post("/v1/fleet/edgewire/thin/push", content=seal.ljust(400, b"\0"))
     assert found.status_code == 400
 
 
-def test_a_bomb_is_refused_and_others_are_answered_meanwhile(server):
+def test_a_zip_bomb_is_refused_while_others_are_served(server):
     node = FakeNode(server.address)
     parts = [(str(number), b"") for number in range(1 << 16)]
     found = node.http.post(
@@ -197,7 +197,7 @@ def test_a_bomb_is_refused_and_others_are_answered_meanwhile(server):
     assert "65536 parts" in found.json()["detail"]
 
 
-def test_a_reply_that_comes_twice_is_one(any_server):
+def test_a_repeated_reply_counts_once(any_server):
     node = FakeNode(any_server.address)
     grid = bundled(any_server.begin_run())
     (asked,) = grid.push_messages([question(node.node.node_id)])
@@ -206,12 +206,12 @@ def test_a_reply_that_comes_twice_is_one(any_server):
         node.reply_to(message, reply(5))
     (found,) = grid.pull_messages([asked])
     assert number(found) == 5
-    node.reply_to(message, reply(5))  # too late, and no mistake
+    node.reply_to(message, reply(5))  # too late, which is no error
     assert len(any_server.state.object_store) == 0
 
 
-def test_a_message_that_is_sent_twice_is_one(any_server):
-    """What was sent may have arrived, though nobody has said so."""
+def test_a_repeated_message_counts_once(any_server):
+    """A sender may repeat a message whose confirmation was lost; the node gets the message once."""
     node = FakeNode(any_server.address)
     grid = bundled(any_server.begin_run())
     message = question(node.node.node_id)
@@ -220,8 +220,8 @@ def test_a_message_that_is_sent_twice_is_one(any_server):
     assert node.message() is None
 
 
-def test_a_message_that_was_lost_on_its_way_is_handed_out_again(any_server):
-    """A node asks only when it has nothing in hand; what it has replied to does not come again."""
+def test_a_lost_message_is_handed_out_again(any_server):
+    """A message is handed out until its node replies to it, and never after that."""
     node, other = FakeNode(any_server.address), FakeNode(any_server.address)
     grid = bundled(any_server.begin_run())
     ids = grid.push_messages([question(node.node.node_id, each) for each in range(2)])
@@ -234,7 +234,7 @@ def test_a_message_that_was_lost_on_its_way_is_handed_out_again(any_server):
 
 
 @pytest.mark.parametrize("how", ["stopped", "expired", "confirmed"])
-def test_nothing_is_handed_out_again_that_nobody_waits_for(any_server, how):
+def test_a_message_that_no_server_awaits_is_not_handed_out_again(any_server, how):
     node, flowers = FakeNode(any_server.address), any_server.begin_run()
     ttl = 0.3 if how == "expired" else math.inf
     bundled(flowers).push_messages([question(node.node.node_id)], ttl)
@@ -244,14 +244,14 @@ def test_nothing_is_handed_out_again_that_nobody_waits_for(any_server, how):
         any_server.state.stop_run(run)
     elif how == "expired":
         time.sleep(0.4)
-    else:  # as a node does that replies by Flower's own calls
+    else:  # like a node that replies by Flower's own calls
         name = message.metadata.message_id
         received = ConfirmMessageReceivedRequest(node=node.node, run_id=run, message_object_id=name)
         node.call(received, "confirm-message-received")
     assert node.message() is None
 
 
-def test_without_a_registered_key_there_is_not_a_byte(server):
+def test_without_a_registered_key_a_node_gets_no_data(server):
     node, other = FakeNode(server.address), FakeNode(server.address)
     bundled(server.begin_run()).push_messages([question(node.node.node_id)])
     with pytest.raises(httpx.HTTPStatusError, match="401"):
@@ -264,7 +264,7 @@ def test_without_a_registered_key_there_is_not_a_byte(server):
 
 
 @pytest.mark.parametrize("body", [b"", b"no bundle", frames([("request", b"\xff" * 9)])])
-def test_what_is_no_bundle_is_one_line(server, body):
+def test_an_invalid_bundle_gives_one_line(server, body):
     node = FakeNode(server.address)
     for what in ("push", "pull"):
         found = node.http.post(f"/v1/fleet/edgewire/{what}", content=body, headers=node.headers())
@@ -273,12 +273,12 @@ def test_what_is_no_bundle_is_one_line(server, body):
 
 
 @pytest.mark.parametrize("what", ["push", "pull"])
-def test_a_servers_calls_take_its_token(server, what):
+def test_a_serverapps_calls_need_its_token(server, what):
     found = httpx.post(f"http://{server.address}/v1/runtime/edgewire/{what}", content=b"")
     assert found.status_code == 401
 
 
-def test_from_outside_only_the_nodes_calls_are_there(server):
+def test_from_outside_only_the_nodes_calls_are_allowed(server):
     said = {"x-forwarded-for": "192.0.2.9"}
     for path in ("runtime/edgewire/push", "runtime/edgewire/pull", "control/edgewire/runs/a"):
         found = httpx.post(f"http://{server.address}/v1/{path}", content=b"", headers=said)
@@ -286,7 +286,7 @@ def test_from_outside_only_the_nodes_calls_are_there(server):
     assert httpx.get(f"http://{server.address}/v1/fleet/edgewire", headers=said).text == "1"
 
 
-def test_flowers_own_server_is_asked_as_ever(plain_server, caplog):
+def test_with_a_plain_flower_server_the_usual_calls_are_used(plain_server, caplog):
     grid = plain_server.begin_run()
     assert bundled(grid) is grid
     assert [each.message for each in caplog.records if "no bundles" in each.message]
@@ -294,7 +294,7 @@ def test_flowers_own_server_is_asked_as_ever(plain_server, caplog):
     assert bundled(other) is other
 
 
-def test_what_a_run_has_left_is_handed_out(server, tmp_path):
+def test_a_runs_files_are_handed_out(server, tmp_path):
     url = f"http://{server.address}/v1/control/edgewire/runs"
     run = tmp_path / "runs" / "one"
     run.mkdir(parents=True)
@@ -310,8 +310,8 @@ def test_what_a_run_has_left_is_handed_out(server, tmp_path):
         assert httpx.get(f"{url}/{path}").status_code in (403, 404)
 
 
-def test_a_run_that_is_stopped_ends_its_server_at_once(server):
-    """As Flower's own process does at its next heartbeat, up to half a minute later."""
+def test_a_stopped_run_ends_its_serverapp_at_once(server):
+    """A stopped run ends its ServerApp at once; Flower alone needs up to half a minute."""
     node, flowers = FakeNode(server.address), server.begin_run()
     grid = bundled(flowers)
     ids = grid.push_messages([question(node.node.node_id)])

@@ -1,4 +1,4 @@
-"""The doctor on the server's machine: what is in the server's way, and what to do."""
+"""The doctor on the server's machine names each problem and its remedy."""
 
 import os
 
@@ -8,7 +8,7 @@ from tests.deploy.entering import Kitchen
 from tests.deploy.fakelink import FakeLink
 
 
-def test_a_server_that_is_ready(place, look, tmp_path):
+def test_a_ready_server_has_no_problem(place, look, tmp_path):
     server, folder = place
     port = server.address.rpartition(":")[2]
     node = Kitchen(server, folder)
@@ -22,7 +22,7 @@ def test_a_server_that_is_ready(place, look, tmp_path):
     assert found["results"] == [(OK, f"EDGEWIRE_OUTPUT is {tmp_path / 'runs'}")]
 
 
-def test_what_is_wrong_on_the_servers_machine(place, look, tmp_path, monkeypatch, link):
+def test_each_problem_on_the_servers_machine_is_named(place, look, tmp_path, monkeypatch, link):
     _, folder = place
     other = tmp_path / "other"
     keys.main(["--keys", str(other), "server", "there"])
@@ -43,10 +43,10 @@ def test_what_is_wrong_on_the_servers_machine(place, look, tmp_path, monkeypatch
     assert "damaged: move it away" in said["nodes"]
     assert "EDGEWIRE_OUTPUT=/elsewhere is not used" in said["results"]
     assert "/nowhere is no folder" in said["data"]
-    assert found["server"][0][0] == WRONG  # somebody else listens there
+    assert found["server"][0][0] == WRONG  # another program uses the port
 
 
-def test_a_server_that_is_not_made_yet(look, tmp_path):
+def test_a_server_without_keys_or_state(look, tmp_path):
     link = FakeLink(b"")
     link.stop()
     port = link.server_port

@@ -1,4 +1,4 @@
-"""Who connects and says too much, too little or nothing is not waited for, and costs no memory."""
+"""A client that sends too much, too little or nothing is disconnected and takes little memory."""
 
 import socket
 import time
@@ -11,7 +11,7 @@ from deploy.server import connections
 from deploy.server.connections import LONGEST_HEAD, MOST_UNASKED
 from tests.deploy.served import FakeNode, Server
 
-SOON = 5.0  # seconds, on a machine with much to do
+SOON = 5.0  # seconds, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def server():
 
 @pytest.fixture
 def connect(server):
-    """Open a connection that sends these bytes."""
+    """Return a function that opens a connection and sends bytes."""
     host, port = server.address.split(":")
     opened = []
 
@@ -43,7 +43,7 @@ def connect(server):
 
 
 def rest_of(connection):
-    """Return what comes until the server ends the connection."""
+    """Return the bytes that arrive until the server closes the connection."""
     came = b""
     try:
         while piece := connection.recv(1 << 16):
@@ -61,7 +61,7 @@ BEGUN = (
 @pytest.mark.parametrize(
     "head", [b"", b"G", BEGUN, BEGUN + b"x: y", BEGUN + b"content-length: 9\r\n\r\nfour"]
 )
-def test_what_breaks_off_is_not_waited_for(head, connect):
+def test_an_interrupted_request_is_not_waited_for(head, connect):
     connection = connect(head)
     begun = time.monotonic()
     assert rest_of(connection) == b""
@@ -69,7 +69,7 @@ def test_what_breaks_off_is_not_waited_for(head, connect):
 
 
 @pytest.mark.parametrize("head", [BEGUN, BEGUN + b"content-length: 99999\r\n\r\n"])
-def test_nor_what_comes_byte_by_byte(head, connect):
+def test_a_request_sent_byte_by_byte_is_not_waited_for(head, connect):
     connection = connect(head)
     ended = time.monotonic() + SOON
     with suppress(ConnectionError):
@@ -89,11 +89,11 @@ def test_nor_what_comes_byte_by_byte(head, connect):
         BEGUN + b"x: " + b"y" * LONGEST_HEAD + b"\r\n\r\n",
     ],
 )
-def test_a_head_without_end_is_refused_at_its_limit(head, connect):
+def test_an_endless_head_is_refused_at_its_limit(head, connect):
     connection = connect()
     try:
         connection.sendall(head)
-    except ConnectionError:  # it was ended before all of it was sent
+    except ConnectionError:  # the server closed the connection before all bytes were sent
         return
     came = rest_of(connection)
     assert came.startswith(b"HTTP/1.1 431 ") or (came == b"" and len(head) > 1 << 20)
@@ -106,11 +106,11 @@ CHUNKED = BEGUN + b"transfer-encoding: chunked\r\n\r\n"
 @pytest.mark.parametrize(
     ("begun", "more"), [(b"0\r\nx: ", b"y"), (b"0\r\n", b"x: y\r\n"), (b"1;x=", b"y")]
 )
-def test_nor_are_trailers_without_end(head, begun, more, connect, monkeypatch):
+def test_endless_trailers_are_refused(head, begun, more, connect, monkeypatch):
     monkeypatch.setattr(connections, "STALLED_SECONDS", 60)
     connection, said = connect(head + begun), b""
     connection.settimeout(0.01)
-    for _ in range(100):  # what comes at once with a body is not counted
+    for _ in range(100):  # bytes that arrive with a body are not counted
         connection.sendall(more * (LONGEST_HEAD // 16 // len(more)))
         with suppress(TimeoutError):
             said = connection.recv(1 << 16)
@@ -132,7 +132,7 @@ def test_trailers_after_an_answer_end_the_connection_without_another(connect):
 
 
 def test_trailers_are_no_headers(connect):
-    """Else the gate would see one that a proxy sets, and takes away where others set it."""
+    """A trailer must not pass for a header: the gate would take `via` from a proxy seriously."""
     head = (
         b"POST /v1/control/list-nodes HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n"
     )
@@ -143,7 +143,7 @@ def test_trailers_are_no_headers(connect):
     assert answers[0] == answers[1] != b"HTTP/1.1 403 Forbidden"
 
 
-def test_a_body_without_end_is_not_read_for_ever_once_it_is_answered(connect):
+def test_an_endless_body_is_not_read_after_the_answer(connect):
     connection, sent = (
         connect(b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 99999999999\r\n\r\n"),
         0,
@@ -156,7 +156,7 @@ def test_a_body_without_end_is_not_read_for_ever_once_it_is_answered(connect):
     assert 4 << 20 <= sent < 64 << 20
 
 
-def test_a_head_below_the_limit_and_a_long_body_are_not(server):
+def test_a_short_head_and_a_long_body_are_accepted(server):
     with httpx.Client(trust_env=False) as client:
         for _ in range(2):  # on one connection
             found = client.post(
@@ -167,18 +167,18 @@ def test_a_head_below_the_limit_and_a_long_body_are_not(server):
             assert found.status_code in (400, 401)
 
 
-def test_who_waits_for_a_reply_is_not_ended(server):
+def test_a_client_that_waits_for_a_reply_stays_connected(server):
     node = FakeNode(server.address)
     begun = time.monotonic()
     assert node.message(wait=1.2) is None
     assert time.monotonic() - begun > 1.1
-    time.sleep(0.8)  # kept for the next request, longer than one may take
+    time.sleep(0.8)  # the connection stays open longer than one request may take
     assert node.message() is None
     node.leave()
 
 
-def test_who_does_not_take_a_response_is_ended(tmp_path):
-    """One that takes it late is not."""
+def test_a_client_that_does_not_read_its_response_is_disconnected(tmp_path):
+    """A client that never reads its response is disconnected; one that reads late is not."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "model").write_bytes(bytes(8 << 20))
@@ -198,7 +198,7 @@ def test_who_does_not_take_a_response_is_ended(tmp_path):
                     assert (len(rest_of(connection)) > 8 << 20) is whole
 
 
-def test_many_that_ask_nothing_keep_nobody_out(server, connect, monkeypatch):
+def test_many_idle_connections_block_no_other_client(server, connect, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_SECONDS", 60)
     silent = [connect() for _ in range(MOST_UNASKED + 20)]
     found = httpx.get(f"http://{server.address}/v1/fleet/edgewire", trust_env=False)

@@ -1,4 +1,4 @@
-"""Two machines with the same key and state: one of them is handed messages, the other is told."""
+"""Two machines with the same key and state: one gets messages, the other gets an error."""
 
 import re
 
@@ -27,7 +27,7 @@ def idle():
     return False
 
 
-def test_who_comes_again_after_another_has_come_is_ousted(caplog):
+def test_a_process_that_returns_after_another_came_is_refused(caplog):
     twins = DuplicateNodes()
     asked = [(7, ONE), (7, ONE), (8, TWO), (7, TWO), (7, TWO), (7, ONE), (7, TWO), (7, ONE)]
     assert [twins.is_ousted(*each, idle) for each in asked] == [False] * 5 + [True, False, True]
@@ -35,32 +35,32 @@ def test_who_comes_again_after_another_has_come_is_ousted(caplog):
     assert "two nodes are online with the key of node 7" in said
 
 
-def test_a_process_that_starts_again_and_again_is_no_twin():
+def test_a_process_that_restarts_repeatedly_is_no_duplicate():
     twins = DuplicateNodes()
     numbers = [n.to_bytes(4) for n in range(1000)]
     assert not any(twins.is_ousted(7, number, idle) for number in numbers)
 
 
-def test_the_first_one_goes_on_when_the_other_is_long_gone():
+def test_the_first_process_goes_on_after_the_other_has_gone():
     twins = DuplicateNodes(clock := Clock())
     for number in (ONE, TWO):
         twins.is_ousted(7, number, idle)
     clock.now = GONE - 1
     assert twins.is_ousted(7, ONE, idle)
     clock.now = GONE
-    assert twins.is_ousted(7, ONE, lambda: True)  # the other one computes
+    assert twins.is_ousted(7, ONE, lambda: True)  # the other machine is computing
     assert not twins.is_ousted(7, ONE, idle)
     assert twins.is_ousted(7, TWO, idle)
 
 
-def test_who_says_no_number_is_as_before():
+def test_a_node_without_a_process_number_is_never_refused():
     twins = DuplicateNodes()
     assert not any(twins.is_ousted(7, number, idle) for number in (b"", ONE, b"", TWO, b""))
 
 
 @pytest.fixture
 def machines(tmp_path):
-    """Two clients with the same key, as of two machines, at a server; each comes online."""
+    """Return two clients with one key, as from two machines; each comes online at a server."""
     with Server() as server:
         journal = NodeFolder(tmp_path)
         found = []
@@ -83,7 +83,8 @@ def test_a_state_that_was_copied_to_another_machine_is_noticed(machines):
     grid.push_messages([question(one.node_id)])
     request = PullMessagesRequest(node=one.node)
     (message,) = first.pull(request)[0].messages_list
-    assert second.pull(request)[0].messages_list[0] == message  # it may be the same, started again
+    # The same machine may have restarted.
+    assert second.pull(request)[0].messages_list[0] == message
     with pytest.raises(ServerRefusal) as refused:
         first.pull(request)
     said = reason_of(refused.value, first.address)

@@ -1,4 +1,4 @@
-"""Replies of which some objects are still on their way hold up no others, and not for ever."""
+"""A reply with missing objects delays no other reply, and waits for a limited time."""
 
 import pytest
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
@@ -22,7 +22,7 @@ def clock():
 
 
 def announced(*names):
-    """Return what says that replies of these names have come, each with an object of its own."""
+    """Return a response that announces replies with these names, each with one object."""
     trees = [ObjectTree(object_id=each, children=[ObjectTree(object_id=f"in {each}")])
              for each in names]  # fmt: skip
     messages = [
@@ -32,7 +32,7 @@ def announced(*names):
     return PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
 
 
-def test_a_whole_one_does_not_wait_for_another(clock):
+def test_a_complete_reply_does_not_wait_for_another(clock):
     arriving, there = IncompleteReplies(clock), {"a": b"1", "in a": b"2", "b": b"3"}
     arriving.add(RUN, announced("a", "b"))
     asked = ["to a", "to b"]
@@ -47,13 +47,13 @@ def test_a_whole_one_does_not_wait_for_another(clock):
     clock.now += EXPIRES - 1
     assert ready() == {}
     clock.now += 1
-    assert ready(sends=True) == {}  # a large object takes its time
+    assert ready(sends=True) == {}  # a large object takes time
     there["in b"] = b"4"
     assert ready() == {"b": {"b": b"3", "in b": b"4"}}
     assert not arriving.waits(RUN)
 
 
-def test_each_object_that_comes_gives_it_time(clock):
+def test_each_arriving_object_extends_the_time(clock):
     arriving, there = IncompleteReplies(clock), {}
     arriving.add(RUN, announced("a"))
     clock.now += EXPIRES - 1
@@ -67,14 +67,14 @@ def test_each_object_that_comes_gives_it_time(clock):
     assert not arriving.waits(RUN)
 
 
-def test_what_will_never_come_is_not_waited_for(clock):
+def test_a_missing_object_is_not_awaited_for_ever(clock):
     arriving = IncompleteReplies(clock)
     arriving.add(RUN, announced("a"))
     (found,) = arriving.ready(RUN, ["to a"], {}.__getitem__, lambda node: True)
     assert found.objects == {}
 
 
-def test_others_are_asked_for_by_who_has_sent_them(clock):
+def test_a_reply_is_given_to_its_own_run_and_message_only(clock):
     arriving, there = IncompleteReplies(clock), {"a": b"1", "in a": b"2"}
     arriving.add(RUN, announced("a"))
     assert arriving.ready(RUN, ["to b"], there.get, lambda node: False) == []
@@ -82,7 +82,7 @@ def test_others_are_asked_for_by_who_has_sent_them(clock):
     assert len(arriving.ready(RUN, ["to a"], there.get, lambda node: False)) == 1
 
 
-def test_of_a_run_that_is_over_nothing_stays(clock):
+def test_nothing_remains_of_a_finished_run(clock):
     arriving = IncompleteReplies(clock)
     arriving.add(RUN, announced("a", "b"))
     clock.now += FORGOTTEN + 1

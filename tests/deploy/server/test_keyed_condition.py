@@ -1,4 +1,4 @@
-"""Waiting until a bell rings."""
+"""Waiting for a key's notification."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ async def nothing():
     return None
 
 
-def test_who_waits_as_the_server_ends_gets_nothing():
+def test_a_wait_ends_without_a_result_when_the_server_ends():
     async def waits():
         waiting = asyncio.create_task(KeyedCondition().wait_for("key", nothing, 60, lambda: 60))
         await asyncio.sleep(0.01)

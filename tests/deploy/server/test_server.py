@@ -1,4 +1,4 @@
-"""The server's own command line: what it gives Flower's, and when it will not listen."""
+"""The server's command line: the options it passes to Flower, when it refuses to listen."""
 
 import sys
 from importlib import import_module
@@ -25,7 +25,7 @@ def keys(tmp_path):
     return tmp_path
 
 
-def test_tls_and_keys_of_nodes_are_what_is_there_without_a_word(keys):
+def test_tls_and_node_keys_are_the_default(keys):
     words = server.command_line(options("--keys", keys, "--state", keys, "--database"))
     said = dict(pairwise(words))
     assert "--enable-supernode-auth" in words
@@ -35,10 +35,10 @@ def test_tls_and_keys_of_nodes_are_what_is_there_without_a_word(keys):
     assert said["--database"] == str(keys / "superlink.db")
     assert "--insecure" not in words
     words = server.command_line(options("--keys", keys, "--state", keys))
-    assert "--database" not in words  # 240 statements a message
+    assert "--database" not in words  # a database would need 240 statements a message
 
 
-def test_without_certificates_it_says_what_makes_them(tmp_path, capsys):
+def test_without_certificates_the_error_names_the_command_that_makes_them(tmp_path, capsys):
     assert server.main(["--keys", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
         f"error: there is no {tmp_path / 'ca.crt'}: `python -m deploy.keys server "
@@ -50,7 +50,7 @@ def test_without_certificates_it_says_what_makes_them(tmp_path, capsys):
     ("host", "local"),
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
 )
-def test_what_is_not_encrypted_stays_on_this_machine(host, local):
+def test_without_encryption_the_server_listens_on_this_machine_only(host, local):
     asked = options("--insecure", "--host", host)
     if local:
         assert "--insecure" in server.command_line(asked)
@@ -59,7 +59,7 @@ def test_what_is_not_encrypted_stays_on_this_machine(host, local):
             server.command_line(asked)
 
 
-def test_the_gate_comes_first():
+def test_the_gate_is_the_first_middleware():
     (kind, said), *others = server.gated(options())
     assert kind is LocalOnly
     assert said == {"closed": True}
@@ -69,7 +69,7 @@ def test_the_gate_comes_first():
     assert "SignedUploads" not in {each.__name__ for each, _ in (first, last)}
 
 
-def test_without_a_place_for_the_gate_nobody_else_gets_in(monkeypatch, capsys):
+def test_if_the_gate_cannot_be_added_the_server_is_local_only(monkeypatch, capsys):
     monkeypatch.setattr(server, "has_place", lambda extensions, app: False)
     with pytest.raises(UsageError, match="takes no gate"):
         server.gated(options())
@@ -77,7 +77,7 @@ def test_without_a_place_for_the_gate_nobody_else_gets_in(monkeypatch, capsys):
     assert "takes no gate" in capsys.readouterr().err
 
 
-def test_a_place_is_one_that_the_app_asks():
+def test_a_gate_needs_an_app_that_calls_middleware():
     extensions, app = ModuleType("extensions"), ModuleType("app")
     assert not server.has_place(None, None)
     assert not server.has_place(extensions, app)
@@ -87,14 +87,14 @@ def test_a_place_is_one_that_the_app_asks():
     assert server.has_place(extensions, app)
 
 
-def test_nobody_else_says_where_a_request_is_from(tmp_path, monkeypatch):
+def test_a_request_header_cannot_change_the_clients_address(tmp_path, monkeypatch):
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     found = server.environment(options("--state", tmp_path / "state"))
     assert found["FORWARDED_ALLOW_IPS"] == "127.0.0.1,::1"
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0
 
 
-def test_a_connection_is_kept_while_a_node_computes_and_no_end_waits_for_pulls(monkeypatch):
+def test_connections_stay_open_while_nodes_compute_and_pulls_do_not_delay_the_end(monkeypatch):
     kept = []
     monkeypatch.setattr(uvicorn, "run", lambda **options: kept.append(options))
     theirs = import_module("flwr.superlink.cli.flower_superlink")
@@ -104,7 +104,7 @@ def test_a_connection_is_kept_while_a_node_computes_and_no_end_waits_for_pulls(m
     assert kept == [{"app": None, **times, "http": BoundedProtocol, "ws": "none"}]
 
 
-def test_an_uvicorn_that_is_made_otherwise_costs_a_warning(monkeypatch, capsys):
+def test_another_uvicorn_gives_a_warning(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "deploy.server.connections", None)
     assert server.bounds() == {}
     assert "warning: this uvicorn is another" in capsys.readouterr().err
@@ -120,10 +120,10 @@ def test_a_second_server_on_one_state_is_refused_in_one_line(tmp_path, capsys):
             "its own\n"
         )
     assert (tmp_path / "nodes.json").read_text() == "what the first one keeps"
-    server.taken(tmp_path).close()  # the first one has ended, however it did
+    server.taken(tmp_path).close()  # the first server has ended
 
 
-def test_a_state_that_is_no_folder_is_one_line(tmp_path, capsys):
+def test_a_state_path_that_is_no_folder_gives_one_line(tmp_path, capsys):
     (tmp_path / "file").touch()
     for name in ("file", "file/below"):
         words = ["--insecure", "--host", "127.0.0.1", "--state", str(tmp_path / name)]

@@ -1,4 +1,4 @@
-"""Replies and inputs of a cut model that cannot be used: what they cost, and who says so."""
+"""An unusable reply or input of a cut model costs its mini-batch, and the log names the sender."""
 
 import json
 from itertools import pairwise
@@ -14,11 +14,11 @@ from compression.flower.batch_tensors import pack, pack_copy, pack_labels
 from compression.flower.records import STYPE
 from tests.strategy.cut import PIPED, QUICK, SPLIT, run, same
 
-PLAIN = make_codec(coder="raw")  # the preset's own, compression=none
+PLAIN = make_codec(coder="raw")  # as in the preset with compression=none
 
 
 def spoiling(change, node=1, times=(3, 4)):
-    """Return an app of which one node's replies, of these numbers, are changed."""
+    """Return an app; `change` modifies the replies of one node that have these numbers."""
     count = {}
 
     def app(message, context):
@@ -61,7 +61,7 @@ def missing(reply):
     ],
 )
 @pytest.mark.parametrize("words", [QUICK, SPLIT])
-def test_an_answer_that_cannot_be_used_costs_its_mini_batch(tmp_path, change, words):
+def test_an_unusable_reply_costs_its_mini_batch(tmp_path, change, words):
     result, rows, _ = run(tmp_path, *words, app=spoiling(change))
     assert result["failures"] >= 1
     assert result["round"] == 8
@@ -84,7 +84,7 @@ def test_an_absurd_number_of_samples_costs_a_mini_batch_and_no_memory(tmp_path, 
     assert result["round"] == 8
 
 
-def test_nobody_but_the_first_node_says_what_the_labels_are(tmp_path, caplog):
+def test_only_the_first_node_may_send_labels(tmp_path, caplog):
     def forge(reply):
         record = dict(reply.content["arrays"])
         data = pack_labels(np.zeros((1, 64)), 10)
@@ -93,14 +93,14 @@ def test_nobody_but_the_first_node_says_what_the_labels_are(tmp_path, caplog):
 
     forged = run(tmp_path / "1", *QUICK, app=spoiling(forge))
     lost = run(tmp_path / "2", *QUICK, app=spoiling(missing))
-    same(forged[2], lost[2])  # what it has sent with them is of no use, and no more is lost
+    same(forged[2], lost[2])  # the mini-batch is lost in both runs, and nothing else
     assert "segment 1: the reply holds 'labels', which was not asked for" in caplog.text
 
 
 @pytest.mark.parametrize("size", [1e25, 1e18, 1e12])
 @pytest.mark.parametrize("what", ["gradients", "output"])
-def test_huge_values_leave_a_segment_that_can_be_copied(tmp_path, size, what):
-    """A module's moments would be infinite, and no later copy of it could be sent."""
+def test_a_segment_can_be_copied_after_huge_values(tmp_path, size, what):
+    """Huge values must not make a segment's moments infinite: it could not be copied then."""
 
     def blow(data):
         update = decode_update(data)
@@ -113,8 +113,8 @@ def test_huge_values_leave_a_segment_that_can_be_copied(tmp_path, size, what):
     assert result["client_updates"] >= 44
 
 
-def test_with_gpipe_all_skip_a_mini_batch_that_is_lost(tmp_path):
-    """Nobody adds to gradients of the mini-batch before it, nor steps along a part."""
+def test_with_gpipe_all_segments_skip_a_lost_mini_batch(tmp_path):
+    """With GPipe every segment skips a lost mini-batch: none adds its gradients or takes a step."""
     seen = []
 
     def app(message, context):
@@ -132,7 +132,7 @@ def test_with_gpipe_all_skip_a_mini_batch_that_is_lost(tmp_path):
     assert result["round"] == 8
 
 
-def test_a_node_that_always_fails_ends_the_run_by_its_reason(tmp_path):
+def test_a_node_that_always_fails_ends_the_run_with_its_reason(tmp_path):
     def app(message, context):
         if context.node_config["partition-id"] == 2:
             raise RuntimeError("out of coffee")
@@ -144,7 +144,7 @@ def test_a_node_that_always_fails_ends_the_run_by_its_reason(tmp_path):
 
 @pytest.mark.parametrize("shape", [(64, 7), (63, 128), (64, 2, 64)])
 def test_activations_of_a_wrong_shape_get_one_clear_error(tmp_path, shape):
-    """The node says so, keeps its segment, and goes on with the next mini-batch."""
+    """The node reports wrong activations once, keeps its segment, and trains on."""
     said = []
     wrong = pack([np.ones(shape, np.float32)], PLAIN)
     count = 0
@@ -179,8 +179,8 @@ def test_a_run_that_diverges_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(("words", "fourth"), [(QUICK, 4), (SPLIT, 7)])
-def test_a_record_is_of_its_model_though_its_mini_batch_was_lost(tmp_path, words, fourth):
-    """Mini-batch 3, after which a record is due, is lost to all but the first segment."""
+def test_a_record_is_made_although_its_mini_batch_was_lost(tmp_path, words, fourth):
+    """A record shows the model at its mini-batch, although later segments lost that mini-batch."""
     app = spoiling(missing, node=0, times=(fourth,))
     result, rows, _ = run(tmp_path, *words, "rounds=12", "strategy.segment_every=0", app=app)
     assert result["failures"] == 1
@@ -209,8 +209,8 @@ def test_a_record_is_of_its_model_though_its_mini_batch_was_lost(tmp_path, words
         (lambda vectors, beside: vectors.update(samples=np.ones(1, np.float32)), "half of"),
     ],
 )
-def test_nobody_begins_with_a_copy_that_cannot_be_one(tmp_path, caplog, change, said):
-    """The last good one is kept, for who takes over from the node that then loses its segment."""
+def test_no_node_starts_from_a_bad_copy(tmp_path, caplog, change, said):
+    """A bad copy of a segment is refused; a replacing node starts from the last good copy."""
 
     def bad(data):
         vectors, beside = taken_apart(data)
@@ -236,7 +236,7 @@ def test_nobody_begins_with_a_copy_that_cannot_be_one(tmp_path, caplog, change, 
 
 
 def taken_apart(copy):
-    """Return a copy's vectors, and the tensors beside them, by name."""
+    """Return a copy's vectors by name, and the tensors beside the vectors by name."""
     update = decode_update(copy)
     bounds = pairwise(update.layout.offsets.tolist())
     named = zip(update.layout.names, bounds, strict=True)

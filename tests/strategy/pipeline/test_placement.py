@@ -1,4 +1,4 @@
-"""Nodes of a cut model that crash, come back, are late, or are gone for good."""
+"""Nodes of a cut model that crash, return, reply late, or never return."""
 
 import json
 
@@ -23,8 +23,8 @@ def test_crashed_nodes_come_back_and_get_their_segment_again(tmp_path, caplog):
     }
 
 
-def test_a_module_that_begins_again_leaves_errors_that_can_be_read(tmp_path):
-    """It predicts zero, and so are the gradients it sends: no error is one by their size."""
+def test_a_restarted_module_keeps_prediction_errors_small(tmp_path):
+    """A restarted module predicts zero; its first gradients must not inflate the reported error."""
     words = ("network.crash=0.05", "network.rejoin_seconds=1", "timeout=2", "rounds=24")
     _, rows, _ = run(tmp_path, *QUICK, *words, "strategy.segment_every=0")
     errors = [row["prediction_error"] for row in rows if row.get("prediction_error")]
@@ -47,7 +47,7 @@ def test_a_spare_node_takes_over(tmp_path, caplog, words, crash):
     assert result["round"] == 16
 
 
-def test_without_another_node_the_run_ends_and_keeps_what_it_has(tmp_path):
+def test_without_another_node_the_run_ends_and_saves_its_model(tmp_path):
     with pytest.raises(PayloadError, match="waits for a node"):
         run(tmp_path, *QUICK, "network.crash=0.2", "timeout=5", "rounds=40")
     result = json.loads((tmp_path / "result.json").read_text())
@@ -56,7 +56,7 @@ def test_without_another_node_the_run_ends_and_keeps_what_it_has(tmp_path):
 
 
 def test_a_late_node_keeps_its_segment(tmp_path):
-    """A reply that is lost costs a step or two, not all since the last copy."""
+    """A lost reply costs one or two steps, not all steps since the last copy."""
     handed = []
 
     def app(message, context):

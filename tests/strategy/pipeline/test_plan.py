@@ -1,4 +1,4 @@
-"""Cuts and options that do not go: one line each."""
+"""Impossible cuts and options raise an error of one line each."""
 
 import pytest
 
@@ -26,7 +26,7 @@ from tests.strategy.cut import QUICK
         (["compression@gradients=topk", "gradients.density=2"], "density"),
     ],
 )
-def test_mistakes_are_one_line(command, words, said):
+def test_a_mistake_raises_an_error_of_one_line(command, words, said):
     code, printed, _ = command(*QUICK, "engine.workers=1", *words)
     assert code == 2
     assert said in printed.out + printed.err

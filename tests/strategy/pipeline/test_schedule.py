@@ -1,4 +1,4 @@
-"""Schedules: every order of answers keeps what each of them promises."""
+"""Each schedule keeps its guarantees for every order of replies."""
 
 from collections import Counter, deque
 
@@ -12,9 +12,9 @@ segments, batches = st.integers(1, 5), st.integers(1, 12)
 
 
 def run(flow, count, choose, check=lambda log, under_way: None):
-    """Answer tasks in an order that `choose` draws, each segment's in turn; return what happened.
+    """Reply to tasks in an order drawn by `choose`, in sequence for each segment; return the log.
 
-    A log of ("sent" or "answered", task).
+    The log is a list of ("sent" or "answered", task).
     """
     queues, log = [deque() for _ in range(count)], []
     while not flow.finished:
@@ -65,7 +65,7 @@ def test_every_segment_has_every_mini_batch_once_after_the_one_before(
 
 
 @given(count=segments, total=batches, queue=st.integers(1, 3), data=st.data())
-def test_nobody_runs_away_from_the_next(count, total, queue, data):
+def test_no_segment_runs_too_far_ahead_of_the_next(count, total, queue, data):
     def check(log, under_way):
         sent = Counter(t.segment for what, t in log if what == "sent")
         done = Counter(t.segment for what, t in log if what == "answered")
@@ -80,7 +80,7 @@ def test_nobody_runs_away_from_the_next(count, total, queue, data):
     )
 
 
-def test_a_pipeline_keeps_all_at_work():
+def test_a_pipeline_keeps_all_segments_at_work():
     flow, beats = Synthetic("pipeline", 3, 5, 1, 1, PipelineScheduleState()), []
     while not flow.finished:
         beat = list(flow.ready())
@@ -122,7 +122,7 @@ def test_backpropagation_sees_the_same_weights_in_a_mini_batch(
             assert order["answered", after] < order["sent", task]
 
 
-def test_in_sequence_one_mini_batch_is_over_before_the_next():
+def test_in_sequence_one_mini_batch_ends_before_the_next():
     log = run(
         Backpropagation("sequential", 3, 4, 1, PipelineScheduleState()), 3, lambda busy: busy[0]
     )

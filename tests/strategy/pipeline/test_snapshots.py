@@ -1,4 +1,4 @@
-"""Copies of segments at the server: each asked for once, all of one mini-batch."""
+"""The server asks for each copy of a segment once; all copies are of the same mini-batch."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import client.app
 from tests.strategy.cut import AHEAD, QUICK, SPLIT, run
 
 
-def test_with_messages_ahead_a_copy_is_of_its_very_mini_batch(tmp_path):
+def test_with_messages_ahead_a_copy_is_of_the_requested_mini_batch(tmp_path):
     often = run(tmp_path / "1", *AHEAD, "eval_every=1")[1]
     seldom = run(tmp_path / "4", *AHEAD, "eval_every=4")[1]
     losses = {row["round"]: row["loss"] for row in often}

@@ -1,4 +1,4 @@
-"""A cut model's runs: the same everywhere, counted to the byte, compressed by any method."""
+"""Runs of cut models: independent of the worker count, counted to the byte, with any method."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.ya
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory):
-    """Make the runs that several tests compare with, each of them once."""
+    """Return a function that makes a run once and returns the stored result after that."""
 
     @functools.cache
     def call(*words):
@@ -27,7 +27,7 @@ def once(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """Make runs whose messages are looked at; return the result, and bytes and names by node."""
+    """Return a function that makes a run: result, bytes by node, tensor names by node."""
 
     @functools.cache
     def call(*words):
@@ -61,7 +61,7 @@ def watched(tmp_path_factory):
 )
 def test_results_do_not_depend_on_the_number_of_workers(tmp_path, once, words):
     one = once(*words)
-    other = run(tmp_path, *words, workers=3)  # four nodes do not spread evenly over them
+    other = run(tmp_path, *words, workers=3)  # four nodes do not spread evenly over three workers
     assert other[1] == one[1]
     same(other[2], one[2])
 
@@ -82,7 +82,7 @@ def test_one_node_alone_may_have_many_mini_batches_a_message(tmp_path, once):
 
 
 def afresh(message, context):
-    """Answer as Flower's own processes do: nothing is left of a message but the node's state."""
+    """Answer as a Flower process does: only the node's state remains after each message."""
     segment_module.hosts.clear()
     context.state = pickle.loads(pickle.dumps(plain(context.state)))
     reply = client.app.app(message, context)
@@ -91,7 +91,7 @@ def afresh(message, context):
 
 
 def plain(state):
-    """Return a state with nothing but what Flower keeps: read-only bytes."""
+    """Return a state as Flower stores it: read-only bytes only."""
     copies = {
         name: ArrayRecord({key: Array(array.numpy()) for key, array in record.items()})
         if isinstance(record, ArrayRecord)
@@ -106,21 +106,21 @@ def plain(state):
     [
         (*QUICK, "rounds=4"),
         (*SPLIT, "rounds=4"),
-        (*PIPED, "rounds=2", "eval_every=2"),  # of 32 messages each
+        (*PIPED, "rounds=2", "eval_every=2"),  # 32 messages a round
         (
             *(*QUICK, "rounds=4", "strategy.feedback=true"),
             *("compression=f2i", "compression.feedback=true"),
         ),
     ],
 )
-def test_a_process_for_each_message_comes_to_the_same(tmp_path, words):
+def test_a_process_for_each_message_gives_the_same_result(tmp_path, words):
     one, other = run(tmp_path / "one", *words), run(tmp_path / "each", *words, app=afresh)
     assert one[1] == other[1]
     same(one[2], other[2])
 
 
 @pytest.mark.parametrize("words", [QUICK, SPLIT, (*QUICK, "strategy.conditioned=false")])
-def test_every_byte_is_counted_for_its_link_and_its_kind(watched, words):
+def test_every_byte_is_counted_by_node_and_by_kind(watched, words):
     result, seen, _ = watched(*words)
     assert result["uplink_bytes_by_segment"] == seen["up"]
     assert result["downlink_bytes_by_segment"] == seen["down"]
@@ -128,13 +128,13 @@ def test_every_byte_is_counted_for_its_link_and_its_kind(watched, words):
     assert result["downlink_bytes"] == sum(seen["down"])
     kinds = sum(result[f"{k}_bytes"] for k in ("activations", "gradients", "labels", "copies"))
     assert kinds == result["uplink_bytes"] + result["downlink_bytes"]
-    # nothing is compressed but the copies
+    # only the copies are compressed
     assert 0.95 < result["uplink_bytes_float32"] / result["uplink_bytes"] < 1.5
     assert 0.95 < result["downlink_bytes_float32"] / result["downlink_bytes"] < 1.5
 
 
-def test_who_sees_labels_and_images(watched):
-    """The images stay with the first node; unconditioned modules see no labels."""
+def test_which_nodes_receive_labels_and_images(watched):
+    """Conditioned modules receive images and labels; otherwise only the last gets labels."""
     _, _, held = watched(*QUICK)
     assert [("labels" in held[node], "input" in held[node]) for node in range(4)] == [
         (False, False),
@@ -155,7 +155,7 @@ def test_every_compression_carries_activations_and_gradients(tmp_path, name):
 
 
 @pytest.mark.parametrize("words", [QUICK, AHEAD, SPLIT])
-def test_a_mini_batchs_rate_is_the_same_for_all_and_for_any_records(tmp_path, words):
+def test_a_mini_batchs_learning_rate_is_the_same_at_all_segments(tmp_path, words):
     rates = {}
 
     def app(message, context):
@@ -172,7 +172,7 @@ def test_a_mini_batchs_rate_is_the_same_for_all_and_for_any_records(tmp_path, wo
     assert [pytest.approx(rate) for rate in expected] == [rate for ((rate,),) in found]
 
 
-def test_mini_batches_of_one_message_have_rates_of_their_own(tmp_path):
+def test_mini_batches_of_one_message_have_separate_learning_rates(tmp_path):
     words = ("strategy.batches_per_message=2", "schedule=cosine", "nodes=1")
     two, one = run(tmp_path / "2", *SPLIT, *words), run(tmp_path / "1", *SPLIT, *words[1:])
     same(two[2], one[2])

@@ -1,4 +1,4 @@
-"""What a cut model's links have carried, and how long its segments have worked."""
+"""Bytes between a cut model's nodes, and the seconds that its segments worked."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from strategy.pipeline.traffic import Links
 
 
 @pytest.mark.parametrize("bad", [1.7e308, float("inf"), float("nan"), -1.0, 5, True, "1", None])
-def test_seconds_that_nobody_can_have_worked_are_not_counted(bad):
+def test_impossible_seconds_are_not_counted(bad):
     links = Links()
     links.begin(2)
     links.worked(0, 0.5, 1)

@@ -1,4 +1,4 @@
-"""The file, and when it is written."""
+"""The checkpoint file: its format, and when it is written."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from tests.strategy.test_checkpoints import ROOT, SMALL
 PARTS = {"a": b"first", "b": b"", "c": bytes(range(256)) * 100}
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_written_checkpoint_is_read_back(tmp_path):
     write(tmp_path, PARTS)
     assert read(tmp_path) == PARTS
     write(tmp_path, {"a": b"next"})
@@ -28,7 +28,7 @@ def test_what_is_written_is_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint_file.FILE]
 
 
-def test_the_one_before_stays_until_the_next_is_complete(tmp_path, monkeypatch, caplog):
+def test_the_last_checkpoint_stays_until_the_next_is_complete(tmp_path, monkeypatch, caplog):
     write(tmp_path, PARTS)
 
     def full(descriptor):
@@ -41,7 +41,7 @@ def test_the_one_before_stays_until_the_next_is_complete(tmp_path, monkeypatch, 
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint_file.FILE]
 
 
-def test_another_version_of_it_is_named(tmp_path):
+def test_another_version_of_the_format_is_named(tmp_path):
     write(tmp_path, PARTS)
     path = tmp_path / checkpoint_file.FILE
     path.write_bytes(
@@ -54,26 +54,26 @@ def test_another_version_of_it_is_named(tmp_path):
 @pytest.mark.parametrize(
     "head", [b"[]", b"5", b"{}", b'{"edgewire-checkpoint":2,"parts":[["a",9e99,""]]}']
 )
-def test_heads_that_are_none(tmp_path, head):
+def test_invalid_file_heads_are_refused(tmp_path, head):
     (tmp_path / checkpoint_file.FILE).write_bytes(head + b"\n")
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path)
 
 
 @pytest.mark.parametrize("every", [None, 0])
-def test_it_can_be_switched_off(tmp_path, every):
+def test_checkpoints_can_be_switched_off(tmp_path, every):
     assert not Checkpoints(str(tmp_path), every).due(100)
     assert not Checkpoints("", 1).due(100)
 
 
-def test_it_is_due_every_so_often_and_takes_no_more_than_its_share(tmp_path, monkeypatch):
+def test_checkpoints_are_due_at_intervals_within_their_share_of_time(tmp_path, monkeypatch):
     now = 100.0
     monkeypatch.setattr(checkpoint_file.time, "perf_counter", lambda: now)
     kept = Checkpoints(str(tmp_path), 10)
     assert [done for done in range(0, 40, 5) if kept.due(done)] == [10, 15, 20, 25, 30, 35]
     kept.keep(12, PARTS, began=now - 1.0)
     assert not kept.due(19)
-    assert not kept.due(25)  # there was no time for one since
+    assert not kept.due(25)  # no time has passed since the last checkpoint
     now += 1.0 / checkpoint_file.SHARE - 0.1
     assert not kept.due(25)
     now += 0.2
@@ -88,7 +88,7 @@ def run(folder, *words):
 
 
 def parts_seen(monkeypatch):
-    """Return, by and by, after how many rounds a checkpoint was written."""
+    """Return a list to which each checkpoint adds the number of rounds done."""
     found, keep = [], Checkpoints.keep
     monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
 
@@ -100,7 +100,7 @@ def parts_seen(monkeypatch):
     return found
 
 
-def test_a_run_writes_one_every_so_many_rounds_and_leaves_none(tmp_path, monkeypatch):
+def test_a_run_writes_checkpoints_at_intervals_and_removes_them(tmp_path, monkeypatch):
     found = parts_seen(monkeypatch)
     run(tmp_path, "rounds=7", "checkpoint_every=2")
     assert found == [2, 4, 6]
@@ -109,7 +109,7 @@ def test_a_run_writes_one_every_so_many_rounds_and_leaves_none(tmp_path, monkeyp
     assert found == [2, 4, 6]
 
 
-def test_a_strategy_that_cannot_be_kept_is_named_once_and_trains_all_the_same(
+def test_a_strategy_that_cannot_be_saved_is_named_once_and_still_trains(
     tmp_path, monkeypatch, caplog
 ):
     found, begin = parts_seen(monkeypatch), Federated.__init__

@@ -1,6 +1,6 @@
-"""A server stopped after a third of its run, and another that goes on with what it left: one run.
+"""A server stops after a third of its run; a new server with the saved state ends the same run.
 
-The nodes, and the messages under way, outlive the server, as on a SuperLink.
+The nodes and the messages under way outlive the server, as on a SuperLink.
 """
 
 import multiprocessing
@@ -67,11 +67,11 @@ for name, words in CUT.items():
 
 
 class Stopped(Exception):
-    """The server is gone."""
+    """Raised to stop the server."""
 
 
 def server(connection, words, state, until):
-    """Run a server on a grid at the pipe's other end; stop once `until` was recorded."""
+    """Run a server over the grid behind a pipe; stop once record number `until` was made."""
     config = configured(*words)
     data = data_of(config)
     scheme = scheme_for(config, data)
@@ -96,7 +96,7 @@ def server(connection, words, state, until):
 
 
 def in_a_process(grid, *arguments):
-    """Let a server run in a process of its own; return what it recorded, and its state."""
+    """Run a server in a separate process; return what it recorded, and its state."""
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
     process = context.Process(target=server, args=(there, *arguments))
@@ -110,13 +110,13 @@ def in_a_process(grid, *arguments):
 
 def nodes(words):
     config = configured(*words)
-    scheme_for(config, data_of(config))  # what it has to import, the servers' processes share
+    scheme_for(config, data_of(config))  # imports what the servers' processes share
     spec = NodeHostSpec("client.app:app", config.nodes, 1, run_config(composed(*words)))
     return LocalGrid(make_pool(spec, 1), config.nodes, VirtualClock(config.network, config.seed))
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(name):
+def test_a_stopped_run_ends_bit_for_bit_like_an_uninterrupted_one(name):
     words = RUNS[name] if name in CUT else [*SMALL, *RUNS[name]]
     whole, _ = in_a_process(nodes(words), words, None, None)
     third = whole[-1][0] // 3
@@ -127,7 +127,7 @@ def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(name):
     assert before + after == whole
 
 
-def test_a_state_is_not_anothers():
+def test_a_state_of_another_strategy_is_refused():
     made = {}
     for words in (RUNS["averaging, steps down"], RUNS["asynchronous, counted"]):
         config = configured(*SMALL, *words)
@@ -140,7 +140,7 @@ def test_a_state_is_not_anothers():
             esgd.load(wrong)
 
 
-def test_an_array_that_is_there_twice_is_shared_again():
+def test_an_array_that_occurs_twice_is_shared_again_after_loading():
     from strategy.aggregation import MeanState
     from strategy.collector import RoundCollectorState
 
@@ -154,15 +154,15 @@ def test_an_array_that_is_there_twice_is_shared_again():
     assert empty == RoundCollectorState()
 
 
-def test_a_state_goes_on_with_the_options_that_it_was_saved_with():
+def test_a_state_is_refused_if_options_differ_from_the_saved_ones():
     saved = Asynchronous(pushes=9, mix=True, update="delta").save()
-    Asynchronous(pushes=99, mix=True, update="delta").load(saved)  # a longer run is none of them
+    Asynchronous(pushes=99, mix=True, update="delta").load(saved)  # the number of pushes may differ
     with pytest.raises(StateError, match=r"of a strategy with update='delta', .*mix=True"):
         Asynchronous(pushes=9).load(saved)
 
 
 @pytest.mark.parametrize("head", [b"5", b"null", b"[1]", b"[" * 100_000])
-def test_bytes_that_are_no_state(head):
+def test_invalid_bytes_are_refused_as_a_state(head):
     data = save({"state": np.frombuffer(head, np.uint8)})
     with pytest.raises(StateError):
         from_bytes(RoundCollectorState, data)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM are held back to a safe moment, once, and not for long."""
+"""Ctrl-C and SIGTERM wait for a safe moment; a second signal or a time limit ends the wait."""
 
 import signal
 import threading
@@ -12,7 +12,7 @@ from strategy.run.graceful_shutdown import GracefulShutdown
 
 @pytest.fixture
 def heard():
-    """The signals that got through to who handles them outside."""
+    """Return the list of signals that reach the outer handlers."""
     found = []
     before = {
         number: signal.signal(number, lambda number, frame: found.append(number))
@@ -26,13 +26,13 @@ def heard():
 @pytest.mark.parametrize("number", graceful_shutdown.NUMBERS)
 def test_the_first_signal_waits_for_a_safe_moment(heard, number):
     with GracefulShutdown() as stop:
-        stop.go()  # nobody has asked
+        stop.go()  # no signal has arrived
         signal.raise_signal(number)
         assert (stop.asked, heard) == (number, [])
         stop.go()
         assert (stop.asked, heard) == (None, [number])
     signal.raise_signal(number)
-    assert heard == [number, number]  # as before
+    assert heard == [number, number]  # the outer handler is back
 
 
 def test_the_second_one_does_not_wait(heard):
@@ -43,7 +43,7 @@ def test_the_second_one_does_not_wait(heard):
         assert stop.asked == signal.SIGINT
 
 
-def test_nobody_waits_for_long(heard, monkeypatch):
+def test_a_signal_waits_no_longer_than_the_limit(heard, monkeypatch):
     monkeypatch.setattr(graceful_shutdown, "GRACE", 0.05)
     with GracefulShutdown():
         signal.raise_signal(signal.SIGTERM)
@@ -53,7 +53,7 @@ def test_nobody_waits_for_long(heard, monkeypatch):
     assert heard == [signal.SIGTERM]
 
 
-def test_a_run_that_ends_meanwhile_is_not_disturbed_by_it(heard, monkeypatch):
+def test_a_run_that_ends_while_a_signal_waits_is_not_disturbed(heard, monkeypatch):
     monkeypatch.setattr(graceful_shutdown, "GRACE", 0.05)
     with GracefulShutdown() as stop:
         signal.raise_signal(signal.SIGTERM)
@@ -63,14 +63,14 @@ def test_a_run_that_ends_meanwhile_is_not_disturbed_by_it(heard, monkeypatch):
     assert heard == [signal.SIGTERM]
 
 
-def test_what_nobody_handles_ends_a_process_as_ever(heard):
+def test_a_signal_without_a_handler_ends_the_process(heard):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with GracefulShutdown() as stop:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         assert signal.getsignal(signal.SIGTERM) != stop.go
 
 
-def test_other_threads_hear_no_signals(heard):
+def test_other_threads_get_no_signals(heard):
     def inside():
         with GracefulShutdown():
             found.append(signal.getsignal(signal.SIGTERM))
@@ -82,7 +82,7 @@ def test_other_threads_hear_no_signals(heard):
     assert found == [before]
 
 
-def test_a_file_is_heard_where_no_signal_is(tmp_path):
+def test_a_stop_file_replaces_signals_where_there_are_none(tmp_path):
     stop = GracefulShutdown(str(tmp_path))
     stop.go()
     assert not stop.wanted

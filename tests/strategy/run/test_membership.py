@@ -1,4 +1,4 @@
-"""Which nodes take part in a run on nodes that outlive it."""
+"""Which of the nodes on a SuperLink take part in a run."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.compression.flower.fleet import Fleet
 
 
 def taking_part(listings, most):
-    """Return who takes part as nodes come and go; they are ordered 9, 3, 7, 5."""
+    """Return which nodes take part after each listing; nodes are ordered 9, 3, 7, 5."""
     grid = MembershipGrid(Fleet(listings), 1, most)
     return [list(grid.get_node_ids()) for _ in listings]
 
@@ -20,12 +20,14 @@ def taking_part(listings, most):
         ([[3, 5], [3, 5, 7], [3, 5, 7, 9]], [[3, 5], [3, 5], [3, 5]]),
         ([[3], [3, 7], [9, 3, 7]], [[3], [3, 7], [3, 7]]),
         ([[3, 5, 7], [5, 7], [5, 7]], [[3, 7], [7, 5], [7, 5]]),  # a place becomes free
-        ([[3, 5], [3, 7], [3, 5, 7]], [[3, 5], [3, 7], [3, 5]]),  # who comes back has it again
+        # A returning node gets its place back.
+        ([[3, 5], [3, 7], [3, 5, 7]], [[3, 5], [3, 7], [3, 5]]),
         ([[3, 5], [7], [7, 9]], [[3, 5], [7], [9, 7]]),
-        ([[3, 5], [3, 7], [3, 7, 9]], [[3, 5], [3, 7], [3, 7]]),  # who has it keeps it
+        # The node that has a place keeps it.
+        ([[3, 5], [3, 7], [3, 7, 9]], [[3, 5], [3, 7], [3, 7]]),
     ],
 )
-def test_so_many_nodes_take_part(listings, part):
+def test_at_most_the_given_number_of_nodes_takes_part(listings, part):
     assert taking_part(listings, 2) == part
 
 
@@ -33,7 +35,7 @@ def test_without_a_number_all_take_part():
     assert taking_part([[3], [3, 5, 7, 9], [5]], None) == [[3], [9, 3, 7, 5], [5]]
 
 
-def test_who_takes_no_part_is_named_once_and_so_is_who_is_gone(caplog):
+def test_spare_nodes_and_absent_nodes_are_named_once(caplog):
     grid = MembershipGrid(Fleet([[3], [3, 7], [3, 7], [3], [7], [3, 7]]), 1, 1)
     said = []
     for _ in range(6):
@@ -56,13 +58,13 @@ def test_a_resumed_run_goes_on_with_the_nodes_that_it_had():
 
 @pytest.fixture
 def hurry(monkeypatch):
-    """Let who asks ten times in a row count as somebody who waits, however fast."""
+    """Let every look at the clock advance 1.5 seconds, so that repeated calls count as waiting."""
     seconds = iter(range(1000))
     monkeypatch.setattr(membership.time, "monotonic", lambda: 1.5 * next(seconds))
 
 
 def test_a_strategy_that_waits_for_more_nodes_than_take_part_is_stopped(hurry):
-    """Flower's own logs a line a second, for ever."""
+    """Without this error Flower's strategy would log a line a second for ever."""
     grid = MembershipGrid(Fleet([[3, 5]]), 1, 2)
     with pytest.raises(ConfigError, match=r"waits for more nodes than nodes=2, .* give more, or"):
         repeat(grid.get_node_ids, membership.ASKS)
@@ -73,7 +75,7 @@ def repeat(function, times):
         function()
 
 
-def test_a_strategy_that_waits_for_a_node_that_may_come_says_so_ever_less_often(hurry, caplog):
+def test_a_strategy_that_waits_for_a_possible_node_logs_this_less_and_less_often(hurry, caplog):
     grid = MembershipGrid(Fleet([[3]]), 1, 2)
     repeat(grid.get_node_ids, 100)
     assert 3 <= len(caplog.messages) <= 5
@@ -82,7 +84,7 @@ def test_a_strategy_that_waits_for_a_node_that_may_come_says_so_ever_less_often(
     }
 
 
-def test_who_sends_between_two_looks_does_not_wait(hurry, caplog):
+def test_a_strategy_that_sends_between_two_calls_does_not_wait(hurry, caplog):
     fleet = Fleet([[3, 5]])
     fleet.push_messages = fleet.pull_messages = lambda messages: []
     grid = MembershipGrid(fleet, 1, 2)

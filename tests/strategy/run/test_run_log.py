@@ -1,4 +1,4 @@
-"""What a run leaves behind."""
+"""The files that a run writes."""
 
 import json
 from itertools import pairwise
@@ -23,7 +23,7 @@ def test_history_and_result(tmp_path):
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
     assert all(a["seconds"] <= b["seconds"] for a, b in pairwise(rows))
     written = json.loads((folder / "result.json").read_text())
-    assert written["accuracy"] == 0.7  # the last that was measured
+    assert written["accuracy"] == 0.7  # the last measured accuracy
     assert written["loss"] == pytest.approx(0.3)
     assert written["best_accuracy"] == 0.9
     assert written["uplink_bytes"] == 40
@@ -52,16 +52,16 @@ def test_a_full_disk_ends_the_history_and_not_the_run(tmp_path, caplog):
     assert records.finish({}, {"w": torch.ones(2)})["round"] == 2
 
 
-def test_the_newest_model_is_kept_now_and_then(tmp_path, caplog, monkeypatch):
+def test_the_newest_model_is_saved_at_intervals(tmp_path, caplog, monkeypatch):
     records = RunLog(str(tmp_path))
-    assert records.due  # a first one at once
+    assert records.due  # the first model is due at once
     records.keep({})
     assert not records.due
     monkeypatch.setattr("strategy.run.run_log.OFTEN", -1.0)
     assert records.due
     records.keep({"w": torch.ones(2)})
     assert load_file(tmp_path / "model.safetensors")["w"].tolist() == [1, 1]
-    (tmp_path / "model.safetensors.part").mkdir()  # nothing can be written there
+    (tmp_path / "model.safetensors.part").mkdir()  # a folder here makes writing fail
     records.keep({"w": torch.zeros(2)})
     assert "the newest model cannot be written" in caplog.text
     assert load_file(tmp_path / "model.safetensors")["w"].tolist() == [1, 1]

@@ -1,4 +1,4 @@
-"""What is written into a state with its own type comes back with it."""
+"""A value that is stored in a state is loaded with its own type."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ def again(value):
     ],
     ids=repr,
 )  # fmt: skip
-def test_plain_values_and_what_holds_them(value):
+def test_plain_values_and_their_containers(value):
     found = again(value)
     assert found == value
     assert type(found) is type(value)
@@ -52,8 +52,8 @@ def test_arrays_keep_their_type_and_shape_and_may_be_written_to(dtype, shape):
     assert found.flags.writeable
 
 
-def test_a_scalar_of_numpys_stays_one():
-    """It would change what a sum with float32 is."""
+def test_a_numpy_scalar_stays_a_numpy_scalar():
+    """A NumPy float64 must stay one, because its sum with a float32 is a float64."""
     found = again(np.float64(0.5))
     assert (type(found), found) == (np.float64, 0.5)
 
@@ -99,7 +99,7 @@ def test_records_and_messages():
 
 @pytest.mark.parametrize("value", [object(), len, np.random.default_rng(), [object()]],
                          ids=["object", "function", "generator", "list"])  # fmt: skip
-def test_what_cannot_be_kept_is_named(value):
+def test_a_value_that_cannot_be_stored_is_named(value):
     with pytest.raises(TypeError, match="a state cannot hold"):
         to_bytes(Kept(Tagged(value)))
 

@@ -1,4 +1,4 @@
-"""Of a process that finds this folder on its path: a clock that is off by CLOCK_OFF seconds."""
+"""Shifts the clock by CLOCK_OFF seconds in every process with this folder on its module path."""
 
 import datetime
 import os
@@ -8,11 +8,11 @@ _off, _time = float(os.environ.get("CLOCK_OFF", "0")), time.time
 
 
 class Shifted(datetime.datetime):
-    """Moments of a clock that is off."""
+    """A datetime whose `now` reads the shifted clock."""
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> "Shifted":
-        """Return what that clock shows."""
+        """Return the shifted time."""
         found: Shifted = cls.fromtimestamp(time.time(), tz)
         return found
 

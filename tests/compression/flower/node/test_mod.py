@@ -39,7 +39,7 @@ def test_messages_without_a_payload_pass_through():
     assert seen == [message]
 
 
-def test_the_senders_content_is_not_touched_by_the_mod():
+def test_the_mod_does_not_change_the_senders_content():
     record = RecordDict(
         {
             "arrays": payload_record(
@@ -58,8 +58,8 @@ def test_the_senders_content_is_not_touched_by_the_mod():
 
 
 @pytest.mark.parametrize("options", [("topk",), ("esgd",), ("cesgd",), ("dense", "sign")])
-def test_what_a_node_keeps_is_what_is_declared(options):
-    """The codec's memory, and the last payload where it could have to be put back."""
+def test_a_node_stores_as_many_bytes_as_declared(options):
+    """A node stores the codec's memory, and its last payload if that may have to be undone."""
     codec = make_codec(*options)
     pool = make_pool(NodeHostSpec(node_app(CompressionMod(codec)), 3, 1, {}), 1)
     link = CompressedGrid(LocalGrid(pool, 3))

@@ -1,4 +1,4 @@
-"""The link: transparent when nothing is lost, safe when something is wrong."""
+"""A link changes no result of a lossless method, and excludes bad replies."""
 
 import logging
 from functools import cache
@@ -57,7 +57,7 @@ STRATEGIES = {
 
 @cache
 def uncompressed(name):
-    """Return the model that Flower's own strategy makes."""
+    """Return the model that Flower's strategy trains without a link."""
     return run(STRATEGIES[name](), node_app())
 
 
@@ -84,17 +84,18 @@ def test_int8_payloads_are_close_and_four_times_smaller(name):
     assert traffic.sparsity == 0
 
 
-def test_what_nodes_leave_out_is_counted():
+def test_entries_that_nodes_do_not_send_are_counted():
     size = sum(np.prod(shape, dtype=int) for shape in SHAPES.values())
     _, traffic = linked(FedAvg(fraction_evaluate=0), node_app(CompressionMod("topk", density=0.25)))
     assert traffic.uplink_entries_whole == size * NODES * ROUNDS
     assert traffic.uplink_entries == pytest.approx(size / 4 * NODES * ROUNDS, rel=0.1)
     assert traffic.sparsity == pytest.approx(0.75, abs=0.03)
-    assert Traffic().sparsity is None  # of nothing
+    assert Traffic().sparsity is None  # nothing was sent
 
 
-def test_all_nodes_weigh_the_same_if_that_is_wanted():
-    app = node_app(CompressionMod(PLAIN), with_metric("num-examples", 10**9))  # of one of the nodes
+def test_equal_gives_all_nodes_the_same_weight():
+    # Node 0 reports this number.
+    app = node_app(CompressionMod(PLAIN), with_metric("num-examples", 10**9))
     equal = Screening(equal=True)
     got, traffic = linked(FedAvg(fraction_evaluate=0), app, screening=equal)
     honest, _ = linked(
@@ -229,7 +230,7 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
 
 
 def test_the_mean_is_over_the_nodes_that_remain():
-    """Node 3 of 6 fails: what remains is what Flower's FedAvg gives when node 3 fails there."""
+    """If node 3 fails, the model equals that of Flower's FedAvg without node 3."""
     app = node_app(CompressionMod(PLAIN), reply_with(lambda p: b"?"))
     spoiled, _ = linked(FedAvg(fraction_evaluate=0), app)
     plain = run(FedAvg(fraction_evaluate=0), node_app(spoil=raising))

@@ -1,4 +1,4 @@
-"""What nodes have sent is in the model, or in their memories, once: however a strategy asks."""
+"""Each update is either in the model or in its node's memory, for every order of messages."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ ENTRIES, NODES = 10, 2
 
 
 class Kept:
-    """A mod before the link's: what each node holds back."""
+    """A mod outside the link's mod: records the sum of each node's memory."""
 
     def __init__(self):
         self.by_node = {}
@@ -30,7 +30,7 @@ class Kept:
 
 @pytest.fixture
 def federation():
-    """Return a link to nodes that add 1 to every entry and send one of ten, and what they keep."""
+    """Return a link to nodes that add 1 to each entry, send one of ten, and their unsent sums."""
     kept_back = Kept()
     app = ClientApp(mods=[kept_back, CompressionMod("topk", density=1 / ENTRIES)])
 
@@ -60,7 +60,7 @@ def all_at_once(link, model, number):
 
 
 def one_by_one(link, model, number):
-    """The same model for the next batch of nodes: nothing was given up."""
+    """Send the same model to one node after the other; every update is applied."""
     return [
         move
         for node in link.get_node_ids()
@@ -118,20 +118,21 @@ def test_nothing_is_lost_and_nothing_counts_twice(federation, way):
     assert applied + sum(kept_back.values()) == given
 
 
-def test_a_round_that_came_to_nothing_is_put_back_by_all(federation):
-    """The same model goes to others in the next round: the first node's update is in no model."""
+def test_an_update_that_the_strategy_drops_returns_to_the_memory(federation):
+    """If the next round sends the same model, the node puts its update back into its memory."""
     link, kept_back = federation
     model = np.zeros(ENTRIES, np.float32)
     first, second = link.get_node_ids()
-    link.send_and_receive(asking(model, [first], **{"server-round": 1}))  # and is given up
+    # The strategy drops this update.
+    link.send_and_receive(asking(model, [first], **{"server-round": 1}))
     (move,) = moves(model, link.send_and_receive(asking(model, [second], **{"server-round": 2})))
     newer = model + move
     (last,) = moves(newer, link.send_and_receive(asking(newer, [first], **{"server-round": 3})))
     assert kept_back[first] == 2 * ENTRIES - float(last.sum())
 
 
-def test_whose_reply_was_lost_is_told_so_when_it_has_replied_again(federation):
-    """Two messages are under way; the first is never replied to, so nothing is owed any more."""
+def test_a_node_goes_on_after_a_lost_reply(federation):
+    """A node's first reply never arrives, its second does; its third reply is accepted too."""
     link, _ = federation
     model = np.zeros(ENTRIES, np.float32)
     node = link.get_node_ids()[0]

@@ -1,4 +1,4 @@
-"""What each node lacks of the newest model, and what it is sent: by hand it becomes that model."""
+"""A node that applies the model update it receives has the server's newest model."""
 
 import gc
 import weakref
@@ -23,14 +23,14 @@ RULES = [SGD(), Momentum(0.5, lazy=True), Adam()]
 
 
 class Server:
-    """A replica that goes on by random updates, and the steps of it."""
+    """A server's replica that takes random steps, and the log of these steps."""
 
     def __init__(self, rule=RULES[0], follow=True):
         self.rule = rule
         self.replica = Replica.start(rule, TRAINED, np.linspace(-1, 1, SIZE, dtype=np.float32))
         self.steps = StepLogSync(self.replica, LAYOUT, follow=follow)
         self.ledger = VersionTracker(self.steps)
-        self.payloads, self.models = [b""], [self.replica.model.copy()]  # by version
+        self.payloads, self.models = [b""], [self.replica.model.copy()]  # index: version
 
     def go(self, count=1, entries=3):
         for _ in range(count):
@@ -45,7 +45,7 @@ class Server:
         return self
 
     def known(self, base):
-        """Return what nodes get of which `base` is known; None where that is nothing."""
+        """Return the update for a node of version `base`; a snapshot if `base` is too old."""
         return self.steps.model_update(base if self.steps.knows(base) else None)
 
 
@@ -62,7 +62,7 @@ def is_snapshot(model_update):
 
 
 def snapshot(server, model_update):
-    """Return the replica that a snapshot holds."""
+    """Return the replica that a snapshot describes."""
     arrays = {VERSION: np.array([model_update.note["version"]])}
     for name, payload in contents(model_update).items():
         arrays[name] = decode(payload, LAYOUT if name == MODEL else memory_layout(name))[0].copy()
@@ -78,7 +78,7 @@ def whole_bytes(server):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_a_node_that_is_not_known_gets_all_there_is(rule):
+def test_an_unknown_node_gets_a_snapshot(rule):
     server = Server(rule).go(4)
     model_update = server.steps.model_update(None)
     assert set(model_update.arrays) == {MODEL, *rule.names}
@@ -109,8 +109,8 @@ def test_a_node_gets_exactly_what_it_lacks_in_order(missing):
 @given(
     rule=st.sampled_from(RULES), events=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)))
 )
-def test_whatever_is_missed_a_node_that_applies_its_parcel_is_up_to_date(rule, events):
-    """Three nodes: one is asked in each round, and its reply arrives, is lost or is an error."""
+def test_a_node_that_missed_messages_has_the_newest_model_after_the_next(rule, events):
+    """One of three nodes is asked in each round; its reply arrives, is lost, or is an error."""
     server, nodes = Server(rule), {}
     ledger = server.ledger
     for node, fate in events:
@@ -128,7 +128,7 @@ def test_whatever_is_missed_a_node_that_applies_its_parcel_is_up_to_date(rule, e
             np.testing.assert_array_equal(nodes[node].arrays[name], array)
         if fate == 0:
             ledger.lose(node)
-        elif fate > 1:  # at 1 the reply is lost: the server does not know
+        elif fate > 1:  # fate 1: the reply is lost, so the server does not know the node's version
             ledger.confirm(node, nodes[node].version)
         server.go(fate // 2, entries=4 * fate**2)
 
@@ -142,12 +142,12 @@ def test_a_node_that_was_away_for_long_gets_a_snapshot():
         assert server.replica.version < 100
     assert 0 < small <= whole_bytes(server)
     assert server.replica.version > 2
-    # who lacks less still gets that
+    # a node with a recent version still gets steps
     assert not is_snapshot(server.known(server.replica.version - 1))
 
 
 def test_updates_larger_than_a_snapshot_are_not_sent():
-    server = Server().go(entries=SIZE)  # indices and values: about twice the model
+    server = Server().go(entries=SIZE)  # with indices and values: about twice the model's size
     assert len(server.payloads[1]) > 4 * SIZE
     assert server.steps.knows(0)
     model_update = server.steps.model_update(0)
@@ -156,7 +156,7 @@ def test_updates_larger_than_a_snapshot_are_not_sent():
     assert model_update is server.steps.model_update(None)
 
 
-def test_nodes_alike_get_the_same_object_until_the_model_changes():
+def test_nodes_with_the_same_version_get_the_same_object():
     server = Server().go(3)
     assert server.steps.model_update(2) is server.steps.model_update(2)
     assert server.steps.model_update(None) is server.steps.model_update(None)
@@ -175,11 +175,11 @@ def test_memory_is_bounded_by_a_snapshot(entries):
     assert sum(map(len, payloads)) <= max(whole, len(payloads[-1]))
     assert payloads == server.payloads[-len(payloads) :]
     assert [r for _, r in server.steps.recent] == [rate(n) for n in range(1, 201)][-len(payloads) :]
-    dropped = server.payloads[-len(payloads) - 1]  # one more would have been too many
+    dropped = server.payloads[-len(payloads) - 1]  # one payload more would exceed the bound
     assert sum(map(len, payloads)) + len(dropped) > whole
 
 
-def test_parcels_of_an_older_model_are_not_kept():
+def test_model_updates_of_an_older_model_are_dropped():
     server = Server().go(2)
     arrays = [weakref.ref(server.steps.model_update(base).arrays) for base in (None, 1)]
     assert all(ref() is not None for ref in arrays)
@@ -188,11 +188,11 @@ def test_parcels_of_an_older_model_are_not_kept():
     assert [ref() for ref in arrays] == [None, None]
 
 
-def test_where_nodes_keep_nothing_every_message_carries_the_model_alone():
+def test_nodes_that_do_not_follow_get_the_whole_model_each_time():
     server = Server(Adam(), follow=False).go(3)
     model_update = server.steps.model_update(server.ledger.base_of(7))
     server.ledger.send(7, model_update)
-    server.ledger.confirm(7, 3)  # nobody has asked it to
+    server.ledger.confirm(7, 3)  # no message asked node 7 to confirm
     assert server.ledger.base_of(7) is None
     assert set(model_update.arrays) == {MODEL}
     assert model_update.note == {}

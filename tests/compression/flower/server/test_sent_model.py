@@ -1,4 +1,4 @@
-"""Which of a message's records is the model, and what travels in its own type."""
+"""Which record of a message is the model, and which tensors travel in their own type."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_contents_without_a_model():
     assert models.of(content(config=ConfigRecord()), first=True) is None
 
 
-def test_the_links_own_name_is_taken():
+def test_a_record_with_the_links_name_is_refused():
     models = SentModels(None, [], 0, SentModelsState())
     with pytest.raises(ValueError, match="give yours another name"):
         models.of(content(a=named(w=np.ones(3)), **{NOTE: ConfigRecord()}), first=True)
@@ -47,7 +47,7 @@ def test_patterns_must_name_something_once():
         models.of(message, first=True)
 
 
-def test_what_was_an_integer_stays_exact_once_it_is_a_float():
+def test_an_integer_tensor_that_became_float_stays_exact():
     state = SentModelsState()
     before = content(a=named(w=np.ones(3, np.float32), n=np.int64([7])))
     after = content(a=named(w=np.ones(3, np.float32), n=np.float64([7.5])))

@@ -1,4 +1,4 @@
-"""The server's end of the dialogue: what it says to whom, what a reply must hold, every byte."""
+"""The server's session: what it sends to each node, which replies it accepts, what it counts."""
 
 import math
 
@@ -14,14 +14,14 @@ from compression.flower.records import STYPE, payload_records
 from compression.flower.server.session import ModelUpdate, ServerSession
 
 LAYOUT = Layout(("weight", "bias"), ((8, 5), (5,)), ("float32",) * 2)
-PLAIN_BYTES = 1000  # of the model, as Flower sends it
+PLAIN_BYTES = 1000  # the model's bytes in Flower's format
 CODEC = make_codec(coder="raw")
-NUMBER = 2  # of the messages
+NUMBER = 2  # the messages' number
 METRICS = {"num-examples": 3, "loss": 0.5}
 
 
 class Newest:
-    """A way to the newest version: so many bytes, and one more for each version that is lacking."""
+    """A fake sync method: a model update takes one byte for each version that the node lacks."""
 
     skips = True
 
@@ -63,10 +63,10 @@ def answer(message, sequence=None, version=None, metrics=METRICS, number=NUMBER)
     return Message(RecordDict({**content, **({NOTE: note} if note else {})}), reply_to=message)
 
 
-# what nodes are told
+# What nodes receive.
 
 
-def test_a_message_holds_orders_a_note_and_the_model():
+def test_a_message_holds_the_config_a_header_and_the_model():
     talk = dialogue()
     (message,) = asked(talk, 7, checksum=b"12345678")
     assert message.metadata.dst_node_id == 7
@@ -78,7 +78,7 @@ def test_a_message_holds_orders_a_note_and_the_model():
     assert read(message.content, DownlinkHeader) == expected
 
 
-def test_nodes_alike_share_one_content_and_the_others_a_parcel_where_they_can():
+def test_nodes_share_contents_or_model_updates_where_possible():
     talk = dialogue()
     for node, version in ((1, 3), (2, 3), (3, 4), (4, 3)):
         talk.ledger.send(node, ModelUpdate(ArrayRecord(), {"version": version}, 0))
@@ -89,7 +89,7 @@ def test_nodes_alike_share_one_content_and_the_others_a_parcel_where_they_can():
     assert contents[0] is contents[1]
     assert contents[4] is contents[5]
     assert len({id(content) for content in contents}) == 4
-    assert contents[3]["arrays"] is contents[0]["arrays"]  # the note alone is its own
+    assert contents[3]["arrays"] is contents[0]["arrays"]  # the nodes differ in the header only
     notes = [read(content, DownlinkHeader) for content in contents]
     assert [note.applied for note in notes] == [None, None, None, 9, None, None]
     assert [note.base for note in notes] == [3, 3, 4, 3, None, None]
@@ -108,10 +108,10 @@ def test_every_message_is_counted():
     assert talk.traffic.downlink_bytes_float32 == 4 * PLAIN_BYTES
 
 
-# what they answer
+# What nodes reply.
 
 
-def test_an_answer_is_its_update_and_what_the_node_measured():
+def test_a_reply_gives_an_update_and_the_nodes_metrics():
     talk = dialogue()
     (message,) = asked(talk, 7)
     received = talk.read(answer(message, version=5), 7, NUMBER, ["loss"])
@@ -119,19 +119,19 @@ def test_an_answer_is_its_update_and_what_the_node_measured():
     assert dict(received.metrics) == METRICS
     assert talk.traffic.uplink_bytes == len(CODEC.encode(update(), LAYOUT))
     assert talk.traffic.uplink_bytes_float32 == PLAIN_BYTES
-    assert talk.traffic.client_updates == 0  # for who applies it to say
+    assert talk.traffic.client_updates == 0  # counted only when the update is applied
     assert talk.ledger.base_of(7) == 5
 
 
 @pytest.mark.parametrize("says", [None, 4])
-def test_a_node_that_does_not_have_what_it_was_sent_gets_the_model_whole(says):
+def test_a_node_without_the_sent_version_gets_the_whole_model(says):
     talk = dialogue()
     (message,) = asked(talk, 7)
     talk.read(answer(message, version=says), 7, NUMBER)
     assert talk.ledger.base_of(7) is None
 
 
-def test_an_error_says_why_and_nobody_knows_what_the_node_has():
+def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown():
     talk = dialogue()
     for _ in range(2):
         (message,) = asked(talk, 7)
@@ -144,7 +144,7 @@ def test_an_error_says_why_and_nobody_knows_what_the_node_has():
             Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message), 7, NUMBER
         )
     assert talk.ledger.base_of(7) is None
-    assert talk.traffic.as_dict() == before  # nothing has come
+    assert talk.traffic.as_dict() == before  # no bytes are counted
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_an_error_says_why_and_nobody_knows_what_the_node_has():
         (None, "no reason given"),
     ],
 )
-def test_a_reason_is_told_plainly(given, said):
+def test_a_reason_is_reported_in_plain_words(given, said):
     (message,) = asked(dialogue(), 7)
     assert reason_of(Message(Error(1, given), reply_to=message)) == said
 
@@ -196,7 +196,7 @@ def noted(**values):
 
 
 OTHER = Layout(("weight",), ((3,),), ("float32",))
-CAME = {  # a payload was there: it is counted
+CAME = {  # these replies hold a payload, which is counted
     "no samples": (measured(num_examples=0), "number of samples"),
     "fewer than none": (measured(num_examples=-3), "number of samples"),
     "samples that nobody counted": (measured(num_examples=None), "num-examples"),
@@ -254,7 +254,8 @@ def test_an_answer_that_was_applied_is_not_read_again():
     (message,) = asked(talk, 7)
     talk.read(answer(message, sequence=1), 7, NUMBER)
     assert talk.receipts.pending == [7]
-    talk.read(answer(message, sequence=1), 7, NUMBER)  # nobody has applied it
+    # The first reply was not applied, so this one is accepted.
+    talk.read(answer(message, sequence=1), 7, NUMBER)
     talk.receipts.applied([7])
     with pytest.raises(PayloadError, match="update 1 was applied already"):
         talk.read(answer(message, sequence=1), 7, NUMBER)
@@ -277,12 +278,14 @@ def test_a_node_that_was_forgotten_puts_nothing_back_when_it_comes_again(monkeyp
     talk.read(answer(asked(talk, 7)[0], sequence=1), 7, NUMBER)
     talk.receipts.applied([7])
     asked(talk, 8)
-    assert talk.gone(lambda: [8]) == set()  # they may be two and one to spare
+    assert talk.gone(lambda: [8]) == set()  # two absent nodes and one to spare are within the limit
     asked(talk, 9, 10)
     assert talk.gone(lambda: [8]) == {7, 9, 10}
     first, eleventh = (read(m.content, DownlinkHeader) for m in asked(talk, 7, 11))
     assert (first.applied, first.undecided) == (None, 1)
-    assert (eleventh.applied, eleventh.undecided) == (None, 1)  # it may be another old one
+    # Node 11 may also be a node that the server has forgotten.
+    assert (eleventh.applied, eleventh.undecided) == (None, 1)
     (again,) = asked(talk, 7)
     note = read(again.content, DownlinkHeader)
-    assert (note.applied, note.undecided) == (None, None)  # 0: what it sent meanwhile is put back
+    # No reply of node 7 is in the model: it puts its last update back.
+    assert (note.applied, note.undecided) == (None, None)

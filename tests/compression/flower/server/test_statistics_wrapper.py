@@ -1,4 +1,4 @@
-"""No strategy steps BatchNorm's statistics: they stay between what nodes reported."""
+"""After any strategy BatchNorm's statistics lie within the range that nodes reported."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def initial():
 
 
 def run(strategy, seed, scale):
-    """Return the variances after each round, and the lowest and highest that were reported."""
+    """Return the variances after each round, and the lowest and the highest reported variance."""
     app, reported, found = ClientApp(), [np.ones(SIZE, np.float32)], []
 
     @app.train(mods=[CompressionMod(INT8)])
@@ -67,7 +67,7 @@ finite = st.floats(-(2.0**100), 2.0**100, width=32)
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), nodes=st.integers(1, 7))
-def test_a_mean_is_within_what_was_reported(data, nodes):
+def test_a_mean_is_within_the_reported_range(data, nodes):
     values = [
         np.array(data.draw(st.lists(finite, min_size=3, max_size=3)), np.float32)
         for _ in range(nodes)
@@ -85,7 +85,7 @@ def test_a_mean_is_within_what_was_reported(data, nodes):
 
 
 @pytest.mark.parametrize("kind", ["int64", "uint64", "int8"])
-def test_integers_on_which_all_agree_are_kept(kind):
+def test_integers_that_all_nodes_report_alike_stay(kind):
     info = np.iinfo(kind)
     value = np.array([info.min, info.max, info.max - 1, 1], dtype=kind)
     np.testing.assert_array_equal(mean([value] * 3, [0.1, 0.7, 3.0]), value)

@@ -1,4 +1,4 @@
-"""What is usual is learned from what was used: one bad node can neither hide in it nor set it."""
+"""The filter learns usual norms from the updates used so far; one bad node cannot shift them."""
 
 import numpy as np
 import pytest
@@ -23,11 +23,11 @@ from strategy.run.serialization import from_bytes, to_bytes
 from tests.compression.flower.apps import grid_of, moving, to_targets
 from tests.compression.flower.federation import initial
 
-MODEL = np.ones(100, np.float32)  # of length 10
+MODEL = np.ones(100, np.float32)  # of norm 10
 
 
 def screened(options, lengths):
-    """Look at a round's lengths, then use each; return the shares, None for who is refused."""
+    """Pass a round's norms to a filter; return (factors used, None where refused), filter."""
     screen = UpdateFilter(options)
     return use(screen, lengths), screen
 
@@ -45,34 +45,34 @@ def use(screen, lengths):
 
 
 @given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=30))
-def test_updates_of_about_one_length_are_all_used(lengths):
+def test_updates_of_similar_norms_are_all_used(lengths):
     assert screened(Screening(), lengths)[0] == [1.0] * len(lengths)
 
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("huge", [1e4, 3e38, float("inf"), float("nan")])
-def test_a_long_one_among_others_is_refused_whenever_it_comes(first, huge):
+def test_an_update_of_large_norm_is_refused_at_any_position(first, huge):
     lengths = [huge, 1.0, 1.1, 0.9] if first else [1.0, 1.1, 0.9, huge]
     found, _ = screened(Screening(), lengths)
     assert found[0 if first else -1] is None
     assert found.count(1.0) == 3
 
 
-def test_a_first_update_far_longer_than_the_model_is_refused():
+def test_a_first_update_of_far_larger_norm_than_the_model_is_refused():
     with pytest.raises(PayloadError, match="as long as the model"):
         UpdateFilter().clip_factor(1, 101.0, MODEL)
     assert UpdateFilter().clip_factor(1, 99.0, MODEL) == 1
     assert UpdateFilter().clip_factor(1, 990.0, MODEL, rate=0.1) == 1
 
 
-def test_late_in_a_run_an_update_as_at_its_beginning_is_used():
+def test_an_update_as_large_as_the_first_ones_is_used_late_in_a_run():
     _, screen = screened(Screening(refuse=3), [1.0] * 5)
     for _ in range(20):
         use(screen, [1e-6] * 5)
     assert use(screen, [1.0, *[1e-6] * 4]) == [1.0] * 5
 
 
-def test_who_sends_often_does_not_set_what_is_usual():
+def test_a_node_that_sends_often_does_not_set_the_usual_norm():
     _, screen = screened(Screening(refuse=10), [1.0] * 5)
     for _ in range(100):
         screen.clip_factor(0, 9.0, MODEL)
@@ -80,22 +80,22 @@ def test_who_sends_often_does_not_set_what_is_usual():
         screen.clip_factor(1, 11.0, MODEL)
 
 
-def test_clipping_shortens_to_so_many_times_the_usual_length():
+def test_clipping_limits_the_norm_to_a_multiple_of_the_usual_norm():
     found, _ = screened(Screening(clip=2), [1.0, 1.0, 1.0, 8.0])
     assert found == [1.0, 1.0, 1.0, 0.25]
 
 
 @pytest.mark.parametrize("node", [0, 3])
-def test_no_weight_is_more_than_so_many_times_the_usual_one(node):
+def test_a_weight_is_limited_to_a_multiple_of_the_usual_weight(node):
     weights = dict.fromkeys(range(4), 5.0) | {node: 1e18}
     assert UpdateFilter(Screening(weight=10)).cap_weights(weights)[node] == 50
     assert UpdateFilter(Screening(weight=None)).cap_weights(weights)[node] == 1e18
     assert (
         UpdateFilter().cap_weights({0: 1e18, 1: 1.0})[0] == 1e18
-    )  # of two nobody knows which is usual
+    )  # two nodes are too few to tell which weight is usual
 
 
-def test_what_weighs_evaluations_is_usual_by_itself():
+def test_evaluation_weights_have_their_own_usual_weight():
     screen = UpdateFilter(Screening(weight=10))
     screen.cap_weights(dict.fromkeys(range(4), 1000.0))
     weights = dict.fromkeys(range(4), 5.0) | {2: 1e18}
@@ -103,8 +103,8 @@ def test_what_weighs_evaluations_is_usual_by_itself():
 
 
 @pytest.mark.parametrize("lies", ["train", "evaluate"])
-def test_a_weight_that_lies_is_no_mean_of_its_own(lies, caplog):
-    """Of an evaluation it would be the run's accuracy where the server has no photos."""
+def test_a_false_number_of_samples_is_limited(lies, caplog):
+    """A false `num-examples` must not decide the mean metrics of training or evaluation."""
 
     def told(message, context, call_next):
         reply = call_next(message, context)
@@ -120,18 +120,18 @@ def test_a_weight_that_lies_is_no_mean_of_its_own(lies, caplog):
     link = CompressedGrid(grid_of(nodes, 10))
     result = FedAvg(fraction_evaluate=1).start(link, initial(), num_rounds=2)
     found = {"train": result.train_metrics_clientapp, "evaluate": result.evaluate_metrics_clientapp}
-    assert found[lies][2]["loss"] == pytest.approx(9 / 19)  # it weighs as ten of nineteen
+    assert found[lies][2]["loss"] == pytest.approx(9 / 19)  # node 0 weighs as 10 of 19
     assert "its num-examples of 4.61169e+18 counts as 20" in caplog.text
     assert link.traffic.failures == 0
 
 
-def test_lengths_beyond_float32_are_infinite_without_a_warning():
+def test_norms_beyond_float32_are_infinite_without_a_warning():
     assert length(np.full(10, 3e38, np.float32)) == float("inf")
     assert length(np.array([3, 0], np.float32), np.array([4], np.float32)) == 5
 
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(1e-3, 1e18), min_size=1))
-def test_all_weigh_the_same_if_that_is_wanted(weights):
+def test_equal_gives_all_nodes_the_same_weight(weights):
     assert set(UpdateFilter(Screening(equal=True)).cap_weights(weights).values()) == {1.0}
 
 
@@ -153,7 +153,7 @@ START = np.repeat(np.float32([0, 1]), 8)
 
 
 def reports(seed, nodes, *, move=1.0, spread=0.1):
-    """What nodes report that have moved from `START` to about the same place."""
+    """Return the BatchNorm statistics of nodes that moved from `START` to similar values."""
     draw = np.random.default_rng(seed)
     there = np.repeat(np.float32([0.3 * move, np.exp(-move)]), 8)
     return [
@@ -162,7 +162,7 @@ def reports(seed, nodes, *, move=1.0, spread=0.1):
 
 
 def take(screen, found, sent=START):
-    """Take a round's; return them as they are used, None for who is refused."""
+    """Pass a round's statistics to the screen; return the ones used, None where it refuses."""
     screen.observe(BN, [(report, sent) for report in found])
     taken = []
     for node, report in enumerate(found):
@@ -179,7 +179,7 @@ def lie(mean, report):
 
 @pytest.mark.parametrize("place", [0, 4, 9])
 @pytest.mark.parametrize("mean", [5, -5, 1e5, 3e38])
-def test_statistics_that_lie_are_refused_whenever_they_come(place, mean):
+def test_false_statistics_are_refused_at_any_position(place, mean):
     screen, found = StatisticsScreen(), reports(0, 10)
     found[place] = lie(mean, found[place])
     for turn in range(4):
@@ -190,30 +190,31 @@ def test_statistics_that_lie_are_refused_whenever_they_come(place, mean):
 
 
 @pytest.mark.parametrize("variance", [0, 1e-12, 1e6, 3e38])
-def test_so_is_a_variance(variance):
+def test_a_false_variance_is_refused(variance):
     found = reports(0, 10)
     found[3] = np.concatenate([found[3][:8], np.full(8, variance, np.float32)])
     assert take(StatisticsScreen(), found)[3] is None
 
 
 @given(st.integers(0, 99), st.floats(0.01, 5), st.floats(0.001, 0.5), st.integers(1, 20))
-def test_honest_ones_are_used_as_they_are(seed, move, spread, nodes):
+def test_honest_statistics_are_used_unchanged(seed, move, spread, nodes):
     screen = StatisticsScreen()
     for turn in range(3):
         found = reports(seed + turn, nodes, move=move, spread=spread)
         assert all(one is other for one, other in zip(take(screen, found), found, strict=True))
 
 
-def test_one_at_a_time_a_first_lie_is_outvoted():
+def test_a_false_first_report_is_outvoted_by_later_ones():
     screen, honest = StatisticsScreen(), reports(0, 10)
-    screen.taken(0, BN, lie(5, honest[0]), START, None)  # nobody knows yet
+    # The first report has nothing to compare with.
+    screen.taken(0, BN, lie(5, honest[0]), START, None)
     for node in range(1, 10):
         screen.taken(node, BN, honest[node], START, None)
     with pytest.raises(PayloadError, match=r"away from the other nodes' \(screen.statistics=5\)"):
         screen.taken(0, BN, lie(5, honest[0]), START, None)
 
 
-def test_who_was_led_astray_may_come_back():
+def test_a_model_that_was_shifted_may_return():
     screen, found = StatisticsScreen(), reports(0, 10)
     take(screen, found)
     astray, back = lie(9, found[0]), lie(8, found[0])
@@ -222,7 +223,7 @@ def test_who_was_led_astray_may_come_back():
         screen.taken(2, BN, astray, back, None)
 
 
-def test_clipping_brings_them_as_near_as_that():
+def test_clipping_moves_statistics_to_the_limit():
     screen, found = StatisticsScreen(Screening(statistics=None, clip=2)), reports(0, 10)
     found[3] = lie(1e5, found[3])
     taken = take(screen, found)
@@ -251,6 +252,6 @@ def test_a_screen_of_statistics_goes_on_from_its_state():
     assert len(state.reports) <= 15
 
 
-def test_first_ones_far_longer_than_the_model_are_refused():
+def test_first_statistics_of_far_larger_norm_than_the_model_are_refused():
     with pytest.raises(PayloadError, match="many times the model's"):
         StatisticsScreen().taken(1, BN, lie(1e4, START), START, MODEL)

@@ -1,4 +1,4 @@
-"""What a node answers: how many messages it has had, and a sum that rounds one way only."""
+"""A ClientApp that replies with its message count and a sum that depends on rounding."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Asks each node, round after round, and writes down what they say."""
+"""A ServerApp that asks each node in every round and writes the replies to a file."""
 
 import json
 import time
