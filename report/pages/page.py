@@ -27,11 +27,11 @@ from report.pages.definitions import (
 HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml. -->"
 MEANS = (
     "± is half of a 95 % interval (Student's t over the seeds). A difference is in points of"
-    " accuracy: the mean of the differences between runs with the same seed. \"Noise\" means that the"
-    " interval of a difference contains zero. The true difference may still be as large as the"
-    " interval allows. \"Above\" and \"below\" are not corrected for multiple comparisons: about one"
-    " row in twenty differs by chance. Bytes are those of a whole run: \"up\" from all nodes, \"down\""
-    " from the server."
+    ' accuracy: the mean of the differences between runs with the same seed. "Noise" means'
+    " that the interval of a difference contains zero. The true difference may still be as"
+    ' large as the interval allows. "Above" and "below" are not corrected for multiple'
+    " comparisons: about one row in twenty differs by chance. Bytes are those of a whole run:"
+    ' "up" from all nodes, "down" from the server.'
 )
 OTHER_CPU = "a CPU not noted"
 BARS = "Bars show the intervals."
