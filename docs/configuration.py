@@ -1,6 +1,6 @@
-"""Writes docs/configuration.md: every group, choice and option, from the code that reads them.
+"""Writes docs/configuration.md, which lists every group, choice and option, from the code.
 
-`python -m docs.configuration`; a test compares the page with what this would write.
+Run `python -m docs.configuration`. A test fails if the page differs from what this would write.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ SCHEMAS: dict[str, type] = {
     "network": NetworkConfig,
 }
 CUT = (
-    "Where a model is cut over nodes, all of it is for activations; `compression@gradients=CHOICE` "
-    "and `gradients.OPTION` are for their gradients."
+    "If a model is cut over nodes, `compression` applies to the activations. "
+    "`compression@gradients=CHOICE` and `gradients.OPTION` apply to the gradients of activations."
 )
-VALUES = ("compression", "downlink", "model", "network")  # choices that are values and no more
+VALUES = ("compression", "downlink", "model", "network")  # choices without a class
 KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
-ABSURD: dict[type, Any] = {int: -(10**9), float: -1e9, str: "?"}  # what every check refuses
+ABSURD: dict[type, Any] = {int: -(10**9), float: -1e9, str: "?"}  # always refused
 INTRO = f"""
 <!-- Written by `{COMMAND}`: edit the code, not this page. -->
 # Configuration
 
-Every group and option of `python run.py`, as the code has them.
+This page lists every group and option of `python run.py`. It is generated from the code.
 
-* `GROUP=CHOICE` takes one of a group's choices: `strategy=fedadam`, `strategy/optimizer=momentum`.
+* `GROUP=CHOICE` selects a choice of a group: `strategy=fedadam`, `strategy/optimizer=momentum`.
 * `KEY=VALUE` sets an option: `nodes=20`, `compression.density=0.01`.
-* `+KEY=VALUE` adds an option that no file lists but the class takes: `+optimizer.amsgrad=true`.
-* Values with commas make a sweep with `-m`: `python run.py -m seed=0,1,2`.
-* `hydra.run.dir=FOLDER` says where the results go.
+* `+KEY=VALUE` sets an option of a class that this page does not list: `+optimizer.amsgrad=true`.
+* With `-m`, values separated by commas make a sweep: `python run.py -m seed=0,1,2`.
+* `hydra.run.dir=FOLDER` sets the folder of the results.
 * `--config-path RUN/.hydra --config-name config` runs a saved configuration again.
-* A wrong name or value is refused in one line, which says what there is.
+* A wrong name or value is refused. The error message is one line and lists the valid ones.
 
-The words win over a preset, a preset over the groups' own defaults. How each compression method
-works, and what its options mean: [algorithms.md](algorithms.md).
+An option on the command line overrides a preset. A preset overrides the defaults of the groups.
+[algorithms.md](algorithms.md) explains each compression method and its options.
 """
 
 
@@ -71,7 +71,7 @@ def page() -> str:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(HERE), version_base="1.3"):
         chosen = compose("config", return_hydra_config=True).hydra.runtime.choices
-    without = {*_groups(), "gradients", "screen"}  # which have tables of their own
+    without = {*_groups(), "gradients", "screen"}  # these have separate tables
     lines = [*INTRO.strip().splitlines(), "", "## The run", "", *_schema("", Config, without)]
     lines += ["", "### screen", "", *_schema("screen.", ScreenConfig)]
     for group, about in _groups().items():
@@ -92,7 +92,7 @@ def page() -> str:
             words = ", ".join(f"`downlink.{name}`" for name in sorted(own))
             lines += [
                 "",
-                *wrap(f"All options of `compression` go with `downlink.`, too, and {words}."),
+                *wrap(f"`downlink` has all options of `compression`, and also {words}."),
             ]
         lines += ["", *_choices(group, group, chosen.get(group))]
         for folder in sorted(path for path in (HERE / group).iterdir() if path.is_dir()):
@@ -104,7 +104,7 @@ def page() -> str:
 
 
 def _groups() -> dict[str, str]:
-    """Return each group and its line in `python run.py --help`, in that order."""
+    """Return each group and its description, in the order of `python run.py --help`."""
     template = OmegaConf.to_container(
         OmegaConf.load(HERE / "hydra/help/edgewire.yaml"), resolve=False
     )
@@ -115,7 +115,7 @@ def _groups() -> dict[str, str]:
 
 
 def _schema(prefix: str, schema: type, without: Collection[str] = ("name",)) -> list[str]:
-    """A dataclass: its fields as a table, its docstring below."""
+    """Return a dataclass's fields as a table, and its docstring below the table."""
     hints = get_type_hints(schema)
     lines = ["| option | default | must be |", "|---|---|---|"]
     for field in fields(schema):
@@ -143,7 +143,7 @@ def _allowed(kind: Any, field: Field[Any]) -> str:
 
 
 def _kind(kind: Any) -> str:
-    """Say a type in a person's words."""
+    """Return the English name of a type."""
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_kind(part) for part in get_args(kind))
     if get_origin(kind) is list:
@@ -152,11 +152,11 @@ def _kind(kind: Any) -> str:
 
 
 def _stages() -> list[str]:
-    """The three stages of a codec: their methods, and these methods' options."""
+    """Return the methods of a codec's three stages, and the options of each method."""
     lines = _schema("compression.", CompressionConfig, {name for name, _, _ in option_fields()})
     lines += [
         "",
-        "A `feedback` of null is the quantizer's own choice. Each method's options follow.",
+        "With `compression.feedback=null` the quantizer decides on error feedback.",
     ]
     for stage in STAGES:
         lines += ["", f"### compression.{stage}", ""]
@@ -173,7 +173,7 @@ def _stages() -> list[str]:
 
 
 def _accepted(method: type[Method], field: Field[Any]) -> str:
-    """Ask the method itself, by a value that it refuses: its message says which it takes."""
+    """Return the accepted values, from the error message for a value that the method refuses."""
     kind = get_type_hints(method)[field.name]
     try:
         method(**{field.name: ABSURD[kind]})
@@ -186,7 +186,9 @@ def _accepted(method: type[Method], field: Field[Any]) -> str:
 
 
 def _presets(default: str) -> list[str]:
-    lines = wrap(f"The default is `algorithm={default}`. What a preset sets can be typed by hand.")
+    lines = wrap(
+        f"The default is `algorithm={default}`. A preset is a short form for the options below it."
+    )
     lines.append("")
     for path in sorted((HERE / "algorithm").glob("*.yaml")):
         lines += wrap(f"`{path.stem}`: {sentence(_head(path))}", "* ", "  ")
@@ -196,7 +198,7 @@ def _presets(default: str) -> list[str]:
 
 
 def preset(name: str) -> dict[str, Any]:
-    """Return what a preset sets, those it is made of included: groups' choices, then options."""
+    """Return what a preset and its base presets set: groups' choices, then options."""
     content = _load(HERE / "algorithm" / f"{name}.yaml")
     groups: dict[str, Any] = {}
     values: dict[str, Any] = {}
@@ -211,7 +213,7 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def _choices(group: str, prefix: str, default: str | None) -> list[str]:
-    """One item for each file of a group, with its options."""
+    """Return one list item for each file of a group, with its options."""
     lines = [*wrap(f"The default run has `{group}={default}`."), ""] if default else []
     named = inspect.getdoc(SCHEMAS[group]) or "" if group in SCHEMAS else ""
     for path in sorted((HERE / group).glob("*.yaml")):
@@ -227,7 +229,7 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
         options = dict(_flat(content))
         plain = [key for key in options if key not in notes or group in VALUES]
         if group == "dataset":
-            plain = []  # the table has them
+            plain = []  # they are in the table
         words = [f"{prefix}.{key}={word(options[key])}" for key in plain]
         lines += wrap(text, "* ", "  ")
         sets = [*bases, *([f"`{' '.join(words)}`"] if words else [])]
@@ -244,12 +246,12 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
 
 
 def _base(group: str, entry: Any) -> str:
-    """Say what a choice is made of: another of its group, or of one inside or beside it."""
+    """Describe an entry of a choice's `defaults`: a choice of this group or of another group."""
     if isinstance(entry, str):
-        return f"those of `{entry}`"
+        return f"{'the options' if group in VALUES else 'those'} of `{entry}`"
     (key, value), *_ = entry.items()
     if key.startswith("/"):
-        return f"what `{key[1:].split('@')[0]}={value}` does"
+        return f"the options of `{key[1:].split('@')[0]}={value}`"
     return f"`{group}/{key}={value}`"
 
 
@@ -258,13 +260,13 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _head(path: Path) -> str:
-    """The first comment of a file that says something to a person."""
+    """Return the first comment of a file that is not a directive for Hydra (`# @package`)."""
     comments = re.findall(r"^# (.*)$", path.read_text(), re.MULTILINE)
     return next((line for line in comments if not line.startswith("@")), path.stem)
 
 
 def _notes(path: Path) -> dict[str, str]:
-    """The comments behind a file's keys."""
+    """Return the comment after each key of a file."""
     found = re.findall(r"^(\w+):[^#\n]*#\s*(.*)$", path.read_text(), re.MULTILINE)
     return {key: sentence(note) for key, note in found}
 
