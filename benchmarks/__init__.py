@@ -1,1 +1,1 @@
-"""Speed and size, each against a named peer or limit, printed as JSON."""
+"""Benchmarks of speed and size. Each compares with a baseline or a target and prints JSON."""

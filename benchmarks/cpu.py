@@ -1,8 +1,9 @@
-"""CPU time of functions side by side, in one process and on one thread.
+"""Compares the CPU times of functions in one process, on one thread.
 
-Where `benchmarks.timing` sets whole training loops in processes of their own against each other by
-the wall clock, this is for functions of milliseconds: the process's own CPU time does not count
-what else the machine does, and the turns even out what that does to caches and clock rates.
+It is for functions that take milliseconds. (`benchmarks.timing` compares whole training loops in
+separate processes, by the wall clock.) CPU time does not include other work of the machine. The
+functions alternate, so the effect of other work on caches and clock rates is about the same for all
+of them.
 """
 
 import time
@@ -17,14 +18,16 @@ def ratios(
     cycles: int = 10,
     least: float = 0.02,
 ) -> dict[str, dict[str, Any]]:
-    """Run all contestants in turns, `cycles` (at least 2) times, each between two baselines.
+    """Measure each function `cycles` (at least 2) times, between two measurements of `baseline`.
 
-    A turn is one call, or as many as take `least` seconds; each contestant is called once before
-    the clock starts. What a call returns is freed on the clock. Set torch to one thread before, and
-    run with OMP_NUM_THREADS=1 where numpy calls BLAS: its idle threads spin, and that counts.
+    One measurement repeats the call for at least `least` seconds of CPU time. Each function is
+    called once before the first measurement. The time includes freeing the result. Set torch to one
+    thread before. If NumPy calls BLAS, also run with OMP_NUM_THREADS=1, because idle BLAS threads
+    use CPU time.
 
-    Returns for each: `seconds` of CPU time a call (median), `fastest`, and against the baseline's
-    turns just before and after `ratio` (median) and its `quartiles`.
+    Returns for each function: `seconds` of CPU time per call (median), `fastest`, and `ratio`
+    (median) with its `quartiles`. A ratio compares a measurement with the baseline's measurements
+    just before and after it.
     """
     for run in contestants.values():
         run()
@@ -45,7 +48,7 @@ def ratios(
 
 
 def turn(run: Callable[[], object], least: float = 0.02) -> float:
-    """CPU seconds a call of `run`, over as many calls as take `least` seconds."""
+    """Return the CPU seconds per call of `run`, over calls that take at least `least` seconds."""
     calls, spent, start = 0, 0.0, time.process_time()
     while not calls or spent < least:
         run()

@@ -1,4 +1,4 @@
-"""Round trips a second of a ClientApp that sends back what it gets, on the local engine."""
+"""Measures round trips per second of an echo ClientApp on the local engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app = ClientApp()
 
 @app.train()
 def echo(message: Message, context: Context) -> Message:
-    """Reply a copy of the array: fresh bytes, as a real reply has."""
+    """Reply with a copy of the array, because a real reply has new bytes, too."""
     array = message.content.array_records["arrays"]["payload"]
     data = bytes(bytearray(array.data))
     arrays = ArrayRecord({"payload": Array("uint8", array.shape, "echo", data)})
@@ -27,7 +27,7 @@ def echo(message: Message, context: Context) -> Message:
 def echo_local(
     nodes: int = 10, size: int = 850_000, seconds: float = 3.0, workers: int = 1
 ) -> float:
-    """Round trips a second with `size` bytes each way, over at least `seconds`."""
+    """Return the round trips per second with `size` bytes each way, over at least `seconds`."""
     data = np.random.default_rng(0).integers(0, 255, size, np.uint8).tobytes()
     pool = make_pool(NodeHostSpec(app, nodes, 1, {}), workers)
     grid, rounds = LocalGrid(pool, nodes), 0

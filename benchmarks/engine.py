@@ -1,14 +1,16 @@
-"""Seconds a round of `engine=local`, beside a bare loop, pfl and Flower's Ray engine.
+"""The time of a round of `engine=local`, compared with a plain loop, pfl and Flower's Ray engine.
 
     python -m benchmarks.engine              # everything, JSON on stdout (about six minutes)
-    python -m benchmarks.engine --no-ray     # without Ray's minutes
-    python -m benchmarks.engine --population # 100,000 registered nodes against 1,000
+    python -m benchmarks.engine --no-ray     # without Ray, which takes minutes
+    python -m benchmarks.engine --population # 100,000 registered nodes and 1,000
 
-The same work for all (`benchmarks.peers.Work`): FedAvg, LeNet-5, 50 of 1,000 nodes a round, 50
-samples each, batch 10, one local epoch. Ours runs the whole application: configuration, ServerApp,
-Flower's FedAvg, payloads, records. Contestants take turns; each is set against the bare loop's
-rounds just before and after (`benchmarks.timing`). What two processes can reach at best on this
-machine is measured, too: two bare loops at the same time.
+All programs do the same work (`benchmarks.peers.Work`): FedAvg of LeNet-5 with 50 of 1,000 nodes
+per round, 50 samples per node, batches of 10, and one local epoch. The local engine runs the whole
+application: configuration, ServerApp, Flower's FedAvg, payloads, records.
+
+The programs alternate. Each one is compared with the plain loop's rounds just before and after it
+(`benchmarks.timing`). Two plain loops at the same time show the limit of two processes on this
+machine.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ FOREVER = 1_000_000
 
 
 def overrides(work: Work, rounds: int) -> list[str]:
-    """The benchmark's work as on the command line; digits enlarged to 28 x 28: no download."""
+    """Return the overrides that describe the work; the digits are enlarged to 28 x 28 pixels."""
     return [
         "algorithm=fedavg",
         "dataset=digits",
@@ -65,12 +67,12 @@ def overrides(work: Work, rounds: int) -> list[str]:
 
 
 class Paced(Run):
-    """A run that takes its turn before each round and stops when there are no more."""
+    """A run that waits for a request between blocks of rounds, and stops after the last block."""
 
     turns: Turns
 
     def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Record the round as always, then hand over."""
+        """Record the round, then wait if its block has ended."""
         metrics = super().round_done(server_round, arrays)
         if not self.turns.lap():
             raise StopRun
@@ -82,7 +84,7 @@ class StopRun(Exception):
 
 
 def serve(workers: int, settings: list[str]) -> None:
-    """Be a contestant: the whole application on the local engine, its records in a folder."""
+    """Run the whole application on the local engine, in blocks that the benchmark requests."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     composed = compose_config(settings)
     config = to_config(composed)
@@ -103,18 +105,18 @@ def serve(workers: int, settings: list[str]) -> None:
 
 
 def application(workers: int, settings: list[str]) -> Child:
-    """Our engine as a long-lived contestant, with a configuration as on the command line."""
+    """Return the application in a process that lasts for the whole comparison."""
     arguments = ["serve", str(workers), *settings]
     return Child([sys.executable, "-m", "benchmarks.engine", *arguments])
 
 
 def ours(workers: int, work: Work) -> Child:
-    """Our engine as a long-lived contestant on the benchmark's work."""
+    """Return the application on the benchmark's work, as `application` does."""
     return application(workers, overrides(work, FOREVER))
 
 
 def on_ray(settings: list[str]) -> list[float]:
-    """Seconds of each round of the very same application on Flower's Ray engine, two actors."""
+    """Return the seconds of each round of the same application on Flower's Ray engine, 2 actors."""
     with tempfile.TemporaryDirectory() as folder:
         composed = compose_config(settings)
         values: dict[str, Any] = run_config(composed, output=folder)
@@ -125,7 +127,7 @@ def on_ray(settings: list[str]) -> list[float]:
 
 
 def rounds_a_second(work: Work, cycles: int) -> dict[str, Any]:
-    """Compare bare loop, ours and pfl in turns."""
+    """Compare the plain loop, the local engine and pfl."""
     with ExitStack() as stack:
         candidates = {
             "bare": bare(work),
@@ -144,7 +146,7 @@ def rounds_a_second(work: Work, cycles: int) -> dict[str, Any]:
 
 
 def ray(work: Work, rounds: int = 8) -> dict[str, Any]:
-    """Ray's rounds between two blocks of the bare loop; its first two rounds warm up."""
+    """Compare Ray with two blocks of the plain loop; Ray's first two rounds are not counted."""
     with bare(work) as child:
         child(2)
         before = child(6)
@@ -155,7 +157,7 @@ def ray(work: Work, rounds: int = 8) -> dict[str, Any]:
 
 
 def population(small: int = 1_000, large: int = 100_000, cycles: int = 10) -> dict[str, Any]:
-    """Round time and peak memory with many registered nodes, 50 a round."""
+    """Compare round time and peak memory of two numbers of registered nodes, 50 per round."""
     with ExitStack() as stack:
         counts = {f"{nodes} nodes": Work(nodes=nodes) for nodes in (small, large)}
         children = {k: stack.enter_context(ours(1, work)) for k, work in counts.items()}
@@ -166,7 +168,7 @@ def population(small: int = 1_000, large: int = 100_000, cycles: int = 10) -> di
 
 
 def main() -> None:
-    """Run the comparisons asked for and print JSON."""
+    """Run the requested comparisons and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

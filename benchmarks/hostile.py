@@ -1,15 +1,18 @@
-"""What the costliest valid payloads cost a server beside honest dense ones, in seconds and memory.
+"""Time and memory of a server for the most expensive valid payloads and for honest dense ones.
 
 `python -m benchmarks.hostile` makes payloads of a LeNet-5, a ResNet18 and a ResNet50 with every
-quantizer and coder: honest ones (dense, the quantizer's own options) and hostile ones (nearly every
-entry selected, with half of the tensors exact, with names; the options that cost the most), and
-treats each as `CompressedGrid` does: it is decoded and makes a new model of an old one. JSON.
+quantizer and every coder, and prints JSON. Honest payloads are dense and have the default options
+of the quantizer. Hostile payloads select nearly every entry and have the most expensive options;
+some send half of the tensors exactly, and some contain the tensors' names. The benchmark does with
+each payload what `CompressedGrid` does: it decodes the payload and computes a new model.
 
-Per model and coder the costliest honest payload is set beside the costliest hostile one; the same
-of int8 alone is there to be read. Seconds are the least of several turns of CPU time, `traced_mb`
-the peak by tracemalloc, in this process; `resident_mb` is what a fresh process's resident memory
-grew by at most (VmHWM), buffers of zstd and pcodec included. Memory is that beside the payload
-itself. Exit code 1 if a demand is not met.
+For each model and coder it compares the most expensive honest payload with the most expensive
+hostile one. It also reports this ratio for int8 payloads alone, without a target.
+
+Seconds are CPU time, the minimum of several measurements. `traced_mb` is the peak by tracemalloc in
+this process. `resident_mb` is the growth of the peak resident memory (VmHWM) in a fresh process,
+which includes the buffers of zstd and pcodec. Memory does not include the payload. The exit code is
+1 if a target is not met.
 """
 
 import argparse
@@ -34,12 +37,12 @@ MODELS = {"lenet5": (1, 28), "resnet18": (3, 32), "resnet50": (3, 32)}  # channe
 HARD: dict[str, dict[str, int]] = {
     "powersgd": {"rank": 64}, "int4": {"block": 16}, "qsgd": {"bucket": 16}
 }  # fmt: skip
-MEMORY, SECONDS = 2.0, 3.0  # at most so many times an honest payload's
+MEMORY, SECONDS = 2.0, 3.0  # targets: at most this many times an honest payload's
 TURNS = 5
 
 
 class Case(NamedTuple):
-    """A payload, and whether its receiver takes the layout from it."""
+    """A payload; `named`: it contains the layout, so the receiver need not know the layout."""
 
     name: str
     payload: bytes
@@ -47,8 +50,9 @@ class Case(NamedTuple):
 
 
 def layout_of(model: str) -> Layout:
-    """Return the layout in which an app's model travels: BatchNorm's statistics in between."""
-    from task.models import build_model  # not in the fresh processes: it imports torch
+    """Return the layout of a whole model, with BatchNorm's statistics between the weights."""
+    # Not at the top: it imports torch, which the fresh processes do not need.
+    from task.models import build_model
 
     channels, side = MODELS[model]
     module = build_model(model, channels=channels, size=side, classes=10, seed=0)
@@ -58,13 +62,13 @@ def layout_of(model: str) -> Layout:
 
 
 def delta(layout: Layout) -> Vector:
-    """Return an update as the first steps make it: Gaussian, which codes worst."""
+    """Return a Gaussian update: it is like those of the first steps, and compresses the least."""
     values = np.random.default_rng(0).standard_normal(layout.size, dtype=np.float32)
     return values * np.float32(1e-3)
 
 
 def honest(layout: Layout, coder: str) -> Iterator[Case]:
-    """Yield what honest nodes send that send everything."""
+    """Yield dense payloads, as honest nodes send them."""
     values = delta(layout)
     for quantizer in names("quantizer"):
         codec = make_codec(quantizer=quantizer, coder=coder, feedback=False)
@@ -72,9 +76,9 @@ def honest(layout: Layout, coder: str) -> Iterator[Case]:
 
 
 def hostile(layout: Layout, coder: str) -> Iterator[Case]:
-    """Yield valid payloads that cost as much as can be."""
+    """Yield valid payloads that are as expensive as possible."""
     values, draw = delta(layout), np.random.default_rng(1)
-    chosen = draw.random(layout.size) < 0.999  # 1 of 1,000 is missing: no short cut holds
+    chosen = draw.random(layout.size) < 0.999  # 1 of 1,000 is missing, so it is not dense
     for tensor in exact_tensors(layout):
         chosen[layout.offsets[tensor] : layout.offsets[tensor + 1]] = True
     most = np.flatnonzero(chosen).astype(np.uint32)
@@ -92,7 +96,7 @@ def hostile(layout: Layout, coder: str) -> Iterator[Case]:
 
 
 def treat(case: Case, layout: Layout, model: Vector) -> Vector:
-    """Do what the server does with a reply's payload."""
+    """Decode a payload and compute the new model, as the server does."""
     update = decode_update(case.payload, None if case.named else layout)
     return update.model_from(model)
 
@@ -117,7 +121,7 @@ def measure(case: Case, layout: Layout, model: Vector) -> dict[str, Any]:
 
 
 def costliest(cases: Iterator[Case], layout: Layout) -> dict[str, dict[str, Any]]:
-    """Return the measures of the slowest payload, the slowest int8 one, the one of most memory."""
+    """Return the slowest payload, the slowest int8 payload, and the one with the most memory."""
     model, measured, largest = delta(layout), list[dict[str, Any]](), Case("", b"")
     for case in cases:
         here = measure(case, layout, model)
@@ -135,7 +139,7 @@ def costliest(cases: Iterator[Case], layout: Layout) -> dict[str, dict[str, Any]
 
 
 def resident(case: Case, layout: Layout) -> float:
-    """Return by how many MB a fresh process grows that treats a payload; Linux only."""
+    """Return the growth in MB of a fresh process that runs `treat` on a payload; Linux only."""
     with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
         pickle.dump((case._asdict(), layout), file)
         file.flush()
@@ -145,20 +149,20 @@ def resident(case: Case, layout: Layout) -> float:
 
 
 def grow(path: str) -> float:
-    """Treat the payload in a file; return by how many MB that has made this process grow."""
+    """Run `treat` on the payload in a file; return the growth of this process in MB."""
     with open(path, "rb") as file:
         fields, layout = pickle.load(file)
     case, small = Case(**fields), Layout(("weight",), ((9,),), ("float32",))
     treat(Case("", make_codec("topk").encode(delta(small), small)), small, delta(small))  # imports
     model = delta(layout)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = memory("VmRSS")
     treat(case, layout, model)
     return round(memory("VmHWM") - before, 1)
 
 
 def memory(what: str) -> float:
-    """Return a line of this process's status, MB."""
+    """Return an entry of this process's status (for example VmRSS), in MB."""
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{what}:")[1].split()[0]) * 1024 / 1e6
 
@@ -167,7 +171,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def compare(model: str, coder: str) -> dict[str, Any]:
-    """Return the costliest honest and hostile payloads of a model, and the ratios."""
+    """Return a model's most expensive honest and hostile payloads, and their ratios."""
     layout = layout_of(model)
     good, bad = (costliest(make(layout, coder), layout) for make in (honest, hostile))
     ratios = {
@@ -185,7 +189,7 @@ def compare(model: str, coder: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure; exit code 1 if a demand is not met."""
+    """Measure and print JSON; exit with code 1 if a target is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--coders", nargs="+", default=names("coder"), choices=names("coder"))

@@ -1,12 +1,12 @@
-"""Bytes of one message, convolutions and other layers apart (Edgify's tables, CE-SGD's Table II).
+"""Bytes of one message, separately for convolutions and other layers (Edgify, CE-SGD's Table II).
 
     python -m benchmarks.layers                     # ResNet18, ResNet50, 10 and 1,000 classes
     python -m benchmarks.layers --models mobilenet,vgg11,wideresnet --classes 100 --methods cesgd
 
-Gradients come from `--steps` real steps of SGD on scikit-learn's digits, 32 x 32 in three channels,
-batch 8; each part of a gradient (all convolutions' weights; everything else) is encoded by itself,
-with a memory of its own, and the length of the last step's payload is what is printed, MB;
-`encode_ms`: the least CPU time of a step, both parts.
+The gradients are from `--steps` steps of SGD on scikit-learn's digits, enlarged to 32 x 32 pixels
+in three channels, with batches of 8. A gradient has two parts: the weights of all convolutions, and
+everything else. Each part is encoded separately, with a separate memory. The output has the size of
+the last step's payload in MB, and `encode_ms`: the smallest CPU time of a step, for both parts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 class Part:
-    """Some of a model's tensors, end to end, with each method's memory of them."""
+    """Some tensors of a model, concatenated, with the memory of each method."""
 
     def __init__(self, flat: FlatModel, chosen: list[int], methods: list[str]) -> None:
         sizes = [int(np.prod(shape)) for shape in flat.shapes]
@@ -63,7 +63,7 @@ class Part:
         self.seconds: dict[str, float] = {}
 
     def encode(self, gradient: NDArray[np.float32], seed: int, loss: float) -> None:
-        """Encode this part of a gradient by all methods; note the payloads' lengths."""
+        """Encode this part of a gradient with all methods; store the payloads' sizes and times."""
         if not self._runs:
             return
         part = np.concatenate([gradient[run] for run in self._runs])
@@ -78,7 +78,7 @@ class Part:
 
 
 def measure(model: str, classes: int, methods: list[str], steps: int) -> dict[str, Any]:
-    """Return by method a message's megabytes (convolutions, the rest, both), and its encoding."""
+    """Return by method the MB of a message (convolutions, others, both) and the encoding time."""
     data = load_data("digits", size=32)
     images = prepare(data.train.images, data.mean, data.std).expand(-1, 3, -1, -1)
     flat = FlatModel(build_model(model, channels=3, size=32, classes=classes, seed=0))
@@ -108,7 +108,7 @@ def measure(model: str, classes: int, methods: list[str], steps: int) -> dict[st
 
 
 def main() -> None:
-    """Measure the models and methods asked for and print JSON."""
+    """Measure the requested models and methods, and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,9 +1,10 @@
-"""Bytes and speed of payloads against entropy, zlib, torch.topk and memcpy, in one run.
+"""Sizes and speed of payloads, compared with the entropy, zlib, torch.topk and memcpy.
 
-`python -m benchmarks.payload` trains LeNet-5, a 1.2 M CNN and ResNet18 for some steps on the
-bundled digits (`--dataset fashion_mnist --root FOLDER`: on other data), checks what is demanded of
-their updates, and prints JSON. `--table FILE.json --picture FILE.png` add every sparsifier with
-every quantizer and every coder on one update. Times are CPU times of one thread.
+`python -m benchmarks.payload` trains LeNet-5, a CNN of 1.2 M parameters and ResNet18 for some
+steps. It encodes their updates, compares the results with targets, and prints JSON. The data are
+scikit-learn's digits, or another data set (`--dataset fashion_mnist --root FOLDER`).
+`--table FILE.json --picture FILE.png` also measure every sparsifier with every quantizer and every
+coder on one update. Times are CPU times of one thread.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from task.process import configure_process
 Check = dict[str, Any]
 UNIFORM = (0.001, 0.003, 0.01, 0.03, 0.1, 0.25)
 REAL = (0.001, 0.01, 0.1)
-# Of a ResNet18 delta: the codec's options, how many times smaller than float32 it must be.
+# For a ResNet18 delta: the codec's options, and the target (times smaller than float32).
 TIMES_SMALLER: dict[str, tuple[dict[str, Any], float]] = {
     "1 % float16": ({"sparsifier": "topk", "density": 0.01, "quantizer": "float16"}, 190),
     "0.1 % float16": ({"sparsifier": "topk", "density": 0.001, "quantizer": "float16"}, 1800),
@@ -38,7 +39,7 @@ TIMES_SMALLER: dict[str, tuple[dict[str, Any], float]] = {
 
 
 def check(name: str, value: float, demanded: float, *, least: bool = False, **more: Any) -> Check:
-    """Return one line of the result; `least`: the demand is a lower bound."""
+    """Return one row of the result; `least`: the target is a lower bound."""
     met = value >= demanded if least else value <= demanded
     demand = f"{'>=' if least else '<='} {demanded:g}"
     return {
@@ -51,19 +52,19 @@ def check(name: str, value: float, demanded: float, *, least: bool = False, **mo
 
 
 def entropy_bytes(symbols: Array) -> float:
-    """Order-0 entropy of a stream of small symbols, bytes."""
+    """Return the order-0 entropy of a stream of small symbols, in bytes."""
     counts = np.unique(symbols, return_counts=True)[1]
     return float(-(counts * np.log2(counts / symbols.size)).sum() / 8)
 
 
 def set_bytes(n: int, k: int) -> float:
-    """n H(k / n) / 8: the bytes of k of n indices, if all sets were equally likely."""
+    """Return n H(k / n) / 8: the bytes for k of n indices if all sets are equally likely."""
     share = k / n
     return float(-n * (share * np.log2(share) + (1 - share) * np.log2(1 - share)) / 8)
 
 
 def index_checks(every: dict[str, Updates]) -> Iterator[Check]:
-    """Index sets, uniform and of real updates, against n H(k / n)."""
+    """Compare index sets, uniform and of real updates, with n H(k / n)."""
     for n in (1_000_000, 11_200_000):
         for density in UNIFORM:
             k = int(density * n)
@@ -83,7 +84,7 @@ def _coded(indices: Array, n: int) -> int:
 
 
 def level_checks(every: dict[str, Updates]) -> Iterator[Check]:
-    """Dense int8, ternary and QSGD levels against their order-0 entropy and zlib."""
+    """Compare dense int8, ternary and QSGD payloads with their order-0 entropy and with zlib."""
     for model, updates in every.items():
         for sort in ("gradient", "delta"):
             values = getattr(updates, sort)
@@ -100,7 +101,7 @@ def level_checks(every: dict[str, Updates]) -> Iterator[Check]:
 
 
 def _levels(codec: Codec, values: Vector, layout: Layout) -> tuple[Array, int]:
-    """Return the quantizer's last stream, and the bytes that the default coder makes of it."""
+    """Return the quantizer's last stream, and its size in bytes after the default coder."""
     parts = parts_of(None, layout)
     levels = codec.quantizer.encode(values, parts, {}, Rng(0, 1))[-1]
     spec = codec.quantizer.specs(codec.quantizer.params(), parts)[-1]
@@ -117,7 +118,7 @@ def _trits(levels: Array, count: int) -> Array:
 
 
 def size_checks(updates: Updates) -> Iterator[Check]:
-    """Whole payloads of a ResNet18 delta."""
+    """Check the sizes of whole payloads of a ResNet18 delta."""
     for name, (options, demanded) in TIMES_SMALLER.items():
         payload = make_codec(**options).encode(updates.delta, updates.layout)
         times = 4 * updates.layout.size / len(payload)
@@ -126,7 +127,7 @@ def size_checks(updates: Updates) -> Iterator[Check]:
 
 
 def speed_checks(updates: Updates, cycles: int) -> Iterator[Check]:
-    """Encoding and decoding a delta against zlib, torch.topk and memcpy in turns."""
+    """Compare encoding and decoding of a delta with zlib, torch.topk and memcpy."""
     delta, layout = updates.delta, updates.layout
     int8, sparse = make_codec(quantizer="int8"), make_codec("topk", quantizer="float16")
     dense_payload = int8.encode(delta, layout)
@@ -136,7 +137,7 @@ def speed_checks(updates: Updates, cycles: int) -> Iterator[Check]:
     out, memory = np.empty_like(delta), {"residual": np.zeros_like(delta)}
 
     def encode_sparse() -> object:
-        memory["residual"].fill(0)  # each time the same step; costs half a memcpy
+        memory["residual"].fill(0)  # makes all calls equal; costs half a memcpy
         return sparse.encode(delta, layout, memory=memory)
 
     zip6 = ratios(
@@ -176,7 +177,7 @@ def speed_checks(updates: Updates, cycles: int) -> Iterator[Check]:
 
 
 def main() -> None:
-    """Run the checks; exit code 1 if a demand is not met."""
+    """Run the checks and print JSON; exit with code 1 if a target is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--root", help="folder of the data set")

@@ -1,9 +1,9 @@
-"""What the engine is measured against, doing the same work: a bare PyTorch loop, and pfl.
+"""The baselines of the engine's benchmark, on the same work: a plain PyTorch loop, and pfl.
 
-    python -m benchmarks.peers        # the peers alone, as JSON
+    python -m benchmarks.peers        # the baselines alone, as JSON
 
-The bare loop is what a good PyTorch programmer writes for federated averaging when nothing else is
-needed: the standard optimizer, one model for all nodes, tensors in memory. pfl: `peers_pfl.py`.
+The plain loop ("bare") is federated averaging with the standard optimizer, one model for all nodes
+and tensors in memory. For pfl see `peers_pfl.py`.
 """
 
 import importlib.util
@@ -36,21 +36,21 @@ class Work:
     samples: int = 50
     batch: int = 10
     lr: float = 0.05
-    shuffle: bool = True  # the bare loop's samples; pfl never does
+    shuffle: bool = True  # of the plain loop's samples; pfl does not shuffle
     seed: int = 0
 
     @classmethod
     def from_argument(cls, argv: Sequence[str]) -> "Work":
-        """Read what `as_argument` wrote, the last of the arguments."""
+        """Read the last argument, which `as_argument` has written."""
         return cls(**json.loads(argv[-1]))
 
     def as_argument(self) -> str:
-        """For a contestant's command line."""
+        """Return the work as JSON, for a command line."""
         return json.dumps(asdict(self))
 
 
 class LeNet5(nn.Module):
-    """LeNet-5 with ReLU and max pooling: 61,706 parameters. (N, 1, 28, 28) -> (N, 10) logits."""
+    """LeNet-5 with ReLU and max pooling, 61,706 parameters: (N, 1, 28, 28) -> (N, 10) logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class LeNet5(nn.Module):
         self.fc3 = nn.Linear(84, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """Return the logits."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         x = F.relu(self.fc1(x.flatten(1)))
@@ -71,10 +71,10 @@ class LeNet5(nn.Module):
 
 
 def make_data(work: Work) -> tuple[Tensor, Tensor]:
-    """Every node's float32 images (nodes, samples, 1, 28, 28) and int64 labels (nodes, samples).
+    """Return all images, float32 (nodes, samples, 1, 28, 28), and labels, int64 (nodes, samples).
 
-    Each class is a smooth pattern under noise. A tenth of the labels is random, so that the loss
-    falls but never to nothing, where tiny numbers would change the speed of arithmetic.
+    Each class is a smooth pattern with noise. A tenth of the labels is random, so the loss falls
+    but does not reach 0. Near 0, tiny numbers would change the speed of arithmetic.
     """
     rng = torch.Generator().manual_seed(work.seed)
     coarse = torch.randn(10, 1, 7, 7, generator=rng)
@@ -88,13 +88,13 @@ def make_data(work: Work) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def training_loss(model: nn.Module, images: Tensor, labels: Tensor, nodes: int = 40) -> float:
-    """Mean cross entropy over the data of the first `nodes` nodes."""
+    """Return the mean cross entropy over the data of the first `nodes` nodes."""
     logits = model(images[:nodes].flatten(0, 1))
     return F.cross_entropy(logits, labels[:nodes].flatten()).item()
 
 
 def bare_rounds(model: nn.Module, images: Tensor, labels: Tensor, work: Work) -> Iterator[None]:
-    """Endless rounds of federated averaging; `model` holds the new global parameters after each."""
+    """Run rounds of federated averaging without end; `model` has the new parameters after each."""
     rng = torch.Generator().manual_seed(work.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=work.lr)
     parameters = [p.detach() for p in model.parameters()]
@@ -126,13 +126,13 @@ def bare_rounds(model: nn.Module, images: Tensor, labels: Tensor, work: Work) ->
 
 
 def bare(work: Work | None = None) -> Child:
-    """The bare loop as a long-lived contestant."""
+    """Return the plain loop in a process that lasts for the whole comparison."""
     argument = (work or Work()).as_argument()
     return Child([sys.executable, "-m", "benchmarks.peers", "serve", argument])
 
 
 def pfl(processes: int = 1, work: Work | None = None) -> Child | None:
-    """pfl as a long-lived contestant; None where it is not installed (see `PFL_MISSING`)."""
+    """Return pfl in processes that last for the whole comparison; None if it is not installed."""
     if importlib.util.find_spec("pfl") is None:
         return None
     command = [sys.executable, "-m", "benchmarks.peers_pfl", (work or Work()).as_argument()]
@@ -141,8 +141,8 @@ def pfl(processes: int = 1, work: Work | None = None) -> Child | None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # pfl's own way to start several processes by hand: everybody's address (only the first
-    # is connected to) and a rank.
+    # pfl starts with several processes if each gets all addresses (pfl connects only to the first)
+    # and a rank.
     addresses = ",".join([f"127.0.0.1:{port}"] * processes)
     envs = [
         {"PFL_WORKER_ADDRESSES": addresses, "PFL_WORKER_RANK": str(rank)}
@@ -152,7 +152,7 @@ def pfl(processes: int = 1, work: Work | None = None) -> Child | None:
 
 
 def bare_loop(rounds: int, work: Work | None = None, warmup: int = 1) -> list[float]:
-    """Seconds of each round of the bare loop, without start-up."""
+    """Return the seconds of each round of the plain loop, without start-up."""
     with bare(work) as child:
         return child(warmup + rounds)[warmup:]
 
@@ -160,7 +160,7 @@ def bare_loop(rounds: int, work: Work | None = None, warmup: int = 1) -> list[fl
 def pfl_seconds(
     rounds: int, processes: int = 1, work: Work | None = None, warmup: int = 1
 ) -> list[float] | None:
-    """Seconds of each round of pfl, without start-up; None, and a line on stderr, without pfl."""
+    """Return the seconds of each round of pfl, without start-up; None if pfl is not installed."""
     child = pfl(processes, work)
     if child is None:
         print(PFL_MISSING, file=sys.stderr)
@@ -170,7 +170,7 @@ def pfl_seconds(
 
 
 def add_losses(result: dict[str, dict[str, Any]], children: Mapping[str, Child]) -> None:
-    """Add `loss`: [rounds, training loss] after the first block and after the last that all had."""
+    """Add `loss`: [rounds, loss] after the first and the last block that all programs have run."""
     common = sorted(set.intersection(*(set(child.losses) for child in children.values())))
     for name, child in children.items():
         result[name]["loss"] = [[r, round(child.losses[r], 3)] for r in (common[0], common[-1])]
@@ -185,7 +185,7 @@ def _serve(work: Work) -> None:
 
 
 def main() -> None:
-    """Compare the peers and print JSON."""
+    """Compare the baselines and print JSON."""
     with ExitStack() as stack:
         candidates = {"bare": bare(), "pfl, 1 process": pfl(1), "pfl, 2 processes": pfl(2)}
         children = {k: stack.enter_context(v) for k, v in candidates.items() if v is not None}

@@ -1,10 +1,11 @@
-"""The benchmark's work in pfl (apple/pfl-research), written as its image classification benchmark.
+"""The benchmark's work in pfl (apple/pfl-research), as in pfl's image classification benchmark.
 
-Three things are in pfl's favour: no metrics are printed; the device is named, which spares pfl a
-question to the driver for every batch; and a node's samples come in their stored order, as pfl
-gives them, while the bare loop shuffles them (1 to 2 % of a round).
+Three settings are in pfl's favour. pfl prints no metrics. The device is set, so pfl does not ask
+the driver for it at every batch. pfl uses a node's samples in the stored order, while the plain
+loop shuffles them (1 to 2 % of a round).
 
-Run by `peers.pfl`, a process a rank; rank 0 is talked to, and the others hear from it.
+`peers.pfl` starts one process for each rank. The benchmark talks to rank 0, which informs the other
+ranks.
 """
 
 import os
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-os.environ["PFL_PYTORCH_DEVICE"] = "cpu"  # pfl reads it
+os.environ["PFL_PYTORCH_DEVICE"] = "cpu"  # read by pfl
 
 import numpy as np
 import torch
@@ -39,20 +40,20 @@ FOREVER = 10**9
 
 
 class PflLeNet5(LeNet5):
-    """LeNet-5 with the two methods pfl asks for."""
+    """LeNet-5 with the two methods that pfl requires."""
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Mean cross entropy."""
+        """Return the mean cross entropy."""
         return F.cross_entropy(self(x), y)
 
     @torch.no_grad()
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-        """Called in the very first round only: pfl evaluates there whatever the frequency."""
+        """Return the metrics; pfl calls this only in the first round, whatever the frequency."""
         return {"loss": Weighted(F.cross_entropy(self(x), y, reduction="sum").item(), len(y))}
 
 
 class TakeTurns(TrainingProcessCallback):  # type: ignore[misc]  # pfl is untyped
-    """Holds training between blocks of rounds, at the same round in every process."""
+    """Pauses training between blocks of rounds, at the same round in every process."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -63,12 +64,12 @@ class TakeTurns(TrainingProcessCallback):  # type: ignore[misc]  # pfl is untype
         return Metrics()
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
-        """Stop, or go on with the next round."""
+        """Wait if a block has ended; return whether to stop."""
         return not self._turns.lap(), Metrics()
 
 
 def make_turns(loss: Callable[[], float]) -> Turns:
-    """Rank 0 talks to the benchmark and tells the others how many rounds come next."""
+    """Return `Turns` that talk to the benchmark in rank 0, and send its requests to all ranks."""
     ranks = pytorch_ops.distributed
     pipe = Pipe(loss) if ranks.global_rank == 0 else None
 
@@ -82,7 +83,7 @@ def make_turns(loss: Callable[[], float]) -> Turns:
 
 
 def main() -> None:
-    """Train until there are no more requests."""
+    """Train until the benchmark makes no more requests."""
     warnings.simplefilter("ignore", FutureWarning)  # pfl's use of torch.distributed.reduce_op
     work = Work.from_argument(sys.argv)
     configure_process()
@@ -90,7 +91,7 @@ def main() -> None:
     np.random.seed(work.seed)  # noqa: NPY002  # pfl draws from NumPy's global state
     images, labels = make_data(work)
     users = {node: [images[node], labels[node]] for node in range(work.nodes)}
-    # The sampler pfl recommends; it is also the one that draws no node twice in a round.
+    # The sampler that pfl recommends. It draws no node twice in a round.
     sampler = get_user_sampler("minimize_reuse", list(users))
     dataset = FederatedDataset.from_slices(users, sampler)
     module = PflLeNet5()

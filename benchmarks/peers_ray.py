@@ -1,6 +1,6 @@
-"""Flower's Ray engine as a peer: round trips a second of an echo, by the path `engine=ray` takes.
+"""Measures round trips per second of an echo on Flower's Ray engine, started as by `engine=ray`.
 
-python -m benchmarks.peers_ray    # the echo alone, as JSON (about a minute, most of it start-up)
+python -m benchmarks.peers_ray    # the echo alone, as JSON (about a minute, mostly start-up)
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ APP = Path(__file__).parent / "ray_echo"
 
 
 def echo_ray(nodes: int = 10, size: int = 850_000, seconds: float = 5.0, actors: int = 2) -> float:
-    """Round trips a second with `size` bytes each way, over at least `seconds`.
+    """Return the round trips per second with `size` bytes each way, over at least `seconds`.
 
-    Timed inside the ServerApp, after a round of warm-up: neither Flower's nor Ray's start counts.
+    The ServerApp measures the time after one round, so the start of Flower and of Ray is not
+    included.
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "echo.json"

@@ -1,15 +1,18 @@
-"""Seconds a push of asynchronous training, beside the gradients alone.
+"""The time of an asynchronous update ("push"), compared with the time of its gradient alone.
 
     python -m benchmarks.pushes                    # JSON on stdout (about two minutes)
     python -m benchmarks.pushes --algorithm asgd --cycles 10
-    python -m benchmarks.pushes --memory   # after 5,000 and after 250,000 pushes (six minutes)
+    python -m benchmarks.pushes --memory   # after 5,000 and after 250,000 updates (six minutes)
 
-AdaComp's setting: 200 nodes, mini-batches of ten images of 1x28x28 (digits, enlarged: no download),
-the CNN of 211,690 parameters, c = 0.01. Ours runs the whole application: a message with the model
-to a node, its gradient, selection, payload, a reply, the staleness, the step. The bare loop
-computes the gradients of mini-batches of the same size and nothing else; two such loops at once
-are the limit for two workers. Contestants take turns (`benchmarks.timing`), in blocks of `BLOCK`
-pushes: many, since gradients are computed in bursts, when a reply could be the next to arrive.
+The setting is AdaComp's: 200 nodes, mini-batches of ten images of 1x28x28, the CNN of 211,690
+parameters, c = 0.01. The images are scikit-learn's digits, enlarged, so nothing is downloaded.
+
+The local engine runs the whole application: a message with the model to a node, its gradient,
+selection, payload, a reply, the staleness, the step. The plain loop only computes gradients of
+mini-batches of the same size. Two plain loops at the same time are the limit for two workers.
+
+The programs alternate (`benchmarks.timing`) in blocks of `BLOCK` updates. A block has many updates,
+because the engine computes gradients in bursts.
 """
 
 from __future__ import annotations
@@ -31,14 +34,14 @@ from conf.load import compose_config, to_config
 from task.process import configure_process
 from task.steps import prepare
 
-BLOCK = 200  # pushes that are timed as one
-ROUNDS = 2  # blocks in a turn
-LIMIT = 1.25  # most of the gradient's time, with one worker
-PAPER = 250_000  # pushes, in at most 15 minutes with two workers
+BLOCK = 200  # updates that are timed together
+ROUNDS = 2  # blocks that run one after the other
+LIMIT = 1.25  # target: the largest ratio to the gradient's time, with one worker
+PAPER = 250_000  # the paper's updates; the target with two workers is 15 minutes
 
 
 def settings(algorithm: str) -> list[str]:
-    """The work as on the command line."""
+    """Return the overrides that describe the work."""
     return [
         f"algorithm={algorithm}",
         "model=adacomp_cnn",
@@ -52,7 +55,7 @@ def settings(algorithm: str) -> list[str]:
 
 
 class Bare:
-    """Gradients of random mini-batches, one after the other."""
+    """The plain loop: gradients of random mini-batches, one after the other."""
 
     def __init__(self, config: Config) -> None:
         data = data_of(config)
@@ -62,7 +65,7 @@ class Bare:
         self.loss = 0.0
 
     def block(self) -> None:
-        """Compute a block's gradients."""
+        """Compute the gradients of one block."""
         for _ in range(BLOCK):
             chosen = torch.randint(len(self._labels), (self._size,))
             for p in self._model.parameters():
@@ -74,14 +77,14 @@ class Bare:
 
 
 def serve(words: list[str]) -> None:
-    """Be a contestant: the gradients alone."""
+    """Run the plain loop in blocks, as `benchmarks.timing` requests them."""
     configure_process()
     loop = Bare(to_config(compose_config(words)))
     take_turns(loop.block, lambda: loop.loss)
 
 
 def measure(algorithm: str, cycles: int) -> dict[str, Any]:
-    """Compare the gradients and ours, with one worker and with two."""
+    """Compare the gradients alone with the local engine, with one worker and with two."""
     words = settings(algorithm)
     alone = [sys.executable, "-m", "benchmarks.pushes", "serve", *words]
     with ExitStack() as stack:
@@ -104,7 +107,7 @@ def measure(algorithm: str, cycles: int) -> dict[str, Any]:
 
 
 def memory(algorithm: str) -> dict[str, Any]:
-    """Return the peak memory after few and after the paper's pushes, with a small model."""
+    """Return the peak memory after 5,000 updates and after the paper's, with a small model."""
     words = [*settings(algorithm), "dataset.size=8", "model=mlp"]
     few, all_of_them = 5_000 // BLOCK, PAPER // BLOCK
     with application(1, words) as child:

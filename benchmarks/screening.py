@@ -1,11 +1,12 @@
-"""What looking at updates costs: its share of a run's seconds, measured inside the run.
+"""The share of a run's time that the server's checks of updates take, measured inside the run.
 
     python -m benchmarks.screening         # JSON on stdout; about two minutes
 
-`screening`: lengths and weights (`compression/flower/server/update_filter.py`); `shapes`: replies
-held against what was asked, and made anew (`compression/flower/server/inbox.py`). The engine
-benchmark's work (FedAvg of LeNet-5, 50 of 1,000 nodes a round), steps of eSGD and pushes of
-AdaComp, all with one worker; the first round warms up.
+`screening` is the check of norms and weights (`compression/flower/server/update_filter.py`).
+`shapes` compares the records and shapes of a reply with the request, and rebuilds the reply
+(`compression/flower/server/inbox.py`). There are runs of FedAvg (LeNet-5, 50 of 1,000 nodes per
+round, as in `benchmarks.engine`), eSGD and AdaComp. All have one worker. The first round is not
+counted.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 
 
 class Watch:
-    """Adds up the seconds spent in functions; in those that call each other only once."""
+    """Adds up the seconds spent in functions; nested calls of watched functions count once."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._depth = 0
 
     def over(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that is timed."""
+        """Return the function with a timer that adds its seconds to `part`."""
 
         def timed(*args: Any, **options: Any) -> Any:
             self._depth += 1
@@ -77,7 +78,7 @@ class Watch:
 
 
 def shares(words: list[str], watch: Watch) -> dict[str, float]:
-    """Run once; return the shares of its seconds, in percent."""
+    """Run once; return the shares of the run's seconds, in percent."""
     composed = compose_config(words)
     config = to_config(composed)
     watch.seconds = dict.fromkeys(PARTS, 0.0)

@@ -1,16 +1,22 @@
-"""Steps a second of a cut model on two nodes, beside backpropagation in one process.
+"""Steps per second of a model cut over two nodes, compared with backpropagation in one process.
 
     python -m benchmarks.segments                 # JSON on stdout (about twelve minutes)
     python -m benchmarks.segments --words model=four_layers strategy.cuts=[1]
 
-Eight layers, mini-batches of 256 images of 1x28x28 (digits, enlarged: no download), Adam, modules
-of 32 units, a cut after the second layer: the stages are then as alike as they can be. `bare`, the
-peer, is a PyTorch loop over the uncut model in one process, its threads and memory settled as ours
-(`task.process`); ours runs the whole application, every activation and gradient as a payload from
-node to server to node. `stage` is one stage alone, without messages, and `limit` both stages at the
-same time on the machine's cores: no pipeline can be faster than the slower one. Contestants take
-turns (`benchmarks.timing`), in blocks of `BLOCK` mini-batches; what nodes have in hand when a block
-ends, at most two mini-batches each, they finish off the clock.
+The model has eight layers and is cut after the second layer, where the two stages take the most
+similar time. It trains with Adam and mini-batches of 256 images of 1x28x28. The modules that
+predict gradients have 32 units. The images are scikit-learn's digits, enlarged, so nothing is
+downloaded.
+
+* `bare` is a plain PyTorch loop over the whole model in one process. Its threads and its memory are
+  configured as in the application (`task.process`).
+* `one node` and `2 nodes` run the whole application. Every activation and every gradient is a
+  payload, which a node sends to the server and the server sends to another node.
+* `stage` is one stage alone, without messages.
+* `limit` is both stages at the same time. No pipeline can be faster than its slower stage.
+
+The programs alternate (`benchmarks.timing`) in blocks of `BLOCK` mini-batches. When a block ends,
+each node has at most two unfinished mini-batches. Their time is not counted.
 """
 
 from __future__ import annotations
@@ -39,14 +45,14 @@ from conf.load import compose_config, to_config
 from task.flat_model import FlatModel
 from task.process import configure_process
 
-BLOCK = 40  # mini-batches that are timed as one
-ROUNDS = 2  # blocks in a turn
-ASKED = 1.15  # times the bare loop's steps a second
+BLOCK = 40  # mini-batches that are timed together
+ROUNDS = 2  # blocks that run one after the other
+ASKED = 1.15  # target: times the plain loop's steps per second
 WORK = ("model=eight_layers", "strategy.cuts=[2]", "strategy.hidden=32")
 
 
 def settings(algorithm: str, *words: str) -> list[str]:
-    """The work as on the command line."""
+    """Return the overrides that describe the work."""
     return [
         f"algorithm={algorithm}",
         "dataset=digits",
@@ -60,7 +66,7 @@ def settings(algorithm: str, *words: str) -> list[str]:
 
 
 class Bare:
-    """Backpropagation of the uncut model, with the mini-batches and the optimiser of ours."""
+    """Backpropagation of the whole model, with the application's mini-batches and optimiser."""
 
     def __init__(self, words: list[str]) -> None:
         config = to_config(compose_config(words))
@@ -73,7 +79,7 @@ class Bare:
         self._number, self.loss = 0, 0.0
 
     def block(self) -> None:
-        """Take a block's steps."""
+        """Take the steps of one block."""
         for _ in range(BLOCK):
             x, y = self._samples.batch(Node(0, 1), self._number)
             self._number += 1
@@ -86,7 +92,7 @@ class Bare:
 
 
 class Alone:
-    """One stage of the cut model. Its inputs are in memory: no messages are measured."""
+    """One stage of the cut model, without messages: its inputs are in memory."""
 
     def __init__(self, words: list[str], segment: int) -> None:
         config = to_config(compose_config(words))
@@ -102,7 +108,7 @@ class Alone:
         self._number, self.loss = 0, 0.0
 
     def block(self) -> None:
-        """Take a block's steps, and the module's."""
+        """Take the steps of one block, for the layers and for the module."""
         stage = self._stage
         for _ in range(BLOCK):
             x, y = self._given, self._labels
@@ -116,21 +122,21 @@ class Alone:
 
 
 def at_once(stages: Sequence[Child], rounds: int) -> list[float]:
-    """Run all stages at the same time; return the slower one's seconds of each block."""
+    """Run all stages at the same time; return the seconds of the slowest stage for each block."""
     with ThreadPoolExecutor(len(stages)) as pool:
         taken = list(pool.map(lambda stage: stage(rounds), stages))
     return [max(each) for each in zip(*taken, strict=True)]
 
 
 def serve(kind: str, words: list[str]) -> None:
-    """Be a contestant: the bare loop, or one stage."""
+    """Run the plain loop or one stage in blocks, as `benchmarks.timing` requests them."""
     configure_process()
     loop = Bare(words) if kind == "bare" else Alone(words, int(kind))
     take_turns(loop.block, lambda: loop.loss)
 
 
 def measure(cycles: int, extra: list[str], without: list[str]) -> dict[str, Any]:
-    """Compare all, but for those whose names hold a word of `without`, in turns."""
+    """Compare all programs, except those that have a word of `without` in their names."""
     words = [*WORK, *extra]
     both = [word for word in words if "hidden" not in word]
     synthetic = settings("synthetic_gradients", "nodes=2", *words)

@@ -1,11 +1,12 @@
-"""Selecting entries of a vector, against torch and numpy, in one run on one thread.
+"""The CPU time of selecting entries of a vector, compared with torch and NumPy.
 
-    python -m benchmarks.selection       # JSON on stdout, about four minutes; exit code 1 if unmet
+    python -m benchmarks.selection       # JSON on stdout, about four minutes
 
-Each turn of ours lies between two of the baseline; a ratio is the median of CPU times' ratios
-(`benchmarks.cpu`). What is timed is the whole call, as a user of either library would write it:
-ours from float32 values to sorted uint32 indices, torch from values to its int64 indices in any
-order. torch.topk has to make the magnitudes first; its ratio on ready-made ones is beside it.
+The exit code is 1 if a target is not met. The measurement takes one run on one thread. EdgeWire's
+function and the baseline alternate; a ratio is the median ratio of their CPU times
+(`benchmarks.cpu`). The time is that of the whole call. EdgeWire's call goes from float32 values to
+sorted uint32 indices, torch's call from values to int64 indices in any order. torch.topk needs the
+magnitudes. The output has its time with and without the computation of the magnitudes.
 """
 
 import argparse
@@ -29,7 +30,7 @@ SMALLER = (61_706, 1_200_000)  # LeNet-5, a CNN
 
 
 def update(n: int) -> Vector:
-    """Return (n,) float32 as updates are: heavy tails (Student's t, 3 dof), 60 scales."""
+    """Return a synthetic update, float32 (n,): Student's t with 3 degrees of freedom, 60 scales."""
     draw = np.random.default_rng(0)
     scales = (10.0 ** draw.uniform(-3, 0, 60)).astype(np.float32)
     values = draw.standard_t(3, n).astype(np.float32)
@@ -45,9 +46,9 @@ def compare(
     demanded: float | None = None,
     **more: bool,
 ) -> Check:
-    """Return one check: ours and the others against the first of them.
+    """Return one check: the times of `ours` and `others`, divided by the first of `others`.
 
-    It is met if the ratio is at most ``demanded`` and everything in ``more`` is true.
+    The check is met if the ratio of `ours` is at most `demanded` and all values of `more` are true.
     """
     baseline = next(iter(others))
     timed = ratios({**others, "ours": ours}, baseline, cycles)
@@ -59,19 +60,19 @@ def compare(
 
 
 def is_exact(values: Vector, k: int, found: Indices) -> bool:
-    """Whether these are the k largest in magnitude, of ties the first, in order."""
+    """Return whether `found` has the k largest magnitudes in order; the lower index wins a tie."""
     order = np.argsort(-np.abs(values), kind="stable")[:k]
     return bool(np.array_equal(found, np.sort(order)))
 
 
 def is_set(n: int, k: int, found: Indices) -> bool:
-    """Whether these are k indices below n, in order and none twice."""
+    """Return whether `found` has k different indices below n, in increasing order."""
     signed = found.astype(np.int64)
     return len(found) == k and bool((np.diff(signed) > 0).all()) and bool(signed[-1] < n)
 
 
 def exact_check(n: int, density: float, cycles: int, demanded: float | None = None) -> Check:
-    """Exact top-k."""
+    """Check exact top-k selection."""
     values, k = update(n), max(1, int(density * n))
     x = torch.from_numpy(values)
     magnitudes = x.abs()
@@ -95,7 +96,7 @@ def exact_check(n: int, density: float, cycles: int, demanded: float | None = No
 
 
 def weighted_checks(n: int, cycles: int) -> Iterator[Check]:
-    """k of n by weight, the magnitudes; torch takes at most 2**24 of them."""
+    """Check selection of k of n by weight (magnitude); torch accepts at most 2**24 weights."""
     weights, k, draw = np.abs(update(n)), n // 100, np.random.default_rng(1)
     w = torch.from_numpy(weights)
     yield compare(
@@ -125,7 +126,7 @@ def weighted_checks(n: int, cycles: int) -> Iterator[Check]:
 
 
 def uniform_check(n: int, density: float, cycles: int) -> Check:
-    """k of n, all sets equally likely; nothing is demanded."""
+    """Measure uniform selection of k of n entries; there is no target."""
     draw, k = np.random.default_rng(2), int(density * n)
     return compare(
         f"uniform, n {n:,}, {density:.1%}",
@@ -142,7 +143,7 @@ def uniform_check(n: int, density: float, cycles: int) -> Check:
 
 
 def main() -> None:
-    """Print the checks; exit code 1 if a demand is not met."""
+    """Print the checks; exit with code 1 if a target is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=10)
     parser.add_argument("--n", type=int, default=11_200_000, help="entries; ResNet18 has 11.2 M")

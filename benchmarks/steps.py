@@ -1,14 +1,16 @@
-"""Seconds a round of synchronous averaging, one message a step, beside a bare loop and Ray.
+"""The time of a step of synchronous SGD, compared with a plain PyTorch loop and with Ray.
 
     python -m benchmarks.steps                # everything, JSON on stdout (about six minutes)
     python -m benchmarks.steps --no-ray --model mlp --algorithm dgc --cycles 20
 
-Four workers, mini-batches of 64 images of 1x28x28 (digits, enlarged: no download), LeNet-5 or an
-MLP, the presets sgd, esgd and dgc at a constant rate (dgc: 0.1 % from the first step on). Ours runs
-the whole application: ServerApp, ClientApp, a message each way for every worker and step, records.
-The bare loop does the same computation, mini-batch by mini-batch, and nothing else: the losses
-printed are equal. Contestants take turns (`benchmarks.timing`); Ray's rounds stand between two
-blocks of ours.
+Four nodes train LeNet-5 or an MLP with mini-batches of 64 images of 1x28x28. The images are
+scikit-learn's digits, enlarged, so nothing is downloaded. The algorithms are the presets sgd, esgd
+and dgc at a constant learning rate. dgc sends 0.1 % from the first step on.
+
+The local engine runs the whole application: ServerApp, ClientApp, records, and a message in each
+direction for every node and step. The plain loop only does the same computation, so its losses are
+equal. The programs alternate (`benchmarks.timing`). Ray's rounds are measured between two blocks of
+the local engine.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ from task.process import configure_process
 from task.rng import stream_seed
 from task.steps import prepare
 
-MODELS = {"lenet5": 10, "mlp": 20}  # rounds in a block
+MODELS = {"lenet5": 10, "mlp": 20}  # rounds per block
 ALGORITHMS: dict[str, list[str]] = {
     "sgd": [],
     "esgd": ["compression.drop=0.5"],
     "dgc": ["compression.sparsity=0.999", "compression.warmup_steps=0", "lr=0.02"],
 }
 OURS, OURS_2, RAY = "local, 1 worker", "local, 2 workers", "ray, 2 actors"
-LIMITS = {  # model -> most of the bare loop's time; Ray's time in ours, at least
+LIMITS = {  # model -> the largest "ours / bare" and the smallest "ray / ours"
     "lenet5": {"ours / bare": 1.25, "ray / ours": 4.0},
     "mlp": {"ray / ours": 12.0},
 }
@@ -55,7 +57,7 @@ RAY_ROUNDS = 12  # the first two are not counted
 
 
 def settings(model: str, algorithm: str, rounds: int = FOREVER) -> list[str]:
-    """The work as on the command line."""
+    """Return the overrides that describe the work."""
     return [
         f"algorithm={algorithm}",
         f"model={model}",
@@ -71,16 +73,16 @@ def settings(model: str, algorithm: str, rounds: int = FOREVER) -> list[str]:
 
 
 class Worker:
-    """A worker of the bare loop: normalised images in memory, and what its compressor keeps."""
+    """A node of the plain loop: normalised images, and the memory of its compressor."""
 
     def __init__(self, images: Tensor, labels: Tensor, batch: int, seed: tuple[int, int]) -> None:
         self._images, self._labels, self._batch, self._seed = images, labels, batch, seed
         self._order = torch.empty(0)
         self.memory: Memory = {}
-        self.sent: Indices | None = None  # what its last payload selected
+        self.sent: Indices | None = None  # the entries that its last payload selected
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return mini-batch `step` (from 0): those of the application, in the same order."""
+        """Return mini-batch `step` (from 0), the same one as in the application."""
         epoch, position = divmod(step, len(self._labels) // self._batch)
         if position == 0:
             rng = torch.Generator().manual_seed(stream_seed(*self._seed, epoch))
@@ -90,10 +92,10 @@ class Worker:
 
 
 class Bare:
-    """What a good PyTorch programmer writes for one process; no Flower, no messages, no engine.
+    """The plain PyTorch loop in one process, without Flower, messages or an engine.
 
-    A usual module, its parameters views of one vector, and the codecs called directly: one for each
-    worker's gradient, and one for the average that workers would get.
+    The parameters of the module are views of one vector. The loop calls the codecs directly: one
+    codec for the gradient of each node, and one for the average that the nodes would get.
     """
 
     def __init__(self, config: Config) -> None:
@@ -116,10 +118,10 @@ class Bare:
         self._total = np.zeros(self._layout.size, dtype=np.float32)
         self._mark = np.zeros(self._layout.size, dtype=np.bool_)
         self._lr, self._seed, self._step = np.float32(config.lr), config.seed, 0
-        self.loss = 0.0  # of the last step, mean of the workers
+        self.loss = 0.0  # of the last step, mean over the nodes
 
     def step(self) -> None:
-        """Take one step with the average of all workers' compressed gradients."""
+        """Take one step with the average of all nodes' compressed gradients."""
         self._total.fill(0)
         self._mark.fill(False)
         dense, losses = False, 0.0
@@ -146,7 +148,7 @@ class Bare:
         return flat.numpy(), loss.item()
 
     def _sent(self, node: int, worker: Worker, gradient: Any, loss: float) -> tuple[Any, Any]:
-        """Return what the server would decode of a worker's payload."""
+        """Return a node's indices and values as the server would decode them."""
         payload = self._codec.encode(
             gradient,
             self._layout,
@@ -160,7 +162,7 @@ class Bare:
         return update.indices, update.values
 
     def _apply(self, union: Indices | None) -> None:
-        """Send the mean through the downlink's codec, and subtract what arrives."""
+        """Encode and decode the mean with the downlink's codec, and take the step with it."""
         values = (self._total if union is None else self._total[union]) / np.float32(
             len(self._workers)
         )
@@ -172,19 +174,19 @@ class Bare:
 
 
 def serve(words: list[str]) -> None:
-    """Be a contestant: the bare loop."""
+    """Run the plain loop in blocks of rounds, as `benchmarks.timing` requests them."""
     configure_process()
     loop = Bare(to_config(compose_config(words)))
     take_turns(loop.step, lambda: loop.loss)
 
 
 def bare(words: list[str]) -> Child:
-    """The bare loop as a long-lived contestant."""
+    """Return the plain loop in a process that lasts for the whole comparison."""
     return Child([sys.executable, "-m", "benchmarks.steps", "serve", *words])
 
 
 def measure(model: str, algorithm: str, cycles: int, ray: bool) -> dict[str, Any]:
-    """Compare bare loop and ours in turns; then Ray, between two blocks of ours."""
+    """Compare the plain loop with the local engine, then the local engine with Ray."""
     rounds, words = MODELS[model], settings(model, algorithm)
     with ExitStack() as stack:
         candidates = {"bare": bare(words), OURS: application(1, words)}
@@ -204,7 +206,7 @@ def measure(model: str, algorithm: str, cycles: int, ray: bool) -> dict[str, Any
 
 
 def unmet(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Name the figures that are not reached, and losses that did not fall or do not agree."""
+    """Return the targets that are not met, and losses that did not fall or differ."""
     found = []
     for model, algorithms in results.items():
         for algorithm, result in algorithms.items():
@@ -226,7 +228,7 @@ def unmet(results: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Run the comparisons asked for and print JSON."""
+    """Run the requested comparisons and print JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

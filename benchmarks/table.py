@@ -1,4 +1,4 @@
-"""Every sparsifier with every quantizer and every coder on one update: bytes, error, time."""
+"""Measures every sparsifier with every quantizer and every coder on one update."""
 
 import time
 from itertools import product
@@ -11,12 +11,12 @@ from benchmarks.updates import Updates
 from compression import decode, make_codec, names
 
 Row = dict[str, Any]
-DENSITY = 0.01  # a fixed threshold fits no update by itself: the one that so many exceed is taken
-LEAST = 1e-4  # an error on a log scale that stands for none
+DENSITY = 0.01  # the threshold is chosen so that this share of the entries exceeds it
+LEAST = 1e-4  # where the log scale shows an error of 0
 
 
 def rows(updates: Updates) -> list[Row]:
-    """Encode the delta as a node's first update with every combination at its default options."""
+    """Encode the delta with every combination and its default options, as a first update."""
     delta = updates.delta
     tau = float(np.quantile(np.abs(delta), 1 - DENSITY))
     table = []
@@ -29,7 +29,7 @@ def rows(updates: Updates) -> list[Row]:
 def _row(combination: tuple[str, str, str], options: dict[str, Any], updates: Updates) -> Row:
     codec = make_codec(*combination, **options)
     delta, layout = updates.delta, updates.layout
-    codec.encode(delta, layout)  # workspaces and caches
+    codec.encode(delta, layout)  # fills workspaces and caches
     start = time.process_time()
     payload = codec.encode(delta, layout)
     encoded = time.process_time()
@@ -53,9 +53,10 @@ def _row(combination: tuple[str, str, str], options: dict[str, Any], updates: Up
 def draw(table: list[Row], file: Path) -> None:
     """Draw bytes against relative error: colour for the quantizer, marker for the sparsifier.
 
-    Of the coders the smallest result of each pair is drawn; the line joins those that no other
-    pair beats in both. Above: all, errors on a log scale. Below: errors around 1, magnified, where
-    everything is that sends a small part.
+    Each pair of sparsifier and quantizer is drawn with the coder that makes it smallest. The line
+    joins the Pareto front: no other pair has fewer bytes and a smaller error. The upper plot has
+    all pairs, with errors on a log scale. The lower plot magnifies errors around 1, where the pairs
+    are that send a small share of the entries.
     """
     import matplotlib
 
@@ -111,7 +112,7 @@ def draw(table: list[Row], file: Path) -> None:
 
 
 def _label(axes: Any, found: list[Row]) -> None:
-    """Name rows beside their dots, each name below the last one where they would overlap."""
+    """Write the rows' names beside their dots; move a name down if it would overlap the last."""
     left = 0.0
     level = 0
     for row in found:
@@ -127,9 +128,9 @@ def _label(axes: Any, found: list[Row]) -> None:
 
 
 def _front(found: list[Row]) -> list[Row]:
-    """Return the rows that no other row beats in bytes and error, by bytes."""
+    """Return the rows that no other row beats in both bytes and error, sorted by bytes."""
     kept: list[Row] = []
-    # Of equals top-k, which the others are like at a first step.
+    # Of equal rows keep top-k: at a first step some other methods send the same as top-k.
     for row in sorted(found, key=lambda r: (r["bytes"], r["error"], r["sparsifier"] != "topk")):
         if not kept or row["error"] < kept[-1]["error"]:
             kept.append(row)

@@ -1,13 +1,13 @@
-"""Times contestants side by side, so that whatever else the machine does hits all of them alike.
+"""Compares the times of training programs (contestants) that alternate on a noisy machine.
 
-A contestant is a callable: told a number of rounds it runs them and returns the seconds each took.
-It lives as long as the comparison, so start-up is never on the clock. Rounds come in short blocks,
-and each block is set against the baseline's blocks just before and just after it:
+A contestant is a callable. It gets a number of rounds, runs them, and returns the seconds of each.
+It exists for the whole comparison, so its start-up is not measured. The rounds run in short blocks.
+Each block is compared with the baseline's blocks just before and just after it:
 
     bare  pfl1  bare  pfl2  bare  local1  bare ...      a cycle; the next one has the reverse order
 
-A ratio is the median over those comparisons: a change of the machine's pace from one minute to the
-next cancels out, and a block that something else disturbed is only one among many.
+A ratio is the median of these comparisons. So slow changes of the machine's speed cancel out, and a
+single disturbed block has little effect.
 """
 
 import json
@@ -27,11 +27,11 @@ Contestant = Callable[[int], list[float]]
 
 
 class Turns:
-    """The contestant's end of the line: runs a training loop in blocks of rounds, and times them.
+    """The contestant's side: divides a training loop into blocks of rounds, and times the rounds.
 
-    The loop calls `lap()` before every round (a loop that belongs to a framework: from its hook
-    after every round) and stops when it returns False. Between two blocks `lap` reports the last
-    one and waits for the next request, off the clock.
+    The loop calls `lap()` before every round, and stops when `lap()` returns False. The loop of a
+    framework calls it in the hook after every round. Between two blocks `lap` reports the times of
+    the last block and waits for the next request; this waiting is not timed.
     """
 
     def __init__(self, receive: Callable[[], int], report: Callable[[list[float]], None]) -> None:
@@ -41,7 +41,7 @@ class Turns:
         self._seconds: list[float] = []
 
     def lap(self) -> bool:
-        """Note the round that has ended; wait if it was its block's last. False: no more rounds."""
+        """Store the time of the last round; wait if its block has ended. False: no more rounds."""
         now = time.perf_counter()
         if self._left:
             self._seconds.append(now - self._started)
@@ -57,9 +57,9 @@ class Turns:
 
 
 class Pipe:
-    """Requests from stdin, answers to what was stdout: other output now goes to stderr.
+    """Reads requests from stdin and writes answers to stdout; all other output goes to stderr.
 
-    `loss`, evaluated after each block, is the proof that its rounds did learn.
+    `loss` is called after each block. Its value shows that the rounds have trained the model.
     """
 
     def __init__(self, loss: Callable[[], float]) -> None:
@@ -68,16 +68,16 @@ class Pipe:
         os.dup2(2, 1)
 
     def receive(self) -> int:
-        """Rounds to run next; 0 when the other end has gone."""
+        """Return the number of rounds to run next; 0 if the other end is closed."""
         return int(sys.stdin.readline() or 0)
 
     def report(self, seconds: list[float]) -> None:
-        """Answer with a line of JSON."""
+        """Write the seconds and the loss as one line of JSON."""
         self._answers.write(json.dumps({"seconds": seconds, "loss": self._loss()}) + "\n")
 
 
 def take_turns(a_round: Callable[[], object], loss: Callable[[], float]) -> None:
-    """Be a contestant: run a round as often as is asked for, until the other end has gone."""
+    """Run `a_round` as often as requested over stdin, until the other end is closed."""
     pipe = Pipe(loss)
     turns = Turns(pipe.receive, pipe.report)
     while turns.lap():
@@ -85,11 +85,11 @@ def take_turns(a_round: Callable[[], object], loss: Callable[[], float]) -> None
 
 
 class Child:
-    """A contestant in processes of its own, one for each of `envs`; the first one is talked to.
+    """A contestant in separate processes, one for each of `envs`; only the first gets requests.
 
-    Each runs on one thread and on the CPU. `losses` has the training loss after each block, by the
-    number of rounds run until then.
-    Raises `RuntimeError` when the child ends before it has answered; what it said is on stderr.
+    Each process runs on one thread and on the CPU. `losses` has the training loss after each block,
+    by the number of rounds so far. A call raises `RuntimeError` if the process ends before it has
+    answered; the process's own error message is on stderr.
     """
 
     def __init__(self, command: Sequence[str], envs: Sequence[Mapping[str, str]] = ({},)) -> None:
@@ -109,7 +109,7 @@ class Child:
         ]
 
     def __call__(self, rounds: int) -> list[float]:
-        """Run `rounds` rounds; the seconds of each."""
+        """Run `rounds` rounds; return the seconds of each."""
         process = self._processes[0]
         assert process.stdin is not None
         assert process.stdout is not None
@@ -127,7 +127,7 @@ class Child:
         return [float(seconds) for seconds in answer["seconds"]]
 
     def peak_memory_mb(self) -> float:
-        """Peak resident memory so far of the child's process with the most, MB; Linux only."""
+        """Return the largest peak resident memory of its processes so far, MB; Linux only."""
         statuses = [Path(f"/proc/{p.pid}/status").read_text() for p in self._processes]
         return max(int(s.split("VmHWM:")[1].split()[0]) for s in statuses) / 1000
 
@@ -138,7 +138,7 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """End the processes: the first at the end of its input, the others with it."""
+        """End the processes: close the first one's input, wait, and kill those that do not end."""
         if self._processes[0].stdin is not None:
             with suppress(BrokenPipeError):
                 self._processes[0].stdin.close()
@@ -151,17 +151,17 @@ class Child:
 
 
 class AtOnce:
-    """Children that run at the same time, each on rounds of its own: the machine's limit.
+    """Contestants that run at the same time, to measure the limit of the machine.
 
-    The seconds of a round are what it took divided by the number of children, as if an engine had
-    shared one round among them without any cost.
+    Each contestant runs separate rounds. The seconds of a round are the mean over the contestants,
+    divided by their number. This is the time of an engine that divides a round without any cost.
     """
 
     def __init__(self, *children: Contestant) -> None:
         self._children = children
 
     def __call__(self, rounds: int) -> list[float]:
-        """Run `rounds` rounds in every child; the seconds of each, shared."""
+        """Run `rounds` rounds in every contestant; return the divided seconds of each."""
         with ThreadPoolExecutor(len(self._children)) as pool:
             all_seconds = list(pool.map(lambda child: child(rounds), self._children))
         return [sum(each) / len(each) ** 2 for each in zip(*all_seconds, strict=True)]
@@ -174,11 +174,11 @@ def compare(
     rounds: int = 2,
     warmup: int = 2,
 ) -> dict[str, dict[str, Any]]:
-    """Run all contestants in turns, `cycles` (at least 2) blocks of `rounds` rounds each.
+    """Compare all contestants, each in `cycles` (at least 2) blocks of `rounds` rounds.
 
-    Returns for each: `seconds` (a round; median), `fastest`, `rounds` timed, and against `baseline`
-    `ratio` (median over the blocks), its `quartiles`, and `ratio_fastest`, that of the fastest
-    rounds: the one to read when the machine was never quiet for long.
+    Returns for each: `seconds` per round (median), `fastest`, and the number of timed `rounds`. For
+    all but `baseline` also `ratio` (median over the blocks), its `quartiles`, and `ratio_fastest`,
+    the ratio of the fastest rounds. Use `ratio_fastest` if the machine was disturbed all the time.
     """
     for run in contestants.values():
         run(warmup)

@@ -1,4 +1,4 @@
-"""Updates as training makes them: what the payloads are measured on."""
+"""Trains models to get real updates for the benchmarks of payloads."""
 
 from itertools import chain, islice, repeat
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from task.models import build_model
 from task.steps import batches, prepare
 
 Vector = NDArray[np.float32]
-# Images' side in pixels, learning rate, batch, steps before the delta, steps of the delta.
+# Side of the images in pixels, learning rate, batch size, steps before the delta, its steps.
 MODELS = {
     "lenet5": (28, 0.05, 64, 100, 100),
     "cnn": (28, 0.02, 64, 100, 100),
@@ -23,7 +23,7 @@ MODELS = {
 
 
 class Updates(NamedTuple):
-    """What one node would send: one mini-batch's gradient, or what some local steps changed."""
+    """Two updates of a node: the gradient of one mini-batch, and the delta of some local steps."""
 
     layout: Layout  # parameters only
     gradient: Vector
@@ -31,11 +31,11 @@ class Updates(NamedTuple):
 
 
 def train(model: str, dataset: str = "digits", root: str | None = None) -> Updates:
-    """Train a model (SGD, momentum 0.9) and take an update from the midst of it.
+    """Train a model (SGD, momentum 0.9) and return two updates from the middle of the training.
 
-    The first steps are a start that no node makes by itself: their delta is nearly Gaussian, and
-    less compressible than later ones. `dataset` and `root` as in `task.datasets.load_data`; images
-    are resized to suit the model.
+    The first steps are not used: their delta is nearly Gaussian and less compressible than later
+    deltas. `dataset` and `root` are as in `task.datasets.load_data`. Images are resized to the size
+    that the model needs.
     """
     side, lr, batch, before, steps = MODELS[model]
     data = load_data(dataset, root=root, size=side)
@@ -69,7 +69,7 @@ def train(model: str, dataset: str = "digits", root: str | None = None) -> Updat
 
 
 def _layout(flat: FlatModel) -> Layout:
-    """Return the layout of the parameters alone: statistics are no gradients."""
+    """Return the layout of the parameters, without BatchNorm's statistics."""
     shapes, names, left = [], [], flat.num_parameters
     for name, shape in zip(flat.names, flat.shapes, strict=True):
         if left > 0:

@@ -1,1 +1,1 @@
-"""Other people's apps: their bytes, their time, and both with the two lines."""
+"""Benchmarks of Flower apps: bytes and time, with and without compression."""

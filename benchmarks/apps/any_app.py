@@ -1,12 +1,11 @@
-"""Wall time of a whole run of somebody else's app, here and in Flower's simulation (Ray), in turns.
+"""Wall time of a whole run of a Flower app, on the local engine and in Flower's simulation (Ray).
 
     python -m benchmarks.apps.any_app              # JSON on stdout, about two minutes
     python -m benchmarks.apps.any_app APP --nodes 10 --cycles 5 --run-config 'num-server-rounds=3'
 
-Both from the start of a Python process to its end, with as many workers as actors: what a person
-waits for. Flower's goes the way of `flwr run` with an environment that is there already: a
-SuperLink of its own, a bundle of the app, Ray. Without `flwr run`'s installing of dependencies,
-which takes minutes on top.
+The time is from the start of a Python process to its end. Both have one process (worker or actor)
+for each core. The two runs alternate. Flower's simulation runs as with `flwr run`: a SuperLink, a
+bundle of the app, Ray. It does not install dependencies, which would take minutes more.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ run_ray(Path(app), run_config=parse_config_args([words]), num_nodes=int(nodes), 
 
 
 def seconds(command: list[str]) -> float:
-    """Return how long a command takes. Raises CalledProcessError if it fails."""
+    """Return the seconds that a command takes. Raises `CalledProcessError` if it fails."""
     start = time.perf_counter()
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return time.perf_counter() - start
 
 
 def main() -> None:
-    """Run both in turns and print JSON; `ratio`: the median over the pairs."""
+    """Run both alternately and print JSON; `ratio` is the median over the pairs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("app", type=Path, nargs="?", default=QUICKSTART)
     parser.add_argument("--nodes", type=int, default=10)

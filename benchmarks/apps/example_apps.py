@@ -1,16 +1,16 @@
-"""Other people's apps under `python -m simulation`: do they run, and are their bytes true?
+"""Runs Flower apps under `python -m simulation` and checks the number of bytes that it reports.
 
     python -m benchmarks.apps.example_apps FOLDER                      # JSON on stdout, a row a run
     python -m benchmarks.apps.example_apps FOLDER --ways plain int8 --settings settings.json
 
-Each folder in FOLDER with a `pyproject.toml` is an app, and is not changed; with a way other than
-`plain` a copy of it gets the two lines of `benchmarks.apps.linked_apps`. Every message is counted a
-second time, where Flower's own ServerApp and ClientApp are called: at the server what it sends and
-gets, at the nodes what comes and goes, record by record.
+Each folder in FOLDER with a `pyproject.toml` is an app. The benchmark does not change it. For ways
+other than `plain` it runs a copy that has compression, from `benchmarks.apps.linked_apps`. It
+counts the bytes of every message a second time, record by record, where Flower's own ServerApp and
+ClientApp are called. The server counts what it sends and receives, and each node does the same.
 
-`--settings`: JSON of nodes and words of `--run-config` by an app's name, to keep its runs short:
-`{"quickstart-pytorch": {"nodes": 4, "words": "num-server-rounds=2"}}`. `--before`: Python that is
-run first in each process, to put small data in the place of what an app downloads.
+`--settings` is a JSON file with `nodes` and `words` (for `--run-config`) by the app's name, for
+shorter runs: `{"quickstart-pytorch": {"nodes": 4, "words": "num-server-rounds=2"}}`. `--before` is
+a Python file that runs first in each process. It can replace an app's downloads by small data.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ SAID = re.compile(r"(?:not compressed|CompressionMod|^error|^stopped): .+", re.M
 
 
 def run(app: Path, *, nodes: int, words: str, before: str) -> dict[str, Any]:
-    """Run an app from the start of a process to its end; return what it said and was counted."""
+    """Run an app in a new process; return its exit code, seconds, reported and counted bytes."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         (scratch / "sitecustomize.py").write_text(COUNTING)
@@ -148,7 +148,7 @@ def run(app: Path, *, nodes: int, words: str, before: str) -> dict[str, Any]:
 
 
 def _sums(file: Path) -> dict[str, int]:
-    """Return what all processes have noted, added up."""
+    """Return the sums of the bytes that all processes have counted."""
     sums = dict.fromkeys(("down", "up", "node_down", "node_up"), 0)
     for line in file.read_text().splitlines():
         for name, size in json.loads(line).items():
@@ -157,7 +157,7 @@ def _sums(file: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    """Run all and print JSON, a row a run."""
+    """Run all apps in all ways, and print JSON with one row per run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--apps", nargs="+", help="of the folder; all of them")

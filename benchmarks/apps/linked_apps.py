@@ -1,12 +1,13 @@
-"""Apps in the layout of Flower's examples, plain and with the link's two lines, on two engines.
+"""Runs apps in the layout of Flower's examples, without and with compression, on two engines.
 
     python -m benchmarks.apps.linked_apps              # JSON on stdout, about ten minutes
     python -m benchmarks.apps.linked_apps --apps sklearn_float64 --engines local --nodes 4
 
-An app is copied, the library goes into it under another name, and its two lines are put in: the
-app is otherwise as it was. Engines: the local one, and Flower's own simulation (Ray), by the path
-of `flwr run` with an environment that is there already. Bytes are those that the link has counted,
-and what Flower would have sent in their place; a run without the link has none.
+Compression needs two lines in an app: `CompressedGrid` in the ServerApp, and `CompressionMod` in
+the ClientApp. The benchmark copies an app, copies the library into it under another name, and adds
+these two lines. It changes nothing else. The engines are the local engine and Flower's simulation
+(Ray), started as by `flwr run` but without installing dependencies. `CompressedGrid` counts the
+bytes, and the bytes that Flower would have sent instead. A run without compression has no counts.
 """
 
 from __future__ import annotations
@@ -32,9 +33,7 @@ LIBRARY = "squeeze"  # any name will do
 
 
 class Lines(NamedTuple):
-    """What is given to `CompressedGrid` beside the grid, and what to `CompressionMod`, as they are
-    written.
-    """
+    """Source code of arguments: `link` for `CompressedGrid`, `uplink` for `CompressionMod`."""
 
     link: str
     uplink: str
@@ -49,10 +48,10 @@ TELL = 'print("traffic", link.traffic.as_dict())'
 
 
 def linked(app: Path, folder: Path, lines: Lines, *, tell: bool = False) -> Path:
-    """Copy an app into a folder, with the library in it and its two lines; return where it is.
+    """Copy an app into a folder, add the library and its two lines, and return the copy's path.
 
-    `tell`: the server prints at its end what the link has counted. Raises `ValueError` if the app
-    has no function under `@app.main()` or no `app = ClientApp(...)`.
+    `tell`: the server prints the counted traffic at its end. Raises `ValueError` if the app has not
+    exactly one function under `@app.main()`, or not exactly one `app = ClientApp(...)`.
     """
     copy = shutil.copytree(app, folder / app.name, ignore=shutil.ignore_patterns("__pycache__"))
     components = tomllib.loads((copy / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
@@ -70,7 +69,7 @@ def linked(app: Path, folder: Path, lines: Lines, *, tell: bool = False) -> Path
 
 
 def with_link(text: str, source: str, options: str, *, tell: bool = False) -> str:
-    """Return a ServerApp's module whose main function begins with the link around its grid."""
+    """Return a ServerApp's source code with `CompressedGrid` around the main function's grid."""
     mains = [
         each
         for each in ast.parse(text).body
@@ -91,7 +90,7 @@ def with_link(text: str, source: str, options: str, *, tell: bool = False) -> st
 
 
 def with_uplink(text: str, source: str, options: str) -> str:
-    """Return a ClientApp's module whose `app` has the uplink as the first of its mods."""
+    """Return a ClientApp's source code with `CompressionMod` as the first mod of its `app`."""
     calls = [
         each.value
         for each in ast.parse(text).body
@@ -104,7 +103,7 @@ def with_uplink(text: str, source: str, options: str) -> str:
     call, mod = calls[0], f"CompressionMod({options})"
     mods = [each.value for each in call.keywords if each.arg == "mods"]
     rows = text.splitlines()
-    if mods:  # behind the bracket
+    if mods:  # after the opening bracket
         row, column, mod = mods[0].lineno - 1, mods[0].col_offset + 1, f"{mod}, "
     else:
         row, column = call.func.end_lineno or 1, (call.func.end_col_offset or 0) + 1
@@ -118,7 +117,7 @@ def with_uplink(text: str, source: str, options: str) -> str:
 
 
 def _with_import(rows: list[str], line: str) -> str:
-    """Put an import behind the others at the top of a module."""
+    """Add an import after the last import of a module."""
     tops = ast.parse("\n".join(rows)).body
     last = max(
         each.end_lineno or 0 for each in tops if isinstance(each, ast.Import | ast.ImportFrom)
@@ -127,7 +126,7 @@ def _with_import(rows: list[str], line: str) -> str:
 
 
 def measured(app: Path, engine: str, nodes: int, words: str, folder: Path) -> dict[str, Any]:
-    """Run an app from the start of a process to its end; return what came out of it."""
+    """Run an app in a new process; return its accuracy, its seconds and the counted traffic."""
     log, began = folder / "run.log", time.perf_counter()
     command = ["-m", "simulation", str(app), "--nodes", str(nodes), "--workers", "2"]
     command += ["--run-config", words]
@@ -148,7 +147,7 @@ def measured(app: Path, engine: str, nodes: int, words: str, folder: Path) -> di
 
 
 def main() -> None:
-    """Run all and print JSON, a row a run."""
+    """Run all apps, engines and ways, and print JSON with one row per run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--apps", nargs="+", default=sorted(path.name for path in APPS.iterdir()))
     parser.add_argument("--engines", nargs="+", default=["local", "ray"], choices=["local", "ray"])

@@ -1,1 +1,1 @@
-"""Real processes over thin lines, in network namespaces: rounds, bytes, first replies."""
+"""Benchmarks of real processes in network namespaces: bytes, round times, first replies."""

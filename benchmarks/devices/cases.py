@@ -1,4 +1,4 @@
-"""What the programs that measure cases on real processes share: which, and how they end."""
+"""Functions for benchmarks on real processes: select cases, print results, handle errors."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ Case = TypeVar("Case")
 
 
 def chosen(cases: Mapping[str, Case], names: str) -> dict[str, Case]:
-    """The cases with these names, which commas part; raise `UsageError` for one that is not."""
+    """Return the cases with these comma-separated names; raise `UsageError` for an unknown one."""
     wanted = [name for name in names.split(",") if name]
     for name in wanted:
         if name not in cases:
@@ -21,8 +21,8 @@ def chosen(cases: Mapping[str, Case], names: str) -> dict[str, Case]:
 
 
 def printed(measure: Callable[[], dict[str, Any]]) -> int:
-    """Print what `measure` returns as JSON; return the exit code, 2 after a user's mistake."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends in any case
+    """Print the result of `measure` as JSON; return the exit code, 2 for a user's mistake."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` blocks run
     try:
         report = measure()
     except UsageError as error:

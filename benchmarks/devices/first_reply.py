@@ -1,12 +1,13 @@
-"""How long a device takes to come online and to reply once its program starts, and its memory.
+"""Measures a device's start: the time until it is online and until it replies, and its memory.
 
     python -m benchmarks.devices.first_reply                  # JSON on stdout; two minutes
     python -m benchmarks.devices.first_reply --python ENV/bin/python --words 'model=lenet5'
 
-One node of a run of eSGD that goes on all the while, TLS and keys on, is killed and started again.
-`fresh` ones have no app on their disk: its bundle is fetched and unpacked first. `python`: of an
-environment as devices have it (`pip install './compression[node]'`, torch for the CPU alone). What
-is read from the disk may be in the system's cache already, as it is after the first start.
+A run of eSGD continues during the whole benchmark, with TLS and authenticated nodes. The benchmark
+kills its node and starts it again. `again`: the node has the app on its disk. `fresh`: the node has
+no app, and downloads and unpacks it first. `--python` is the Python of an environment as devices
+have it (`pip install './compression[node]'`, torch for the CPU alone). After the first start, files
+may be in the system's disk cache.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tests.system.fault_field import Field, TheRun, eventually
 from tests.system.fault_kinds import copy_digits
 
 PROGRAM = ("-m", "benchmarks.devices.timed_node")
-REPLIES = 50  # until when the memory is looked at
+REPLIES = 50  # the memory is measured after this many replies
 WORDS = "model=lenet5 dataset=digits dataset.size=28"
 
 
 def data_of(field: Field) -> str:
-    """Return the folder of the node's data; without $EDGEWIRE_DATA one that has the digits."""
+    """Return $EDGEWIRE_DATA, the folder of the node's data, or else a folder with the digits."""
     folder = field.folder / "data"
     if "EDGEWIRE_DATA" in os.environ:
         return os.environ["EDGEWIRE_DATA"]
@@ -44,7 +45,7 @@ def data_of(field: Field) -> str:
 
 
 def started(field: Field, python: str, fresh: bool) -> dict[str, float]:
-    """Start a node whose run goes on; return the seconds and megabytes that it takes."""
+    """Kill the node and start it again; return the seconds and megabytes of its start."""
     field.nodes[0].kill()
     field.nodes[0].wait()
     times = field.folder / "times"
@@ -55,7 +56,7 @@ def started(field: Field, python: str, fresh: bool) -> dict[str, float]:
     field.begin_node(0, PROGRAM, python, EDGEWIRE_TIMED=str(times), EDGEWIRE_DATA=data_of(field))
     eventually(lambda: field.said(0).count("online at") > before)
     online = time.monotonic() - began
-    # the first may be what an earlier life has computed and was killed over
+    # The first reply may be one that the killed process had computed but not sent.
     eventually(lambda: times.exists() and times.read_text().count("\n") > 1)
     reply = time.monotonic() - began
     eventually(lambda: times.read_text().count("\n") > REPLIES or TOLD in field.said(0))
@@ -67,7 +68,7 @@ def started(field: Field, python: str, fresh: bool) -> dict[str, float]:
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
-    """Start nodes again and again; return medians, and the most."""
+    """Start the node repeatedly; return the medians and the maxima."""
     found: dict[str, list[dict[str, float]]] = {"fresh": [], "again": []}
     with tempfile.TemporaryDirectory() as name, Field(Path(name), 1) as field:
         words = ["algorithm=esgd", "rounds=1000000", "eval_every=1000000", "timeout=600"]
@@ -88,7 +89,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print medians and the most."""
+    """Print the medians and the maxima."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="of the node (default: this one)")
     parser.add_argument("--words", default=WORDS, help="of the run (%(default)s)")

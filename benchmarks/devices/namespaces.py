@@ -1,16 +1,18 @@
-"""Real processes over thin lines: bytes of the interfaces beside those of `result.json`.
+"""Compares the bytes on slow links of real processes with the payload bytes of `result.json`.
 
     python -m benchmarks.devices.namespaces                        # as root; JSON on stdout; 15 min
-    python -m benchmarks.devices.namespaces --cases esgd,adacomp   # some of them
-    python -m benchmarks.devices.namespaces --cases '' --idle 300  # what nothing costs
-    python -m benchmarks.devices.namespaces --cases '' --outside   # what one without a key gets
+    python -m benchmarks.devices.namespaces --cases esgd,adacomp   # some of the cases
+    python -m benchmarks.devices.namespaces --cases '' --idle 300  # traffic without any run
+    python -m benchmarks.devices.namespaces --cases '' --outside   # requests without a known key
     python -m benchmarks.devices.namespaces --plain                # with Flower's own SuperLink
 
-A server (`deploy.server`, TLS and keys) and four nodes (`deploy.node`) have a network namespace
-each, with 10 Mbit/s from each node to the server. All cases follow each other on the same nodes.
-Of each case: accuracy, seconds, payload bytes as the run has counted them, bytes of all frames on
-the lines meanwhile, and their ratio. `push_seconds` is the median of a reply's. The first case is
-`app`, one step of eSGD: nodes fetch the app there, and keep it.
+A server (`deploy.server`, with TLS and authenticated nodes) and four nodes (`deploy.node`) have one
+network namespace each. The link from each node to the server has 10 Mbit/s. All cases run one after
+the other on the same nodes.
+
+The result of a case has the accuracy, the seconds, the payload bytes that the run has counted, the
+bytes of all frames on the links, and the ratio of the bytes. `push_seconds` is the median time of
+sending a reply. The first case is `app`, one step of eSGD, in which the nodes download the app.
 """
 
 from __future__ import annotations
@@ -59,9 +61,9 @@ WITH_LOG = 4000  # characters of a log that an error shows
 
 
 class Field:
-    """The processes, in a folder of their own; all of them end with it.
+    """A server and its nodes as processes in one folder; the exit stack ends them.
 
-    `plain`: the server is Flower's own; `stock`: so are the nodes.
+    `plain`: the server is Flower's SuperLink. `stock`: the nodes are Flower's SuperNodes.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Field:
         self._until(lambda: self._keys("list").stdout.count(" online ") == len(names))
 
     def run(self, words: Sequence[str], name: str) -> dict[str, Any]:
-        """Run to the end; return what the run has counted, and what the lines have."""
+        """Run a case to its end; return the run's results and the bytes on the links."""
         for log in self.folder.glob("*.pushes"):
             log.unlink()
         folder, before, began = self.folder / name, self.lines.counters(), time.monotonic()
@@ -119,9 +121,9 @@ class Field:
         }
 
     def outside(self) -> dict[str, Any]:
-        """Ask for all there is from a node's namespace, without a registered key, during a run.
+        """Send all kinds of requests without a registered key from a node's namespace during a run.
 
-        Return how many tries there were, those that were not refused, and what the run came to.
+        Return the number of requests, the requests that were not refused, and the run's result.
         """
         number = self._keys("list").stdout.split()[1]
         words = ["-m", "tests.deploy.outsider", f"{SERVER}:{PORT}",
@@ -134,7 +136,7 @@ class Field:
         return {"tries": len(lines), "let_in": let_in, "run": run}
 
     def idle(self, seconds: float) -> dict[str, float]:
-        """Return what a node costs while nothing happens, a second and a day."""
+        """Return the bytes of a node per second and per day while there is no run."""
         before = self.lines.counters()
         time.sleep(seconds)
         after = self.lines.counters()
@@ -143,7 +145,7 @@ class Field:
         return {"bytes_a_second": round(share / seconds, 1), "megabytes_a_day": round(a_day, 2)}
 
     def start(self, namespace: str, words: Sequence[str], log: str) -> None:
-        """Start a process that goes on; what it says is in a file."""
+        """Start a process in the background; its output goes to the file `log`.log."""
         with (self.folder / f"{log}.log").open("wb") as output:
             process = subprocess.Popen(
                 self.lines.within(namespace, words),
@@ -208,14 +210,14 @@ class Field:
 
 
 def paced(history: Path) -> dict[str, float]:
-    """Return the median of a round's seconds (or of what is recorded), at the server."""
+    """Return the median seconds between two records of the server's history."""
     moments = [json.loads(line)["seconds"] for line in history.read_text().splitlines()]
     taken = [b - a for a, b in itertools.pairwise(moments[2:])]
     return {"round_seconds": round(statistics.median(taken), 4)} if taken else {}
 
 
 def beside(result: dict[str, Any], before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
-    """Return the bytes of a run's payloads, those on the lines, and their ratios."""
+    """Return the bytes of a run's payloads, the bytes on the links, and the ratios."""
     found: dict[str, Any] = {}
     for way, name in (("up", "uplink_bytes"), ("down", "downlink_bytes")):
         on_line, payloads = after[way] - before[way], result[name]
@@ -226,7 +228,7 @@ def beside(result: dict[str, Any], before: dict[str, int], after: dict[str, int]
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process with all that it has started."""
+    """End a process and all processes that it has started."""
     for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
         try:
             os.killpg(process.pid, number)
@@ -239,7 +241,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def field(
     plain: bool, up: str | None, down: str | None, nodes: int = NODES, *, stock: bool = False
 ) -> Iterator[Field]:
-    """Namespaces, a server and nodes that are online."""
+    """Within this context there are namespaces, a server, and nodes that are online."""
     with ExitStack() as stack:
         made = stack.enter_context(lines(nodes))
         made.shape(up, down)
@@ -250,7 +252,7 @@ def field(
 
 
 def main() -> int:
-    """Print what was measured; a mistake is one line, and code 2."""
+    """Print the results; a user's mistake gives one line and exit code 2."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--idle", type=float, default=0.0, help="seconds, before the cases")

@@ -1,7 +1,7 @@
-"""A server and devices in network namespaces of their own, each device on a thin line.
+"""Makes network namespaces for a server and its devices, with a slow link for each device.
 
-It takes root, and iproute2's `ip` and `tc` (with its qdisc `tbf`). A bridge in the server's
-namespace joins the lines; what a line carries is read from its interface's counters.
+This needs root and iproute2's `ip` and `tc` (with the qdisc `tbf`). A bridge in the server's
+namespace connects the links. The bytes on a link are read from the counters of its interface.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from pathlib import Path
 
 from simulation.errors import UsageError
 
-NET = "10.77.0"  # nobody else sees it: all of it is within these namespaces
+NET = "10.77.0"  # visible only within these namespaces
 SERVER = f"{NET}.1"
-BURST, LATENCY = "16kb", "500ms"  # of the token bucket, and the longest queue before it
+BURST, LATENCY = "16kb", "500ms"  # of the token bucket; the longest delay in its queue
 
 
 class Lines:
-    """Namespaces `server` and `nodes`, by their names; SERVER is the server's address."""
+    """The namespaces: `server` and `nodes` are their names; SERVER is the server's address."""
 
     def __init__(self, name: str, count: int) -> None:
         self.server = f"{name}s"
         self.nodes = [f"{name}n{i}" for i in range(count)]
 
     def within(self, namespace: str, words: Sequence[str]) -> list[str]:
-        """Return a command that runs another in a namespace."""
+        """Return a command that runs the command `words` in a namespace."""
         return ["ip", "netns", "exec", namespace, *words]
 
     def counters(self) -> dict[str, int]:
-        """Return how many bytes all devices have sent ("up") and got ("down") so far.
+        """Return the bytes that all devices have sent ("up") and received ("down") so far.
 
-        Of frames as an interface counts them: Ethernet's, IP's and TCP's headers are in it.
+        The interfaces count whole frames, with the headers of Ethernet, IP and TCP.
         """
         said = _run("ip", "-n", self.server, "-s", "-j", "link", "show", "type", "veth")
         lines = [each["stats64"] for each in json.loads(said)]
@@ -44,7 +44,7 @@ class Lines:
         }
 
     def shape(self, up: str | None, down: str | None) -> None:
-        """Limit what each line carries, as in 10mbit; None: as fast as it goes."""
+        """Limit the speed of each link, such as "10mbit"; None: no limit."""
         for i, node in enumerate(self.nodes):
             if up is not None:
                 _limit(node, "up", up)
@@ -54,7 +54,7 @@ class Lines:
 
 @contextmanager
 def lines(count: int) -> Iterator[Lines]:
-    """Make namespaces, which end here. Raises `UsageError` where that cannot be."""
+    """Within this context the namespaces exist. Raises `UsageError` if they cannot be made."""
     if os.geteuid() != 0:
         raise UsageError("network namespaces are made by root alone: run this as root")
     made = Lines(f"ew{os.getpid()}", count)
@@ -80,7 +80,7 @@ def _join(made: Lines) -> None:
         _run(*server, "link", "set", f"l{i}", "master", "bridge", "up")
         _run("ip", "-n", node, "addr", "add", f"{NET}.{i + 2}/24", "dev", "up")
         _run("ip", "-n", node, "link", "set", "dev", "up", "up")
-    for each in (made.server, *made.nodes):  # a neighbour's chatter is no traffic of ours
+    for each in (made.server, *made.nodes):  # else IPv6 neighbour discovery would be counted, too
         switch = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
         _run(*made.within(each, ["sh", "-c", f"echo 1 > {switch}"]))
 

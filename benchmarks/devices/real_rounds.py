@@ -1,13 +1,18 @@
-"""Rounds of eSGD on real processes, TLS and keys on, beside Flower's own server and nodes.
+"""Measures rounds on real processes, with EdgeWire's and with Flower's servers and nodes.
 
     python -m benchmarks.devices.real_rounds                       # as root; JSON; 10 minutes
     python -m benchmarks.devices.real_rounds --cases ours2,stock2
     python -m benchmarks.devices.real_rounds --cases mnist4 --data FOLDER  # with MNIST below it
 
-A server and nodes have a network namespace each, with lines as fast as they go. `ours`: both are
-ours; `untouched`: nodes of ours, Flower's SuperLink; `stock`: both are Flower's. The number is that
-of the nodes. `round_seconds`: the median, at the server; of AdaComp, of ten pushes. Of a node of
-ours also the most memory that it had, in MB.
+The server and each node have one network namespace each, without a speed limit, with TLS and
+authenticated nodes. The names of the cases mean:
+
+* `ours`, `adacomp`, `mnist`: `deploy.server` and `deploy.node`;
+* `untouched`: Flower's SuperLink and `deploy.node`;
+* `stock`: Flower's SuperLink and SuperNodes.
+
+The number in a name is the number of nodes. `round_seconds` is the median of a round at the server,
+or of ten updates of AdaComp. The output also has the peak memory of each `deploy.node` in MB.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from benchmarks.devices.namespaces import FIRST, field
 
 
 class Case(NamedTuple):
-    """Who takes part, and the run's words."""
+    """The number and kind of the processes, and the run's overrides."""
 
     nodes: int
     words: list[str]
@@ -32,7 +37,7 @@ class Case(NamedTuple):
 
 
 def rounds(count: int, *words: str) -> list[str]:
-    """Return the words of eSGD, measured at the end."""
+    """Return the overrides for `count` rounds of eSGD with one evaluation at the end."""
     return ["algorithm=esgd", f"rounds={count}", f"eval_every={count}", *words]
 
 
@@ -52,7 +57,7 @@ CASES = {
 
 
 def peaks() -> list[float]:
-    """Return the most memory that each node of ours has had, in MB."""
+    """Return the peak memory of each `deploy.node`, in MB."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -67,7 +72,7 @@ def peaks() -> list[float]:
 
 
 def measured(case: Case) -> dict[str, Any]:
-    """Run a case, after one round for the app to be there."""
+    """Run one round, in which the nodes download the app, and then the case."""
     with field(case.plain, None, None, case.nodes, stock=case.stock) as found:
         found.run(FIRST, "first")
         made = found.run(case.words, "run")
@@ -75,7 +80,7 @@ def measured(case: Case) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print what was measured; a mistake is one line, and code 2."""
+    """Print the results; a user's mistake gives one line and exit code 2."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default="ours2,ours4,adacomp4,untouched2,stock2")
     parser.add_argument("--data", type=Path, help="the folder below which nodes find data")

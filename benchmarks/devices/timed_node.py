@@ -1,4 +1,4 @@
-"""`python -m deploy.node`, with a line of JSON in the file $EDGEWIRE_TIMED for each reply sent."""
+"""`python -m deploy.node` that writes a line of JSON to $EDGEWIRE_TIMED for each reply sent."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from deploy.node import main
 
 
 class Timed(FleetClient):
-    """Notes how long a reply takes to be sent and taken, and its bytes."""
+    """A client that records the seconds and the bytes of each reply that it sends."""
 
     def push(self, bundle: bytes) -> PushMessagesResponse:
-        """Send a reply, as ever."""
+        """Send a reply and record it."""
         began = time.monotonic()
         response = super().push(bundle)
         line = {"seconds": time.monotonic() - began, "bytes": len(bundle)}

@@ -1,1 +1,1 @@
-"""An echo app: what a round trip costs when the ClientApp does nothing."""
+"""An echo app, which measures a round trip when the ClientApp computes nothing."""

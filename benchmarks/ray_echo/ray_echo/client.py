@@ -1,4 +1,4 @@
-"""The ClientApp: sends back what it got."""
+"""The ClientApp, which sends back the content that it receives."""
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -8,5 +8,5 @@ app = ClientApp()
 
 @app.query()
 def echo(message: Message, context: Context) -> Message:
-    """Reply with the message's own content."""
+    """Reply with the content of the message."""
     return Message(message.content, reply_to=message)

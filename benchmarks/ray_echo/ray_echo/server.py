@@ -1,4 +1,4 @@
-"""The ServerApp: times `Grid.send_and_receive` over all nodes, round after round."""
+"""The ServerApp, which times rounds of `Grid.send_and_receive` over all nodes."""
 
 import json
 import time
@@ -19,7 +19,7 @@ def main(grid: Grid, context: Context) -> None:
     payload = np.random.default_rng(0).integers(0, 256, int(config["size"]), dtype=np.uint8)
     content = RecordDict({"payload": ArrayRecord({"blob": Array(payload)}), "x": ConfigRecord()})
 
-    while len(nodes := sorted(grid.get_node_ids())) < count:  # registered while this thread runs
+    while len(nodes := sorted(grid.get_node_ids())) < count:  # nodes register meanwhile
         time.sleep(0.05)
     _round(grid, content, nodes)
     trips, start = 0, time.perf_counter()
