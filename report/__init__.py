@@ -1,1 +1,1 @@
-"""Reports for people, made from result files alone."""
+"""Makes tables, curves and pages for people from the result files of runs."""

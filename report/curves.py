@@ -1,7 +1,7 @@
-"""A sweep as curves: one for runs that differ in the seed only, the mean in a band of all seeds.
+"""Draws a sweep: one curve for runs that differ in the seed only, with a band over the seeds.
 
 `python -m report.curves FOLDER... --y train_loss --x uplink_bytes --smooth 20 --out curves.png`
-`--extremes`: the band goes to the lowest and highest value of any seed that is in an average.
+With `--extremes` the band covers all values in the moving averages, of every seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is d
     from matplotlib.figure import Figure
 
 Values = NDArray[np.float64]
-# columns of history.jsonl -> the axis's label, and the column's value of one unit on the axis
+# column of history.jsonl -> label of the axis, and the column's value that is one unit on it
 X = {
     "round": ("round", 1.0),
     "uplink_bytes": ("sent by the nodes (MB)", 1e6),
@@ -70,10 +70,10 @@ def curve(
 ) -> Curve | None:
     """Return the curve of several seeds' rows, in the axes' units; None if no round has x and y.
 
-    On a logarithmic axis (`log_x`) it leaves out points at 0 or below.
-    The seeds are matched by round: each round that all of them have measured makes a point, at the
-    mean of their x. `smooth`: the number of points in a moving average of each seed's y. With
-    `extremes` the band covers all points in the averages, also for one seed.
+    The curve has a point for each round in which every seed has x and y. The point is at the mean
+    of the seeds' x. On a logarithmic axis (`log_x`) points at 0 or below are left out. `smooth`:
+    the number of points in a moving average of each seed's y. With `extremes` the band covers all
+    points in the averages, also for one seed.
     """
     seeds = [_points(rows, x, y) for rows in histories]
     rounds = sorted(set(seeds[0]).intersection(*seeds)) if seeds else []
@@ -105,14 +105,14 @@ def _points(rows: Iterable[Row], x: str, y: str) -> dict[int, tuple[float, float
 def moving_average(values: Values, count: int) -> Values:
     """Return the centred moving average of `count` values.
 
-    Towards the ends the windows shrink: a one-sided window would shift a falling curve there.
+    Near both ends the window is smaller: a one-sided window would shift a falling curve there.
     """
-    # no running sum: one huge loss would cost the later values their precision
+    # not a running sum: after one huge loss the later values would lose their precision
     return np.array([values[window(at, len(values), count)].mean() for at in range(len(values))])
 
 
 def window(at: int, size: int, count: int) -> slice:
-    """Return the slice of `count` of `size` values centred at `at`, fewer towards the ends."""
+    """Return the slice of `count` of `size` values around index `at`; fewer near the ends."""
     room = min(at, size - 1 - at)
     return slice(at - min(count // 2, room), at + min((count - 1) // 2, room) + 1)
 
@@ -149,7 +149,7 @@ def draw(
 
 
 def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
-    """Return the legend's heading and the groups' labels: the overrides that differ."""
+    """Return the legend's heading, and each group's label: the overrides in which groups differ."""
     keys = varying(groups)
     if len(keys) == 1:
         return keys[0], [group.words.get(keys[0], PRESET) for group in groups]

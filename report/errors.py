@@ -1,4 +1,4 @@
-"""A user's mistakes in the commands of `report`: one line on stderr, and exit code 2."""
+"""Reports a user's mistakes in the commands of `report`: one line on stderr, exit code 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ResultsError(Exception):
 
 
 def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
-    """Let a command print one line and return 2 for a mistake, a file error, or no matplotlib."""
+    """Make a command print one line and return 2 after a mistake, a file error or no matplotlib."""
 
     @wraps(main)
     def clear(*given: Given.args, **named: Given.kwargs) -> int:

@@ -34,15 +34,15 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:
-    """Return the mean of ours - theirs over the seeds that both have; None without such a seed."""
+    """Return the mean of `ours` - `theirs` over the seeds that are in both; None without any."""
     differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     return estimate(differences) if differences else None
 
 
 @cache
 def student(freedom: int) -> float:
-    """Return the two-sided 95 % quantile of Student's t for so many degrees of freedom."""
-    low, high = 1.9, 12.8  # bounds: infinitely many degrees of freedom have 1.96, one has 12.71
+    """Return the two-sided 95 % quantile of Student's t for `freedom` degrees of freedom."""
+    low, high = 1.9, 12.8  # bounds: 1.96 for infinitely many degrees of freedom, 12.71 for one
     for _ in range(60):  # bisection, down to the last bit
         middle = (low + high) / 2
         low, high = (middle, high) if _within(middle, freedom) < CONFIDENCE else (low, middle)

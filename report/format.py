@@ -48,7 +48,7 @@ def markdown_row(cells: Iterable[str]) -> str:
 
 
 def wrap(text: str, first: str = "", rest: str = "") -> list[str]:
-    """Return text in lines of at most 100 characters; none begins like an item of a list."""
+    """Return text in lines of at most 100 characters; no line begins like an item of a list."""
     held = re.sub(r" (?=([-+*#>=|]|\d+[.)])( |$))", "\0", " ".join(text.split()))
     lines = textwrap.wrap(
         held, 100, initial_indent=first, subsequent_indent=rest,

@@ -15,13 +15,13 @@ from report.errors import ResultsError
 from report.summary import read_result
 from report.words import OVERRIDES, words_of
 
-GAVE_UP = "no update could be used"  # the begin of the line that such a run leaves
-MISSING = "-"  # the value of a key that a group lacks and others have
-# overrides that name a run or set how it runs, without an effect on what it computes
+GAVE_UP = "no update could be used"  # the beginning of `stopped` in such a run's result
+MISSING = "-"  # shown for a key that a group lacks and another group has
+# overrides that do not change what a run computes, and the seed
 WITHOUT_EFFECT = re.compile(
     r"seed|verbose|checkpoint_every|dataset\.(root|download)|(engine|hydra)([./].*)?"
 )
-# the keys of a run's result; those of the second tuple may be null
+# required keys of a run's result; the values of `MEASURED` may be null
 COUNTED = (
     *("seed", "client_updates", "failures", "seconds"),
     *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
@@ -38,7 +38,7 @@ class Job:
     result: dict[str, Any]
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the rows of `history.jsonl`, one a round, without a truncated last line.
+        """Return the rows of `history.jsonl`, one per round, without a truncated last line.
 
         Raises `ResultsError` for a line that cannot be read.
         """
@@ -59,7 +59,7 @@ class Job:
     def diverged(self) -> bool:
         """Whether the run failed: its model diverged, or no update could be used any more.
 
-        Such a run counts like any other: without it a table would show only the survivors.
+        Tables include such a run like any other. Without it they would show only successful runs.
         """
         stopped = self.result.get("stopped") or ""
         return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
@@ -77,7 +77,7 @@ class Group:
     jobs: list[Job]
 
     def name(self, keys: Sequence[str]) -> list[str]:
-        """Return the group's values of `keys`, `MISSING` for a key that it lacks."""
+        """Return the group's values of `keys`; `MISSING` for a key that the group lacks."""
         return [self.words.get(key, MISSING) for key in keys]
 
 
@@ -94,7 +94,7 @@ def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
             raise ResultsError(f"{top}: no such folder")
         for found in sorted(top.rglob(str(OVERRIDES)), key=_numbers_as_numbers):
             folder = found.parents[1]
-            if folder.resolve() in seen:  # `folders` may hold a folder and one inside it
+            if folder.resolve() in seen:  # `folders` may name a folder and also a folder inside it
                 continue
             seen.add(folder.resolve())
             try:
@@ -110,8 +110,8 @@ def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
 def group_jobs(jobs: Iterable[Job]) -> list[Group]:
     """Return the groups in the order of their first jobs.
 
-    Of jobs with the same overrides and seed the last one counts: a repeated run is no further seed,
-    and would make the spread look smaller than it is.
+    Of several jobs with the same overrides and seed only the last one is used. A repeated run is
+    not another seed: it would make the spread look smaller than it is.
     """
     groups: dict[frozenset[tuple[str, str]], dict[Any, Job]] = {}
     for job in jobs:
@@ -130,7 +130,7 @@ def varying(groups: Sequence[Group]) -> list[str]:
         for key in reversed(group.words):
             if key in keys:
                 place = keys.index(key)
-            else:  # a key that only some groups have is placed before the key that follows it there
+            else:  # place a key that some groups lack before the key that follows it in the others
                 keys.insert(place, key)
     return [key for key in keys if len({group.words.get(key) for group in groups}) > 1]
 

@@ -1,6 +1,7 @@
-"""Finished runs of an experiment, kept in the repository as numbers that tables are made from.
+"""Stores finished runs of an experiment in the repository, as numbers for the pages' tables.
 
-`python -m report.kept NAME FOLDER...` takes those of sweep folders into docs/results/kept/NAME.json
+`python -m report.kept NAME FOLDER...` reads the runs from sweep folders and writes them to
+docs/results/kept/NAME.json
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from report.jobs import Job, read_jobs
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path("docs/results/kept")
-# the keys of a result that a run's line stores; null where a run lacks one
+# keys of a result that the file stores; null if a run lacks the key
 NUMBERS = (
     *("rounds", "accuracy", "best_accuracy", "top5", "loss", "uplink_bytes", "downlink_bytes"),
     *("uplink_bytes_float32", "downlink_bytes_float32", "client_updates", "failures"),
     *("seconds", "virtual_seconds", "sparsity", "evaluations"),
 )
-# the keys that every run has: `report.jobs` requires them, and tables divide by them
+# keys that every run has: `report.jobs` requires them, and tables divide by them
 SURE = (
     *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
     *("client_updates", "failures", "seconds"),
@@ -40,7 +41,7 @@ COURSE = (
     *("round", "accuracy", "train_loss", "uplink_bytes", "downlink_bytes", "virtual_seconds"),
     *("uplink_bytes_float32", "uplink_entries", "uplink_entries_whole"),
 )
-ROWS = 101  # the most rows of a course: a hundred evaluations and that of the untrained model
+ROWS = 101  # at most so many evaluations in `course`: the untrained model's and a hundred more
 # files that no run reads: a change there does not affect its numbers
 WITHOUT_EFFECT = (":!docs", ":!report", ":!tests", ":!*.md")
 
@@ -49,10 +50,10 @@ Number = float | None
 
 @dataclass(frozen=True)
 class KeptRun:
-    """One run: its overrides without experiment and seed, in order; its results and its course.
+    """One run: sorted overrides without experiment and seed, results, and learning curve.
 
-    `course` has a list for each measured key of `COURSE`, all of equal length, with an entry for
-    each evaluation. `cpu`: the instruction set that torch uses, "" if the run did not record it.
+    `course`: a list for each measured key of `COURSE`, with an entry for each stored evaluation.
+    `cpu`: the instruction set that torch uses, "" if the run did not record it.
     """
 
     words: str
@@ -69,14 +70,14 @@ class KeptRun:
         return self.words, self.seed
 
     def course_rows(self) -> list[dict[str, Number]]:
-        """Return the stored rows of the course, one for each stored evaluation."""
+        """Return the rows of `course`, one for each stored evaluation."""
         return [
             dict(zip(self.course, row, strict=True))
             for row in zip(*self.course.values(), strict=True)
         ]
 
     def rows(self) -> list[dict[str, Number]]:
-        """Return the course's rows, one for each evaluation.
+        """Return the rows of `course`, one for each evaluation of the run.
 
         Raises `ResultsError` if not all of its evaluations are stored.
         """
@@ -95,8 +96,8 @@ class KeptRun:
 def in_order(words: Mapping[str, str]) -> str:
     """Return command-line overrides sorted by their keys, quoted as in a shell.
 
-    Values are as a sweep writes them: `true` as True, 1e-3 as 0.001. A value that Hydra cannot
-    parse stays unchanged.
+    Values are written as a sweep writes them: `true` as True, 1e-3 as 0.001. A value that Hydra
+    cannot parse stays unchanged.
     """
     return shlex.join(f"{key}={_as_in_sweeps(value)}" for key, value in sorted(words.items()))
 
@@ -125,7 +126,7 @@ def kept_file(root: Path, name: str) -> Path:
 def kept_run(job: Job, name: str, commit: str) -> KeptRun:
     """Return the stored form of a job.
 
-    Raises `ResultsError` for a job of another experiment, or with a text in place of a number.
+    Raises `ResultsError` for a job of another experiment, or for a text in place of a number.
     """
     words = job.words()
     if words.pop("experiment", None) != name:
@@ -160,9 +161,9 @@ def _finite(value: Any) -> Number:
 
 
 def merge(old: Iterable[KeptRun], new: Iterable[KeptRun]) -> list[KeptRun]:
-    """Return all runs in the order of overrides and seeds; of two with equal ones the newer.
+    """Return all runs, sorted by overrides and seed; a new run replaces an old one with equal ones.
 
-    If both hold the same numbers, the older stays: its commit is the one that first had the run.
+    If both have the same numbers, the old run stays, because its commit gave these numbers first.
     """
     runs = {run.key: run for run in old}
     for run in new:
@@ -224,7 +225,7 @@ def write_kept(file: Path, name: str, runs: Iterable[KeptRun]) -> None:
 def commit_of(root: Path) -> str:
     """Return the short hash of HEAD, with a + if files that affect runs have changed since.
 
-    "" without git, or outside a repository.
+    Returns "" without git, or outside of a repository.
     """
     try:
         head = _git(root, "rev-parse", "--short", "HEAD")

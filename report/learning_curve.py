@@ -15,9 +15,9 @@ Row = dict[str, Any]
 def smoothed(history: Iterable[Row], count: int = 1) -> list[Row]:
     """Return a history's rows, each with the mean accuracy of its last `count` evaluations.
 
-    In asynchronous training at a constant learning rate a single evaluation says little: the next
-    one differs by up to one percentage point. The first row is that of evaluation number `count`,
-    or the last row of a run with fewer evaluations.
+    In asynchronous training at a constant learning rate a single evaluation is inexact: the next
+    one differs by up to one percentage point. The first returned row is that of evaluation number
+    `count`. A run with fewer evaluations gives one row, its last.
     """
     rows = [row for row in history if row.get("accuracy") is not None]
     first = min(count, len(rows))
@@ -28,7 +28,7 @@ def smoothed(history: Iterable[Row], count: int = 1) -> list[Row]:
 
 
 def settled(run: KeptRun, count: int) -> KeptRun:
-    """Return a run whose accuracies, also in its course, are means of `count` evaluations.
+    """Return a run with accuracies that are means of `count` evaluations, also in its `course`.
 
     Raises `ResultsError` for a run without all of its evaluations.
     """
@@ -44,9 +44,9 @@ def settled(run: KeptRun, count: int) -> KeptRun:
 
 
 def settled_at(rows: Sequence[Row], accuracy: float) -> Row | None:
-    """Return the first row from which on no accuracy (0..1) is below this one; or None.
+    """Return the first row from which on all rows have at least this accuracy (0..1); or None.
 
-    For a course that reaches the accuracy by chance and falls again, this row is later than that of
+    If a run reaches the accuracy and falls below it again, this row is later than the row of
     `first_at`.
     """
     found = None
@@ -58,5 +58,5 @@ def settled_at(rows: Sequence[Row], accuracy: float) -> Row | None:
 
 
 def first_at(rows: Iterable[Row], accuracy: float) -> Row | None:
-    """Return the first row with at least this accuracy (0..1); None if there is none."""
+    """Return the first row with at least this accuracy (0..1); or None."""
     return next((row for row in rows if (row["accuracy"] or 0) >= accuracy), None)

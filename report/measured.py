@@ -1,7 +1,7 @@
-"""What a benchmark printed, kept in the repository as numbers that tables are made from.
+"""Stores what a benchmark printed in the repository, as numbers for the pages' tables.
 
-`python -m report.measured NAME MODULE [WORDS...]` runs `python -m benchmarks.MODULE WORDS`, whose
-JSON becomes docs/results/kept/benchmarks/NAME.json
+`python -m report.measured NAME MODULE [WORDS...]` runs `python -m benchmarks.MODULE WORDS` and
+writes its JSON to docs/results/kept/benchmarks/NAME.json
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Measured:
-    """The command, the commit of the code, and the JSON that it printed; empty before a run."""
+    """A benchmark's command, the commit of its code, and its JSON; all are empty before a run."""
 
     command: str = ""
     commit: str = ""

@@ -1,4 +1,4 @@
-"""A run's progress: follows its `history.jsonl` while the run writes it, on any engine."""
+"""Shows a run's progress: it follows `history.jsonl` while the run writes it, on any engine."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from report.format import human_bytes, human_seconds, percent
 Row = dict[str, Any]
 HISTORY = "history.jsonl"
 FIRST_LINE = 10.0  # seconds
-BETWEEN, LONGEST = 30.0, 600.0  # seconds from one line to the next: a tenth of what has passed
+BETWEEN, LONGEST = 30.0, 600.0  # bounds in seconds of the pause between lines
 
 
 class RunProgress:
     """A context manager that shows the progress of the run that writes its files to `folder`.
 
     On a terminal it shows a bar. In a log (`nohup`, ssh, batch), and if other runs print at the
-    same time (`shared`), it prints a line after ten seconds, and then at ever longer intervals.
-    `name`: the prefix of a line.
+    same time (`shared`), it prints lines: the first after ten seconds, the next ones after longer
+    and longer pauses. `name`: the prefix of a line.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RunProgress:
 
 
 def pause_after(seconds: float) -> float:
-    """Return the seconds until a log's next line, for a run that has taken `seconds` so far."""
+    """Return the seconds until the next line of a log: a tenth of the run's `seconds` so far."""
     return min(max(seconds / 10, BETWEEN), LONGEST)
 
 
@@ -112,7 +112,7 @@ class ProgressLine:
         self._first: tuple[float, int] | None = None  # seconds and round of the first row
 
     def line(self, passed: float) -> str:
-        """Return the line at `passed` seconds after this process has begun the run."""
+        """Return the line to print `passed` seconds after this process began the run."""
         if row := self._rows.last():
             self._row, measured = row, row["accuracy"]
             self._accuracy = self._accuracy if measured is None else measured
@@ -139,7 +139,7 @@ class _Tail:
         self._path, self._offset = path, 0
 
     def last(self) -> Row | None:
-        """Return the last complete line since the last call, parsed; None if there is none."""
+        """Return the last complete line written since the previous call, parsed; or None."""
         if not self._path.exists():
             return None
         if self._path.stat().st_size < self._offset:  # a resumed run has truncated it
@@ -151,6 +151,6 @@ class _Tail:
         self._offset += len(whole)
         try:
             row: Row = json.loads(whole.splitlines()[-1])
-        except (IndexError, ValueError):  # no line, or a partial one after a truncation
+        except (IndexError, ValueError):  # no line, or a part of a line after a truncation
             return None
         return row

@@ -1,7 +1,8 @@
 """Writes the pages of results: docs/results/NAME.md for every definition report/pages/NAME.yaml.
 
-`python -m report.results` writes them from the kept runs (docs/results/kept), with their pictures
-and the list of them in docs/results.md. `--check` changes nothing: it says what is out of date.
+`python -m report.results` writes the pages and their pictures from the stored runs
+(docs/results/kept), and the list of pages in docs/results.md. `--check` changes nothing: it prints
+which files are out of date.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Output:
 
 
 def outputs(root: Path) -> list[Output]:
-    """Return the files that the definitions and stored runs below `root` make, the index last.
+    """Return the files to write for the definitions and stored runs in `root`; the index is last.
 
     Raises `ResultsError`, one line, for the first mistake.
     """
@@ -70,7 +71,7 @@ def outputs(root: Path) -> list[Output]:
     items: list[str] = []
     for page in pages:
         tables = fill(page, kept, measured)
-        text = markdown(page, tables, shown)  # without runs, too: to find mistakes
+        text = markdown(page, tables, shown)  # also without runs, to find mistakes
         has_run = any(table.has_run() for table in tables)
         file = root / FOLDER / f"{page.name}.md"
         _expect_ours(file, page)
@@ -120,7 +121,7 @@ def _index(file: Path, items: Sequence[str]) -> str:
 
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Write the pages, or say which are out of date; return the exit code."""
+    """Write the pages, or print which are out of date; return the exit code."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, say what differs")
     asked = parser.parse_args(arguments)

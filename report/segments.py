@@ -1,6 +1,6 @@
-"""Who holds what of a cut model: for the terminal, and as a picture in the run's folder.
+"""Shows which node holds which layers of a cut model: as a table, and as a picture (SVG).
 
-`python -m report.segments RUN_FOLDER` draws it anew, for a run that Flower itself has started.
+`python -m report.segments RUN_FOLDER` draws the picture of a run, also if `flwr run` started it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from report.summary import read_result
 
 PICTURE = "segments.svg"
 BOX, GAP, TOP, LINE, MARGIN = 230, 40, 118, 18, 20  # pixels
-BAR = 12  # characters of the terminal
+BAR = 12  # characters of a bar on the terminal
 
 
 def segments_table(result: dict[str, Any]) -> Table:
-    """Return a row for each segment: its node, layers, parameters, work and bytes."""
+    """Return a table with a row for each segment: node, layers, parameters, work and bytes."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("node", "layers", "parameters", "of a step", "", "received", "sent"):
         table.add_column(

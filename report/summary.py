@@ -44,9 +44,9 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
 
 
 def whole_bytes(result: dict[str, Any], way: str) -> tuple[float, float]:
-    """Return the bytes sent in a direction ("uplink", "downlink"), and those Flower would send.
+    """Return the bytes sent in a direction ("uplink", "downlink"), and what Flower would send.
 
-    For runs of earlier versions both count payloads alone.
+    In results of earlier versions both numbers count payloads only.
     """
     other, note = (result.get(f"{way}_{what}_bytes") or 0 for what in ("other", "note"))
     return result[f"{way}_bytes"] + other + note, result[f"{way}_bytes_float32"] + other
@@ -70,7 +70,7 @@ def _on_a_line(result: dict[str, Any]) -> str:
         f"{human_seconds(result['line_seconds_float32'])} without compression"
     )
     own = result["virtual_seconds"]
-    if own and own < 0.999 * result["line_seconds"]:  # the run's own network has no limits
+    if own and own < 0.999 * result["line_seconds"]:  # the run's network has no bandwidth limit
         text += f"\n({human_seconds(own)} of each are the devices' own work)"
     return text
 

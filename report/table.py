@@ -1,4 +1,4 @@
-"""A sweep as a table: a row for runs that differ in the seed only, in Markdown or as JSON.
+"""Prints a sweep as a table (Markdown or JSON): one row for runs that differ in the seed only.
 
 `python -m report.table FOLDER... [--rows KEY,KEY] [--smooth N] [--reach PERCENT] [--json]`
 """
@@ -27,8 +27,9 @@ SHARES = ("accuracy", "best_accuracy", "top5")  # shown with their spread over t
 def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Numbers:
     """Return a group's means over its seeds; None for a key that no run has.
 
-    `smooth`: accuracies, the last and the best, are means of so many evaluations in a row. `reach`:
-    such an accuracy, 0..1, for which to tell the round and the bytes; None if a run has none.
+    `smooth`: the last and the best accuracy are means of this number of consecutive evaluations.
+    `reach`: an accuracy in 0..1. The result then has the round and the bytes at which the runs
+    reach this accuracy, or None if a run never reaches it.
     """
     results = [job.result for job in group.jobs]
     needed = group.jobs if smooth > 1 or reach is not None else []
@@ -222,5 +223,5 @@ def chosen(rows: str, groups: Sequence[Group]) -> list[str]:
 
 if __name__ == "__main__":
     if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it silently
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the command silently
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""A run's command-line overrides, which Hydra leaves in its folder, and the run's name."""
+"""Reads a run's command-line overrides from Hydra's files in its folder, and names the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 HYDRA = Path(".hydra")
 OVERRIDES = HYDRA / "overrides.yaml"
-# groups in which a preset makes a choice: another choice there is part of a run's name
+# groups that a preset sets: the run's name states other choices in these groups
 METHOD = (
     *("strategy", "strategy/optimizer", "strategy/staleness"),
     *("compression", "compression@gradients", "downlink"),
@@ -31,7 +31,7 @@ def words_of(folder: Path) -> dict[str, str]:
 def name_of(result: dict[str, Any], folder: Path) -> str:
     """Return a run's name: its preset, and the choices that replace the preset's own.
 
-    With another strategy the name leaves out the default preset, which nobody has chosen.
+    If the user chose a strategy and no preset, the name leaves out the default preset.
     """
     preset: str = result["algorithm"]
     if not (folder / OVERRIDES).exists():
@@ -42,7 +42,7 @@ def name_of(result: dict[str, Any], folder: Path) -> str:
         return f"{preset} ({result['strategy']}), as saved"
     chosen = {group: words[group] for group in METHOD if group in words}
     if (experiment := choices.get("experiment")) and "algorithm" not in words:
-        preset = f"experiment={experiment} ({choices['strategy']})"  # it may choose anything
+        preset = f"experiment={experiment} ({choices['strategy']})"  # may set any group
     if "strategy._target_" in words:
         chosen["strategy"] = result["strategy"]
     if "strategy" in chosen and "algorithm" not in words:

@@ -21,7 +21,7 @@ REPEATS = 3
 
 
 class Cost(NamedTuple):
-    """A part's operations as shares of those of one backpropagation step of the whole model."""
+    """A segment's operations, relative to one backpropagation step of the whole model."""
 
     forward: float
     backward: float
@@ -31,10 +31,10 @@ class Cost(NamedTuple):
 def costs_of(
     make: Callable[[], nn.Module], parts: Sequence[Part], classes: int, hidden: int
 ) -> list[Cost]:
-    """Return the costs of parts; torch counts operations on the meta device, without memory.
+    """Return the costs of segments; torch counts operations on the meta device, without memory.
 
-    `hidden`: hidden units of the modules; 0: no modules. Unlike seconds, the result is the same on
-    every machine.
+    `hidden`: the number of hidden units of the synthetic-gradient modules; 0: no modules. Unlike
+    seconds, the result is the same on every machine.
     """
     counted = []
     for number, part in enumerate(parts):
@@ -69,7 +69,7 @@ def _there_and_back(module: nn.Module, *given: Tensor) -> Tensor:
 
 
 def _flops(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
-    from torch.utils.flop_counter import FlopCounterMode  # late, as it imports triton
+    from torch.utils.flop_counter import FlopCounterMode  # not at the top: it imports triton
 
     with FlopCounterMode(display=False) as counter:
         result = run()
@@ -77,7 +77,7 @@ def _flops(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
 
 
 class LayerCosts(NamedTuple):
-    """One layer's seconds and bytes for a step, and those of a module after it."""
+    """Seconds and bytes of one step of a layer, and of a synthetic-gradient module after it."""
 
     seconds: float
     module_seconds: float
@@ -91,8 +91,8 @@ def measure(
     """Measure each layer on this machine with a mini-batch of prepared images, (B, C, H, W).
 
     Bytes are those of parameters, gradients, an optimiser's moments, and the tensors that a forward
-    pass saves for the backward pass. A node needs them beside Python and its libraries. `hidden`:
-    hidden units of the modules; 0: no modules.
+    pass saves for the backward pass. A node needs these bytes in addition to Python and its
+    libraries. `hidden`: as in `costs_of`.
     """
     model = make()
     layers = layers_of(model)
@@ -135,7 +135,7 @@ def _saved(segment: nn.Module, given: Tensor) -> tuple[Tensor, int]:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Return the least seconds of `REPEATS` runs, after one run to warm up."""
+    """Return the seconds of the fastest of `REPEATS` runs, after one run to warm up."""
     run()
     taken = []
     for _ in range(REPEATS):
@@ -168,7 +168,7 @@ def balanced(
     # Dynamic programming over (segment, its first layer): each pair is solved once.
     @cache
     def best(segment: int, first: int) -> tuple[float, tuple[int, ...]]:
-        """Return the slowest stage's seconds and the cuts from `first` on."""
+        """Return the slowest segment's seconds, and the cuts, for the layers from `first` on."""
         if segment + 1 == segments:
             return stage(segment, first, count), ()
         found = []

@@ -4,4 +4,4 @@
 class TaskError(ValueError):
     """A user's error: one line that says what is wrong and what to do."""
 
-    one_line = True  # whoever logs it leaves the traceback out
+    one_line = True  # a log shows it without a traceback

@@ -24,7 +24,7 @@ class Tensors(NamedTuple):
 
     trained: list[tuple[str, nn.Parameter]]
     statistics: list[tuple[str, Tensor]]  # BatchNorm's, float32
-    native: list[tuple[str, Tensor]]  # all others of the state dict
+    native: list[tuple[str, Tensor]]  # all other tensors of the state dict
     local: list[tuple[str, Tensor]]  # buffers outside of the state dict, and unused counters
 
     @property
@@ -51,7 +51,7 @@ def tensors_of(module: nn.Module) -> Tensors:
 
 
 def _idle_counters(module: nn.Module) -> set[int]:
-    """Return the ids of counters of BatchNorm layers with a momentum, which torch never reads."""
+    """Return the ids of BatchNorm's counters that torch never reads: of layers with a momentum."""
     return {
         id(each.num_batches_tracked)
         for each in module.modules()
@@ -131,7 +131,7 @@ def _expect_apart(name: str, found: Tensors) -> None:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return a tensor's first byte in its storage, and the byte after its last."""
+    """Return the first byte of a tensor in its storage, and the first byte after the tensor."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     first = tensor.storage_offset()
     size = tensor.element_size()
@@ -141,9 +141,9 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 def to_array(tensor: Tensor) -> NDArray[Any]:
     """Return a tensor's values as a numpy array, which may share its memory.
 
-    It has the tensor's shape and type, if numpy has the type. bfloat16 and other floats that numpy
-    lacks become float32. A complex64 tensor (...) becomes float32 (..., 2). Raises `TypeError` for
-    other types.
+    The array has the tensor's shape and type, if numpy has this type. bfloat16 and other floats
+    that numpy lacks become float32. A complex64 tensor (...) becomes float32 (..., 2). Raises
+    `TypeError` for other types.
     """
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.complex64:
@@ -164,13 +164,13 @@ def put_array(tensor: Tensor, array: NDArray[Any]) -> None:
         tensor.copy_(torch.view_as_complex(values) if tensor.is_complex() else values)
 
 
-Places = list[tuple[nn.Module, str]]  # the modules that hold a buffer, and its keys there
+Places = list[tuple[nn.Module, str]]  # where a buffer is stored: modules, and its keys in them
 
 
 def _places(
     module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
 ) -> list[tuple[Tensor, Places]]:
-    """Return these tensors, each with the places that hold it, as a module may replace a buffer."""
+    """Return each tensor with the places that hold it, because a module may replace a buffer."""
     found: dict[int, Places] = {}
     for owner in module.modules():
         for key, buffer in owner._buffers.items():
@@ -179,9 +179,9 @@ def _places(
 
 
 def _now(name: str, tensor: Tensor, places: Places) -> Tensor:
-    """Return the tensor that a module now holds at the places of `tensor`.
+    """Return the tensor that a module now holds in place of `tensor`.
 
-    Raises `TaskError` if its shape or type is another one.
+    Raises `TaskError` if its shape or type differs from that of `tensor`.
     """
     held = [owner._buffers[key] for owner, key in places]
     others = [each for each in held if each is not tensor]
@@ -204,15 +204,15 @@ class FlatModel:
         state   [ parameters, in named_parameters order | BatchNorm's running statistics ], float32
         grad    [ gradients of the parameters ]
 
-    So an update is one subtraction, and an optimiser over the one parameter `parameters` steps the
-    whole model: `torch.optim.SGD([flat.parameters], lr)` has the same result as over
-    `module.parameters()`. A parameter that layers share occurs once. The rest of the state dict is
-    native: frozen parameters, counters, masks, each in its own type (`natives`). `load` sets the
-    vector and the native tensors, and resets buffers outside of the state dict to their first
-    values, so that nothing of an earlier model remains.
+    An update is therefore one subtraction. An optimiser over the single parameter `parameters`
+    steps the whole model: `torch.optim.SGD([flat.parameters], lr)` has the same result as
+    `torch.optim.SGD(module.parameters(), lr)`. A parameter that layers share occurs once. The other
+    tensors of the state dict are native: frozen parameters, counters, masks, each in its own type
+    (`natives`). `load` sets the vector and the native tensors. It also resets buffers outside of
+    the state dict to their first values, so nothing of an earlier model remains.
 
     Args:
-        module: moved to `device`; its tensor objects stay the same and get new memory.
+        module: it is moved to `device`. Its tensor objects stay the same and get new memory.
         device: the torch device of module and vectors.
 
     Raises:
@@ -258,7 +258,7 @@ class FlatModel:
         self.zero_grad()
 
     def zero_grad(self) -> None:
-        """Fill the flat gradient with zeros; make the parameters' `.grad` its views."""
+        """Fill the flat gradient with zeros; make each parameter's `.grad` a view of it."""
         self._grad.zero_()
         self.parameters.grad = self._grad
         for parameter, view in self._grads:
@@ -266,17 +266,17 @@ class FlatModel:
                 parameter.grad = view
 
     def drop_grad(self) -> None:
-        """Let the next backward pass make new gradients, which `collect_grad` then copies.
+        """Drop the gradients: the next backward pass makes new ones, which `collect_grad` copies.
 
-        This saves two passes over all gradients that `zero_grad` needs: zeroing, and adding.
+        This saves two passes over all gradients. `zero_grad` needs them to zero and to add.
         """
         for parameter, _ in self._grads:
             parameter.grad = None
 
     def collect_grad(self) -> Tensor:
-        """Copy the parameters' gradients into the flat one (0 for an absent one); return it.
+        """Copy the parameters' gradients into the flat gradient (0 for a missing one); return it.
 
-        The parameters' own gradients are freed.
+        This frees the parameters' own gradients.
         """
         for parameter, view in self._grads:
             if parameter.grad is None:
@@ -290,14 +290,15 @@ class FlatModel:
     def gradient(self) -> Tensor:
         """The flat gradient, float32 (num_parameters,).
 
-        After `zero_grad` backward passes add to it; after `drop_grad` it changes in `collect_grad`.
+        After `zero_grad`, backward passes add to it. After `drop_grad`, only `collect_grad` changes
+        it.
         """
         return self._grad
 
     def load(
         self, state: Tensor | NDArray[np.float32], natives: Mapping[str, NDArray[Any]] = NONE
     ) -> None:
-        """Copy `state`, float32 (n,), into the model in place; set the rest as `reset` does."""
+        """Copy `state`, float32 (n,), into the model in place; set the others as `reset` does."""
         if tuple(state.shape) != tuple(self.state.shape):
             raise ValueError(
                 f"a state of shape {tuple(state.shape)} for {self.state.numel()} values"
@@ -309,7 +310,7 @@ class FlatModel:
         self.reset(natives)
 
     def reset(self, natives: Mapping[str, NDArray[Any]] = NONE) -> None:
-        """Set all tensors outside of `state` to these arrays by name, or to their first values."""
+        """Set each tensor outside of `state` to the array of its name, or to its first value."""
         if not self._buffers and not self._beside:
             return
         for owner, held in self._buffers:

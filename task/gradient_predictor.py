@@ -15,9 +15,9 @@ from torch import Tensor, nn
 class GradientModule(nn.Module):
     """M(h, y): `hidden` units with BatchNorm and ReLU, then as many outputs as h has entries.
 
-    A new module predicts zero for every h. `classes`: the number of labels, a one-hot input beside
-    h; 0: no labels. Its BatchNorm always normalises by the current mini-batch and keeps no
-    statistics, because the module never sees single samples.
+    A new module predicts zero for every h. `classes`: the number of classes; the one-hot label is
+    an input in addition to h. 0: no label. Its BatchNorm always normalises by the current
+    mini-batch and keeps no statistics, because the module never sees single samples.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int, hidden: int) -> None:
@@ -29,7 +29,7 @@ class GradientModule(nn.Module):
         self.outputs = nn.Linear(hidden, size)
         nn.init.zeros_(self.outputs.weight)
         nn.init.zeros_(self.outputs.bias)
-        # As `nn.Linear` initialises the weights of one-hot inputs beside h's `size` entries.
+        # As `nn.Linear` initialises the weights of `size` + `classes` inputs.
         if self.labels is not None:
             bound = 1 / math.sqrt(size + classes)
             nn.init.uniform_(self.labels.weight, -bound, bound)

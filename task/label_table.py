@@ -1,6 +1,6 @@
 """A data set of labels and indices, on numpy, for the partitioners of flwr_datasets.
 
-To be imported only when a partitioner is used: the packages behind it take seconds to load.
+Import this module only to use a partitioner: the packages that it imports take seconds to load.
 """
 
 from typing import Any
@@ -14,15 +14,15 @@ disable_progress_bars()
 
 
 class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
-    """A `datasets.Dataset` whose selections are plain arrays of indices.
+    """A `datasets.Dataset` that returns selections as numpy arrays of indices.
 
-    A selection of `Dataset` takes 2 ms to make and read, which is most of a round in which 50 nodes
-    of 1,000 are new; here it is one numpy index. Columns are arrays too; `Dataset` converts them
-    element by element.
+    A selection of `Dataset` takes 2 ms to make and read. This is most of the time of a round in
+    which 50 nodes of 1,000 are new. Here a selection is one numpy indexing operation. Columns are
+    numpy arrays too; `Dataset` would convert them element by element.
 
     Args:
         index: int64 (N,), the position of each row in the caller's data.
-        label: int64 (N,), its class.
+        label: int64 (N,), the class of each row.
     """
 
     def __init__(self, index: NDArray[np.int64], label: NDArray[np.int64]) -> None:
@@ -50,7 +50,7 @@ class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
     def shard(
         self, num_shards: int, index: int, contiguous: bool = True, **_: Any
     ) -> NDArray[np.int64]:
-        """Return the "index" column of a shard; the first shards may be 1 longer."""
+        """Return the "index" column of a shard; the first shards may have 1 row more."""
         column = self._columns["index"]
         if not contiguous:
             return column[index::num_shards]

@@ -1,4 +1,4 @@
-"""A model as a sequence of layers, and segments of it for several nodes."""
+"""Divides a model into layers, and into segments for several nodes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from task.flat_model import FlatModel, tensors_of
 from task.models.small import ChannelsLast
 
 Draws = Callable[[int], AbstractContextManager[None]]
-# Modules with parameters that still belong to the layer before them.
+# Modules that have parameters, but belong to the layer before them.
 FOLLOWERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.PReLU)
 
 
 class Layer(NamedTuple):
-    """A layer as papers count them: a module with weights, and the modules up to the next one."""
+    """A layer as in papers: a module with weights, and the modules without weights after it."""
 
     name: str
     modules: tuple[nn.Module, ...]
@@ -30,8 +30,8 @@ class Layer(NamedTuple):
 def layers_of(model: nn.Module) -> list[Layer]:
     """Return the layers of an `nn.Sequential`, including those of nested ones.
 
-    Modules without weights before the first layer belong to it. Raises `TaskError` for a model of
-    another kind, or one whose layers share parameters.
+    Modules without weights before the first layer belong to it. Raises `TaskError` for any other
+    model, and for layers that share parameters.
     """
     if not _is_row(model):
         raise TaskError(
@@ -102,7 +102,7 @@ class Segment(nn.Module):
     def forward(self, x: Tensor, draws: Draws | None = None) -> Tensor:
         """Return the last layer's output, (B, ...), for the first layer's input, (B, ...).
 
-        `draws(layer)`: the context in which the layer with this number draws at random (dropout).
+        `draws(number)`: a context for the random draws (dropout) of the layer with this number.
         """
         if self.channels_last and x.dim() == 4 and x.device.type == "cpu":
             x = _channels_last(x)
@@ -128,7 +128,7 @@ class Segment(nn.Module):
 
 
 def _channels_last(images: Tensor) -> Tensor:
-    # With one channel torch calls both layouts contiguous; only a copy has the other strides.
+    # With one channel torch calls both layouts contiguous. Only a copy gets the other strides.
     rows = images.permute(0, 2, 3, 1)
     if not rows.is_contiguous() or images.shape[1] == 1:
         rows = rows.clone(memory_format=torch.contiguous_format)
@@ -136,14 +136,14 @@ def _channels_last(images: Tensor) -> Tensor:
 
 
 def segment_of(model: nn.Module, first: int, last: int) -> Segment:
-    """Return the layers `first` to `last` - 1 of a model, which share its modules."""
+    """Return the layers `first` to `last` - 1 of a model as a segment with the model's modules."""
     return Segment(layers_of(model)[first:last], first, isinstance(model, ChannelsLast))
 
 
 def empty_segment(make: Callable[[], nn.Module], first: int, last: int) -> Segment:
     """Return a segment on the CPU with uninitialised memory.
 
-    `make` builds the model on the meta device, so its other layers never get memory.
+    `make` is called on the meta device, so the model's other layers never get memory.
     """
     with torch.device("meta"):
         segment = segment_of(make(), first, last)
@@ -179,9 +179,9 @@ class Part(NamedTuple):
 
     first: int
     last: int
-    names: tuple[str, ...]  # the whole model's names, in the order of the segment's flat state
-    size: int  # entries of that state
-    trained: int  # entries of that state that are parameters
+    names: tuple[str, ...]  # its tensors' names in the whole model, in the order of its flat state
+    size: int  # entries of its flat state
+    trained: int  # entries of the flat state that are parameters
     natives: dict[str, str]  # native tensors: name in the segment -> name in the whole model
     input: tuple[int, ...]  # shape of one sample, in wire layout
     output: tuple[int, ...]  # shape of one sample, in wire layout

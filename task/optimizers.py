@@ -1,7 +1,7 @@
 """The server's optimisers: one step over a flat model, with a gradient that may be sparse.
 
 The server and the nodes take the same steps, each on its own copy of the model. A step uses only
-elementwise float32 operations, which every machine rounds alike.
+elementwise float32 operations, which every machine rounds in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ State = dict[str, Vector]
 
 
 class ServerOptimizer(ABC):
-    """A rule for one step; its state is in arrays beside the model."""
+    """The rule of one step; its state is in arrays apart from the model."""
 
     names: tuple[str, ...] = ()  # of the arrays of its state, each float32 (n,)
 
@@ -34,8 +34,9 @@ class ServerOptimizer(ABC):
     ) -> None:
         """Change `x`, float32 (n,), and `state` in place.
 
-        `gradient`, float32 (k,), holds the entries `at` strictly increasing indices, or at a slice
-        of all entries. Other entries of the gradient are 0. `number` counts steps from 1.
+        `gradient`, float32 (k,), holds the entries at the indices `at`, which are strictly
+        increasing. `at` may also be the slice of all entries. Other entries of the gradient are 0.
+        `number` counts steps from 1.
         """
 
 
@@ -55,7 +56,7 @@ class Momentum(ServerOptimizer):
     """v = momentum v + g; x = x - lr v (as `torch.optim.SGD` without dampening).
 
     `lazy`: change v and x only at the received entries of the gradient. Otherwise an entry that was
-    not received counts as 0: its velocity decays and still moves x.
+    not received counts as 0: its velocity decays and still changes x.
     """
 
     momentum: float = 0.9
@@ -82,7 +83,7 @@ class Momentum(ServerOptimizer):
 
 @dataclass(frozen=True)
 class Adam(ServerOptimizer):
-    """Kingma & Ba 2015, Algorithm 1; `eps` outside of the root, as there and in torch.
+    """Kingma & Ba 2015, Algorithm 1; `eps` is outside of the root, as in the paper and in torch.
 
     `lazy`: change moments and x only at the received entries of the gradient (as
     `torch.optim.SparseAdam`, which adds eps at another place). Otherwise an entry that was not

@@ -19,9 +19,9 @@ from torch import Tensor
 import task.lazy_imports  # noqa: F401  # before any import of flwr_datasets
 from task.errors import TaskError
 
-# Keys that keep the streams of this module apart from others with the same seed.
+# Keys that separate this module's random streams from others with the same seed.
 _SHUFFLE, _DRAW = 1, 2
-LARGER_ALPHA = "larger partition.alpha"  # with a small one some nodes get few samples
+LARGER_ALPHA = "larger partition.alpha"  # a small alpha gives some nodes few samples
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Sampled:
 class Iid:
     """Equal shares of the shuffled data set, the same as those of flwr_datasets' `IidPartitioner`.
 
-    It saves a device the 100 MB of memory that importing that class takes.
+    Importing flwr_datasets' class would take 100 MB of memory on a device.
     """
 
     num_partitions: int
@@ -63,7 +63,7 @@ class Partition:
             must be "label"; `Partition` uses a copy of it.
         labels: int64 (N,), the classes of all samples.
         nodes: number of nodes.
-        seed: of the shuffle before the partitioner cuts, and of `Sampled`.
+        seed: seeds the shuffle before the partitioner, and the draws of `Sampled`.
 
     Raises:
         TaskError: more nodes than samples, or a partition that the partitioner cannot make.
@@ -128,7 +128,7 @@ class Partition:
 
     def _prepare(self) -> Callable[[int], Any]:
         """Return the function from a node to its indices, with the data set shuffled."""
-        # Partitioners of equal shares take contiguous rows, and folders are sorted by class.
+        # Partitioners of equal shares take contiguous rows, and folders are sorted by class: shuffle.
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(len(self._labels))
         cut: Callable[[int], Any]
         if isinstance(self._partitioner, Iid):

@@ -19,9 +19,10 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
 def configure_process() -> None:
     """Set torch to one thread, and glibc to keep up to `KEPT` bytes of freed memory.
 
-    By default glibc returns a large tensor's memory to the system at once, and the next mini-batch
-    faults it in again page by page: a third of a step for 25 MB of activations. This does not
-    change glibc's settings if the user has set its environment variables, nor other C libraries.
+    By default glibc returns a large tensor's memory to the system at once. The next mini-batch gets
+    it back page by page, which takes a third of a step for 25 MB of activations. If the user has
+    set glibc's environment variables, its settings stay unchanged. Other C libraries stay unchanged
+    too.
     """
     torch.set_num_threads(1)
     chosen = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")

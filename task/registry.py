@@ -1,4 +1,4 @@
-"""A collection of named members that register themselves: to add one, add a module."""
+"""A registry of named members, such as models: to add a member, add a module."""
 
 import importlib
 import pkgutil

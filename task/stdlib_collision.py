@@ -19,10 +19,10 @@ OURS = Path(__file__).parents[1] / NAME
 
 
 def avoid_stdlib_collision() -> None:
-    """Turn the standard library's `compression`, if it is the imported one, into EdgeWire's.
+    """Turn the imported package `compression` into EdgeWire's if it is the standard library's.
 
     It stays the same module object with its imported submodules, so references to it stay valid.
-    EdgeWire's folder is the one beside `task`, whatever `sys.path` is.
+    EdgeWire's folder is the one beside `task`; `sys.path` has no influence.
     """
     if NAME not in sys.stdlib_module_names:
         return

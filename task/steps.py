@@ -19,13 +19,14 @@ def prepare(
 ) -> Tensor:
     """Normalise images: uint8 (N, C, H, W) -> float32 (N, C, H, W), (x / 255 - mean) / std.
 
-    `mean` and `std` are per channel, of images in 0..1. If both are empty, each image is normalised
-    by the mean and standard deviation of its own n = C H W entries. That deviation is at least
-    1 / sqrt(n), so that a uniform image becomes zero (tf.image.per_image_standardization, AdaComp's
-    input). Images move to `device` as bytes, and one pass converts, scales and shifts a channel.
+    `mean` and `std` have one value per channel, for images scaled to 0..1. If both are empty, each
+    image is normalised by the mean and standard deviation of its own n = C H W entries. That
+    deviation is at least 1 / sqrt(n), so that a uniform image becomes zero
+    (tf.image.per_image_standardization, AdaComp's input). Images move to `device` as bytes, and one
+    pass converts, scales and shifts a channel.
 
     Raises:
-        TaskError: images that are not uint8, or whose channels are not as many as the means.
+        TaskError: images that are not uint8, or not as many means as channels.
     """
     if images.dtype != torch.uint8:
         raise TaskError(f"images are {images.dtype}, and uint8 from 0 to 255 is taken")
@@ -102,7 +103,7 @@ def evaluate(
     """Evaluate a model in eval mode, then restore its mode.
 
     `images` float32 (N, C, H, W) and `labels` int64 (N,) are on the model's device. Small batches
-    keep layers' outputs in the CPU's caches: with 500, AdaComp's CNN takes twice the time.
+    keep layers' outputs in the CPU's caches: in batches of 500, AdaComp's CNN takes twice the time.
     `between` is called after each batch. Raises `TaskError` for no samples.
     """
     if len(labels) == 0:

@@ -12,7 +12,7 @@ from report.format import markdown_row
 from report.measured import Measured, measured_file
 from report.pages.fields import expect_different, expect_keys, identifier, joined, list_of, text_of
 
-COLUMN, ROW = "column", "row"  # placeholders in a path for the key of a column, of a row
+COLUMN, ROW = "column", "row"  # placeholders in a path for the keys of a column and of a row
 KEYS = {
     **dict.fromkeys(("benchmark", "path", "columns", "rows"), True),
     **dict.fromkeys(("id", "title", "note"), False),

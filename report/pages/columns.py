@@ -1,4 +1,4 @@
-"""The columns of a page's tables: each computes a cell and a sentence's value from a row's runs."""
+"""The columns of a page's tables: each turns a row's runs into text for a cell or a sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_SEED = " (one seed)"
 
 
 class Rendered(NamedTuple):
-    """A value as text: for a cell of its column, and for a sentence, with its unit."""
+    """A value as text for a table's cell, and as text with its unit for a sentence."""
 
     cell: str
     sentence: str
@@ -29,7 +29,7 @@ class Rendered(NamedTuple):
 class RowContext:
     """A row's runs, in the order of their seeds, and the table's settings that columns need.
 
-    `against`: the runs of the row to compare with; `reach`: an accuracy in %; `after`: a round.
+    `against`: the runs of the row to compare with. `reach`: an accuracy in %. `after`: a round.
     """
 
     runs: Sequence[KeptRun]
@@ -42,7 +42,7 @@ Show = Callable[[RowContext], Rendered]
 
 
 class PageColumn(NamedTuple):
-    """A column's head and its function; `needs`: the setting that the table must have for it."""
+    """A column's head and its function; `needs`: the table's setting that the column requires."""
 
     head: str
     show: Show
@@ -86,7 +86,7 @@ def _measured(key: str, scale: float = 1, places: int = 2, unit: str = "") -> Sh
 
 
 def _compared(row: RowContext, key: str = "accuracy") -> Estimate | None:
-    """Return the mean difference of equal seeds in points; None without a common seed."""
+    """Return the mean difference over equal seeds, in percentage points; None without any."""
     ours, theirs = (_values(runs, key, 100) for runs in (row.runs, row.against))
     return paired(ours, theirs)
 
@@ -109,7 +109,7 @@ def _difference(row: RowContext, key: str = "accuracy") -> Rendered:
 
 
 def _verdict(row: RowContext) -> Rendered:
-    """Compare a row's accuracy with the other's: words to stand between the two names."""
+    """Compare the accuracies of two rows: return the text to put between their names."""
     found = _compared(row)
     if found is None or found.half is None:
         text = "not yet told apart from"
@@ -145,7 +145,7 @@ def _until(
     form: Callable[[float], str],
     find: Callable[[Sequence[Row], float], Row | None] = first_at,
 ) -> Show:
-    """Show a sum of counters at the evaluation where `find` sees the table's accuracy reached."""
+    """Show a sum of counters at the row that `find` returns for the table's accuracy (`reach`)."""
 
     def show(row: RowContext) -> Rendered:
         found = [find(run.rows(), (row.reach or 0) / 100) for run in row.runs]
@@ -162,7 +162,7 @@ def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
     """Show the ratio of two counters' growth after the table's round."""
 
     def show(row: RowContext) -> Rendered:
-        lived = [run for run in row.runs if not run.diverged]  # diverged runs may have ended before
+        lived = [run for run in row.runs if not run.diverged]  # others may end before this round
         grown = [_grown(run, row.after or 0, (above, below)) for run in lived]
         if not grown:
             return Rendered(NOTHING, NOTHING)
@@ -174,9 +174,9 @@ def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
 
 
 def _grown(run: KeptRun, after: int, keys: Sequence[str]) -> list[float]:
-    """Return the growth of a run's counters after a round with an evaluation.
+    """Return how much a run's counters grew after the round `after`.
 
-    Raises `ResultsError` if that round has none.
+    Raises `ResultsError` if this round has no evaluation.
     """
     rows = run.rows()
     start = next((row for row in rows if row["round"] == after), None)
@@ -271,7 +271,7 @@ COLUMNS: dict[str, PageColumn] = {
 
 
 def remark(runs: Sequence[KeptRun]) -> str:
-    """Return what a reader must know of a row besides its numbers; "" if nothing."""
+    """Return a remark on a row: not run, diverged runs, failures; "" if there is none."""
     if not runs:
         return NOT_RUN
     said = []

@@ -1,4 +1,4 @@
-"""Definitions of pages, report/pages/NAME.yaml: what is claimed, and which rows a table has."""
+"""Reads the definitions of pages (report/pages/NAME.yaml): claim, setting, tables and notes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from report.pages.fields import (
 )
 
 FOLDER = Path("report/pages")
-PAPER = "paper"  # the one column that is not measured
-ACCURACY = "accuracy"  # the value of a table across overrides that names no column
-POINTS = "points"  # the picture of accuracy against bytes; the others show a course
+PAPER = "paper"  # the only column that is not measured
+ACCURACY = "accuracy"  # the default column of a table with `across`
+POINTS = "points"  # accuracy against bytes; the other pictures show learning curves
 PICTURES = {
     POINTS: "accuracy against bytes",
     "accuracy": "accuracy over rounds and bytes",
     "train_loss": "training loss over rounds and bytes",
 }
-ROW = {"id": True, "label": True, "words": True, "paper": False}  # key -> is it required
+ROW = {"id": True, "label": True, "words": True, "paper": False}  # key -> whether it is required
 TABLE = {
     **dict.fromkeys(("experiment", "rows"), True),
     **dict.fromkeys(
@@ -51,9 +51,9 @@ PAGE = {"title": True, "claim": True, "setting": True, "tables": True, "notes": 
 
 @dataclass(frozen=True)
 class RowDefinition:
-    """A row: its id and label, its runs' overrides, the paper's number.
+    """A row: its id, its label, the overrides of its runs, and the paper's number.
 
-    `across`: its runs' overrides for each column of a table across overrides, else empty.
+    `across`: in a table with `across`, the overrides of the runs for each column; otherwise empty.
     """
 
     id: str
@@ -70,14 +70,15 @@ class RowDefinition:
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """A table: the experiment whose runs it shows, in which rows and columns, and what is said.
+    """A table: the experiment with its runs, the rows and columns, and how they are shown.
 
-    `against` is the id of the row that others are compared with, "" for none. `across`: heads of
-    columns that all show the one of `columns`; of a `search` a row's highest is bold. `picture`:
-    which of `PICTURES` is drawn, "" for none; `least`: where its y axis begins. `smooth`:
-    accuracies are means of so many evaluations. `beside`: words that all its runs were given with
-    the experiment's name. `reach`: the accuracy in % until which bytes are shown; `after`: the
-    round after which; None for none.
+    `against`: the id of the row with which other rows are compared; "" for none. `across`: the
+    heads of columns that all show the only entry of `columns`, each for runs with other overrides.
+    With `search` the highest cell of a row is bold. `picture`: one of `PICTURES`, or "". `least`:
+    the start of the picture's y axis. `smooth`: accuracies are means of this number of evaluations.
+    `beside`: overrides of all runs besides the experiment's name. `reach`: an accuracy in %, for
+    columns that show what was sent until a run reached it. `after`: a round, for columns that show
+    what was sent after it.
     """
 
     id: str
@@ -97,7 +98,7 @@ class TableDefinition:
     beside: str = ""
 
     def given(self) -> dict[str, str]:
-        """Return what columns may need, as their heads say it; "" for what is not there."""
+        """Return the settings that columns may need, as text for heads; "" for a missing one."""
         other = self.row(self.against)
         return {
             "against": other.label if other else "",
@@ -106,7 +107,7 @@ class TableDefinition:
         }
 
     def row(self, name: str) -> RowDefinition | None:
-        """Return the row of that id; None if there is none."""
+        """Return the row with this id; or None."""
         return next((row for row in self.rows if row.id == name), None)
 
 
@@ -193,9 +194,9 @@ def _table(root: Path, content: Any) -> TableDefinition | BenchmarkTable:
 
 
 def _across(content: Any) -> dict[str, dict[str, str]]:
-    """Return the overrides that each column adds to a row's, by the column's head; or empty.
+    """Return a dict from each column's head to the overrides that it adds to a row's; or {}.
 
-    `key` and `values`: a value of one key each; `words`: by their heads.
+    `key` and `values`: each column sets the key to one of the values. `words`: head -> overrides.
     """
     if content is None:
         return {}

@@ -45,7 +45,7 @@ def expect_different(what: str, values: list[str]) -> None:
 
 
 def identifier(content: Mapping[str, Any]) -> str:
-    """Return the id, by which texts name a row or a table."""
+    """Return the id with which texts refer to a row or a table."""
     text = text_of(content, "id")
     if not ID.fullmatch(text):
         raise ResultsError(f"an id is letters, digits, - and _, not {text!r}")

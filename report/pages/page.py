@@ -1,4 +1,4 @@
-"""A page of results as Markdown: a definition, filled with the numbers of kept runs."""
+"""Makes a page of results in Markdown: its definition with the numbers of the stored runs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FilledTable:
         ]
 
     def _shown(self, runs: Sequence[KeptRun]) -> Rendered:
-        """Return the value of the one column of a table across overrides."""
+        """Return the value of the only column of a table with `across`."""
         (column,) = self.definition.columns
         definition = self.definition
         return COLUMNS[column].show(RowContext(runs, (), definition.reach, definition.after))
@@ -165,7 +165,7 @@ Filled = FilledTable | FilledBenchmarkTable
 def fill(
     page: PageDefinition, kept: Mapping[str, Sequence[KeptRun]], measured: Mapping[str, Measured]
 ) -> list[Filled]:
-    """Return the page's tables with the runs of each experiment, the values of each benchmark."""
+    """Return the page's tables, with the runs of experiments and the values of benchmarks."""
     return [
         FilledBenchmarkTable(table, measured[table.benchmark])
         if isinstance(table, BenchmarkTable)
@@ -202,7 +202,7 @@ def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str,
 
 
 def filled(page: PageDefinition, text: str, tables: Sequence[Filled]) -> str:
-    """Return a text with numbers in place of `{row.column}`, or `{table.row.column}` of several.
+    """Return a text with numbers in place of `{row.column}` (one table) or `{table.row.column}`.
 
     Raises `ResultsError` for an unknown name, and for a single brace.
     """

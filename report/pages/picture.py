@@ -20,7 +20,7 @@ LINE = 120  # characters that fit in a line below the axes
 
 @dataclass(frozen=True)
 class Picture(ABC):
-    """A table's picture: its data are dataclasses with a `label`, one for each row with runs."""
+    """A picture of a table; `rows`: one dataclass with a `label` for each row that has runs."""
 
     rows: Sequence[Any]
 
@@ -40,7 +40,7 @@ class Picture(ABC):
 
     @abstractmethod
     def draw(self) -> Figure:
-        """Return the figure of at least one row. Raises `ModuleNotFoundError`."""
+        """Return the figure; `rows` must not be empty. Raises `ModuleNotFoundError`."""
 
 
 def panels(count: int) -> tuple[Figure, list[Axes]]:

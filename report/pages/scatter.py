@@ -24,7 +24,7 @@ MARKERS = "osD^v<>Pp*"  # combined with ten colours they make a hundred differen
 class Point:
     """A row: its label, its accuracy in % with half of the interval, its bytes in each direction.
 
-    `least`: the start of the y axis; None: that of the lowest row.
+    `least`: the start of the y axis; None: the lowest row sets it.
     """
 
     label: str
@@ -35,7 +35,7 @@ class Point:
 
 
 class Scatter(Picture):
-    """A panel for each direction, `Point`s in it; what is below the axis is at its border."""
+    """A panel of `Point`s for each direction; points below the y axis are drawn at its border."""
 
     def draw(self) -> Figure:
         """Return the figure. Raises `ModuleNotFoundError`."""

@@ -27,7 +27,7 @@ class Trace:
 
 
 class Traces(Picture):
-    """A panel for each of `ACROSS`, with `Trace`s as curves in bands from least to most."""
+    """A panel for each of `ACROSS`: `Trace`s as curves, with bands from lowest to highest seed."""
 
     def draw(self) -> Figure:
         """Return the figure. Raises `ModuleNotFoundError`."""
@@ -48,7 +48,7 @@ class Traces(Picture):
 
 
 def traces(table: FilledTable) -> Traces:
-    """Return the courses of the rows that have run, in the table's order."""
+    """Return the learning curves of the rows that have run, in the table's order."""
     return Traces(list(_traces(table)))
 
 

@@ -28,10 +28,11 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set; `mean` and `std` are per channel, of images scaled to 0..1.
+    """A data set; `mean` and `std` have one value per channel, for images scaled to 0..1.
 
-    If both are empty, `task.steps.prepare` normalises each image by its own. `class_names`: the
-    names of the user's class folders, in the order of the class ids; empty for other data sets.
+    If both are empty, `task.steps.prepare` normalises each image by its own mean and deviation.
+    `class_names`: the names of the user's class folders, in the order of the class ids; empty for
+    other data sets.
     """
 
     train: Split
@@ -44,7 +45,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `load_data` for a loader."""
+    """The arguments of `load_data` that a loader gets."""
 
     root: str | None
     download: bool
@@ -134,7 +135,7 @@ def _expect_labels(where: str, labels: Tensor, samples: int, classes: int) -> No
 
 
 def _expect_normalisation(name: str, data: Data, channels: int) -> None:
-    """Raise `TaskError` unless there are a mean and a deviation above 0 a channel, or none."""
+    """Raise `TaskError` unless each channel has a mean and a deviation above 0, or none has any."""
     mean, std = data.mean, data.std
     if not isinstance(mean, tuple) or not isinstance(std, tuple):
         raise TaskError(f"{name} has mean={mean}, std={std}: give tuples, a number for a channel")
@@ -165,7 +166,7 @@ def resize(split: Split, size: int) -> Split:
 
 
 def holdout(split: Split, share: float, seed: int) -> tuple[Split, Split]:
-    """Hold back a `share` of every class; return (the rest, the held back).
+    """Hold back a `share` of every class; return (the remaining samples, the held-back samples).
 
     Of a class with 2 samples or more, at least 1 is held back. The draw is the same on every
     device: numpy guarantees the streams of `RandomState`, not those of its newer generators.
@@ -199,7 +200,7 @@ def shown(path: Path) -> str:
 
 @contextmanager
 def downloading(name: str, root: str) -> Iterator[None]:
-    """Turn a failed download in the block into a one-line `TaskError`; limit a server's silence."""
+    """Turn a failed download in the block into a one-line `TaskError`; limit the wait for data."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
     try:

@@ -22,9 +22,9 @@ MEAN, STD = (0.5,) * 3, (0.25,) * 3  # the same for any photos, on every device
 def imagefolder(request: Request) -> Data:
     """3 x size x size (default 32) from `root`, classes in the order of their names.
 
-    The images are in root/train/CLASS/* and root/test/CLASS/*, or in root/CLASS/*, of which a fixed
-    20 % of each class become the test set. The mean is 0.5 and the deviation 0.25 for any photos,
-    so that every device normalises alike.
+    The images are in root/train/CLASS/* and root/test/CLASS/*, or in root/CLASS/*. In the second
+    case a fixed 20 % of each class become the test set. The mean is 0.5 and the deviation 0.25 for
+    any photos, so every device normalises in the same way.
     """
     root = Path(request.root or DEFAULT_ROOT)
     size = request.size or DEFAULT_SIZE
@@ -50,7 +50,7 @@ def imagefolder(request: Request) -> Data:
 
 
 def has_photos(root: str | None, classes: Sequence[str]) -> bool:
-    """Return whether `root` (None: the default one) has a folder of any class, or of a split."""
+    """Return whether `root` (None: the default folder) has a folder of any class, or of a split."""
     folder = Path(root or DEFAULT_ROOT).expanduser()
     return any((folder / name).is_dir() for name in ("train", "test", *classes))
 

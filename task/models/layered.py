@@ -1,7 +1,7 @@
 """The layered networks of the synthetic-gradients paper (Chen et al. 2019), for cutting.
 
-The paper gives the kinds of layers, but not their widths. BatchNorm follows each layer but the
-last; the `_plain` networks have none.
+The paper gives the kinds of layers, but not their widths. BatchNorm follows each layer except the
+last. The `_plain` networks have no BatchNorm.
 """
 
 from torch import nn

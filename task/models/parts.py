@@ -9,7 +9,7 @@ from task.registry import Registry
 
 MODELS: Registry[Callable[[int, int, int], nn.Module]] = Registry("model", "task.models")
 
-# Below this side in pixels, networks for 224 x 224 images get the first layer usual for CIFAR.
+# For images with a smaller side (pixels), networks get the first layer that is usual for CIFAR.
 SMALL = 64
 
 

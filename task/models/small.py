@@ -9,9 +9,10 @@ from task.models.parts import MODELS, need
 class ChannelsLast(nn.Sequential):
     """An `nn.Sequential` that gives images the channels-last memory layout on a CPU.
 
-    Convolutions of few channels then take half the time (LeNet-5's first one, backward: 0.7 ms
-    in place of 5). The models here also put max pooling before ReLU: values and gradients are the
-    same, because max(relu(x)) = relu(max(x)), and ReLU has a quarter of the work.
+    Convolutions of few channels then take half the time (the backward pass of LeNet-5's first
+    convolution: 0.7 ms instead of 5 ms). The models in this module also put max pooling before
+    ReLU. Values and gradients stay the same, because max(relu(x)) = relu(max(x)). ReLU then has a
+    quarter of the work.
     """
 
     def forward(self, images: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def mlp(channels: int, size: int, classes: int) -> nn.Module:
 def lenet5(channels: int, size: int, classes: int) -> nn.Module:
     """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 61,706 parameters on 1x28x28.
 
-    Images below 32 x 32 get a padding of 2 on each side, as the paper's 28 x 28 digits.
+    Images below 32 x 32 get a padding of 2 on each side, like the paper's 28 x 28 digits.
     """
     need("lenet5", size, 12)
     padding = 2 if size < 32 else 0

@@ -1,8 +1,8 @@
 """VGG, with and without BatchNorm (Simonyan and Zisserman 2014).
 
-From 64 pixels on: torchvision's vgg11_bn, vgg16_bn and vgg16. Below: their features and one linear
-layer 512 -> classes, as usual for CIFAR; pooling rounds up, so that 28 x 28 images are large
-enough.
+From 64 pixels on, these are torchvision's vgg11_bn, vgg16_bn and vgg16. Below 64 pixels, they are
+the features of these models and one linear layer 512 -> classes, as usual for CIFAR. Pooling then
+rounds up, so 28 x 28 images are large enough.
 """
 
 from typing import Any
