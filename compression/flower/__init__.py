@@ -1,8 +1,8 @@
 """Compresses models and updates between a Flower server and its nodes, at both ends.
 
-The server calls `strategy.start(grid=CompressedGrid(grid), ...)`; the nodes run
-`ClientApp(mods=[CompressionMod("int8")])`. Neither the strategy nor the ClientApp sees a payload.
-docs/architecture.md describes the path of an update through these files.
+The server calls `strategy.start(grid=CompressedGrid(grid), ...)`. The nodes run
+`ClientApp(mods=[CompressionMod("int8")])`. The strategy and the ClientApp get and return
+uncompressed arrays. docs/architecture.md describes the path of an update through these files.
 """
 
 from .node.mod import CompressionMod

@@ -1,4 +1,4 @@
-"""Tracks by sequence number which of the nodes' updates are applied to the server's model."""
+"""Tracks, by sequence number, which updates the server has applied to its model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..layout import Layout
 
 
 class Pending(NamedTuple):
-    """A decoded update that may or may not be applied."""
+    """A decoded update; the strategy may still apply it or discard it."""
 
     sequence: int
     indices: Indices | None  # None if the method never repeats indices
@@ -21,9 +21,11 @@ class Pending(NamedTuple):
 
 @dataclass
 class AckTrackerState:
-    """By node: the number of its last applied reply, that reply's indices, its pending update.
+    """The state of an `AckTracker`; each dictionary's keys are node ids.
 
-    `forgot`: some nodes were forgotten, and they may come back.
+    `applied`: the sequence number of the node's last applied reply. `indices`: the indices of that
+    reply. `pending`: the node's pending update. `forgot`: True if the state of some nodes was
+    deleted; these nodes may come back.
     """
 
     applied: dict[int, int] = field(default_factory=dict)
@@ -33,17 +35,18 @@ class AckTrackerState:
 
 
 OTHER_METHOD = "its payload is not of the method that this run's nodes have"
-INDEX_BUDGET = 1 << 30  # bytes of stored indices, of all nodes together
+INDEX_BUDGET = 1 << 30  # the most bytes of stored indices, summed over all nodes
 
 
 class AckTracker:
     """Tracks, at the server, the sequence numbers that nodes with a residual put in their replies.
 
-    The next message to a node says which of its replies was applied last. If a later reply was not
-    applied, the node adds it back to its residual. For each such node the tracker stores that
-    number, and the indices of its last applied update if its method may repeat them. If a forgotten
-    node comes back, its first message does not say what was applied, and the node adds nothing
-    back.
+    The server's next message to a node says which of the node's replies was applied last. If the
+    node's last reply was not applied, the node adds this reply back to its residual. For each node
+    with a residual the tracker stores the number of the last applied reply. It also stores the
+    indices of that reply if the method's next update may repeat them. If a node comes back after
+    `forget`, the server's first message does not say which reply was applied. The node then adds
+    nothing back.
     """
 
     def __init__(self, state: AckTrackerState | None = None, uplink: Codec | None = None) -> None:
@@ -52,13 +55,14 @@ class AckTracker:
         self._uplink = uplink  # the nodes' codec; None: unknown
 
     def last_applied(self, node: int) -> int:
-        """Return the number of a node's last reply that is in the model; 0 if none is."""
+        """Return the sequence number of a node's last applied reply; 0 if none was applied."""
         return self._state.applied.get(node, 0)
 
     def unknown(self, node: int) -> bool:
         """Return whether it is unknown which of a node's replies were applied.
 
-        After a True answer the node counts as known, with no reply applied.
+        If the method returns True, it also records that no reply of this node was applied. The next
+        call for this node returns False.
         """
         if not self._state.forgot or node in self._state.applied:
             return False
@@ -67,7 +71,7 @@ class AckTracker:
 
     @property
     def pending(self) -> list[int]:
-        """The nodes with a decoded update that may or may not be applied."""
+        """The ids of the nodes that have a pending update (`Pending`)."""
         return list(self._state.pending)
 
     def decode(
@@ -78,11 +82,11 @@ class AckTracker:
         layout: Layout,
         own: tuple[int, ...] = (),
     ) -> Update:
-        """Decode a node's update; it stays pending until `applied`, `settle` or `drop`.
+        """Decode a node's update; the update is pending until `applied`, `settle` or `drop`.
 
-        `layout`, `own`: of the whole model, as in `decode_update`. Raises PayloadError for an
-        update that was applied before, that another method made, that repeats unknown indices, or
-        that is broken.
+        `layout`, `own`: the parameters of `decode_update`, for the whole model. Raises PayloadError
+        for an update that was applied before, for an update of another compression method, for an
+        update that repeats indices that are not stored here, and for a broken payload.
         """
         uplink = self._uplink
         if uplink is not None and not uplink.made(payload):
@@ -99,7 +103,7 @@ class AckTracker:
         return update
 
     def settle(self, node: int, *, applied: bool) -> None:
-        """Note whether the pending update of a node was applied."""
+        """Record whether the pending update of a node was applied."""
         pending = self._state.pending.pop(node, None)
         if pending is not None and applied:
             self._state.applied[node], indices = pending
@@ -107,7 +111,7 @@ class AckTracker:
                 self._keep(node, indices)
 
     def _keep(self, node: int, indices: Indices) -> None:
-        """Store a node's indices; beyond the budget, drop those of the least recent nodes."""
+        """Store a node's indices; above INDEX_BUDGET, drop the indices that were stored first."""
         kept = self._state.indices
         if (old := kept.pop(node, None)) is not None:
             self._bytes -= old.nbytes
@@ -117,11 +121,11 @@ class AckTracker:
             self._bytes -= kept.pop(next(iter(kept))).nbytes
 
     def drop(self, node: int) -> None:
-        """Note that the pending update of a node cannot be used."""
+        """Delete the pending update of a node, because the server cannot use it."""
         self._state.pending.pop(node, None)
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Forget nodes that are gone."""
+        """Delete the state of nodes that have left the run."""
         state = self._state
         for node in nodes:
             state.applied.pop(node, None)
@@ -131,7 +135,7 @@ class AckTracker:
             state.forgot = True
 
     def applied(self, nodes: Iterable[int]) -> None:
-        """Note that the pending updates of these nodes, and no others, are in the model now."""
+        """Record that the pending updates of these nodes were applied, and of no other node."""
         for node in nodes:
             self.settle(node, applied=True)
         self._state.pending.clear()

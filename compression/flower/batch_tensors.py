@@ -1,4 +1,8 @@
-"""Payloads of a partitioned model's nodes: tensors of a batch, labels, a segment's snapshot."""
+"""Encodes and decodes what nodes of a partitioned model send: tensors, labels and snapshots.
+
+Each node trains one segment of the model, a sequence of consecutive layers. A snapshot holds a
+segment's weights and, on request, its optimiser's state.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +26,17 @@ from .acks import OTHER_METHOD
 from .headers import brief
 
 EXACT = make_codec()
-GRADIENTS = "gradients-"  # prefix of a payload's name; its first mini-batch's number follows
-# Errors that begin with these are the sender's fault.
+GRADIENTS = "gradients-"  # prefix of a payload's name, before the number of its first mini-batch
+# An error that begins with one of these is the fault of the node that sent the tensors.
 ACTIVATIONS, GRADIENTS_OF = "activations of mini-batch", "gradients of mini-batch"
-LARGEST = 1e6  # larger values do not occur in any layer of a model that learns
+LARGEST = 1e6  # the largest value allowed; activations of a model that learns stay below it
 NO_SEGMENT = "this node has no segment"  # prefix of an error after which the server sends one
-# Names of a snapshot's tensors: the segment's weights and statistics; its module's weights
-# ("segment KEY": the optimiser's state of them); and, between micro-batches, the gradient so far
-# and its number of samples.
+# Names of a snapshot's tensors. "segment": the segment's weights and statistics. "module": the
+# weights of its module for synthetic gradients. "segment KEY", "module KEY": the tensor KEY of the
+# optimiser's state. "gradient", "samples": between two micro-batches, the gradient so far and its
+# number of samples.
 STATE, MODULE, GRADIENT, SAMPLES = "segment", "module", "gradient", "samples"
-MOMENTS = 3  # the most tensors of the parameters' size that an optimizer of torch's stores
+MOMENTS = 3  # the most tensors per parameter in the state of one of PyTorch's optimisers
 Numbers = NDArray[Any]
 
 
@@ -43,7 +48,7 @@ def _layout(count: int, shape: tuple[int, ...]) -> Layout:
 def pack(
     tensors: Sequence[Numbers], codec: Codec, *, memory: Memory | None = None, seed: int = 0
 ) -> bytes:
-    """Encode tensors of one shape, contiguous float32, in a payload; errors as `Codec.encode`."""
+    """Encode contiguous float32 tensors of equal shapes; raises the errors of `Codec.encode`."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     vector = flat[0] if len(flat) == 1 else np.concatenate(flat)
     layout = _layout(len(tensors), tuple(tensors[0].shape))
@@ -51,9 +56,10 @@ def pack(
 
 
 def unpack(payload: Buffer, count: int, shape: tuple[int, ...], what: str) -> list[Numbers]:
-    """Return `count` tensors of `shape`, float32, which may be read-only views of the payload.
+    """Return `count` float32 tensors of `shape`; they may be read-only views of the payload.
 
-    Raises `PayloadError`, beginning with `what`, for anything else, or values beyond `LARGEST`.
+    Raises `PayloadError` for a payload of other tensors, and for absolute values above `LARGEST`.
+    The error's text begins with `what`.
     """
     try:
         vector = decode_update(payload, _layout(count, shape)).dense()
@@ -65,7 +71,7 @@ def unpack(payload: Buffer, count: int, shape: tuple[int, ...], what: str) -> li
 
 
 def pack_labels(labels: Numbers, classes: int) -> bytes:
-    """Encode labels, integers below `classes`, exactly: uint8 for up to 256 classes, else int64."""
+    """Encode labels from 0 to `classes` - 1 without loss: uint8 up to 256 classes, else int64."""
     small = labels.astype(_type_of_labels(classes))
     return EXACT.encode(
         np.empty(0, np.float32), Layout((), (), ()), own=[NativeTensor(0, "labels", small)]
@@ -75,7 +81,11 @@ def pack_labels(labels: Numbers, classes: int) -> bytes:
 def expect_tensors(
     payload: Buffer, count: int, shape: tuple[int, ...], what: str, codec: Codec
 ) -> None:
-    """Raise `PayloadError` unless the header is that of `pack`ed tensors; no value is decoded."""
+    """Raise `PayloadError` unless the payload's header describes the tensors that `pack` encodes.
+
+    `count`, `shape`: the number of tensors, and the shape of each. `what`: the start of the error's
+    text. No value is decoded.
+    """
     if not codec.made(payload):
         raise PayloadError(f"{what}: {OTHER_METHOD}")
     layout = _layout(count, shape)
@@ -90,7 +100,10 @@ def _type_of_labels(classes: int) -> str:
 
 
 def unpack_labels(payload: Buffer, shape: tuple[int, ...], classes: int) -> NDArray[np.int64]:
-    """Return int64 labels of `shape`. Raises `PayloadError` for another shape or bad labels."""
+    """Return int64 labels of `shape`.
+
+    Raises `PayloadError` for another shape, and for labels outside 0 to `classes` - 1.
+    """
     layout = Layout(("labels",), (shape,), (_type_of_labels(classes),))
     try:
         labels = decode_update(payload, layout, own=(0,), exact=()).own[0].array.astype(np.int64)
@@ -104,9 +117,10 @@ def unpack_labels(payload: Buffer, shape: tuple[int, ...], classes: int) -> NDAr
 class SnapshotForm(NamedTuple):
     """What a snapshot of a segment may hold.
 
-    `size`: entries of the segment's weights and statistics, of which `trained` are parameters.
-    `module`: parameters of its module. `beside`: shape and dtype of each tensor in its own type.
-    `samples`: the most samples of a mini-batch.
+    `size`: the number of entries in the segment's weights and statistics. `trained`: how many of
+    these entries are parameters. `module`: the number of parameters in the segment's module for
+    synthetic gradients. `beside`: the shape and dtype of each tensor that is not in the float32
+    vector. `samples`: the most samples of a mini-batch.
     """
 
     size: int
@@ -123,10 +137,10 @@ class SnapshotForm(NamedTuple):
         return vectors + beside + 64
 
     def expect(self, layout: Layout, own: tuple[int, ...], *, whole: bool) -> None:
-        """Raise `PayloadError` for tensors that do not make a segment.
+        """Raise `PayloadError` if a snapshot's tensors are not the tensors of the segment.
 
-        `layout`, `own`: as a payload declares them. `whole`: the snapshot may hold all state of
-        training, otherwise only the weights.
+        `layout`, `own`: the tensors that the payload declares, as `declared` returns them. `whole`:
+        True if the snapshot may also hold the module, the optimiser's state and a gradient.
         """
         vectors = layout.without(own)
         sizes = {STATE: self.size, MODULE: self.module, GRADIENT: self.trained, SAMPLES: 1}
@@ -151,7 +165,10 @@ def types_of(tensors: Mapping[str, Numbers]) -> dict[str, tuple[tuple[int, ...],
 
 
 def pack_copy(vectors: Mapping[str, Vector], beside: Mapping[str, Numbers]) -> bytes:
-    """Encode a segment's snapshot exactly: float32 vectors by name, other tensors beside them."""
+    """Encode a segment's snapshot without loss.
+
+    `vectors`: float32 vectors by name. `beside`: the tensors of other dtypes, by name.
+    """
     layout = Layout(
         tuple(vectors), tuple((len(v),) for v in vectors.values()), ("float32",) * len(vectors)
     )
@@ -167,10 +184,10 @@ def unpack_copy(
 ) -> tuple[dict[str, Vector], dict[str, Numbers]]:
     """Undo `pack_copy`.
 
-    Checks the header first, before it decodes anything. Raises `PayloadError` for anything but a
-    snapshot of this form, see `SnapshotForm.expect`.
+    The function checks the header before it decodes any value. Raises `PayloadError` for any
+    payload that is not a snapshot of this form (`SnapshotForm.expect`).
     """
-    # At most eight tensors for each of two optimizers, four vectors, and the tensors beside them.
+    # The sum: eight tensors for each of two optimisers, four vectors, and the tensors of `beside`.
     tensors = 2 * 8 + 4 + len(form.beside)
     layout, own = declared(payload, max_size=form.most, max_tensors=tensors)
     form.expect(layout, own, whole=whole)

@@ -1,4 +1,4 @@
-"""Headers of messages and replies: all fields besides arrays and metrics are declared here."""
+"""Headers of messages and replies, and the keys of their metrics and of their `config`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .records import filled, records
 
 NOTE = "edgewire"  # the name of the ConfigRecord that holds a header
 HEALS = "will be sent whole next time"  # ends an error after which the server sends a whole model
-ROUND = "server-round"  # the key for the number of a round in Flower's strategies
-# Metrics of a reply. `task.steps.Evaluation` declares those of an evaluation.
+ROUND = "server-round"  # the key under which Flower's strategies send the number of a round
+# Metrics of a reply. `task.steps.Evaluation` declares the metrics of an evaluation.
 LOSS = "loss"  # mean over the samples; read by servers, and by codecs that depend on it
 ACCURACY = "accuracy"  # of an evaluation, from 0 to 1
 EXAMPLES = "num-examples"  # number of samples that the update was trained on; read by servers
 STEPS = "num-steps"  # number of local steps; read by servers, and by the virtual clock
 SECONDS = "seconds"  # real seconds that the node has worked; read by servers
-DRIFT = "drift"  # distance of the node's own model from the server's (CE-SGD's line 7)
+DRIFT = "drift"  # L2 distance between the node's model and the server's (CE-SGD's line 7)
 ERROR = "prediction-error"  # of a synthetic gradient; read by the server of a partitioned model
 REFUSED = "gradients-refused"  # gradients that a segment could not use; read by the same server
 
@@ -29,20 +29,26 @@ N = TypeVar("N", "DownlinkHeader", "UplinkHeader")
 
 
 class DownlinkHeader(NamedTuple):
-    """Header of a server's message, read by the node's `CompressionMod`; None is not sent.
+    """Header of a server's message, read by the node's `CompressionMod`; a None is not sent.
 
-    `number`: the number of the requested update, from 1: a round, or how many messages this node
-    was sent; it seeds the codec's draws. `applied`: the number of the node's last reply that is in
-    the model (0: none). `undecided`: 1 if that is unknown, because another message to the node is
-    under way. `workers`: how many updates the server averages in its next step. `exact`: patterns
-    of names of tensors that travel in their own type. `version`: the version that the node has
-    after it has read the message; the node stores it. `base`: the version on which the payloads
-    build; without it the message holds the whole model. `rates`: the learning rates of the server's
-    steps from `base` to `version`, one payload each; without them the payload is the difference.
-    `checksum`: of the node's model after the message (xxh3, 8 bytes). `initial`: the checksum of
-    the native tensors, those beside a flat vector, at the start of the run (`native_tensors.py`).
-    `copies`: names of tensors that the payload leaves out, because they equal other tensors of the
-    model; `tied`: for each copy its place among all tensors, and its source's (`tied_weights.py`).
+    - `number`: the number of the requested update, from 1. It is the number of the round, or the
+      count of messages to this node. It seeds the codec's random numbers.
+    - `applied`: the sequence number of the node's last applied reply (0: none was applied).
+    - `undecided`: 1 if `applied` is unknown, because the node has not replied to another message.
+    - `workers`: how many updates the server averages in its next step.
+    - `exact`: patterns of names. Tensors with such a name are sent exactly, in their own dtype.
+    - `version`: the version of the model that the node has, and stores, after this message.
+    - `base`: the version to which the payloads are differences. None: the message holds the whole
+      model.
+    - `rates`: the learning rates of the server's steps from `base` to `version`. The message holds
+      one payload per step. None: the message holds one payload, the difference of the versions.
+    - `checksum`: the checksum of the node's model after this message (xxh3, 8 bytes).
+    - `initial`: the checksum of the native tensors at the start of the run. Native tensors are sent
+      beside a flat vector in their own dtype (`native_tensors.py`).
+    - `copies`: names of the tensors that the payload leaves out, because each equals another tensor
+      of the model.
+    - `tied`: for each copy two positions in the model: the copy's, then its source's
+      (`tied_weights.py`).
     """
 
     number: int | None = None
@@ -60,14 +66,18 @@ class DownlinkHeader(NamedTuple):
 
 
 class UplinkHeader(NamedTuple):
-    """Header of a node's reply, read by the server's `CompressedGrid`.
+    """Header of a node's reply, read by the server's `CompressedGrid`; a None is not sent.
 
-    `number`: the number of the message that this replies to, so that no reply counts twice.
-    `sequence`: the update's number, from 1, if the node must know whether the update is applied.
-    `version`: the version that the node has now. `whole`: 1 if the payload is the model, not its
-    change. `named`: 1 if the payload names its tensors, because they differ from those sent.
-    `untied`: places of the message's copies that the payload holds, because they no longer equal
-    their sources. The payload leaves out all other copies, unless it names its tensors.
+    - `number`: the `number` of the message that this replies to. The server uses it to recognise
+      a reply that arrives twice.
+    - `sequence`: the sequence number of the update, from 1. It is sent only if the node has a
+      residual, because then the node must know whether the update is applied.
+    - `version`: the version of the model that the node has now.
+    - `whole`: 1 if the payload is the model, None if it is the change of the model.
+    - `named`: 1 if the payload holds the names of its tensors. It does if the app returned other
+      tensors than the message held.
+    - `untied`: positions of the copies (`DownlinkHeader.tied`) that the payload holds, because they
+      no longer equal their sources. The payload leaves out all other copies, unless `named` is 1.
     """
 
     number: int | None = None
@@ -81,8 +91,9 @@ class UplinkHeader(NamedTuple):
 class TrainConfig(NamedTuple):
     """A message's `config` for local training, read by the node's ClientApp.
 
-    `lr`: the learning rate. `number`: the update's number, from 1: the round, or how many messages
-    this node was sent; it seeds the node's draws. `proximal_mu`: weight of FedProx's proximal term.
+    `lr`: the learning rate. `number`: the number of the update, from 1. It is the number of the
+    round, or the count of messages to this node. It seeds the node's random numbers.
+    `proximal_mu`: the weight of FedProx's proximal term.
     """
 
     lr: float
@@ -90,27 +101,35 @@ class TrainConfig(NamedTuple):
     proximal_mu: float = 0.0
 
     def config(self) -> dict[str, float | int]:
-        """Return the message's keys and values."""
+        """Return the `config` as a dictionary."""
         proximal = {"proximal-mu": self.proximal_mu} if self.proximal_mu else {}
         return {"lr": self.lr, "number": self.number, **proximal}
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> TrainConfig:
-        """Read the `config` of this project's servers, or of Flower's strategies."""
+        """Read a `config` that this project's servers or Flower's strategies wrote."""
         number = config["number"] if "number" in config else config[ROUND]
         mu = cast(float, config.get("proximal-mu", 0.0))
         return cls(cast(float, config["lr"]), cast(int, number), mu)
 
 
 class SegmentTask(NamedTuple):
-    """Task for a segment of a partitioned model; read by the node's ClientApp from `config`.
+    """Task for a segment of a partitioned model; the node's ClientApp reads it from `config`.
 
-    `segment`: the segment's number. `cuts`: the layers at which the model is cut. `life`: how many
-    times this segment was handed out. `phase`: train, forward, backward, or "" for only a snapshot.
-    `batch`: the first of `batches` mini-batches, each with its `lr`. `micro`: the number of the
-    micro-batch. `micros`: how many there are. `samples`: samples in each (the first segment's node
-    knows its own). `copy`: what to send of the segment: "", weights, all. `num-steps`: the cost in
-    steps of the whole model, for the virtual clock.
+    A segment is a sequence of consecutive layers that one node trains.
+
+    - `segment`: the number of the segment.
+    - `cuts`: the layers at which the model is cut.
+    - `life`: how many times the server has given this segment to a node.
+    - `phase`: train, forward or backward. "" asks only for a snapshot.
+    - `batch`, `batches`: the number of the first mini-batch, and the count of mini-batches.
+    - `lr`: a learning rate for each mini-batch.
+    - `micro`, `micros`: the number of the micro-batch, and the count of micro-batches.
+    - `samples`: the number of samples in each micro-batch. The node of the first segment does not
+      need it, because this node holds the data.
+    - `copy`: which snapshot of the segment to send: "" for none, weights, or all.
+    - `num_steps`: the cost of the task, in training steps of the whole model. The virtual clock
+      reads it.
     """
 
     segment: int
@@ -128,21 +147,21 @@ class SegmentTask(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The number that the reply's header repeats: that of the (micro-)batch, from 1."""
+        """The `number` of this message's header: the count of micro-batches so far, from 1."""
         return self.batch * self.micros + self.micro + 1
 
     def config(self) -> dict[str, Any]:
-        """Return the message's keys and values."""
+        """Return the `config` as a dictionary."""
         return {key.replace("_", "-"): value for key, value in self._asdict().items()}
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> SegmentTask:
-        """Read the `config` that the server has written."""
+        """Read a `config` that the server wrote."""
         return cls(*(config[key.replace("_", "-")] for key in cls._fields))
 
 
 def server_round(content: RecordDict) -> int | None:
-    """Return the round that Flower's strategies write into messages; None if there is none."""
+    """Return the round number that Flower's strategies write into messages; None if absent."""
     config = next(iter(records(content, ConfigRecord)), ("", ConfigRecord()))[1]
     said = config.get(ROUND)
     return said if type(said) is int and said > 0 else None
@@ -151,7 +170,8 @@ def server_round(content: RecordDict) -> int | None:
 def number(metrics: Mapping[str, Any], name: str) -> float:
     """Return a metric as a float.
 
-    Raises `PayloadError` if it is no finite number, or an integer of 2**63 or more.
+    Raises `PayloadError` if the metric is absent, not a finite number, or an integer of 2**63 or
+    more.
     """
     value = metrics.get(name)
     most = 2 * MOST if type(value) is int else math.inf
@@ -161,7 +181,7 @@ def number(metrics: Mapping[str, Any], name: str) -> float:
 
 
 def brief(value: object) -> str:
-    """Return a value as text for a log: in one line, about 80 characters at most."""
+    """Return a value as text for a log: one line of about 80 characters at most."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, int) and abs(value) >= MOST:
@@ -172,20 +192,20 @@ def brief(value: object) -> str:
 
 
 def trains(message: Message) -> bool:
-    """Return whether a message asks for training: its reply holds the model, or its change."""
+    """Return whether a message asks for training, so its reply holds a model or an update."""
     return message.metadata.message_type.partition(".")[0] == "train"
 
 
 def written(note: DownlinkHeader | UplinkHeader) -> ConfigRecord:
-    """Return a header as a record, without the fields that are None."""
+    """Return a record of a header's fields, without the fields that are None."""
     said = zip(note._fields, note, strict=True)
     return filled(ConfigRecord, {key: value for key, value in said if value is not None})
 
 
 def read(content: RecordDict, kind: type[N]) -> N:
-    """Return a message's header; an empty one if there is none.
+    """Return a message's header; without a header, return one in which all fields are None.
 
-    Raises `PayloadError` for unknown fields or types: another program has written them.
+    Raises `PayloadError` for an unknown field, or a value of another type than the field's.
     """
     record: object = content.get(NOTE, None)
     if record is None:

@@ -1,4 +1,4 @@
-"""Builds a codec from the name of one method, as an app gives it in one line."""
+"""Builds a codec from the name of a single method, such as "int8"."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ STAGES = ("sparsifier", "quantizer", "coder")
 
 
 def chosen(method: Codec | str, **options: Any) -> Codec:
-    """Return the given codec, or a codec with the sparsifier, quantizer or coder of that name.
+    """Return the given codec, or make a codec from the name of a sparsifier, quantizer or coder.
 
-    `options`: as for `make_codec`. Raises `TypeError` for anything but a codec or a name, and for
-    options beside a codec. Raises `ValueError` for an unknown name, and for an option that does not
-    fit the method.
+    `options`: the options of `make_codec`. Raises `TypeError` if `method` is neither a codec nor a
+    string, or if `method` is a codec and there are options. Raises `ValueError` for an unknown
+    name, and for an option that does not fit the method.
     """
     if isinstance(method, Codec):
         if options:

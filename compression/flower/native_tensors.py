@@ -1,9 +1,9 @@
-"""Native tensors, at both ends: tensors in their own type beside a model's flat vector.
+"""Encodes and decodes native tensors: tensors in their own dtype beside a model's flat vector.
 
-Examples are counters, masks and frozen weights. Most of them never change, so a payload holds only
-those that differ from their initial values. A checksum shows whether both ends have the same
-initial values. If a node's differ (its processor computes other last bits), the server sends its
-own.
+Examples are counters, masks and frozen weights. Most native tensors never change. So a payload
+holds only the native tensors that differ from their initial values. A checksum shows whether server
+and node have the same initial values. The initial values of a node may differ in the last bits, if
+its processor computes them differently. Then the server sends its initial values to the node.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .node.state import keep, kept
 from .records import STYPE, FlatArray, filled, records
 
 Arrays = dict[str, NDArray[Any]]
-# Names of payloads beside the model's: of changed native tensors; of all initial ones.
+# Names of two payloads: of the changed native tensors; of all initial native tensors.
 NATIVE, INITIAL = "native", "initial"
 KEPT = "edgewire-initial"  # the record in a node's state with the server's initial values
-PREFIX = "native:"  # prefix of these tensors' names in a record beside a flat vector
+PREFIX = "native:"  # prefix of the names of native tensors in a record with a flat vector
 # Prefix of an error after which the server sends its initial values.
 OTHER_INITIAL = "this node's model begins with other constants"
 EXACT = make_codec()
@@ -41,7 +41,7 @@ EMPTY = np.empty(0, np.float32)
 
 
 class Initial:
-    """The initial native tensors of a run, by name; they never change."""
+    """The values of native tensors at the start of a run, by name; the object never changes."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.arrays: Arrays = {name: np.array(array) for name, array in arrays.items()}
@@ -61,7 +61,7 @@ class Initial:
 
     @cached_property
     def _most(self) -> int:
-        """The most entries that a payload may declare."""
+        """The number of entries in all native tensors, the most that a payload may declare."""
         return sum(math.prod(d for d in shape if d) for shape in self.layout.shapes)
 
     @cached_property
@@ -70,7 +70,10 @@ class Initial:
         return self._packed(self.arrays)
 
     def payload(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-        """Return the payload of the tensors that differ from the initial ones; empty if none do."""
+        """Return the payload of the tensors that differ from their initial values.
+
+        The payload is empty if no tensor differs.
+        """
         return self._packed(differing(arrays, self.arrays))
 
     def _packed(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -81,14 +84,17 @@ class Initial:
         return EXACT.encode(EMPTY, NOTHING, own=own)
 
     def all(self, payload: Buffer | None) -> Arrays:
-        """Return all tensors by name: the payload's, and the initial ones; errors as `read`."""
+        """Return all native tensors by name; tensors that the payload lacks are initial values.
+
+        Raises the errors of `read`.
+        """
         return {**self.arrays, **self.read(payload)}
 
     def read(self, payload: Buffer | None) -> Arrays:
-        """Return a payload's tensors, by name.
+        """Return the tensors in a payload, by name; without a payload, an empty dictionary.
 
-        Raises `PayloadError` for tensors of other names, shapes or types than these, and for a
-        count of mini-batches below 0.
+        Raises `PayloadError` for a tensor with another name, shape or dtype than the initial
+        tensors, and for a BatchNorm counter of mini-batches below 0.
         """
         if not payload:
             return {}
@@ -111,7 +117,7 @@ class Initial:
 
 
 def native_bytes(initial: Initial | None) -> int:
-    """Return the bytes of native tensors as Flower sends them."""
+    """Return the bytes of native tensors, as Flower sends them without compression."""
     arrays = {} if initial is None else initial.arrays
     return sum(len(Array(array).data) for array in arrays.values())
 
@@ -134,9 +140,9 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def distance(now: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]]) -> float:
-    """Return the Euclidean length of the change of native tensors.
+    """Return the L2 norm of the change of native tensors from `start` to `now`.
 
-    Raises `PayloadError` for infinity where `start` was finite.
+    Raises `PayloadError` for a float that is infinite or NaN in `now` but finite in `start`.
     """
     total = 0.0
     for name in now:
@@ -146,14 +152,14 @@ def distance(now: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]])
         if new.dtype.kind == "f" and (np.isfinite(old) & ~np.isfinite(new)).any():
             raise PayloadError(f"its update holds infinity in {name}")
         with np.errstate(over="ignore", invalid="ignore"):
-            before = np.where(np.isfinite(old), old, 0)  # a maximum begins at -infinity
+            before = np.where(np.isfinite(old), old, 0)  # a running maximum begins at -infinity
             moved = np.where(new == old, 0.0, new.astype(np.float64) - before)
             total = math.hypot(total, float(np.linalg.norm(moved)))
     return total
 
 
 def with_natives(record: ArrayRecord, natives: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return a record of a flat vector with native tensors beside it."""
+    """Return a record of a flat vector with native tensors added."""
     if not natives:
         return record
     named = {f"{PREFIX}{name}": FlatArray(array) for name, array in natives.items()}
@@ -161,7 +167,7 @@ def with_natives(record: ArrayRecord, natives: Mapping[str, NDArray[Any]]) -> Ar
 
 
 def natives_of(record: ArrayRecord) -> Arrays:
-    """Return the native tensors beside a flat vector, by name."""
+    """Return the native tensors in a record with a flat vector, by name."""
     if len(record) < 2:
         return {}
     return {
@@ -172,17 +178,17 @@ def natives_of(record: ArrayRecord) -> Arrays:
 
 
 def with_payload(record: ArrayRecord, name: str, payload: bytes) -> ArrayRecord:
-    """Return a record of payloads with another payload added."""
+    """Return a record with another payload added under `name`."""
     return filled(ArrayRecord, {**record, name: Array("uint8", (len(payload),), STYPE, payload)})
 
 
 def sent_natives(arrays: ArrayRecord) -> bytes | None:
-    """Return the payload of native tensors in a message's record, if there is one."""
+    """Return the payload of native tensors in a message's record; None if it has none."""
     return arrays[NATIVE].data if NATIVE in arrays else None
 
 
 def native_payload(content: RecordDict) -> bytes | None:
-    """Return the payload of native tensors in a reply, if there is one."""
+    """Return the payload of native tensors in a reply; None if it has none."""
     for _, record in records(content, ArrayRecord):
         array = record.get(NATIVE)
         if array is not None and array.stype == STYPE and len(record) > 1:
@@ -191,9 +197,10 @@ def native_payload(content: RecordDict) -> bytes | None:
 
 
 def received(arrays: ArrayRecord, note: DownlinkHeader, own: Initial, state: RecordDict) -> Initial:
-    """Return the initial tensors that a message builds on; `own`: those of this node's model.
+    """Return the server's initial native tensors; `own`: the initial tensors of this node's model.
 
-    Raises `PayloadError` if the server's initial tensors differ and this node does not have them.
+    Raises `PayloadError` if the server's initial tensors differ from `own` and are in neither the
+    message nor this node's state.
     """
     if not own.arrays and note.initial is None:
         return own
@@ -212,4 +219,4 @@ def _servers(arrays: ArrayRecord, note: DownlinkHeader, own: Initial, state: Rec
     return found
 
 
-NONE = Initial({})  # of a model that has none
+NONE = Initial({})  # for a model without native tensors

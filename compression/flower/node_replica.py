@@ -1,4 +1,8 @@
-"""A node's replica of the server's model, and how messages update it."""
+"""Stores a node's replica of the server's model, and updates the replica from messages.
+
+A message may hold the whole model, the difference of two versions, or the averaged updates of the
+server's steps. In the last case the node repeats these steps with the server's optimiser.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,12 @@ MODEL, VERSION = "model", "version"
 
 
 class Optimizer(Protocol):
-    """The optimiser of the server's step, which nodes with a replica repeat."""
+    """The optimiser of the server's steps; nodes that repeat the steps have the same one."""
 
-    names: tuple[str, ...]  # names of its state's arrays, each float32 (n,)
+    names: tuple[str, ...]  # names of the arrays in the optimiser's state, each float32 (n,)
 
     def state(self, size: int) -> dict[str, Vector]:
-        """Return the state's arrays before the first step."""
+        """Return the arrays of the optimiser's state before the first step."""
 
     def step(
         self,
@@ -52,9 +56,10 @@ class Optimizer(Protocol):
 class Replica:
     """A flat model, the optimiser's state, and the number of steps taken (the version).
 
-    All of it is in `arrays`: "model" float32 (n,), "version" int64 (1,), and the optimiser's own.
-    Replicas with the same arrays share everything. The first `trained` entries are parameters; the
-    rest are BatchNorm's running statistics, for which an update holds values, not gradients.
+    All data is in `arrays`: "model" float32 (n,), "version" int64 (1,), and the arrays of the
+    optimiser's state. Two replicas with the same arrays share all data. The first `trained` entries
+    of the model are parameters. The other entries are BatchNorm's running statistics; an update
+    holds their new values, not gradients.
     """
 
     def __init__(self, optimizer: Optimizer, trained: int, arrays: dict[str, NDArray[Any]]) -> None:
@@ -66,7 +71,7 @@ class Replica:
 
     @classmethod
     def start(cls, optimizer: Optimizer, trained: int, model: Vector) -> Replica:
-        """Return a replica of version 0 whose model is `model` itself."""
+        """Return a replica of version 0 that uses the array `model` without a copy."""
         arrays: dict[str, NDArray[Any]] = {MODEL: model, VERSION: np.zeros(1, np.int64)}
         return cls(optimizer, trained, {**arrays, **optimizer.state(trained)})
 
@@ -74,11 +79,11 @@ class Replica:
     def of(
         cls, optimizer: Optimizer, arrays: ArrayRecord, kept: dict[str, NDArray[Any]]
     ) -> tuple[Replica, Layout]:
-        """Return the replica that shares the arrays `kept`, and the layout of the named arrays.
+        """Return a replica that shares the arrays `kept`, and the layout of `arrays`.
 
-        If `kept` is empty, the replica is version 0, a copy of `arrays`, and is stored in `kept`.
-        Raises `ValueError` if running statistics do not come after all parameters, or if `kept`
-        belongs to another model.
+        If `kept` is empty, the replica is a copy of `arrays` with version 0, and its arrays are put
+        into `kept`. Raises `ValueError` if `kept` belongs to another model or optimiser, or if the
+        model's running statistics are not behind all parameters.
         """
         layout = layout_of(arrays)
         trained = trained_entries(layout)
@@ -95,13 +100,14 @@ class Replica:
 
     @property
     def version(self) -> int:
-        """How many updates were applied."""
+        """The number of steps taken."""
         return int(self._version[0])
 
     def apply(self, indices: Indices | None, values: Vector, lr: float) -> None:
-        """Take the server's step with an averaged update at the learning rate `lr`.
+        """Take one step with an averaged update, at the learning rate `lr`.
 
-        `values`: (k,) at strictly increasing `indices`, or (n,) if these are None.
+        `values`: (k,), the update's entries at the strictly increasing `indices`. If `indices` is
+        None, `values` is (n,).
         """
         at: Indices | slice = slice(None)
         rest: Indices | slice = slice(self.trained, None)
@@ -117,15 +123,17 @@ class Replica:
 
 
 REPLICA = "edgewire-replica"  # the record in a node's state that holds its replica
-MASKED = "edgewire-masked"  # a replica whose steps change only the coordinates that the node sent
+# The record of a second replica; its steps change only the coordinates that the node sent.
+MASKED = "edgewire-masked"
 LACKS = f"the model is sent relative to a version that this node does not have; it {HEALS}"
 OTHER = f"this node's model is not the server's version of it; it {HEALS}"
 
 
 class Decoder:
-    """Decodes the server's payloads; nodes of a process that get the same bytes share the result.
+    """Decodes the server's payloads.
 
-    `layout`: the model's layout, if nodes know it; otherwise a payload declares its tensors.
+    All nodes of a process that get the same bytes object share the decoded arrays. `layout`: the
+    model's layout; None if the payload's header describes the tensors.
     """
 
     def __init__(self, layout: Layout | None) -> None:
@@ -133,11 +141,15 @@ class Decoder:
         self._last: tuple[bytes, TensorSplit, Update] | None = None
 
     def __call__(self, payload: bytes) -> Update:
-        """Return what a payload holds; errors as `decode_update`."""
+        """Decode a payload; raises the errors of `decode_update`."""
         return self.whole(payload)[1]
 
     def whole(self, payload: bytes, most: int = MAX_SIZE) -> tuple[TensorSplit, Update]:
-        """Return the payload's form and content; the vector may have at most `most` entries."""
+        """Return the `TensorSplit` and the content of a payload.
+
+        Raises `PayloadError` for a vector of more than `most` entries, and the errors of
+        `decode_update`.
+        """
         if self._last is None or self._last[0] is not payload:
             if self._layout is None:
                 form = form_as_declared(*declared(payload))
@@ -150,10 +162,11 @@ class Decoder:
 
 
 class Followed(NamedTuple):
-    """The server's model (read-only), and the form for its changes.
+    """The server's model, as decoded from a message; treat it as read-only.
 
-    `came`: form and values of a whole model as received, with tensors other than float32 in their
-    own type, exactly. `ties`: copies, which the message left out.
+    `form`: the `TensorSplit` for changes of the model. `came`: the `TensorSplit` and the values of
+    a whole model, as the message held them; tensors of other dtypes than float32 are exact.
+    `ties`: the copies that the message left out (`tied_weights.py`).
     """
 
     form: TensorSplit
@@ -162,28 +175,30 @@ class Followed(NamedTuple):
     ties: Ties = ()
 
     def arrays(self) -> ArrayRecord:
-        """Return the model as named arrays in their own types."""
+        """Return the model as named arrays, each in the tensor's dtype."""
         form, model = self.came or (self.form, self.model)
         return form.arrays(model)
 
 
 class NodeReplica:
-    """Gives every node of a process the server's model.
+    """Reads the server's model from messages, for all nodes of a process.
 
-    Nodes with equal replicas share the arrays: the first node that gets a version computes it for
-    all. `optimizer`: the server's, for nodes that repeat its steps; these need a `layout`.
+    Nodes with equal replicas share the arrays. The first node that gets a version computes it, and
+    the other nodes use the result. `optimizer`: the server's optimiser; it is needed if nodes
+    repeat the server's steps. In this case a `layout` is needed too.
     """
 
     def __init__(self, layout: Layout | None = None, optimizer: Optimizer | None = None) -> None:
         self._layout, self._optimizer = layout, optimizer
         self._decode = Decoder(layout)
-        self._made: tuple[bytes, Vector] | None = None  # a version's checksum and model
+        self._made: tuple[bytes, Vector] | None = None  # the last version's checksum and model
         self._snapshot: tuple[bytes, Replica] | None = None
 
     def model(self, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict) -> Followed:
-        """Return the server's model.
+        """Return the server's model after this message.
 
-        Raises `PayloadError` if the node lacks the base version, or has another model.
+        Raises `PayloadError` if the node lacks the version `note.base`, if the result differs from
+        the checksum, or if the payload does not fit the model.
         """
         if note.rates is not None or MODEL in arrays:
             if self._layout is None:
@@ -213,7 +228,7 @@ class NodeReplica:
         vector = self._changed(update, form, ties, note, state)
         return Followed(form, Model(vector, own), ties=ties)
 
-    # by differences
+    # messages that hold the whole model or the difference of two versions
 
     def _changed(
         self, update: Update, form: TensorSplit, ties: Ties, note: DownlinkHeader, state: RecordDict
@@ -231,7 +246,10 @@ class NodeReplica:
         return self._kept_version(widened(changed, form, ties), note, state)
 
     def _kept_version(self, vector: Vector, note: DownlinkHeader, state: RecordDict) -> Vector:
-        """Store a version: one array for all nodes of this process that have it."""
+        """Store a version in the node's state; nodes with the same version share the array.
+
+        Raises `PayloadError` if the vector's checksum is not the header's.
+        """
         if self._made is None or self._made[0] != note.checksum:
             if note.checksum is None or checksum(vector) != note.checksum:
                 state.pop(REPLICA, None)
@@ -240,7 +258,7 @@ class NodeReplica:
         keep(state, REPLICA, {MODEL: self._made[1], VERSION: np.array([note.version])})
         return self._made[1]
 
-    # by steps
+    # messages that hold the updates of the server's steps
 
     def _by_steps(self, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict) -> Vector:
         if note.version is None:
@@ -257,7 +275,10 @@ class NodeReplica:
         return replica.model
 
     def _start(self, arrays: ArrayRecord, note: DownlinkHeader) -> Replica:
-        """Return a snapshot's replica: one object for all nodes that get the same snapshot."""
+        """Return the replica in a message that holds the whole model and the optimiser's state.
+
+        All nodes that get the same bytes object share the replica.
+        """
         payload = arrays[MODEL].data
         if self._snapshot is None or self._snapshot[0] is not payload:
             model = decode_update(payload, self._layout)
@@ -269,7 +290,7 @@ class NodeReplica:
                 made[name] = decode_update(arrays[name].data, layout).dense().copy()
             self._snapshot = payload, Replica(self._rule, trained, made)
         replica = self._snapshot[1]
-        if replica.version != note.version:  # others took steps with it: make a new one
+        if replica.version != note.version:  # other nodes took steps with it: make a new replica
             self._snapshot = None
             return self._start(arrays, note)
         return replica
@@ -281,14 +302,14 @@ class NodeReplica:
         return self._optimizer
 
     def _replica(self, state: RecordDict, record: str = REPLICA) -> Replica:
-        """Return a replica in a node's state."""
+        """Return the replica in a node's state; raises `PayloadError` if there is none."""
         arrays = kept(state, record)
         if not arrays:
             raise PayloadError(LACKS)
         assert self._layout is not None
         there = state[record]
         if any(there[n].__dict__.get("vector") is not a for n, a in arrays.items()):
-            keep(state, record, arrays)  # the state is a copy from another process: share it again
+            keep(state, record, arrays)  # the state came from another process: share its arrays
         return Replica(self._rule, trained_entries(self._layout), arrays)
 
     def _catch_up(
@@ -298,9 +319,10 @@ class NodeReplica:
         note: DownlinkHeader,
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Apply the updates that the replica lacks; it may have some of them already.
+        """Apply the message's updates, except those that the replica has already applied.
 
-        `mask`: (trained entries,) bool, the parameters to change; None: all.
+        `mask`: (`trained`,) bool, True for the parameters to change; None changes all parameters.
+        Raises `PayloadError` if the replica lacks a step before the message's first update.
         """
         base, rates = note.base or 0, note.rates or []
         if not base <= replica.version <= base + len(rates):
@@ -318,10 +340,10 @@ class NodeReplica:
     def masked(
         self, followed: Vector, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict
     ) -> tuple[Vector, float]:
-        """Return the model by line 7 of CE-SGD's Algorithm 2, and its distance from `followed`.
+        """Return the model of line 7 of CE-SGD's Algorithm 2, and its L2 distance from `followed`.
 
-        Before a step, the server's mean is multiplied by this node's selection vector V of its last
-        update. So the nodes' models drift apart.
+        Before a step, line 7 multiplies the server's mean by the selection vector V of this node's
+        last update. So each node's model differs from the server's.
         """
         if note.base is None:
             own = {name: array.copy() for name, array in kept(state, REPLICA).items()}

@@ -1,8 +1,9 @@
-"""Checks that compression keeps the clipping norm of Flower's differential privacy wrappers.
+"""Checks that a decoded update stays within the clipping norm of differential privacy.
 
-The noise is calibrated to a norm C to which each node's update is clipped. If nodes clip, the
-decoded update must still be within C: a residual adds values of earlier updates, and random
-rounding adds noise. If the server clips, it clips decoded updates, and any method is fine.
+Flower's differential privacy wrappers clip each node's update to a norm C and add noise that is
+calibrated to C. If the nodes clip, the norm of the decoded update must not exceed C. A residual can
+exceed C, because it adds values of earlier updates; random rounding can exceed C, because it adds
+noise. If the server clips, it clips decoded updates, so every method is allowed.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from ..layout import Layout
 from ..native_tensors import NativeTensor
 from .records import Vector, records
 
-KEY_CLIPPING_NORM = "clipping_norm"  # Flower's own; the module that has it differs by its version
+KEY_CLIPPING_NORM = "clipping_norm"  # Flower's constant; its module depends on Flower's version
 
 
-ROUNDING = 1 + 1e-3  # tolerance for float32 sums of many squares
+ROUNDING = 1 + 1e-3  # tolerance for rounding in float32 sums of many squares
 
 
 def clip_of(content: RecordDict) -> float | None:
-    """Return the norm to which a message tells a node to clip; None if it tells none."""
+    """Return the clipping norm in a message's ConfigRecords; None if they hold none."""
     for _, config in records(content, ConfigRecord):
         if KEY_CLIPPING_NORM in config:
             return float(cast(float, config[KEY_CLIPPING_NORM]))
@@ -36,30 +37,31 @@ def clip_of(content: RecordDict) -> float | None:
 
 
 def keeps_clip(codec: Codec, layout: Layout) -> bool:
-    """Return whether |decoded| <= |given| for any update, except for rounding."""
+    """Return whether the codec never increases an update's L2 norm, apart from rounding."""
     return (
         codec.quantizer.keeps_norm
         and codec.sparsifier.contracts
         and not codec.memory_bytes(layout)
-        and not codec.exact_names  # values, not changes: no norm covers them
+        and not codec.exact_names  # these tensors are sent as values, which are not clipped
     )
 
 
 def is_clipped(codec: Codec, update: Vector, layout: Layout, clip: float) -> bool:
-    """Return whether the trained entries are within the norm; otherwise no mod has clipped them.
+    """Return whether the L2 norm of an update's trained entries is at most `clip`.
 
-    An app may use `clipping_norm` in its configuration for another purpose, such as its gradients.
+    If it is larger, no mod has clipped the update: the app uses `clipping_norm` in its
+    configuration for another purpose, such as gradient clipping.
     """
     beside = set(exact_tensors(layout, codec.exact_names))
-    beside |= {t for t, shape in enumerate(layout.shapes) if not shape}  # Flower leaves them as are
+    beside |= {t for t, shape in enumerate(layout.shapes) if not shape}  # Flower skips scalars
     trained = separate(layout, tuple(sorted(beside))).gather(update)
     return float(np.linalg.norm(trained.astype(np.float64))) <= clip * ROUNDING
 
 
 def expect_clip_kept(codec: Codec, own: Sequence[NativeTensor], layout: Layout) -> None:
-    """Raise `PayloadError` for a codec or a model that does not work with clipping at the nodes.
+    """Raise `PayloadError` if the codec or the model is not allowed with clipping at the nodes.
 
-    `own`: tensors beside the vector; `layout`: the vector's layout.
+    `own`: the tensors beside the vector, in their own dtype. `layout`: the vector's layout.
     """
     if not codec.exact and (own or exact_tensors(layout)):
         raise PayloadError(
@@ -76,9 +78,9 @@ def expect_clip_kept(codec: Codec, own: Sequence[NativeTensor], layout: Layout) 
 
 
 def within_clip(codec: Codec, delta: Vector, layout: Layout, clip: float, seed: int) -> Vector:
-    """Return the delta, shortened a little if the decoded delta would be longer than `clip`."""
+    """Return the delta, scaled down slightly if the decoded delta's norm would exceed `clip`."""
     norm = _decoded_norm(codec, delta, layout, seed)
-    while norm > clip:  # mostly one pass; the shorter delta may be rounded differently
+    while norm > clip:  # usually one pass; the scaled delta may be rounded differently
         delta = delta * np.float32(clip / norm * (1 - 1e-6))
         norm = _decoded_norm(codec, delta, layout, seed)
     return delta

@@ -1,4 +1,4 @@
-"""Models in Flower's records: named Arrays, one flat vector, or one payload."""
+"""Puts a model into Flower's records as named Arrays, one flat vector, or one payload."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 Filled = TypeVar("Filled", ArrayRecord, ConfigRecord, MetricRecord, RecordDict)
 NUMPY = "numpy.ndarray"  # an Array of this kind holds an .npy file
 STYPE = "edgewire.payload"  # an Array of this kind holds a payload, not an .npy file
-FLAT = "flat"  # the name of the one Array of a model handed over as a vector
-UPDATE = "update"  # the name of the one Array of an update, which the server's optimiser subtracts
-MOST_DIMENSIONS, MOST_BYTES = 32, 1 << 62  # limits of an array that numpy makes
+FLAT = "flat"  # the name of the Array that holds a whole model as a flat vector
+UPDATE = "update"  # the name of the Array that holds an update, which the server subtracts
+MOST_DIMENSIONS, MOST_BYTES = 32, 1 << 62  # limits of the arrays that numpy can make
 READERS: dict[tuple[int, int], Any] = {  # readers of an .npy file's header, by its version
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
     (3, 0): npy.read_array_header_2_0,
 }
-# Characters of such a header, which numpy hands to Python's parser. A header of 32 dimensions takes
-# 700; the parser needs 600 kB of memory for 9,000 signs in a row.
+# The most characters of an .npy file's header. numpy gives the header to Python's parser. A header
+# of 32 dimensions has 700 characters. The parser needs 600 kB of memory for 9,000 signs in a row.
 LONGEST_HEADER = 1024
-LONGEST_TYPE = 64  # characters of a type's name; numpy's own have up to 10
+LONGEST_TYPE = 64  # the most characters of a type's name; numpy's names have up to 10
 NO_ARRAYS: dict[str, NDArray[Any]] = {}
-_empty: dict[type, dict[str, Any]] = {}  # attributes of an empty record, by its kind
+_empty: dict[type, dict[str, Any]] = {}  # attributes of an empty record, by the record's class
 
 
 @cache
@@ -45,8 +45,8 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 class FlatArray(Array):
     """An `Array` over a numpy vector (n,) that serialises to .npy bytes only on demand.
 
-    Within one process nothing is serialised: `numpy()` returns a copy of the vector, just as
-    `Array.numpy()` makes a new array; `vector` is the vector itself (treat it as read-only).
+    Within one process the vector is not serialised. `numpy()` returns a copy of the vector, because
+    `Array.numpy()` also makes a new array. `vector` is the vector itself; treat it as read-only.
     """
 
     def __init__(self, vector: NDArray[Any]) -> None:
@@ -67,7 +67,7 @@ class FlatArray(Array):
         return copy
 
     def deflate(self) -> bytes:
-        """Return the bytes that a plain `Array` of the vector would serialise to."""
+        """Return the serialised bytes of a plain `Array` with the same values."""
         return bytes(Array(self.vector).deflate())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,10 +75,10 @@ class FlatArray(Array):
 
 
 def filled(kind: type[Filled], values: Mapping[str, Any]) -> Filled:
-    """Return a record with values that are known to be valid for its kind.
+    """Return a record of class `kind`; the caller ensures that the values are valid for it.
 
-    This skips Flower's check of each value, which takes 2.5 µs; a step of synchronous averaging
-    sets twenty values. Flower takes as long to make an empty record.
+    This function skips Flower's check of each value. A check takes 2.5 µs, and one step of
+    synchronous averaging sets twenty values. Flower also takes 2.5 µs to make an empty record.
     """
     if kind not in _empty:
         _empty[kind] = dict(kind().__dict__)
@@ -88,12 +88,12 @@ def filled(kind: type[Filled], values: Mapping[str, Any]) -> Filled:
 
 
 def flat_record(vector: Vector) -> ArrayRecord:
-    """Return an ArrayRecord of one Array that holds the whole model, float32 (n,)."""
+    """Return an ArrayRecord with one Array, the whole model as float32 (n,)."""
     return filled(ArrayRecord, {FLAT: FlatArray(vector)})
 
 
 def update_record(vector: Vector) -> ArrayRecord:
-    """Return an ArrayRecord of an update, float32 (n,), that an app has computed itself."""
+    """Return an ArrayRecord with one Array, an update float32 (n,) that the app computed."""
     return filled(ArrayRecord, {UPDATE: FlatArray(vector)})
 
 
@@ -118,15 +118,16 @@ def type_of(array: Array) -> str:
         return array.dtype
     try:
         return np.dtype(array.dtype).name
-    # numpy does not know the type. It parses commas and numbers in it, and may raise anything.
+    # numpy does not know the type. It parses commas and numbers in the name, and may raise any
+    # exception.
     except Exception:
         return array.dtype
 
 
 def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
-    """Return all arrays end to end, float32 (n,); no copy if the record holds a flat Array.
+    """Return all arrays, concatenated, as float32 (n,); a `FlatArray` is returned without a copy.
 
-    Raises `PayloadError` if names or sizes are not those of `layout`.
+    Raises `PayloadError` if the names or sizes differ from `layout`.
     """
     if isinstance(flat := arrays.get(FLAT), FlatArray):  # with or without native tensors
         return flat.vector  # type: ignore[no-any-return]
@@ -145,7 +146,10 @@ def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
 def to_arrays(
     vector: Vector, layout: Layout, natives: Mapping[str, NDArray[Any]] = NO_ARRAYS
 ) -> ArrayRecord:
-    """Return one named Array per tensor, in its own dtype (integers rounded); natives last."""
+    """Return one named Array per tensor in the tensor's dtype, then one per native tensor.
+
+    Values of integer tensors are rounded.
+    """
     record, offsets = ArrayRecord(), layout.offsets
     for i, (name, shape, dtype) in enumerate(
         zip(layout.names, layout.shapes, layout.dtypes, strict=True)
@@ -160,7 +164,7 @@ def to_arrays(
 
 
 def payload_record(payload: bytes) -> ArrayRecord:
-    """Return an ArrayRecord of one Array that holds a payload."""
+    """Return an ArrayRecord with one Array, which holds a payload."""
     return payload_records({"payload": payload})
 
 
@@ -171,7 +175,7 @@ def payload_records(payloads: Mapping[str, bytes]) -> ArrayRecord:
 
 
 def payload_of(content: RecordDict) -> tuple[str, bytes] | None:
-    """Return the name of the record that holds a payload, and the payload, if there is one."""
+    """Return the name of the first record that holds a payload, and the payload; else None."""
     for name, record in records(content, ArrayRecord):
         for array in record.values():
             if array.stype == STYPE:
@@ -180,7 +184,7 @@ def payload_of(content: RecordDict) -> tuple[str, bytes] | None:
 
 
 def payloads_of(content: RecordDict) -> list[bytes]:
-    """Return all payloads, of all records."""
+    """Return the payloads in all records of a message."""
     return [
         array.data
         for _, record in records(content, ArrayRecord)
@@ -190,10 +194,11 @@ def payloads_of(content: RecordDict) -> list[bytes]:
 
 
 def expect_readable(content: RecordDict) -> None:
-    """Raise `PayloadError` for a plain Array whose bytes are not the array that they declare.
+    """Raise `PayloadError` if a plain Array's bytes differ from the shape and type it declares.
 
-    A reader first allocates what the header declares, and trusts the Array's own shape and type.
-    An Array without shape and type, as Flower's old API makes them, may hold any array.
+    This check comes before numpy reads the bytes, because numpy allocates as much memory as the
+    .npy header declares. Flower's old API makes Arrays without shape and type; for these only the
+    .npy header is checked.
     """
     for _, record in records(content, ArrayRecord):
         for name, array in record.items():
@@ -219,8 +224,9 @@ def _expect_readable(name: str, array: Array) -> None:
 def _can_be(shape: tuple[Any, ...], dtype: np.dtype[Any]) -> bool:
     """Return whether numpy can make an array of this shape, with entries of more than 0 bytes.
 
-    numpy's reader accepts True as an integer; two negative dimensions have a positive product; and
-    a 0 hides that the product of the other dimensions is too large.
+    The checks reject True, which numpy's reader accepts as an integer. They reject negative
+    dimensions, because the product of two of them is positive. They skip dimensions of 0, because a
+    product with a 0 does not show that the other dimensions are too large.
     """
     known = len(shape) <= MOST_DIMENSIONS and all(type(d) is int and d >= 0 for d in shape)
     return known and 0 < dtype.itemsize * math.prod(d or 1 for d in shape) < MOST_BYTES
@@ -229,7 +235,8 @@ def _can_be(shape: tuple[Any, ...], dtype: np.dtype[Any]) -> bool:
 def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]:
     """Return the records of one kind with their names.
 
-    RecordDict's own `array_records` and the like build a checked dict on each access, 40 µs.
+    This is faster than RecordDict's `array_records`, which builds a checked dict on each access
+    (40 µs).
     """
     inside = content.__dict__["_data"].items()
     return [(name, record) for name, record in inside if isinstance(record, kind)]
@@ -238,7 +245,7 @@ def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]
 def with_content(
     message: Message, content: RecordDict | None, error: Error | None = None
 ) -> Message:
-    """Return a message with the same (shared) metadata and another content or error."""
+    """Return a message with another content or error; it shares the metadata of `message`."""
     other = Message.__new__(Message)
     other.__dict__.update(message.__dict__, _content=content, _error=error)
     return other

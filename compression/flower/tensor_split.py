@@ -1,4 +1,7 @@
-"""Splits a model's tensors: some are entries of one float32 vector, others travel beside it."""
+"""Splits a model's tensors into one float32 vector and tensors that are sent in their own dtype.
+
+Below, a tensor is "beside the vector" if it is sent in its own dtype.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +19,23 @@ from ..layout import Layout
 from ..native_tensors import NativeTensor
 from .records import Vector
 
-FLOATS = ("float16", "float32", "float64")  # types that a vector may hold; numpy lacks bfloat16
+# The dtypes of tensors that may be part of the float32 vector; numpy has no bfloat16.
+FLOATS = ("float16", "float32", "float64")
 
 
 class Model(NamedTuple):
-    """A model's values: a float32 vector (n,), and the tensors in their own type."""
+    """A model's values: a float32 vector (n,), and the tensors beside the vector."""
 
     vector: Vector
     own: tuple[NativeTensor, ...] = ()
 
 
 class TensorSplit:
-    """How a model's tensors travel: those at the positions `beside` travel in their own type.
+    """Says which tensors of a model are in the float32 vector and which are beside the vector.
 
-    `whole`: the layout of all tensors. `layout`: that of the tensors in the vector, in the same
-    order. `patterns`: patterns of names of tensors beside the vector that could be in it.
+    `whole`: the layout of all tensors. `beside`: the positions in `whole` of the tensors beside the
+    vector. `layout`: the layout of the tensors in the vector, in the order of `whole`. `patterns`:
+    patterns of names; tensors with such a name are beside the vector, even if they are float32.
     """
 
     def __init__(
@@ -40,9 +45,10 @@ class TensorSplit:
         self.layout = whole.without(self.beside)
 
     def model(self, arrays: ArrayRecord) -> Model:
-        """Return the values of named arrays.
+        """Return the values of named arrays as a `Model`.
 
-        Raises `PayloadError` for other names, sizes, or values that their type cannot hold.
+        Raises `PayloadError` for names or shapes that differ from `whole`, and for values that the
+        tensor's dtype cannot hold.
         """
         whole, beside = self.whole, set(self.beside)
         if set(whole.names) != set(arrays):
@@ -63,7 +69,7 @@ class TensorSplit:
         return Model(vector, tuple(own))
 
     def arrays(self, model: Model) -> ArrayRecord:
-        """Return one named Array per tensor, in its own type and shape, in the model's order."""
+        """Return one named Array per tensor in the model's order, each in its dtype and shape."""
         own = {each.position: each.array for each in model.own}
         record, offsets, done = ArrayRecord(), self.layout.offsets, 0
         for place, (name, shape, dtype) in enumerate(
@@ -79,9 +85,9 @@ class TensorSplit:
 
 
 def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
-    """Return values converted to a tensor's type; raise `PayloadError` if that changes them.
+    """Return values converted to a tensor's dtype; raise `PayloadError` if that changes them.
 
-    Floats may be rounded: an app that trains a float16 model in float32 replies with float32.
+    Floats may be rounded, because an app may train a float16 model in float32 and return float32.
     """
     if values.dtype == dtype:
         return values
@@ -94,10 +100,10 @@ def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
 
 @lru_cache(maxsize=16)
 def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> TensorSplit:
-    """Return how changes of a model travel.
+    """Return the `TensorSplit` for changes of a model.
 
-    Beside the vector are tensors that are no floats, statistics in other types than float32, and
-    tensors that `exact` matches.
+    Three kinds of tensors are beside the vector: tensors that are not floats, BatchNorm statistics
+    that are not float32, and tensors with a name that matches a pattern in `exact`.
     """
     beside = [
         t
@@ -110,27 +116,30 @@ def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> TensorSplit:
 
 
 def is_float(dtype: str) -> bool:
-    """Return whether a dtype's name is that of a float type."""
+    """Return whether `dtype` is the name of a float type, such as "bfloat16"."""
     return dtype.startswith(("float", "bfloat"))
 
 
 @lru_cache(maxsize=16)
 def form_of_models(form: TensorSplit) -> TensorSplit:
-    """Return how a whole model travels: all tensors other than float32 are in their own type."""
+    """Return the `TensorSplit` for a whole model, given the one for its changes.
+
+    All tensors that are not float32 are beside the vector.
+    """
     others = [t for t, dtype in enumerate(form.whole.dtypes) if dtype != "float32"]
     return _form(form.whole, tuple(sorted({*others, *form.beside})))
 
 
 def converted(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
-    """Return the same model in another form; the model itself if the forms are equal."""
+    """Return a model in another `TensorSplit`; the model itself if the splits are equal."""
     return model if form.beside == to.beside else to.model(form.arrays(model))
 
 
 def form_as_declared(whole: Layout, own: tuple[int, ...]) -> TensorSplit:
-    """Return the form of a payload that declares its own tensors, as `declared` reads them.
+    """Return the `TensorSplit` of a payload that describes its tensors.
 
-    Raises `PayloadError` for a tensor of the vector that is no float, or has a type that numpy
-    does not know.
+    `whole`, `own`: the result of `declared`. Raises `PayloadError` for a tensor in the vector that
+    has another dtype than float16, float32 or float64.
     """
     form = _form(whole, own)
     for name, dtype in zip(form.layout.names, form.layout.dtypes, strict=True):
@@ -140,7 +149,7 @@ def form_as_declared(whole: Layout, own: tuple[int, ...]) -> TensorSplit:
 
 
 def expect_room(form: TensorSplit, most: int) -> None:
-    """Raise `PayloadError` for a form whose vector has more than `most` entries."""
+    """Raise `PayloadError` if the vector of `form` has more than `most` entries."""
     if form.layout.size > most:
         raise PayloadError(f"the model has more than the {most} entries allowed here")
 
@@ -151,7 +160,10 @@ def _form(whole: Layout, beside: tuple[int, ...]) -> TensorSplit:
 
 
 def moved(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
-    """Return a model's vector in a form of other tensors: matched by name and shape, else 0."""
+    """Return a model's vector in the layout of other tensors, `to`.
+
+    A tensor of `to` gets the values of the tensor with its name and shape, or else zeros.
+    """
     ours = {
         (name, shape): place
         for place, (name, shape) in enumerate(
@@ -168,9 +180,9 @@ def moved(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
 
 @lru_cache(maxsize=16)
 def statistics_of(form: TensorSplit) -> tuple[Layout, tuple[int, ...]]:
-    """Return the layout of a form's statistics, and the numbers of those in its vector.
+    """Return the layout of the BatchNorm statistics, and the positions of those in the vector.
 
-    Statistics in the vector come first, then those that travel in another float type.
+    In the layout, the statistics in the vector come first. The statistics beside the vector follow.
     """
     inside = tuple(t for t, name in enumerate(form.layout.names) if is_statistic(name))
     layout, whole = form.layout, form.whole
@@ -186,12 +198,12 @@ def _is_moving(name: str, dtype: str) -> bool:
 
 
 def is_moving(own: NativeTensor) -> bool:
-    """Return whether a tensor in its own type is a running mean or variance."""
+    """Return whether a tensor beside the vector is a running mean or variance of BatchNorm."""
     return _is_moving(own.name, own.array.dtype.name)
 
 
 def gathered_statistics(form: TensorSplit, model: Model) -> Vector:
-    """Return a model's statistics, float32 (s,)."""
+    """Return a model's BatchNorm statistics, float32 (s,)."""
     _, inside = statistics_of(form)
     within = separate(form.layout, inside).gather_exact(model.vector)
     others = [each.array.astype(np.float32).reshape(-1) for each in model.own if is_moving(each)]
@@ -199,7 +211,7 @@ def gathered_statistics(form: TensorSplit, model: Model) -> Vector:
 
 
 def with_statistics(form: TensorSplit, model: Model, statistics: Vector) -> Model:
-    """Return a model with other statistics, (s,), in place of its own."""
+    """Return a model with its BatchNorm statistics replaced by `statistics`, (s,)."""
     _, inside = statistics_of(form)
     cut = separate(form.layout, inside)
     vector = cut.merge(cut.gather(model.vector), statistics[: cut.exact_size])

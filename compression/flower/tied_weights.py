@@ -1,10 +1,11 @@
-"""Sends tensors that are copies of others, such as tied weights, only once, in both directions.
+"""Sends equal tensors, such as tied weights, only once, in both directions.
 
-A state dict names a tied weight once for each of its uses. A message says which tensors are copies
-and leaves them out. A reply leaves out those that are still copies after training, and says which
-are not. The receiver restores them, bit for bit equal to their sources, so even a method that sends
-only a part of an update keeps them equal. Tensors that are equal by chance (such as biases of zeros
-at first) count as copies while they are equal, and later travel like all others.
+A state dict lists a tied weight once for each of its uses. The first of these tensors is called the
+source, the others are its copies. A message says which tensors are copies, and leaves the copies
+out. A reply leaves out the copies that still equal their source after training. It says which
+copies differ. The receiver restores the copies from their sources, bit for bit. So tied weights
+stay equal even with a method that sends only part of an update. Tensors that are equal by chance,
+such as biases initialised with zeros, are treated as copies until they differ.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from .native_tensors import differing
 from .records import Vector
 from .tensor_split import Model, TensorSplit, expect_room, form_as_declared, form_of_models
 
-Ties = tuple[tuple[int, int], ...]  # (place of copy, place of source), by increasing copy
+Ties = tuple[tuple[int, int], ...]  # (position of copy, position of source), by increasing copy
 
 
 def ties_in(form: TensorSplit, model: Model, apart: tuple[str, ...] = ()) -> Ties:
-    """Return which tensors seem to be copies of an earlier one: same type, shape and checksum.
+    """Return the tensors that have the dtype, shape and checksum of an earlier tensor.
 
-    `form`: the form for the model's changes. `model`: the model in the form for whole models.
-    `apart`: patterns of names of tensors that never count as copies. Call `still_tied` afterwards:
-    it compares the values.
+    `form`: the result of `form_of_updates`. `model`: the model, split by `form_of_models`.
+    `apart`: patterns of names; tensors with such a name are never treated as copies. Call
+    `still_tied` afterwards, because it compares the values and not only the checksums.
     """
     whole, alike = form.whole, defaultdict[object, list[int]](list)
     for place, name in enumerate(whole.names):
@@ -55,7 +56,7 @@ def ties_in(form: TensorSplit, model: Model, apart: tuple[str, ...] = ()) -> Tie
 
 
 def still_tied(ties: Ties, form: TensorSplit, model: Model) -> Ties:
-    """Return the copies that equal their sources, bit for bit."""
+    """Return the pairs of `ties` in which the copy equals its source, bit for bit."""
     if not ties:
         return ()
     values = list(_tensors(form, model))
@@ -65,7 +66,7 @@ def still_tied(ties: Ties, form: TensorSplit, model: Model) -> Ties:
 
 
 def _tensors(form: TensorSplit, model: Model) -> Iterator[NDArray[Any]]:
-    """Yield a model's tensors in the model's order; tensors of the vector are flat."""
+    """Yield a model's tensors in the model's order; tensors in the vector are yielded flat."""
     own, bounds, done = {each.position: each.array for each in model.own}, form.layout.offsets, 0
     for place in range(len(form.whole)):
         if place in own:
@@ -80,13 +81,13 @@ def _hash(values: NDArray[Any]) -> bytes:
 
 
 class _Cut(NamedTuple):
-    """A form without copies, and where the copies belong."""
+    """A `TensorSplit` without copies, and the data to restore the copies."""
 
     form: TensorSplit
-    vector: Separation  # of the vector into copies and the rest
-    sources: tuple[slice, ...]  # each copy's source, in the rest of the vector
-    places: tuple[int, ...]  # places of the tensors that are no copies
-    beside: tuple[tuple[int, int], ...]  # copies in their own type, and their sources
+    vector: Separation  # separates the vector into copies and the rest
+    sources: tuple[slice, ...]  # for each copy in the vector, its source's slice of the rest
+    places: tuple[int, ...]  # positions of the tensors that are not copies
+    beside: tuple[tuple[int, int], ...]  # (copy, source) for copies in their own dtype
 
 
 @lru_cache(maxsize=16)
@@ -110,18 +111,18 @@ def _cut(form: TensorSplit, ties: Ties) -> _Cut:
 
 
 def without(form: TensorSplit, ties: Ties) -> TensorSplit:
-    """Return a form without copies; the form itself if there are none."""
+    """Return a `TensorSplit` without the copies; `form` itself if `ties` is empty."""
     return _cut(form, ties).form if ties else form
 
 
 def narrowed(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
-    """Return a form's vector without copies."""
+    """Return a model's vector without the entries of the copies."""
     cut = _cut(form, ties) if ties else None
     return vector if cut is None or not cut.sources else cut.vector.gather(vector)
 
 
 def narrowed_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
-    """Return a model without copies."""
+    """Return a model without the copies."""
     if not ties:
         return model
     number = {place: each for each, place in enumerate(_cut(form, ties).places)}
@@ -141,7 +142,7 @@ def widened(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
 def widened_own(
     own: Sequence[NativeTensor], form: TensorSplit, ties: Ties
 ) -> tuple[NativeTensor, ...]:
-    """Return the tensors in their own type with copies restored; as `widened` for a vector."""
+    """Return the tensors in their own dtype, with the copies restored."""
     if not ties:
         return tuple(own)
     cut, names = _cut(form, ties), form.whole.names
@@ -172,10 +173,11 @@ def told(form: TensorSplit, ties: Ties) -> dict[str, Any]:
 
 
 def form_as_told(form: TensorSplit, note: DownlinkHeader, most: int) -> tuple[TensorSplit, Ties]:
-    """Return the form of a message's model, including the copies that its header describes.
+    """Return the `TensorSplit` of a message's model with its copies, and the copies.
 
-    `form`: the payload's form. Raises `PayloadError` for copies of tensors that the payload does
-    not hold, for duplicate names, and for a vector of more than `most` entries.
+    `form`: the `TensorSplit` of the payload, without copies. Raises `PayloadError` for copies of
+    tensors that the payload does not hold, for duplicate names, for copies that are too large, and
+    for a vector of more than `most` entries.
     """
     names, said = note.copies or [], note.tied or []
     if not names and not said:
@@ -210,9 +212,9 @@ def form_as_told(form: TensorSplit, note: DownlinkHeader, most: int) -> tuple[Te
 
 
 def left_tied(ties: Ties, untied: Sequence[int] | None) -> Ties:
-    """Return the copies that a reply leaves out; `untied`: places of copies that it holds.
+    """Return the copies that a reply leaves out; `untied`: positions of the copies that it holds.
 
-    Raises `PayloadError` if `untied` names tensors that are no copies in the message.
+    Raises `PayloadError` if `untied` holds the position of a tensor that is not a copy in `ties`.
     """
     if not untied:
         return ties

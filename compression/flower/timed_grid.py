@@ -1,8 +1,8 @@
-"""Extends Flower's `Grid` by time, deadlines, a fixed order of nodes, and times of new nodes.
+"""Extends Flower's `Grid` by a clock, deadlines, a fixed order of nodes, and times of new nodes.
 
-`TimedGrid` declares the methods. A grid on a virtual clock implements them itself; `timed` makes a
-`TimedGrid` of any other grid, by polling it in real time. A wrapper of grids derives from
-`GridWrapper`, which forwards all methods.
+`TimedGrid` declares the methods. A grid on a virtual clock implements these methods itself. For any
+other grid, `timed` returns a `TimedGrid` that polls the grid in real time. A class that wraps a
+grid derives from `GridWrapper`, which forwards all methods.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-if TYPE_CHECKING:  # earlier versions of Flower have these elsewhere, or not
+if TYPE_CHECKING:  # earlier versions of Flower have these in other modules, or lack them
     from flwr.proto.node_pb2 import NodeInfo
     from flwr.supercore.run import Run
 
@@ -23,46 +23,51 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25  # seconds between two polls for replies
 
 
 class TimedGrid(Protocol):
-    """Flower's `Grid`, and what a server needs to behave the same on every engine."""
+    """Flower's `Grid` with the methods that a server needs in simulation and in deployment."""
 
     @property
     def virtual_seconds(self) -> float | None:
-        """The virtual clock, seconds since the run began; None where time is real."""
+        """The time of the virtual clock, in seconds since the run began; None in real time."""
 
     @property
     def now(self) -> float:
-        """Seconds since a fixed moment, virtual on a virtual clock; the unit of deadlines."""
+        """Seconds since a fixed moment, in virtual or real time; deadlines are values of `now`."""
 
     @property
     def next_change(self) -> float | None:
-        """The value of `now` when the next node appears; infinity: none will; None: unknown."""
+        """The value of `now` at which the next node appears.
+
+        Infinity: no node will appear. None: unknown.
+        """
 
     def get_node_ids(self) -> Sequence[int]:
-        """Return the present nodes, by partition: the same order on every engine."""
+        """Return the ids of the present nodes, ordered by data partition."""
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
-        """Send messages, which nodes must begin within `ttl` seconds; return the messages' ids."""
+        """Send messages and return their ids; a node must begin a message within `ttl` seconds."""
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
         """Wait for the next replies to these messages; return an empty list at the deadline.
 
-        `deadline`: a value of `now`. Do not pass ids of messages whose replies were fetched.
+        `deadline`: a value of `now`. Do not pass the id of a message again after its reply was
+        returned.
         """
 
     def tend(self) -> None:
-        """Keep nodes in this machine's processes busy; call it if the next pull is far away."""
+        """Give queued messages to idle worker processes; call it in long work between two pulls."""
 
     def follow(self, plain_bytes: int, note: str = "") -> None:
-        """Compare what is sent from now on with models of `plain_bytes` in place of payloads.
+        """Start to estimate the time that the run would take without compression.
 
-        `note`: the name of the header's record.
+        The estimate replaces each payload by a model of `plain_bytes` bytes. `note`: the name of
+        the header's record, which uncompressed messages lack.
         """
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
-        """The comparison as fields of a run's result; empty if nothing is compared."""
+        """The estimate of `follow`, as fields of a run's result; empty without an estimate."""
 
-    # Flower's own
+    # the methods of Flower's `Grid`
 
     @property
     def run(self) -> Run:
@@ -82,7 +87,7 @@ class TimedGrid(Protocol):
         """Create a message (Flower's old way)."""
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return what is known of the nodes that are there."""
+        """Return Flower's descriptions of the present nodes."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Fetch replies."""
@@ -96,7 +101,7 @@ class TimedGrid(Protocol):
 def timed(grid: Grid | TimedGrid) -> TimedGrid:
     """Return the grid itself if it is a `TimedGrid`, else a `PolledGrid` around it.
 
-    The check looks at the grid's class, because reading an instance's properties would call them.
+    The check reads attributes of the grid's class. On the instance it would call the properties.
     """
     declared = (name for name in vars(TimedGrid) if not name.startswith("_"))
     if all(hasattr(type(grid), name) for name in declared):
@@ -105,7 +110,7 @@ def timed(grid: Grid | TimedGrid) -> TimedGrid:
 
 
 class _Forwarding(Grid):
-    """Forwards the methods of Flower's own `Grid`."""
+    """Forwards the methods of Flower's `Grid`."""
 
     _grid: Grid | TimedGrid
 
@@ -130,7 +135,7 @@ class _Forwarding(Grid):
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return what is known of the nodes that are there."""
+        """Return Flower's descriptions of the present nodes."""
         return self._grid.get_nodes()
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -145,7 +150,7 @@ class _Forwarding(Grid):
 
 
 class GridWrapper(_Forwarding):
-    """A `TimedGrid` around any grid that forwards everything; a base class of wrappers."""
+    """Base class of grids that wrap another grid; it forwards all methods of `TimedGrid`."""
 
     _grid: TimedGrid
 
@@ -194,10 +199,10 @@ class GridWrapper(_Forwarding):
 
 
 class PolledGrid(_Forwarding):
-    """A `TimedGrid` in real time over a grid of Flower's, which it polls for replies.
+    """A `TimedGrid` in real time, which polls one of Flower's grids for replies.
 
-    Flower's node ids are random, but its simulation registers partitions 0 to n - 1 in turn. So
-    this grid orders nodes by time of registration.
+    Flower's node ids are random. Its simulation registers the nodes in the order of their
+    partitions, 0 to n - 1. So this grid orders the nodes by time of registration.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -218,14 +223,14 @@ class PolledGrid(_Forwarding):
         """None: unknown."""
 
     def get_node_ids(self) -> Sequence[int]:
-        """Return the ids of the present nodes, by time of registration if that is known."""
+        """Return the ids of the present nodes, by time of registration or, if unknown, by id."""
         ids = list(self._grid.get_node_ids())
         if hasattr(Grid, "get_nodes") and any(node not in self._known for node in ids):
             self._known = {n.node_id: n.registered_at for n in self._grid.get_nodes()}
         return sorted(ids, key=lambda node: (self._known.get(node, ""), node))
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
-        """Send messages; shorten their time to live to `ttl` seconds where it is longer."""
+        """Send messages and return their ids; reduce longer times to live to `ttl` seconds."""
         messages = list(messages)
         if ttl < math.inf:
             for message in messages:
@@ -233,9 +238,9 @@ class PolledGrid(_Forwarding):
         return self._grid.push_messages(messages)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Poll until there are replies, or until the deadline, with growing pauses."""
+        """Poll, with growing pauses, until replies arrive or the deadline is over."""
         ids, pause = list(message_ids), FIRST_PAUSE
-        if not ids and deadline == math.inf:  # no reply would ever come
+        if not ids and deadline == math.inf:  # no reply can arrive
             return []
         while not (replies := list(self._grid.pull_messages(ids))):
             left = deadline - self.now
@@ -246,12 +251,12 @@ class PolledGrid(_Forwarding):
         return replies
 
     def tend(self) -> None:
-        """Do nothing: Flower's nodes run by themselves."""
+        """Do nothing, because Flower's nodes fetch messages themselves."""
 
     def follow(self, plain_bytes: int, note: str = "") -> None:
-        """Do nothing: a comparison needs a virtual clock."""
+        """Do nothing, because the estimate needs a virtual clock."""
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
-        """Empty."""
+        """An empty dictionary."""
         return {}

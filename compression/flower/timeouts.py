@@ -1,4 +1,4 @@
-"""Adaptive timeouts for replies, so that a silent node does not stall a call for ever."""
+"""Adaptive timeouts for replies, so that a node that does not reply cannot stall the server."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from flwr.app import Message
 
 from .timed_grid import TimedGrid
 
-FOREVER = 1e9  # seconds: timeouts from here on count as none
-TIMES, LEAST = 10.0, 60.0  # a limit is TIMES what other replies took, at least LEAST seconds
+FOREVER = 1e9  # seconds; a timeout of FOREVER or more means no timeout
+TIMES, LEAST = 10.0, 60.0  # a limit is TIMES the time of other replies, at least LEAST seconds
 log = getLogger("edgewire")
 
 
 class SlowestReply:
-    """The longest that replies of one kind have taken, in real seconds."""
+    """The time that the slowest reply of one kind has taken so far, in real seconds."""
 
     def __init__(self) -> None:
         self.seconds = 0.0  # 0: unknown
 
     def took(self, seconds: float) -> None:
-        """Note how long a reply took."""
+        """Record how many seconds a reply took."""
         self.seconds = max(self.seconds, seconds)
 
     def limit(self, grid: TimedGrid, timeout: float) -> float:
-        """Return how long to wait for a reply, in seconds: `timeout` if it is below `FOREVER`.
+        """Return how many seconds to wait for a reply: `timeout`, if it is below `FOREVER`.
 
-        Otherwise, if time is real, it is `TIMES` the longest reply so far, at least `LEAST`. It is
-        unlimited while no reply has been received.
+        Otherwise, in real time, the limit is `TIMES` the slowest reply so far, at least `LEAST`
+        seconds. There is no limit on a virtual clock, or before the first reply.
         """
         if timeout < FOREVER or grid.virtual_seconds is not None or not self.seconds:
             return timeout
@@ -38,8 +38,9 @@ class SlowestReply:
 class AdaptiveTimeout:
     """The deadline for the replies to one call.
 
-    A `timeout` counts from the call. Without one, earlier calls determine the limit
-    (`SlowestReply.limit`). In the first call, the first half of the replies determines it.
+    A `timeout` is measured from the start of the call. Without a timeout, the replies to earlier
+    calls determine the limit (`SlowestReply.limit`). In the first call, the first half of the
+    replies determines the limit.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class AdaptiveTimeout:
         self.deadline = grid.now + limit
 
     def came(self, replies: int) -> None:
-        """Note that `replies` replies have been received so far."""
+        """Record that the call has received `replies` replies so far."""
         took = self._grid.now - self._began
         self._slowest.took(took)
         if not self._adapts or not 2 * replies >= self._asked > replies:
@@ -61,7 +62,7 @@ class AdaptiveTimeout:
         self.deadline = self._grid.now + wait
 
     def over(self, missing: int) -> None:
-        """Log that the call does not wait any longer, if the deadline is over."""
+        """Log a warning if replies are missing and the deadline is over."""
         if missing and self._grid.virtual_seconds is None and self._grid.now >= self.deadline:
             waited = self._grid.now - self._began
             log.warning("%d replies have not come within %.0f s (timeout=)", missing, waited)
@@ -73,7 +74,7 @@ def gathered(
     timeout: float,
     slowest: SlowestReply | None = None,
 ) -> list[Message]:
-    """Send messages; return the replies received before the deadline (`AdaptiveTimeout`)."""
+    """Send messages and return the replies that arrive before the deadline (`AdaptiveTimeout`)."""
     patience = AdaptiveTimeout(grid, timeout, len(messages), slowest)
     ids, found = list(grid.push_messages(messages)), list[Message]()
     while ids and (arrived := grid.pull_before(ids, patience.deadline)):

@@ -1,4 +1,4 @@
-"""Counts what crosses the network; warns of models that compression or a strategy harms."""
+"""Counts the bytes that cross the network, and warns if compression or a strategy harms a model."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from .records import Vector
 
 log = getLogger("edgewire")
 _RAISED = re.compile(r"<class '(?:[^'\s]*\.)?([^'\s.]+)'>:<'(.*)'>", re.DOTALL)
-LONGEST_REASON, LONGEST_LINE = 4096, 400  # characters of a node's error that are read, logged
+LONGEST_REASON, LONGEST_LINE = 4096, 400  # the most characters of a node's error: read, logged
 
 
 @dataclass
 class Traffic:
-    """Counters of a run. `uplink_bytes` and `downlink_bytes` are lengths of payloads in messages.
+    """Counters of a run; uplink means from the nodes to the server, downlink the other direction.
 
-    `*_float32`: bytes of the same models as Flower sends them without compression: one Array per
-    tensor, in the model's own types (usually float32). `*_other_bytes`: bytes of everything else
-    that Flower would send as well: data of other ArrayRecords, and ConfigRecords and MetricRecords
-    as Flower serialises them. `*_note_bytes`: bytes of the header, the link's own record.
-    `uplink_entries`: entries in the nodes' updates; `uplink_entries_whole`: entries that the same
-    updates would have without sparsification.
+    - `*_bytes`: bytes of the payloads.
+    - `*_bytes_float32`: bytes that Flower would send for the same models without compression. It
+      sends one Array per tensor in the tensor's dtype, which is usually float32.
+    - `*_other_bytes`: bytes of the records that Flower sends with or without compression. These are
+      other ArrayRecords' data and the serialised ConfigRecords and MetricRecords.
+    - `*_note_bytes`: bytes of the headers, a record that only compressed messages have.
+    - `uplink_entries`: entries in the nodes' updates after sparsification.
+    - `uplink_entries_whole`: entries in the same updates before sparsification.
+    - `client_updates`, `failures`: the number of updates, and of replies that could not be used.
     """
 
     uplink_bytes: int = 0
@@ -49,14 +52,14 @@ class Traffic:
     downlink_note_bytes: int = 0
 
     def count_sent(self, size: Size, plain: int) -> None:
-        """Count a message: its size, and the bytes that Flower would send for its payloads."""
+        """Count a message of this size; `plain`: the bytes of its models without compression."""
         self.downlink_bytes += size[0]
         self.downlink_bytes_float32 += plain
         self.downlink_other_bytes += other_than_payloads(size)
         self.downlink_note_bytes += size[1]
 
     def count_received(self, size: Size, plain: int) -> None:
-        """Count a reply: its size, and the bytes that Flower would send for its payloads."""
+        """Count a reply of this size; `plain`: the bytes of its model without compression."""
         self.uplink_bytes += size[0]
         self.uplink_bytes_float32 += plain
         self.uplink_other_bytes += other_than_payloads(size)
@@ -64,13 +67,13 @@ class Traffic:
 
     @property
     def uplink_ratio(self) -> float:
-        """Compression ratio of all that replies hold: Flower's bytes divided by the bytes sent."""
+        """Compression ratio of whole replies: bytes without compression, divided by bytes sent."""
         sent = self.uplink_bytes + self.uplink_other_bytes + self.uplink_note_bytes
         return (self.uplink_bytes_float32 + self.uplink_other_bytes) / max(sent, 1)
 
     @property
     def downlink_ratio(self) -> float:
-        """Compression ratio of all that messages hold: Flower's bytes divided by the bytes sent."""
+        """Compression ratio of whole messages: bytes without compression, divided by bytes sent."""
         sent = self.downlink_bytes + self.downlink_other_bytes + self.downlink_note_bytes
         return (self.downlink_bytes_float32 + self.downlink_other_bytes) / max(sent, 1)
 
@@ -80,20 +83,20 @@ class Traffic:
 
     @property
     def sparsity(self) -> float | None:
-        """The share of entries that nodes left out, measured; None if no update was read."""
+        """The measured share of an update's entries that nodes left out; None without updates."""
         whole = self.uplink_entries_whole
         return 1 - self.uplink_entries / whole if whole else None
 
 
 def flower_bytes(arrays: ArrayRecord) -> int:
-    """Return the bytes of a model as Flower sends it: of its Arrays' data, in their own types."""
+    """Return the bytes of a model's Arrays, as Flower sends them without compression."""
     return sum(len(array.data) for array in arrays.values())
 
 
 def reason_of(reply: Message) -> str:
-    """Return the last line of an error's reason, shortened; a traceback's last line is the error.
+    """Return the last line of an error's reason, shortened; in a traceback this is the exception.
 
-    Flower's own nodes write `<class 'a.B'>:<'text'>`; this becomes "B: text".
+    The format `<class 'a.B'>:<'text'>` of Flower's nodes becomes "B: text".
     """
     reason, name = reply.error.reason or "", ""
     if raised := _RAISED.fullmatch(reason):
@@ -103,13 +106,13 @@ def reason_of(reply: Message) -> str:
 
 
 def in_one_line(reason: str) -> str:
-    """Return text that a node may have written as safe for a log: short, no control characters."""
+    """Return untrusted text in a form that is safe to log: short, without control characters."""
     cut = reason if len(reason) <= LONGEST_LINE else f"{reason[:LONGEST_LINE]}..."
     return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
 
 
 def _unnamed(names: Sequence[str]) -> bool:
-    """Return whether all names are numbers, as those of a list of arrays are."""
+    """Return whether all names are numbers, because the model was given as a list of arrays."""
     return len(names) > 1 and all(name.isdecimal() for name in names)
 
 
@@ -121,9 +124,10 @@ def _loses(payload: bytes) -> bool:
 
 
 def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: bytes) -> bool:
-    """Warn if a lossy payload holds unnamed tensors, among which statistics cannot be recognised.
+    """Warn if a lossy payload holds tensors without names.
 
-    Return True if it has warned, or if tensors have names: no later check is needed.
+    Without names, BatchNorm's running statistics cannot be recognised. Return True if the function
+    has warned or the tensors have names; then no later check is needed.
     """
     if not _unnamed(names):
         return True
@@ -137,7 +141,7 @@ def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: byt
 
 
 def warn_of_variances(layout: Layout, vector: Vector) -> bool:
-    """Warn if a strategy's model has a negative running variance; return whether it has warned."""
+    """Warn if a model has a negative running variance, and return whether it has one."""
     if below := below_zero(layout, vector):
         log.warning(
             "the strategy has led one of BatchNorm's running variances below 0, and the model to "

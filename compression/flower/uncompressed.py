@@ -1,4 +1,4 @@
-"""Warns of records that travel uncompressed: once each, in one line, with reason and remedy."""
+"""Warns once of each large record that is sent uncompressed, with the reason and a remedy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .tensor_split import is_float
 from .traffic import Traffic
 
 log = getLogger("edgewire")
-MOST_CALLS = 20  # only so many calls of the grid are examined
-LEAST_SHARE = 0.1  # records with a smaller share of all bytes cause no warning
-LEAST_RECORD = 512  # bytes: smaller records cause no warning, unless nothing is compressed
-MOST_SAID = 3  # records per warning
+MOST_CALLS = 20  # how many calls of the grid are examined
+LEAST_SHARE = 0.1  # a record with a smaller share of all bytes causes no warning
+LEAST_RECORD = 512  # bytes; a smaller record causes no warning, unless nothing is compressed
+MOST_SAID = 3  # the most records in one warning
 # Prefixes of the records of Flower's old API, and of its secure aggregation.
 OLD_API = ("fitins.", "evaluateins.", "getparametersins.", "getpropertiesins.", "secaggplus_")
 NO_ARRAYS = "what is no ArrayRecord travels as it is; a model goes as named arrays of floats"
@@ -40,7 +40,7 @@ NO_DOWNLINK = (
 
 
 class UncompressedRecord(NamedTuple):
-    """An uncompressed record: of messages of a type, or of replies to them."""
+    """An uncompressed record in messages of one type, or in replies to messages of this type."""
 
     reply: bool
     type: str
@@ -50,21 +50,22 @@ class UncompressedRecord(NamedTuple):
 
 
 def old_record(content: RecordDict) -> str | None:
-    """Return the name of a record that Flower's old API sends; None if there is none."""
+    """Return the name of the first record of Flower's old API; None if there is no such record."""
     names: Mapping[str, object] = content.__dict__["_data"]
     return next((name for name in names if name.startswith(OLD_API)), None)
 
 
 def holds_floats(arrays: ArrayRecord) -> bool:
-    """Return whether any array is one of floats."""
+    """Return whether at least one array has a float type."""
     return any(is_float(type_of(array)) for array in arrays.values())
 
 
 class Uncompressed:
-    """Counts uncompressed records in the first calls of a grid, and logs one warning about them.
+    """Counts uncompressed records in the first calls of a grid, and logs a warning about them.
 
-    If nothing at all was compressed, it warns with the first replies, because there may be no
-    others. In that case records found up to the third call of a kind get a second warning.
+    The warning is logged at the replies to the second call with messages of one type, or at the
+    third call. If nothing was compressed, a warning is logged at the first replies, because there
+    may be no other replies. The later warning then mentions only records that the first did not.
     """
 
     def __init__(self, traffic: Traffic) -> None:
@@ -83,13 +84,13 @@ class Uncompressed:
         return not self._done and self._calls.total() <= MOST_CALLS
 
     def called(self, types: set[str]) -> None:
-        """Note a call that sends messages of these types; the third call warns of earlier ones."""
+        """Count a call with messages of these types; warn at the third call with one type."""
         if self.open and any(self._calls[each] > 1 for each in types):
             self._done = self._tell()
         self._calls.update(types)
 
     def answered(self) -> None:
-        """Warn if replies to a second call are received, or if nothing was compressed so far."""
+        """Warn if these are replies to a second call, or if nothing was compressed so far."""
         if not self.open:
             return
         if any(count > 1 for count in self._calls.values()):
@@ -98,7 +99,7 @@ class Uncompressed:
             self._tell()
 
     def sent(self, type_: str, content: RecordDict, model: str | None) -> None:
-        """Note a message's records; `model`: the name of the compressed record."""
+        """Count a message's uncompressed records; `model`: the name of the compressed record."""
         seen = False
         for name, record, size in _records(content):
             why = NO_ARRAYS
@@ -110,13 +111,16 @@ class Uncompressed:
                 self._note(UncompressedRecord(False, type_, name, type(record).__name__, why), size)
 
     def whole(self, type_: str, name: str, size: int, why: str) -> None:
-        """Note a message that holds the whole model."""
+        """Count a message that holds the whole model uncompressed; `why`: the reason."""
         self._note(UncompressedRecord(False, type_, name, "ArrayRecord", why), size)
 
     def count_received(
         self, type_: str, content: RecordDict, model: str | None, asked: bool
     ) -> None:
-        """Note a reply's records; `model`: as in `sent`; `asked`: its message held a model."""
+        """Count a reply's uncompressed records.
+
+        `model`: the name of the compressed record. `asked`: True if the message held a model.
+        """
         for name, record, size in _records(content):
             why = NO_ARRAYS
             if isinstance(record, ArrayRecord):
@@ -133,7 +137,7 @@ class Uncompressed:
         self._largest[passed] = max(size, self._largest[passed])
 
     def _tell(self) -> bool:
-        """Warn of large records that were not mentioned before; return whether there are any."""
+        """Warn of large records that no earlier warning mentioned; return whether there are any."""
         traffic = self._traffic
         payloads = traffic.uplink_bytes + traffic.downlink_bytes
         others = traffic.uplink_other_bytes + traffic.downlink_other_bytes
@@ -160,7 +164,7 @@ def _said(passed: UncompressedRecord, size: int) -> str:
 
 
 def _records(content: RecordDict) -> list[tuple[str, ArrayRecord | object, int]]:
-    """Return records with their names and bytes, without the header."""
+    """Return all records except the header, each with its name and bytes."""
     inside: Mapping[str, object] = content.__dict__["_data"]
     return [(name, record, _size(record)) for name, record in inside.items() if name != NOTE]
 

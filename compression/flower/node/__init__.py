@@ -1,1 +1,1 @@
-"""The node's end: a mod for its ClientApp, and the node's state between messages."""
+"""The node's side of the compression: a mod for its ClientApp, and its state between messages."""

@@ -1,4 +1,4 @@
-"""The node's end: a mod that decodes the model for the ClientApp and encodes its update."""
+"""A mod for a node's ClientApp, which decodes the model and encodes the app's update."""
 
 from __future__ import annotations
 
@@ -62,11 +62,14 @@ from ..uncompressed import holds_floats, old_record
 from .state import MEMORY, NUMBERS, NodeState
 
 log = getLogger("edgewire")
-RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # the link's own records in a node's state
+RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # the records that this mod puts in a node's state
 
 
 class Change(NamedTuple):
-    """What a reply encodes: an update, or the model itself if `whole`."""
+    """The values that a reply encodes: an update, or the model itself if `whole` is True.
+
+    `named`: True if the payload must hold the names of its tensors.
+    """
 
     values: Model
     form: TensorSplit
@@ -75,28 +78,36 @@ class Change(NamedTuple):
 
 
 class CompressionMod:
-    """Decodes the model in a message, and compresses the app's change of it in the reply.
+    """Decodes the model in a message, and compresses the app's update in the reply.
 
-    `method`: a codec, or the name of a sparsifier, quantizer or coder, with its `options`:
-    `CompressionMod("topk", density=0.01, quantizer="int8")`. A lossless method sends the model
-    itself, exact to the last bit. A message without a payload passes through unchanged; the first
-    one that has arrays causes a warning. The codec's residual is stored in `Context.state`. The
-    server's next message says whether the last reply was applied; if not, the reply is added back
-    to the residual. The app does not see these records in its state. Methods that depend on the
-    loss read `loss` from the reply's metrics. Only replies to messages to train are compressed.
+    `method`: a codec, or the name of a sparsifier, quantizer or coder with its `options`, such as
+    `CompressionMod("topk", density=0.01, quantizer="int8")`. A lossless method sends the trained
+    model itself, not an update, and the server gets it bit for bit. The mod compresses only the
+    replies to messages for training. It passes a message without a payload to the app unchanged.
+    The first such message that has arrays causes a warning. Methods that depend on the loss read
+    the metric `loss` of the reply.
 
-    With a `layout` the app gets and returns the model as one flat vector (`FlatArray`, no copies);
-    without it, as named arrays in their own shapes and types. `initial`: the tensors beside that
-    vector with the values that the app's model starts with; the app gets and returns them as
-    `native_tensors.py` describes. An app that computes an update itself (a gradient, which the
-    server subtracts) returns it as `update_record`. `optimizer`: the server's, for nodes that
-    repeat the server's steps. `masked`: apply line 7 of CE-SGD's Algorithm 2 literally. With a
-    `layout`, `seconds` among the reply's metrics include the mod's own time.
+    The mod stores the codec's residual in `Context.state`, where the app does not see it. The
+    server's next message says whether the node's last reply was applied. If it was not, the mod
+    adds the reply back to the residual.
 
-    Raises `TypeError` and `ValueError` as `method.chosen` does. A call raises `PayloadError` for a
-    payload that does not decode or builds on a version that this node lacks, for an update with
-    NaN or infinity, for a reply with several models, and for a method that does not keep the norm
-    to which a mod of differential privacy has clipped. Flower turns these into error replies.
+    With a `layout`, the app gets and returns the model as one flat vector (a `FlatArray`, without
+    copies), and the metric `seconds` of the reply includes the mod's own time. Without a `layout`,
+    the app gets and returns named arrays in their shapes and dtypes. An app that computes an update
+    itself (a gradient, which the server subtracts) returns an `update_record`.
+
+    `initial`: the native tensors, which are not in the flat vector, with the values that the app's
+    model starts with. `native_tensors.py` describes how the app gets and returns them. `optimizer`:
+    the server's optimiser; it is needed if nodes repeat the server's steps. `masked`: apply line 7
+    of CE-SGD's Algorithm 2 literally.
+
+    Raises the errors of `method.chosen`, and `ValueError` for a bad `seed`. A call raises
+    `PayloadError` in these cases, and Flower sends the error in the reply:
+
+    - the payload cannot be decoded, or is relative to a version of the model that the node lacks;
+    - the update holds NaN or infinity;
+    - the reply holds several models;
+    - differential privacy has clipped the update, but the method may increase the update's norm.
     """
 
     def __init__(
@@ -119,7 +130,7 @@ class CompressionMod:
         self._warned = False
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Decode the model, call the app, encode what the app changed."""
+        """Decode the model, call the app, and encode the app's update."""
         began = time.perf_counter()
         asked = message.content
         note = read(asked, DownlinkHeader)
@@ -165,7 +176,7 @@ class CompressionMod:
     def _change(
         self, record: ArrayRecord, note: DownlinkHeader, form: TensorSplit, start: Model
     ) -> Change:
-        """Return what to encode of a record that the app has returned."""
+        """Return the values to encode from a record that the app returned."""
         if (update := update_of(record)) is not None:
             return Change(Model(update), form)
         if self._layout is not None:
@@ -175,8 +186,8 @@ class CompressionMod:
             theirs = _in_types_of(layout_of(record), form.whole, exact)
             other = _tensors(theirs, self.codec.exact) != _tensors(form.whole, self.codec.exact)
             own, named = (form_of_updates(theirs, exact), True) if other else (form, False)
-            # An exact codec sends the model: a difference would be rounded, as would float64 in a
-            # float32 vector.
+            # A lossless codec sends the model, because a difference would be rounded. float64
+            # tensors are beside the vector, because a float32 vector would round them.
             if self.codec.exact:
                 whole = form_of_models(own)
                 return Change(whole.model(record), whole, True, named)
@@ -198,7 +209,7 @@ class CompressionMod:
         content: RecordDict,
         context: Context,
     ) -> tuple[bytes, UplinkHeader]:
-        """Return the payload and its header; `ties`: copies that the message left out."""
+        """Return the reply's payload and header; `ties`: the copies that the message left out."""
         values, form, whole, named = change
         layout = form.layout
         node = int(context.node_config.get("partition-id", context.node_id))
@@ -239,10 +250,10 @@ class CompressionMod:
     def _left_out(
         self, ties: Ties, form: TensorSplit, values: Model, state: NodeState | None
     ) -> Ties:
-        """Return the copies that a reply leaves out: those whose update equals their source's.
+        """Return the copies that a reply leaves out: each has the same update as its source.
 
-        A copy is not left out if the codec treats it or its source by name, or if the memory holds
-        a residual of its own for it.
+        The reply holds a copy if a pattern of the codec's `exact_names` matches the copy or its
+        source. It also holds a copy if the memory has a separate residual for this copy.
         """
         names, exact = form.whole.names, self.codec.exact_names
         return tuple(
@@ -265,9 +276,10 @@ class CompressionMod:
                 metrics[DRIFT] = drift
 
     def _warn(self, message: Message) -> None:
-        """Warn once that nothing is compressed: the server does not use, or cannot use, the link.
+        """Warn once that nothing is compressed, because the server sends uncompressed messages.
 
-        Arrays without floats stay uncompressed over a link as well; then the server warns.
+        This method does not warn of messages without floats, because `CompressedGrid` also sends
+        these uncompressed. In that case the server warns.
         """
         if self._warned:
             return
@@ -289,19 +301,20 @@ class CompressionMod:
 
 
 def _unseen(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Call the app with the link's records removed from the node's state; restore them after."""
+    """Call the app with this mod's records removed from the node's state, then restore them."""
     state = context.state.__dict__["_data"]
     ours = {key: state.pop(key) for key in RECORDS if key in state}
     try:
         return call_next(message, context)
     finally:
-        context.state.__dict__["_data"].update(ours)  # the app may have set another
+        context.state.__dict__["_data"].update(ours)  # the app may have set another `state`
 
 
 def _key_of_parcel(content: RecordDict, note: DownlinkHeader) -> str | None:
-    """Return the name of the record that holds the model; None if there is none.
+    """Return the name of the record that holds the model; None if there is no such record.
 
-    A message with a list of zero steps has a record without any payload.
+    If the node already has the server's version, the list of steps is empty. Then the record holds
+    no payload.
     """
     if (found := payload_of(content)) is not None:
         return found[0]
@@ -310,14 +323,15 @@ def _key_of_parcel(content: RecordDict, note: DownlinkHeader) -> str | None:
 
 
 def codec_seed(seed: int, node: int, number: int) -> int:
-    """Return one seed from the run's seed, the node (its partition) and the update's number."""
+    """Return a codec's seed, made from the run's seed, the partition and the update's number."""
     return (seed << 96) | (node << 32) | number
 
 
 def _key_of_model(content: RecordDict, name: str) -> str | None:
-    """Return the name of the reply's model: the message's name for it, or the only ArrayRecord.
+    """Return the name of the ArrayRecord in a reply that holds the model; None if it has none.
 
-    Raises `PayloadError` if there are several ArrayRecords, none of that name.
+    `name`: the name of the model's record in the message. If the reply lacks it, its only
+    ArrayRecord is the model. Raises `PayloadError` if it then has several ArrayRecords.
     """
     keys = [key for key, _ in records(content, ArrayRecord)]
     if len(keys) > 1 and name not in keys:
@@ -328,16 +342,18 @@ def _key_of_model(content: RecordDict, name: str) -> str | None:
 
 
 def _tensors(layout: Layout, types: bool) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return shapes by name, with types if `types`, else with empty strings."""
+    """Return the shape and dtype of each tensor by name; if not `types`, the dtype is ""."""
     dtypes = layout.dtypes if types else ("",) * len(layout)
     return dict(zip(layout.names, zip(layout.shapes, dtypes, strict=True), strict=True))
 
 
 def _in_types_of(theirs: Layout, ours: Layout, exact: tuple[str, ...]) -> Layout:
-    """Return the layout of an app's tensors in the types in which the reply sends them.
+    """Return the layout of the app's tensors with the dtypes in which the reply sends them.
 
-    Floats keep the width that the app gave them. So do tensors in `exact`: integers of which a
-    server's mean has made floats. All other tensors get the type in which the server sent them.
+    `theirs`: the tensors that the app returned. `ours`: the tensors of the message. A tensor that
+    was a float in the message, and is one now, keeps the app's dtype. So does a new tensor, and a
+    former float with a name that matches `exact`: a server's mean made floats of its integers. All
+    other tensors get the dtype of the message.
     """
     was = dict(zip(ours.names, ours.dtypes, strict=True))
     dtypes = tuple(

@@ -1,4 +1,4 @@
-"""A node's residual, and what else the link keeps of it, in its `Context.state`."""
+"""Stores a node's residual, its last reply and related numbers in the node's `Context.state`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ...native_tensors import NativeTensor
 from ..records import FlatArray, Vector, filled
 
 MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state
-_LAST = "last-payload"  # an entry of MEMORY beside the codec's own arrays
-_NO_COORDINATES = ("loss", "steps")  # entries that hold one number, for a model of any size
+_LAST = "last-payload"  # an entry of MEMORY, in addition to the codec's arrays
+_NO_COORDINATES = ("loss", "steps")  # entries of MEMORY that hold one number, not one per parameter
 NONE_TIED: dict[str, str] = {}
 Arrays = dict[str, NDArray[Any]]
 log = getLogger("edgewire")
@@ -32,7 +32,10 @@ def checksum(vector: Vector) -> bytes:
 
 
 def own_array(array: Array) -> NDArray[Any]:
-    """Return a writeable array; a copy only if the given one is read-only or plain bytes."""
+    """Return an Array's values as a writeable array.
+
+    The result is a copy, unless the Array is a `FlatArray` that is writeable.
+    """
     if isinstance(array, FlatArray) and array.vector.flags.writeable:
         return array.vector  # type: ignore[no-any-return]
     own: NDArray[Any] = array.numpy()
@@ -40,16 +43,17 @@ def own_array(array: Array) -> NDArray[Any]:
 
 
 def kept(state: RecordDict, record: str) -> Arrays:
-    """Return a record's arrays, shared with the state; an empty dict if there is no such record.
+    """Return the arrays of a record in a node's state; an empty dict if there is no such record.
 
-    A record that has crossed a process boundary is copied: Flower's are bytes, Ray's read-only.
+    The arrays are shared with the state. They are copied if the record came from another process:
+    then Flower gives bytes, and Ray gives read-only arrays.
     """
     arrays = cast(ArrayRecord, state.get(record, ArrayRecord()))
     return {name: own_array(array) for name, array in arrays.items()}
 
 
 def keep(state: RecordDict, record: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Put arrays into a node's state; they are shared, not copied."""
+    """Put arrays into a node's state as the record `record`, without a copy."""
     flat = {name: FlatArray(np.asarray(array)) for name, array in arrays.items()}
     state[record] = filled(ArrayRecord, flat)
 
@@ -61,21 +65,22 @@ def fingerprint(layout: Layout) -> bytes:
 
 
 def left_out(layout: Layout, tied: Mapping[str, str]) -> Layout:
-    """Return a layout without the tied tensors, which are copies of others, by name."""
+    """Return a layout without the tensors `tied`: names of copies, each with its source's name."""
     if not tied:
         return layout
     return layout.without([t for t, name in enumerate(layout.names) if name in tied])
 
 
 def _trained(codec: Codec, layout: Layout) -> Layout:
-    """Return the layout of the tensors that the codec's memory covers: all but exact ones."""
+    """Return the layout of the tensors that the codec's memory covers: all except exact ones."""
     return layout.without(codec.exact_tensors(layout))
 
 
 class NodeState:
-    """A node's codec memory, and its last reply until the server confirms that it was applied.
+    """A node's codec memory, such as a residual, and the node's last reply.
 
-    `save` writes everything back to the node's state.
+    The last reply is needed until the server confirms that the reply was applied. `save` writes all
+    data back to the node's state.
     """
 
     def __init__(self, state: RecordDict) -> None:
@@ -85,13 +90,13 @@ class NodeState:
         self.last: Buffer | None = None if last is None else last.data
         numbers = cast(ConfigRecord, state.get(NUMBERS, ConfigRecord()))
         self.sequence = cast(int, numbers.get("sequence", 0))  # of the last reply
-        self._tensors = numbers.get("tensors")  # fingerprint of the tensors that the memory covers
+        self._tensors = numbers.get("tensors")  # fingerprint of the layout that the memory fits
         said = cast(list[str], numbers.get("tied", []))
-        # Copies that the memory leaves out, and their sources.
+        # Names of the copies that the memory leaves out, and of their sources.
         self._tied = dict(zip(said[::2], said[1::2], strict=True))
 
     def save(self) -> None:
-        """Put everything into the node's state."""
+        """Put all data into the node's state."""
         last = {} if self.last is None else {_LAST: np.frombuffer(self.last, dtype=np.uint8)}
         keep(self._state, MEMORY, {**self.memory, **last})
         numbers: dict[str, object] = {"sequence": self.sequence, "tensors": self._tensors}
@@ -100,7 +105,7 @@ class NodeState:
         self._state[NUMBERS] = filled(ConfigRecord, numbers)
 
     def may_tie(self, layout: Layout, name: str, source: str) -> bool:
-        """Return whether a copy may be left out: the memory holds no residual of its own for it.
+        """Return whether a copy may be left out: the memory has no separate residual for it.
 
         `layout`: the layout of all tensors.
         """
@@ -109,7 +114,7 @@ class NodeState:
         return not there or self._tied.get(name) == source
 
     def _expect(self, layout: Layout) -> None:
-        """Drop a memory of other tensors than these: there is nothing to add it to."""
+        """Delete the memory and the last reply if they belong to other tensors than `layout`."""
         tensors = fingerprint(layout)
         if self.memory and self._tensors != tensors:
             log.warning("the model has other tensors now: what this node kept unsent is dropped")
@@ -118,9 +123,10 @@ class NodeState:
         self._tensors = tensors
 
     def _untie(self, codec: Codec, layout: Layout, tied: Mapping[str, str]) -> bool:
-        """Make the memory cover all tensors except those `tied`; return whether that is a change.
+        """Make the memory cover all tensors except `tied`; return whether the copies changed.
 
-        A tensor that was a copy until now gets its source's residual: both had equal updates.
+        A tensor that was a copy until now gets the residual of its source, because both had equal
+        updates.
         """
         before, self._tied = self._tied, dict(tied)
         if before == tied or not self.memory:
@@ -135,7 +141,10 @@ class NodeState:
         return True
 
     def _start_anew(self, applied: int) -> None:
-        """Drop the memory: this state ends before reply `applied`, which the server has applied."""
+        """Delete the memory and continue from `applied`, the sequence number that the server knows.
+
+        The number is higher than in this state, so the state was lost or is an old copy.
+        """
         log.warning(
             "this node's state ends with its reply %d, and the server has applied %d: the state "
             "was lost, or is an old copy, so the node's memory starts anew",
@@ -145,7 +154,7 @@ class NodeState:
         self.memory.clear()
         self.last = None
         self.sequence = applied
-        self.save()  # now: what follows may raise
+        self.save()  # save at once, because later calls may raise
 
     def encoded(
         self,
@@ -161,16 +170,24 @@ class NodeState:
         own: Sequence[NativeTensor] = (),
         tied: Mapping[str, str] = NONE_TIED,
     ) -> bytes:
-        """Return the payload of the next reply, whose number is then `sequence`; save the state.
+        """Return the payload of the next reply, and save the state.
 
-        `layout`: the layout of all tensors. `update`: the vector without the tensors `tied`.
-        `tied`: names of copies, each with its source's name, as `may_tie` allows.
-        `applied`: the number of this node's last reply that is in the server's model (0: none). If
-        it is not the last reply sent, the last reply is first added back to the memory. So nothing
-        is lost, and a payload never builds on one that the server lacks. A number above `sequence`
-        means that this state was lost, or is an old copy. The memory would then still contain what
-        was sent meanwhile, so it starts anew, and `sequence` continues from the server's number.
-        None: not known yet; the last reply is never added back. Errors as in `Codec.encode`.
+        Afterwards `sequence` is the sequence number of this reply. Raises the errors of
+        `Codec.encode`.
+
+        `layout`: the layout of all tensors. `tied`: names of the copies to leave out, each with its
+        source's name; `may_tie` must allow each. `update`: the vector without these copies.
+
+        `applied`: the sequence number of this node's last applied reply (0: none was applied).
+
+        - If `applied` is lower than `sequence`, the last reply is first added back to the memory.
+          So its values are not lost, and the payload does not depend on a reply that the server
+          lacks.
+        - If `applied` is higher than `sequence`, this state was lost or is an old copy. An old
+          memory would still contain values that later replies sent. So the memory is deleted, and
+          `sequence` continues from `applied`.
+        - If `applied` is None, it is unknown whether the last reply was applied. Then the last
+          reply is never added back.
         """
         self._expect(layout)
         arrived = applied == self.sequence
@@ -179,7 +196,7 @@ class NodeState:
         if applied is not None and not arrived and self.last is not None:
             codec.restore(self.last, left_out(layout, self._tied), self.memory)
             self.last = None
-            self.save()  # now: what follows may raise
+            self.save()  # save at once, because later calls may raise
         other = self._untie(codec, layout, tied)
         payload = codec.encode(
             update,

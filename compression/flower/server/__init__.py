@@ -1,1 +1,1 @@
-"""The server's end: what each node has, what it is sent, which of its replies are of use."""
+"""The server's side of the compression: the nodes' versions, the messages, and the replies."""

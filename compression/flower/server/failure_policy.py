@@ -13,7 +13,7 @@ from ..records import STYPE
 from ..traffic import Traffic, in_one_line
 
 log = getLogger("edgewire")
-MANY = 3  # if no reply of so many nodes can be used, the nodes are not to blame
+MANY = 3  # if no reply of MANY nodes can be used, the cause is probably not a single bad node
 HINTS = {
     "as long as usual": DIVERGED,
     STYPE: (
@@ -28,9 +28,11 @@ HINTS = {
 
 @dataclass
 class FailurePolicyState:
-    """`asked`: messages that asked for training; `hopeless`: unusable rounds in a row.
+    """State of `FailurePolicy`.
 
-    `hopeless_of_many`: those of them with replies of at least `MANY` nodes.
+    `asked`: the number of messages that asked for training. `hopeless`: the number of consecutive
+    unusable rounds. `hopeless_of_many`: how many of these rounds had replies of at least `MANY`
+    nodes.
     """
 
     asked: int = 0
@@ -39,13 +41,14 @@ class FailurePolicyState:
 
 
 class FailurePolicy:
-    """Counts and logs replies that are left out; ends the run after too many unusable rounds.
+    """Counts and logs unusable replies, and ends the run after too many unusable rounds.
 
-    A round is unusable if it has replies and none of them could be used. The run ends after
-    `patience` such rounds in a row with replies of at least `MANY` nodes, or after `few` such
-    rounds of any number of nodes. (With few nodes, a single bad node may be the only one.) A round
-    without replies does not count, because a network that is down may come back. Neither does a
-    round after which nodes get the whole model again. Raises `ValueError` for a `patience` below 1.
+    A round is unusable if it has replies and the server can use none of them. The run ends after
+    `patience` consecutive unusable rounds with replies of at least `MANY` nodes. It also ends after
+    `few` consecutive unusable rounds with any number of nodes; `few` may be larger, because a
+    single bad node may be the only node. Two kinds of rounds are not counted as unusable: a round
+    without replies, because the network may recover, and a round whose errors make the server send
+    the whole model again. Raises `ValueError` for a `patience` below 1.
     """
 
     def __init__(
@@ -58,22 +61,22 @@ class FailurePolicy:
         if not isinstance(patience, int) or patience < 1:
             raise ValueError(f"patience must be a number of rounds, at least 1, not {patience!r}")
         self._traffic, self._patience, self._few = traffic, patience, few or patience
-        self._reasons: list[str] = []  # reasons for the replies left out in this round
+        self._reasons: list[str] = []  # why the server left out replies of this round
         self._state = FailurePolicyState() if state is None else state
 
     def begin_round(self, asked: int) -> None:
-        """Begin a round in which `asked` nodes are asked."""
+        """Begin a round in which `asked` nodes get a message for training."""
         self._state.asked += asked
         self._reasons.clear()
 
     def leave_out(self, server_round: int, node: int, reason: str) -> None:
-        """Count and log a node whose reply is left out."""
+        """Count and log a reply that the server leaves out; `reason`: why."""
         self._traffic.failures += 1
         self._reasons.append(reason)
         log.warning("round %d: node %d left out: %s", server_round, node, in_one_line(reason))
 
     def end_round(self, server_round: int, used: int, replies: int) -> None:
-        """Count the used replies. Raises `PayloadError` after too many unusable rounds."""
+        """Count a round's used replies; raises `PayloadError` after too many unusable rounds."""
         self._traffic.client_updates += used
         heals = any(HEALS in reason for reason in self._reasons)
         of_use = used or heals
@@ -84,13 +87,13 @@ class FailurePolicy:
             raise PayloadError(f"round {server_round}: {nobody_usable(self._reasons, replies)}")
 
     def end(self) -> None:
-        """Raise `PayloadError` if nodes were asked and no update was ever used."""
+        """Raise `PayloadError` if the server asked for training and never used an update."""
         if self._state.asked and not self._traffic.client_updates:
             raise PayloadError("no node has answered: the model is as it was")
 
 
 def nobody_usable(reasons: Iterable[str], replies: int) -> str:
-    """Return one line about a round without a usable reply: the reason, and what to do."""
+    """Return one line about a round without a usable reply: the most frequent reason and a hint."""
     reason = Counter(reasons).most_common(1)[0][0]
     hint = next((hint for sign, hint in HINTS.items() if sign in reason), "")
     return f"not one of {replies} replies could be used: {reason}{hint and '; ' + hint}"

@@ -32,31 +32,32 @@ from ..tied_weights import Ties
 
 
 class SentMessage(NamedTuple):
-    """What the server remembers of a message under way."""
+    """The server's data about a message that it sent and that the node has not replied to."""
 
     node: int
-    number: int  # the message's number, in its header
+    number: int  # `number` in the message's header
     kind: str  # the message's type
     name: str  # name of the record with the model
     train: bool
     form: TensorSplit
     start: Model  # the model that the node's update starts from
-    plain_bytes: int  # of the model as Flower sends it
-    natives: Mapping[str, NDArray[Any]] = {}  # native tensors beside a flat vector
-    ties: Ties = ()  # copies that the message left out
+    plain_bytes: int  # the model's bytes without compression
+    natives: Mapping[str, NDArray[Any]] = {}  # native tensors, which are not in a flat vector
+    ties: Ties = ()  # copies that the message left out (`tied_weights.py`)
 
 
 class InFlight:
-    """Messages with a model that were sent and not answered yet."""
+    """The messages with a model to which the nodes have not replied yet."""
 
     def __init__(self) -> None:
         self._sent: dict[str, SentMessage] = {}  # by the message's id
-        self._owing: dict[int, list[str]] = {}  # by node: ids of messages to train, in order
+        self._owing: dict[int, list[str]] = {}  # by node: ids of messages for training, in order
 
     def add(self, messages: Iterable[Message], sent: Iterable[SentMessage | None]) -> list[str]:
-        """Remember messages that were sent; return their ids, which the grid has set.
+        """Store data about messages that were sent; return the ids that the grid has given them.
 
-        A grid drops a message to a node that is gone, and may return no id for it.
+        The ids come from the messages, because a grid may return no id for a message to a node that
+        has left.
         """
         ids = [message.metadata.message_id for message in messages]
         added = {i: each for i, each in zip(ids, sent, strict=True) if each is not None}
@@ -67,24 +68,25 @@ class InFlight:
         return ids
 
     def owes(self, node: int) -> bool:
-        """Return whether a node owes a reply to a message to train.
+        """Return whether the server waits for a node's reply to a message for training.
 
-        A node replies in order, so a message from before its last reply counts as lost.
+        A node replies in order. So a message is lost if it was sent before the message that the
+        node last replied to.
         """
         return node in self._owing
 
     def forget(self, nodes: set[int]) -> None:
-        """Forget nodes that are gone, and the messages sent to them."""
+        """Delete the data of nodes that have left the run, and of their messages."""
         self._sent = {key: sent for key, sent in self._sent.items() if sent.node not in nodes}
         for node in nodes:
             self._owing.pop(node, None)
 
     def asked(self, reply: Message) -> SentMessage | None:
-        """Return what is remembered of the message that a reply answers; None if nothing."""
+        """Return the data of the message that a reply answers; None if it is unknown."""
         return self._sent.get(reply.metadata.reply_to_message_id)
 
     def take(self, message_id: str) -> SentMessage | None:
-        """Return what is remembered of a message, and forget the message."""
+        """Return the data of a message, and delete it; None if it is unknown."""
         found = self._sent.pop(message_id, None)
         if found is not None and message_id in (owed := self._owing.get(found.node, [])):
             del owed[: owed.index(message_id) + 1]
@@ -93,8 +95,8 @@ class InFlight:
         return found
 
 
-# A reply with other tensors may hold so many times the bytes and tensors of the model sent, and
-# for a small model at least so many bytes and tensors.
+# Limits for a reply with other tensors than the message: MOST_SIZE times the bytes and the tensors
+# of the message's model. For a small model LEAST_BYTES and LEAST_TENSORS are allowed.
 MOST_SIZE = 4
 LEAST_BYTES, LEAST_TENSORS = 1 << 18, 256
 
@@ -102,13 +104,19 @@ LEAST_BYTES, LEAST_TENSORS = 1 << 18, 256
 def expected(
     payload: bytes, sent: TensorSplit, *, whole: bool, named: bool, counts: Collection[str] = ()
 ) -> TensorSplit:
-    """Return the form that a reply's payload must have; a named payload's header declares it.
+    """Return the `TensorSplit` that a reply's payload must have.
 
-    `sent`: the form of the model that the node was sent; `counts`: names of tensors that were no
-    floats at first. A payload that names its tensors may hold other tensors than those sent.
-    Tensors that were sent must keep their type, or be floats of another width. Each tensor must be
-    in the part of the payload that its type belongs to. Raises `PayloadError` otherwise, and for
-    more bytes or tensors than a reply may hold, before anything is decoded.
+    `sent`: the `TensorSplit` for changes of the message's model. `whole`, `named`: fields of the
+    reply's header (`UplinkHeader`). `counts`: names of tensors that were not floats in an earlier
+    model. If `named`, the payload's header lists its tensors, and these may differ from the
+    message's tensors.
+
+    Raises `PayloadError`, before any value is decoded, if
+
+    - the payload has more bytes or tensors than a reply may have;
+    - a tensor has another dtype than in the message, unless both dtypes are floats or `counts`
+      holds the tensor's name;
+    - a tensor is in the float32 vector but must be beside the vector, or the reverse.
     """
     if not named:
         return form_of_models(sent) if whole else sent
@@ -132,7 +140,7 @@ def expected(
 
 
 def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Return a tensor's bytes, counted as at least four per entry, as in the float32 vector."""
+    """Return a tensor's bytes; an entry counts as 8 bytes in 64-bit types, else as 4 bytes."""
     return math.prod(shape) * (8 if dtype.endswith("64") else 4)
 
 
@@ -141,9 +149,10 @@ def answered(
 ) -> Model:
     """Return the node's model after its update.
 
-    `form`: the payload's form, from `expected`. `sent`, `start`: form and values of the model that
-    the node was sent. `whole`: the payload holds the model, not its change. Raises `PayloadError`
-    for values that no strategy can use.
+    `form`: the payload's `TensorSplit`, from `expected`. `sent`, `start`: the `TensorSplit` and the
+    values of the message's model. `whole`: True if the payload holds the model, not its change.
+    Raises `PayloadError` for values beyond float32, for infinity in a native tensor that was finite
+    before, and for a negative running variance or counter of BatchNorm.
     """
     if not whole and form is not sent:
         start = moved(start, sent, form)
@@ -159,7 +168,7 @@ def answered(
 
 
 def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:
-    """Raise `PayloadError` for infinity in a native tensor where the sent tensor was finite."""
+    """Raise `PayloadError` for infinity or NaN in an entry that was finite in the message."""
     before = {each.name: each.array for each in start}
     for each in own:
         if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
@@ -174,10 +183,11 @@ def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]
 
 
 def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> RecordDict:
-    """Return a reply's content reduced to the model (to train) and the metrics asked for.
+    """Return a content with only the reply's model, if the message asked for training, and metrics.
 
-    `names`: the metrics, which must be finite numbers. Raises `PayloadError` for a missing metric,
-    a loss below 0, an accuracy outside of [0, 1], and for a number of models other than one.
+    `names`: the names of the metrics; their values must be finite numbers. Raises `PayloadError`
+    for a missing metric, a loss below 0, an accuracy outside [0, 1], and for a reply to training
+    that does not hold exactly one model.
     """
     metrics = dict[str, Any]()
     for _, each in records(content, MetricRecord):
@@ -198,9 +208,10 @@ def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> Rec
 
 
 def weight_of(content: RecordDict, key: str) -> float:
-    """Return a node's weight.
+    """Return a node's weight, the metric `key`.
 
-    Raises `PayloadError` for a reply that would make the wrapped strategy give up the whole round.
+    Raises `PayloadError` unless the reply has one MetricRecord with a weight above 0 and below
+    2^63. Any other reply would make Flower's strategy discard the whole round.
     """
     metrics = records(content, MetricRecord)
     if len(metrics) != 1:
@@ -215,7 +226,7 @@ def _usable_weight(weight: object, key: str) -> float:
 
 
 def expect_weight(content: RecordDict, key: str) -> None:
-    """Raise `PayloadError` if a reply has a weight that a strategy cannot divide by."""
+    """Raise `PayloadError` if a reply's weight, the metric `key`, is not in (0, 2^63)."""
     for _, metrics in records(content, MetricRecord):
         if key in metrics:
             _usable_weight(metrics[key], key)
@@ -224,11 +235,11 @@ def expect_weight(content: RecordDict, key: str) -> None:
 def inconsistent(
     replies: Sequence[Message], asked: Sequence[SentMessage | None], weight: str
 ) -> dict[int, str]:
-    """Return the reasons, by the reply's `id`, for replies that differ from most others.
+    """Return, by the reply's `id`, the reasons to leave out replies that differ from most others.
 
-    Only replies to messages of one type with the same tensors are compared, see `unlike`.
-    `weight`: the metric with the node's weight. If two kinds of replies are equally frequent, the
-    kind that has this metric counts as usual.
+    Only replies to messages of the same type with the same tensors are compared (`unlike`).
+    `weight`: the name of the metric with the node's weight. If two kinds of replies are equally
+    frequent, the replies with this metric are used.
     """
     groups: dict[tuple[str, Layout], tuple[SentMessage, list[Message]]] = {}
     for reply, sent in zip(replies, asked, strict=True):
@@ -240,7 +251,7 @@ def inconsistent(
     return found
 
 
-NOT_REACHED = (  # errors that a grid makes in a node's place
+NOT_REACHED = (  # errors that the grid makes if it cannot reach a node
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
     ErrorCode.NODE_UNAVAILABLE,
@@ -248,22 +259,27 @@ NOT_REACHED = (  # errors that a grid makes in a node's place
 
 
 def count_received(replies: Sequence[Message]) -> int:
-    """Return how many replies come from nodes; a grid makes the others, which are errors."""
+    """Return how many replies come from nodes, without the errors that the grid makes."""
     return sum(not r.has_error() or r.error.code not in NOT_REACHED for r in replies)
 
 
 def count_used(replies: Sequence[Message], asked: Sequence[SentMessage | None]) -> int:
-    """Return how many replies hold a usable update."""
+    """Return how many replies to messages for training are not errors."""
     pairs = zip(replies, asked, strict=True)
     return sum(sent is not None and sent.train and not r.has_error() for r, sent in pairs)
 
 
 def unlike(replies: Sequence[Message], sent: SentMessage, weight: str) -> dict[int, str]:
-    """Return the reasons, by `id`, for replies to similar messages that differ from the others.
+    """Return, by the reply's `id`, the reasons to leave out replies that differ from the others.
 
-    Replies to train should hold the tensors that were sent. If any reply does, those that do not
-    are left out; if any reply has arrays, those without are left out. Among the remaining replies
-    the most frequent names and lengths of records and metrics count as usual.
+    The replies must answer messages of the same type with the same tensors.
+
+    1. If at least one reply to a message for training has arrays, replies without arrays are left
+       out.
+    2. If at least one reply has the tensors of the message, replies with other tensors are left
+       out.
+    3. The remaining replies are grouped by the names and lengths of their records and metrics. Only
+       the largest group is used.
     """
     found, left = dict[int, str](), list(replies)
     with_arrays = [reply for reply in replies if records(reply.content, ArrayRecord)]
@@ -299,7 +315,7 @@ def _tensors(content: RecordDict) -> tuple[tuple[str, ...], tuple[tuple[int, ...
 
 
 def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
-    """Return what a strategy needs to be equal in all replies: names, types, shapes, lengths."""
+    """Return the names, types, shapes and lengths that must be equal in all replies."""
     found = set[tuple[object, ...]]()
     for name, record in content.items():
         type_ = type(record)

@@ -1,4 +1,4 @@
-"""Infers which updates a strategy has applied from the models that it sends next."""
+"""Infers which updates a strategy has applied from the models that the strategy sends next."""
 
 from __future__ import annotations
 
@@ -16,33 +16,40 @@ from ..tensor_split import Model
 
 
 class TrainedFrom(NamedTuple):
-    """What a node was given to train: the model's checksum, and the strategy's round."""
+    """The checksum of the model that a node got to train, and the round of the strategy."""
 
     model: bytes
-    round: int | None  # None: the message says no round
+    round: int | None  # None: the message holds no round
 
 
 @dataclass
 class InferredAcksState:
-    """What each node was given last, and the checksums of the last call's models."""
+    """State of `InferredAcks`.
+
+    `given`: by node id, the model that the node got last. `last`: the checksums of the models in
+    the last call of `give`.
+    """
 
     given: dict[int, TrainedFrom] = field(default_factory=dict)
     last: set[bytes] = field(default_factory=set)
 
 
 def name_of(model: Model) -> bytes:
-    """Return a checksum of all of a model's values: of its vector, and of its native tensors."""
+    """Return a checksum of all values of a model, in its vector and in its native tensors."""
     own = (xxh3_64_digest(each.array.tobytes()) for each in model.own)
     return checksum(model.vector) + b"".join(own)
 
 
 class InferredAcks:
-    """Decides whether nodes' updates were applied, for strategies that do not report it.
+    """Infers whether nodes' updates were applied, because Flower's strategies do not report it.
 
-    A node's update counts as applied when the node is next sent another model. It counts as not
-    applied when the node is sent the same model again, or when any node is sent it in a later round
-    of the strategy's: then the update's round has failed. The same model within one round says
-    nothing, because a strategy may ask its nodes in batches.
+    When the strategy sends a node its next message, the node's pending update is settled. It counts
+    as applied if the message holds another model, or the same model in the same round. It counts as
+    not applied if the message holds the same model in another round or without a round, because
+    then the update's round has failed. If any node gets this model in a later round, the pending
+    updates of the other nodes of the failed round also count as not applied. Messages to other
+    nodes in the same round settle nothing, because a strategy may send a round's messages in
+    batches.
     """
 
     def __init__(self, receipts: AckTracker, state: InferredAcksState | None = None) -> None:
@@ -50,9 +57,9 @@ class InferredAcks:
         self._state = InferredAcksState() if state is None else state
 
     def give(self, messages: Iterable[Message], models: Mapping[int, Model]) -> None:
-        """Settle pending updates from these messages to train; note what the nodes are given.
+        """Settle pending updates from these messages for training, and store the messages' models.
 
-        `models`: the messages' models by their contents' `id`.
+        `models`: the messages' models, by the `id` of the message's content.
         """
         asked = [m for m in messages if id(m.content) in models and trains(m)]
         names = {key: name_of(models[key]) for key in {id(m.content) for m in asked}}
@@ -74,12 +81,12 @@ class InferredAcks:
         self._state.last = newest
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Forget nodes that are gone."""
+        """Delete the state of nodes that have left the run."""
         for node in nodes:
             self._state.given.pop(node, None)
 
     def _give_up(self, given: Mapping[int, TrainedFrom]) -> None:
-        """Settle updates of rounds that have failed as not applied."""
+        """Settle the pending updates of failed rounds as not applied."""
         latest = dict[bytes, int]()
         for each in given.values():
             latest[each.model] = max(each.round or 0, latest.get(each.model, 0))

@@ -1,4 +1,4 @@
-"""Two ways to bring nodes to the newest version: differences, or the server steps they lack."""
+"""Two ways to update nodes to the newest model: differences of versions, or the server's steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..tensor_split import Model, TensorSplit, converted, form_of_models
 from ..tied_weights import Ties, narrowed, narrowed_model, told, widened, widened_model, without
 from .session import UNHEARD, ModelUpdate
 
-BUDGET = 512 << 20  # bytes of stored versions; nodes of dropped versions get the whole model
+BUDGET = 512 << 20  # the most bytes of stored versions; nodes of other versions get a whole model
 RAW = make_codec(quantizer="float32", coder="raw")
 
 
@@ -28,9 +28,9 @@ RAW = make_codec(quantizer="float32", coder="raw")
 class DeltaSyncState:
     """State of `DeltaSync`.
 
-    `versions`: models by version number, the most recently used last. `checksums`: of these models.
-    `tensors`: fingerprints of their tensors. `count`: the last version's number. `encoded`: how
-    many models were encoded.
+    `versions`: the stored models by version, the most recently used last. `checksums`: the models'
+    checksums by version. `tensors`: fingerprints of the models' layouts by version. `count`: the
+    last version. `encoded`: how many models were encoded.
     """
 
     versions: dict[int, Vector] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class DeltaSyncState:
 
 
 class OfferedModel(NamedTuple):
-    """The model to send next; see `DeltaSync.offer`."""
+    """The model to send next, as given to `DeltaSync.offer`."""
 
     model: Model
     form: TensorSplit
@@ -52,12 +52,15 @@ class OfferedModel(NamedTuple):
 class DeltaSync:
     """Encodes a model for each node: the change since the node's version, or the whole model.
 
-    The error of an encoding stays in the difference between a node's version and the model, and so
-    enters the next difference. This is error feedback at the server that needs no memory beside the
-    versions. Values that are no changes (BatchNorm's statistics, native tensors) are sent exactly
-    each time. Versions are numbered from 1; equal models share a number. A version is stored while
-    a node has it, up to `BUDGET` bytes, the most recently used ones first. Without a `codec`, or
-    with a lossless one, each message holds the whole model, and no versions are stored.
+    A version is the model that a node has after decoding, so it contains the error of the encoding.
+    The next difference is computed from this version and corrects the error. This is error feedback
+    at the server, which needs no memory except the versions. BatchNorm's statistics and native
+    tensors are sent as exact values, not as differences.
+
+    Versions are numbered from 1, and equal models have the same version. A version is stored while
+    a node has it. If the stored versions exceed `BUDGET` bytes, the least recently used versions
+    are deleted. Without a `codec`, or with a lossless one, each message holds the whole model, and
+    no versions are stored.
     """
 
     skips = False
@@ -77,22 +80,22 @@ class DeltaSync:
         self._offered: OfferedModel | None = None
 
     def offer(self, model: Model, form: TensorSplit, *, named: bool, ties: Ties = ()) -> None:
-        """Set the model that the next updates bring.
+        """Set the model that the next model updates send.
 
-        `model`: its values in the form for whole models (`form_of_models`). `form`: the form for
-        its changes. `named`: payloads name their tensors, for nodes without a layout. `ties`:
-        copies, which are left out.
+        `model`: the values, split by `form_of_models(form)`. `form`: the `TensorSplit` for the
+        model's changes. `named`: True if the payloads must hold the names of their tensors, for
+        nodes without a layout. `ties`: the copies that the payloads leave out.
         """
         self._offered = OfferedModel(model, form, named, ties)
 
     def knows(self, version: int) -> bool:
-        """Return whether a version is still stored and has the offered model's tensors."""
+        """Return whether a version is stored and has the same tensors as the model to send."""
         if self._offered is None:
             return False
         return self._state.tensors.get(version) == fingerprint(self._offered.form.layout)
 
     def model_update(self, base: int | None) -> ModelUpdate:
-        """Return the update that brings nodes of version `base` to the offered model."""
+        """Return the model update for nodes that have the version `base` (`ModelSync`)."""
         assert self._offered is not None
         offered, codec = self._offered, self._codec
         self._state.encoded += 1
@@ -109,12 +112,12 @@ class DeltaSync:
         payload = codec.encode(values, small.layout, seed=self._drawn, names=named, own=own)
         update = decode_update(payload, small.whole, own=small.beside)
         vector = widened(update.model_from(narrowed(start, form, ties)), form, ties)
-        versions[base] = versions.pop(base)  # used last
+        versions[base] = versions.pop(base)  # moves it to the end, as the most recently used
         return self._parcel(payload, Model(vector, model.own), offered, {"base": base})
 
     @property
     def _drawn(self) -> int:
-        """Seed of a codec that draws: the run's seed and the number of models encoded so far."""
+        """The codec's seed, made from the run's seed and the number of models encoded so far."""
         return (self._seed << 64) | self._state.encoded
 
     def _parcel_whole(self, offered: OfferedModel) -> ModelUpdate:
@@ -127,7 +130,7 @@ class DeltaSync:
         return self._parcel(payload, converted(received, whole, form), offered, {})
 
     def _parcel_unheard(self, codec: Codec, offered: OfferedModel) -> ModelUpdate:
-        """Return the whole model with quantized values, for nodes whose version stays unknown."""
+        """Return the whole model with quantized values, for nodes that never confirm a version."""
         model, form, named, ties = offered
         small = without(form, ties)
         values, own = narrowed_model(converted(model, form_of_models(form), form), form, ties)
@@ -148,16 +151,17 @@ class DeltaSync:
         return ModelUpdate(payload_record(payload), says, len(payload), received)
 
     def tidy(self, held: Iterable[int]) -> None:
-        """Drop versions that no node has, and the least recent beyond the budget."""
+        """Delete the versions that are not in `held`, and above `BUDGET` the least recent ones."""
         for version in self._state.versions.keys() - set(held):
             self._drop(version)
         while self._bytes > BUDGET:
             self._drop(next(iter(self._state.versions)))
 
     def crowded(self, nodes: int) -> bool:
-        """Return whether to call `tidy`, with `nodes` nodes that are sent messages one by one.
+        """Return whether to call `tidy`, if the server sends messages to `nodes` nodes one by one.
 
-        At least half of the stored versions would be dropped, or the budget is exceeded.
+        The result is True if `tidy` would delete at least half of the versions, or if the versions
+        exceed `BUDGET`.
         """
         return len(self._state.versions) > 2 * nodes or self._bytes > BUDGET
 
@@ -174,31 +178,35 @@ class DeltaSync:
             self._numbers[name, tensors] = version
             self._bytes += vector.nbytes
         state.versions.pop(version, None)
-        state.versions[version] = vector  # at the end
+        state.versions[version] = vector  # at the end, as the most recently used
         return version
 
 
 def of_models(codec: Codec | None) -> Codec | None:
-    """Return a codec for whole models with the quantizer and coder of a codec; None if unsuitable.
+    """Return a codec for whole models, with the quantizer and the coder of `codec`.
 
-    A quantizer that keeps the norm is precise enough for values that are no changes.
+    The result is None if the quantizer is lossless, or may increase a vector's norm. Only a
+    quantizer that never increases the norm is precise enough for whole models.
     """
     if codec is None or codec.quantizer.exact or not codec.quantizer.keeps_norm:
         return None
     return Codec(Dense(), codec.quantizer, codec.coder, exact_names=codec.exact_names)
 
 
-WORTH_IT = 1.1  # updates may exceed a snapshot's size by 10 %: one dense update with its header
+# Updates are sent if they have at most WORTH_IT times the bytes of a snapshot. With 1.1, a dense
+# update with its header is sent and not a snapshot.
+WORTH_IT = 1.1
 
 
 class StepLogSync:
-    """Stores the last applied updates with their rates, for nodes that lack some of them.
+    """Stores the last applied updates and their learning rates, so that nodes can repeat the steps.
 
     A node gets the updates that it lacks, with the rates at which they were applied. It gets a
-    snapshot (the model and the optimiser's state) if it has no replica yet, if it replied with an
-    error, or if it lacks so many updates that a snapshot is smaller. A node whose reply was lost
-    may have a later version than the server knows: it skips the updates that it has. `follow`
-    False: every message holds the model, and nodes have no replica.
+    snapshot (the model and the optimiser's state) in three cases: it has no replica yet, it replied
+    with an error, or a snapshot is smaller than the updates that it lacks (`WORTH_IT`). If a node's
+    reply was lost, the node may have a later version than the server knows. Then the node skips the
+    updates that it has already applied. If `follow` is False, every message holds the whole model,
+    and nodes have no replica.
     """
 
     skips = True
@@ -219,7 +227,7 @@ class StepLogSync:
         self._snapshot_bytes = sum(a.nbytes for a in floats)
 
     def add(self, payload: bytes, rate: float) -> None:
-        """Store the update that made the newest version; call it after the replica's step."""
+        """Store the update that made the newest version; call `add` after the replica's step."""
         self._cache.clear()
         if not self._follow:
             return
@@ -229,17 +237,17 @@ class StepLogSync:
             self._recent_bytes -= len(self.recent.popleft()[0])
 
     def knows(self, version: int) -> bool:
-        """Return whether all updates since a version are still stored."""
+        """Return whether all updates after a version are stored."""
         return self._replica.version - version <= len(self.recent)
 
     def model_update(self, base: int | None) -> ModelUpdate:
-        """Return the model update for nodes of version `base`; the same object for all of them."""
+        """Return the model update for all nodes that have the version `base` (`ModelSync`)."""
         if base not in self._cache:
             self._cache[base] = self._snapshot() if base is None else self._updates(base)
         return self._cache[base]
 
     def checksum(self) -> bytes:
-        """Return the 8-byte checksum of the model, which every node's model must match."""
+        """Return the 8-byte checksum of the model, which each node compares with its own model's."""
         return checksum(self._replica.model)
 
     def _updates(self, base: int) -> ModelUpdate:

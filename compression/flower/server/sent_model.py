@@ -1,4 +1,4 @@
-"""Finds the model in a strategy's message, and decides how its tensors travel."""
+"""Finds the model in a strategy's message, and decides which tensors are sent in their dtype."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ log = getLogger("edgewire")
 
 @dataclass
 class SentModelsState:
-    """State of `SentModels`.
+    """State of `SentModels`; a fingerprint identifies a model's tensor names and shapes.
 
-    `counts`: names of tensors that are no floats, or that held infinity at first. `led_below`:
-    whether a variance has been negative. `tied`: by a model's fingerprint, its tied tensors: those
-    that have been copies in all of its versions. `seen`: fingerprints of all models so far.
+    `counts`: names of tensors that are not floats, or that held infinity in the first model.
+    `led_below`: True if a running variance has been negative. `tied`: by fingerprint, the tensors
+    that were copies of others in all models so far. `seen`: the fingerprints of all models so far.
     """
 
     counts: set[str] = field(default_factory=set)
@@ -51,9 +51,11 @@ class SentModelsState:
 
 
 class FoundModel(NamedTuple):
-    """A model, how its changes travel, and its bytes as Flower sends it.
+    """A model that `SentModels` found in a message.
 
-    `natives`: tensors beside a flat vector. `ties`: tensors that are copies of others.
+    `form`: the `TensorSplit` for the model's changes. `plain_bytes`: the model's bytes without
+    compression. `natives`: native tensors, which are not in a flat vector. `ties`: tensors that are
+    copies of others (`tied_weights.py`).
     """
 
     form: TensorSplit
@@ -64,7 +66,7 @@ class FoundModel(NamedTuple):
 
 
 def expect_no_old_api(content: RecordDict) -> None:
-    """Raise `ValueError` for a message of Flower's old API: its arrays have no names."""
+    """Raise `ValueError` for a message of Flower's old API, because its arrays have no names."""
     if name := old_record(content):
         raise ValueError(
             f"CompressedGrid: the server is of Flower's old API (it sends {name!r}), of "
@@ -75,11 +77,12 @@ def expect_no_old_api(content: RecordDict) -> None:
 
 
 class SentModels:
-    """Finds the model in a message's content: its first ArrayRecord.
+    """Finds the model in a message's content, which is the first ArrayRecord.
 
-    `exact`: patterns of names of tensors that travel in their own type. `layout`: the layout of a
-    model of only float32, for nodes that know it; `plain_bytes`: that model's bytes as Flower sends
-    it. `apart`: patterns of names of tensors that never count as copies of others.
+    `layout`: the layout of the float32 vector, if the model is one flat vector and the nodes know
+    its layout; None for named arrays. `plain_bytes`: the bytes of the model with this layout
+    without compression. `exact`: patterns of names; tensors with such a name are sent in their own
+    dtype. `apart`: patterns of names; tensors with such a name are never treated as copies.
     """
 
     def __init__(
@@ -94,17 +97,18 @@ class SentModels:
         self._state, self._apart = state, apart
 
     def of(self, content: RecordDict, *, first: bool) -> FoundModel | None:
-        """Return the model in a content, None if there is none; `first`: it is the run's first.
+        """Return the model in a content; None if it has none that can be compressed.
 
-        Raises `ValueError` for a record with the header's name, and for a pattern in `exact` that
-        matches no tensor. Raises `PayloadError` for a first model with NaN in it.
+        `first`: True for the first model of the run. Raises `ValueError` for a message of Flower's
+        old API, for a record with the header's name, and for a pattern in `exact` that matches no
+        tensor. Raises `PayloadError` if the first model holds NaN.
         """
         expect_no_old_api(content)
         there = records(content, ArrayRecord)
         if not there or payload_of(content) is not None:
             return None
         if self._layout is None and there[0][1] and not holds_floats(there[0][1]):
-            return None  # for example trees: the record travels uncompressed
+            return None  # for example decision trees: the record is sent uncompressed
         if NOTE in content:
             raise ValueError(f"a message's record {NOTE!r} is the link's: give yours another name")
         found = self._in(there[0][1], first)
@@ -123,9 +127,10 @@ class SentModels:
         return FoundModel(form, model, flower_bytes(arrays), ties=self._ties(form, model))
 
     def _ties(self, form: TensorSplit, model: Model) -> Ties:
-        """Return which tensors are tied: copies in the model's first version and in all since.
+        """Return the tensors that were copies of another tensor in all models so far.
 
-        A tensor that differed once is never tied again: later equality would be chance.
+        A tensor that once differed from its source is never treated as a copy again, because later
+        equality is chance.
         """
         key = fingerprint(form.whole)
         if (ties := self._state.tied.get(key)) is None:
@@ -134,11 +139,11 @@ class SentModels:
         return ties
 
     def _patterns(self, arrays: ArrayRecord, layout: Layout, first: bool) -> tuple[str, ...]:
-        """Return the patterns of names of tensors that travel in their own type.
+        """Return the patterns of names of tensors that are sent in their own dtype.
 
-        They include tensors that were no floats at first, because a strategy's mean makes float64
-        of integers. They also include tensors with infinity in the first model, for example an
-        attention mask. Infinity that appears later is a divergence.
+        They include tensors that were integers in an earlier model, because a strategy's mean turns
+        integers into float64. They also include tensors that hold infinity in the first model, such
+        as an attention mask. Infinity that appears later means that the training diverges.
         """
         if first:
             expect_matches(layout, self._exact)
@@ -151,9 +156,9 @@ class SentModels:
         return (*self._exact, *made)
 
     def _note_infinite(self, arrays: ArrayRecord, layout: Layout) -> None:
-        """Let tensors of floats travel in their own type if they hold infinity, and warn of it.
+        """Find float tensors that hold infinity, so that they are sent exactly, and warn of them.
 
-        Raises `PayloadError` for NaN, which no payload can hold.
+        Raises `PayloadError` for NaN, because a payload cannot hold NaN.
         """
         found = set[str]()
         for name, dtype in zip(layout.names, layout.dtypes, strict=True):

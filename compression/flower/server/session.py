@@ -1,4 +1,4 @@
-"""The server's session with its nodes: which version each has, and which updates are applied."""
+"""The server's session with its nodes: the nodes' versions of the model, and applied updates."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from ..traffic import Traffic, reason_of
 
 
 class ModelUpdate(NamedTuple):
-    """The payloads that bring a node to the newest model, and their header fields."""
+    """The payloads that update a node to the newest model, and their header fields."""
 
-    arrays: ArrayRecord  # of payloads
+    arrays: ArrayRecord  # one Array per payload
     note: Mapping[str, Any]  # fields of `DownlinkHeader`: version, base, rates, checksum
     size: int  # bytes of all payloads
-    received: Model | None = None  # the node's model after decoding, if it was computed
+    received: Model | None = None  # the node's model after decoding; None if it was not computed
 
 
 class ModelSync(Protocol):
-    """How a node gets the newest version: by differences, or by the steps that it lacks.
+    """Makes model updates, either from differences of versions or from the server's steps.
 
-    `skips`: a node ignores steps that it has already, so the server may send them again before the
-    node has confirmed them.
+    `skips`: True if a node ignores the steps that it has already applied. Then the server may send
+    a step again before the node has confirmed it.
     """
 
     skips: bool
@@ -53,21 +53,23 @@ class ModelSync(Protocol):
         """Return whether a model update can build on this version."""
 
     def model_update(self, base: int | None) -> ModelUpdate:
-        """Return the model update for nodes of version `base`; one object for all of them.
+        """Return the model update for all nodes that have the version `base`.
 
-        None: the node has no version. `UNHEARD`: neither will it confirm one, as it never replies.
+        None: the node has no version. `UNHEARD`: the node has no version and will not confirm one,
+        because it never replies.
         """
 
 
-UNHEARD = -1  # stands for the version of a node that never replies
-SILENT = 2  # a node counts as such after so many models without a reply
+UNHEARD = -1  # `base` for a node that never replies
+SILENT = 2  # after SILENT models without a reply the server assumes that the node never replies
 
 
 @dataclass
 class VersionTrackerState:
-    """By node: `has`, the version it confirmed last; `sent`, the version it should confirm next.
+    """State of `VersionTracker`; each dictionary's keys are node ids.
 
-    `unheard`: how many versions it was sent since it confirmed one.
+    `has`: the version that the node confirmed last. `sent`: the version that it should confirm
+    next. `unheard`: how many versions the server sent to it since its last confirmation.
     """
 
     has: dict[int, int] = field(default_factory=dict)
@@ -76,23 +78,26 @@ class VersionTrackerState:
 
 
 class VersionTracker:
-    """Tracks the versions that nodes have confirmed; a node without one gets the whole model."""
+    """Tracks the versions that nodes have confirmed.
+
+    A node without a confirmed version gets the whole model.
+    """
 
     def __init__(self, way: ModelSync, state: VersionTrackerState | None = None) -> None:
         self.way = way
         self._state = VersionTrackerState() if state is None else state
 
     def base_of(self, node: int) -> int | None:
-        """Return the version on which a message to the node can build; None if there is none."""
+        """Return the version that can be the `base` of a message to the node; None if none can."""
         base = self._state.has.get(node)
         return base if base is not None and self.way.knows(base) else None
 
     def silent(self, node: int) -> bool:
-        """Return whether a node was sent several models, and has not replied to any of them."""
+        """Return whether the node got `SILENT` models or more, and has replied to none of them."""
         return self._state.unheard.get(node, 0) >= SILENT and not self.way.skips
 
     def send(self, node: int, model_update: ModelUpdate) -> None:
-        """Note that a model update is sent to a node."""
+        """Record that a model update is sent to a node."""
         version = model_update.note.get("version")
         if not self.way.skips:
             self._state.has.pop(node, None)  # its version is unknown until it replies
@@ -101,32 +106,32 @@ class VersionTracker:
             self._state.unheard[node] = self._state.unheard.get(node, 0) + 1
 
     def confirm(self, node: int, version: int | None) -> None:
-        """Note that a node has a version, if that is the one it was sent."""
+        """Record that a node has a version, if the server sent this version to the node last."""
         sent = self._state.sent.pop(node, None)
         if sent is not None and version == sent:
             self._state.has[node] = sent
             self._state.unheard.pop(node, None)
 
     def lose(self, node: int) -> None:
-        """Note that a node's version is unknown: it gets the whole model next."""
+        """Record that a node's version is unknown, so that the node gets the whole model next."""
         self._state.has.pop(node, None)
         self._state.sent.pop(node, None)
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Forget nodes that are gone."""
+        """Delete the state of nodes that have left the run."""
         for node in nodes:
             self.lose(node)
             self._state.unheard.pop(node, None)
 
     @property
     def held(self) -> set[int]:
-        """The versions that nodes have, or may have soon."""
+        """The versions that nodes have confirmed, and those that were sent to them."""
         return {*self._state.has.values(), *self._state.sent.values()}
 
 
-SPARE = 1000  # so many nodes that are gone are remembered at least
-# Key of an encoded message: the content's id, the node's version, its last applied reply, whether
-# it lacks the initial native tensors.
+SPARE = 1000  # the server stores the state of at least SPARE nodes that have left
+# Key of an encoded message: the content's id, the node's version, the number of its last applied
+# reply, and whether the node lacks the initial native tensors.
 Key = tuple[int, int | None, int | None, bool]
 
 
@@ -139,7 +144,7 @@ class Encoded(NamedTuple):
 
 
 class ReceivedUpdate(NamedTuple):
-    """A node's update (sparse, as sent), its metrics, and its native tensors."""
+    """A node's update, which may be sparse, its metrics, and its native tensors."""
 
     update: Update
     metrics: MetricRecord
@@ -148,10 +153,11 @@ class ReceivedUpdate(NamedTuple):
 
 @dataclass
 class ServerSessionState:
-    """What the server knows about its nodes.
+    """State of `ServerSession`: the server's data about its nodes.
 
-    `asked`: all nodes that were sent a message, except forgotten ones. `given`: nodes that were
-    sent the initial native tensors.
+    `asked`: the nodes that got a message. `given`: the nodes that got the initial native tensors.
+    `ledger`: the nodes' versions. `receipts`: the nodes' applied updates. `ServerSession.gone`
+    deletes the data of nodes that have left.
     """
 
     asked: set[int] = field(default_factory=set)
@@ -160,11 +166,12 @@ class ServerSessionState:
     receipts: AckTrackerState = field(default_factory=AckTrackerState)
 
     def go_back(self, along: Collection[int] = ()) -> None:
-        """Note that the server resumes from a checkpoint, and its nodes may have later versions.
+        """Record that the server resumes from a checkpoint; its nodes may have later versions.
 
-        These nodes get the whole model. The server still knows which of their replies are applied
-        in its model; if a node's last reply came later, the node adds it back to its residual.
-        Nodes that resume `along` with the server have the versions that the server remembers.
+        All nodes except `along` get the whole model next. The data about applied replies stays: if
+        a node's last reply is newer than the checkpoint, the node adds this reply back to its
+        residual. `along`: the nodes that resume from the same checkpoint, and so have the versions
+        in it.
         """
         for kept in (self.ledger.has, self.ledger.sent):
             for node in kept.keys() - set(along):
@@ -172,11 +179,12 @@ class ServerSessionState:
 
 
 class ServerSession:
-    """Brings nodes to the newest model, tells them what was applied, and reads their replies.
+    """Makes the server's messages and reads the nodes' replies.
 
-    `layout`: the model's layout, if all nodes have the same. `plain_bytes`: the model's bytes as
-    Flower sends it without compression. `uplink`: the nodes' codec; None accepts any method.
-    `initial`: the native tensors at the start of the run.
+    A message holds a model update to the newest version, and says which of the node's replies was
+    applied last. `way`: how model updates are made. `layout`: the model's layout, if it is the same
+    at all nodes. `plain_bytes`: the model's bytes without compression. `uplink`: the nodes' codec;
+    None accepts payloads of any method. `initial`: the native tensors at the start of the run.
     """
 
     def __init__(
@@ -205,10 +213,10 @@ class ServerSession:
         note: DownlinkHeader,
         natives: Mapping[str, NDArray[Any]] = {},
     ) -> list[tuple[Message, ModelUpdate]]:
-        """Return, for each node, a message of type `kind` with the newest model, and its update.
+        """Return, for each node, a message of type `kind`, and the model update in the message.
 
-        `orders`: the configuration for the ClientApp. `natives`: the current native tensors. Nodes
-        with the same version share one content.
+        `orders`: the `config` for the ClientApp. `natives`: the current native tensors. Messages to
+        nodes with the same version share one content object.
         """
         config = filled(ConfigRecord, orders)
         content = filled(RecordDict, {"arrays": None, "config": config})
@@ -234,11 +242,11 @@ class ServerSession:
         decided: bool = True,
         natives: Mapping[str, NDArray[Any]] = {},
     ) -> Encoded:
-        """Return a content for a node with a model update as record `name`; count it as sent.
+        """Return a content for a node, and count it as sent.
 
-        `plain_bytes`: the bytes that Flower would send in place of the payloads. `decided`: it is
-        known which of the node's replies are applied; otherwise the header does not say it.
-        `natives`: the current native tensors.
+        In the content the record `name` is replaced by a model update. `plain_bytes`: the bytes of
+        the model without compression. `decided`: False if it is unknown which of the node's replies
+        were applied; then the header does not say it. `natives`: the current native tensors.
         """
         base = self.ledger.base_of(node)
         if base is None and self.ledger.silent(node):
@@ -269,7 +277,7 @@ class ServerSession:
     def _with_natives(
         self, model_update: ModelUpdate, natives: Mapping[str, NDArray[Any]], lacks: bool
     ) -> ModelUpdate:
-        """Return a model update with payloads of native tensors, if the model has any."""
+        """Return a model update with payloads of the model's native tensors added, if any."""
         if not self.initial.arrays:
             return model_update
         arrays = model_update.arrays
@@ -283,10 +291,11 @@ class ServerSession:
         return model_update._replace(arrays=arrays, note=note)
 
     def gone(self, living: Callable[[], Collection[int]]) -> set[int]:
-        """Forget absent nodes once they outnumber the present ones; return them.
+        """Delete the data of absent nodes if they are too many, and return these nodes.
 
-        Until then an absent node may come back and still be known. `living`: returns the present
-        nodes; it is not called while the server knows few nodes.
+        Absent nodes are too many if they outnumber the present nodes by more than `SPARE`. Until
+        then the data of an absent node is stored, because the node may come back. `living` returns
+        the present nodes. It is not called while the server has data of few nodes.
         """
         if len(self._asked) <= self._many:
             return set()
@@ -302,13 +311,12 @@ class ServerSession:
         return found
 
     def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> UplinkHeader:
-        """Return the header of a node's reply; `asked`: the number of its message.
+        """Return the header of a node's reply, and count the reply's bytes.
 
-        `node` comes from the message: an error that a grid makes for a node may name another.
-
-        Counts the content's bytes, whether the reply is used or not. `plain_bytes`: the bytes that
-        Flower would have sent. Raises `PayloadError` for an error, for a wrong number of payloads,
-        and for a reply to another message.
+        `node`: the node that got the message; in an error that a grid makes, the reply may hold
+        another node. `asked`: the `number` in the message's header. `plain_bytes`: the bytes of the
+        reply's model without compression. Raises `PayloadError` for an error, for a wrong number of
+        payloads, and for a reply to another message.
         """
         if reply.has_error():
             self.ledger.lose(node)
@@ -330,10 +338,10 @@ class ServerSession:
     def read(
         self, reply: Message, node: int, asked: int, measured: Iterable[str] = ()
     ) -> ReceivedUpdate:
-        """Return a node's update, which stays pending until `receipts.applied` is called.
+        """Return a node's update, which is pending until `receipts.applied` is called.
 
-        `asked`: the number of its message. `measured`: metrics that must be finite. Raises
-        `PayloadError`, with the reason, for a reply that cannot be used.
+        `asked`: the `number` in the message's header. `measured`: names of the metrics that must be
+        finite numbers. Raises `PayloadError`, with the reason, for a reply that cannot be used.
         """
         note, content = self.opened(reply, node, asked, self.plain_bytes), reply.content
         found, metrics = payload_of(content), next(iter(records(content, MetricRecord)), None)
@@ -345,7 +353,7 @@ class ServerSession:
             raise PayloadError("its number of samples must be above 0, below 2^63")
         for name in measured:
             number(metrics[1], name)
-        assert self.layout is not None  # a caller of `read` has given a layout
+        assert self.layout is not None  # `read` is called only in sessions with a layout
         update = self.decode(node, found[1], note.sequence or 0, self.layout)
         natives = self.initial.all(native_payload(content)) if self.initial.arrays else {}
         return ReceivedUpdate(update, metrics[1], natives)
@@ -358,7 +366,7 @@ class ServerSession:
         layout: Layout,
         own: tuple[int, ...] = (),
     ) -> Update:
-        """Decode a node's update as `AckTracker.decode` does; count its entries."""
+        """Decode a node's update with `AckTracker.decode`, and count its entries."""
         update = self.receipts.decode(node, payload, sequence, layout, own)
         self.traffic.uplink_entries += len(update.values)
         self.traffic.uplink_entries_whole += update.layout.size

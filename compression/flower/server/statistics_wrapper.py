@@ -1,7 +1,7 @@
-"""Hides from a strategy the tensors that no optimiser may step: statistics, integers.
+"""Hides BatchNorm's statistics and integer tensors from a strategy, and averages them itself.
 
-A strategy's optimiser could make a variance negative, and the model NaN. This wrapper averages such
-tensors itself: each entry stays between the smallest and the largest value that nodes reported.
+A strategy's optimiser could make a running variance negative; then the model computes NaN. In the
+wrapper's average each entry is between the smallest and the largest value that nodes reported.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from .inbox import weight_of
 
 
 def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:
-    """Return the weighted mean in the arrays' own type, between their minimum and maximum.
+    """Return the weighted mean in the arrays' dtype; it never leaves the range of the values.
 
-    Integers are rounded. An entry on which all arrays agree keeps its exact value.
+    Means of integers are rounded. If an entry is equal in all arrays, the mean has exactly this
+    value.
     """
     low, high = np.minimum.reduce(values), np.maximum.reduce(values)
     kind = values[0].dtype
@@ -48,7 +49,7 @@ def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[An
     total = np.zeros(values[0].shape, dtype=wide)
     shares = np.asarray(weights) / np.max(weights)  # the sum of weights may overflow float64
     for value, share in zip(values, shares / np.sum(shares), strict=True):
-        if share:  # infinity times 0 is NaN
+        if share:  # skip a weight of 0: infinity times 0 is NaN
             total += value.astype(wide) * wide(share)
     if kind.kind == "b":
         return np.asarray(total >= 0.5)
@@ -62,7 +63,7 @@ def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[An
 
 
 def median(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the median of each entry: of two middle values the lower, which a node has sent."""
+    """Return the median of each entry; of two middle values it is the lower, not their mean."""
     stacked = np.stack(values)
     middle = (len(stacked) - 1) // 2
     return np.asarray(np.partition(stacked, middle, axis=0)[middle])  # asarray: 0-d is a scalar
@@ -81,28 +82,32 @@ UNCOVERED = (
     "differential privacy covers what the strategy sees, and not BatchNorm's running statistics, "
     "integers or exact tensors: take a model without (GroupNorm, LayerNorm)"
 )
-STATISTICS = ""  # their name in the rest of a flat model; no tensor has this name
+STATISTICS = ""  # the key of BatchNorm's statistics in `SplitRecord.rest`; no tensor has this name
 
 
 class SplitRecord(NamedTuple):
-    """A model's record cut in two: the tensors that a strategy sees, and the rest."""
+    """A model's record in two parts: the tensors that a strategy sees, and the other tensors."""
 
     seen: ArrayRecord
     rest: dict[str, Array]
 
 
 class StatisticsAveraging(Strategy):
-    """Wraps a strategy, which then sees only trained tensors.
+    """Wraps a strategy, so that the strategy sees only trained tensors.
 
-    The wrapper averages the other tensors itself, by the nodes' weights: BatchNorm's running
-    statistics, tensors that are no floats, and those whose names match a pattern in `exact`. A
-    robust strategy (Krum, median, trimmed mean, ...) protects against bad values from some nodes.
-    So it sees float32 statistics itself, and the wrapper uses the median of the other tensors.
-    `layout`: the layout of a model that is one flat vector.
+    The wrapper averages all other tensors itself. These are BatchNorm's running statistics, tensors
+    that are not floats, and tensors with a name that matches a pattern in `exact`. The metric
+    `weighted_by_key` is a node's weight in the average. `layout`: the layout of a model that is one
+    flat vector; None for named arrays.
 
-    A `start` method of the wrapped strategy's own is not called. Raises `TypeError` for anything
-    but a strategy of the message API. `configure_train` raises `ValueError` for a model with such
-    tensors under a wrapper of differential privacy, whose noise would not cover them.
+    A robust strategy (Krum, median, trimmed mean, ...) protects against bad values from some nodes.
+    So a robust strategy also sees the float32 statistics, and the wrapper computes the median of
+    the remaining tensors instead of the mean.
+
+    If the wrapped strategy overrides `start`, its `start` is not called. Raises `TypeError` unless
+    `strategy` is a strategy of Flower's message API. `configure_train` raises `ValueError` if the
+    wrapped strategy is a differential privacy wrapper and the model has tensors that the strategy
+    would not see, because the noise would not cover these tensors.
     """
 
     def __init__(
@@ -120,7 +125,8 @@ class StatisticsAveraging(Strategy):
         wrapped = _wrapped_by(strategy)
         self._robust = isinstance(wrapped[-1], ROBUST)
         self._private = any(isinstance(each, PRIVATE) for each in wrapped)
-        self._sent: dict[str, NDArray[Any]] = {}  # native tensors sent, if the strategy is private
+        # The native tensors that were sent, if the strategy adds differential privacy.
+        self._sent: dict[str, NDArray[Any]] = {}
 
     def summary(self) -> None:
         """Log the wrapped strategy's summary."""
@@ -129,7 +135,7 @@ class StatisticsAveraging(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure with the wrapped strategy; add the hidden tensors to its messages."""
+        """Call the wrapped strategy's method, and add the hidden tensors to its messages."""
         cut = self._cut(arrays)
         if self._private and self._values(layout_of(arrays) if self._layout is None else None):
             raise ValueError(UNCOVERED)
@@ -141,7 +147,7 @@ class StatisticsAveraging(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Do as `configure_train`, for evaluation at the nodes."""
+        """Do the same as `configure_train`, for evaluation at the nodes."""
         cut = self._cut(arrays)
         return self._whole(
             self.strategy.configure_evaluate(server_round, cut.seen, config, grid), arrays, cut.rest
@@ -150,14 +156,14 @@ class StatisticsAveraging(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate with the wrapped strategy; average the hidden tensors."""
+        """Call the wrapped strategy's method, and average the hidden tensors."""
         shown, reports, weights, order = list[Message](), list[dict[str, Array]](), [], None
         for reply in replies:
             if not reply.has_error() and len(found := records(reply.content, ArrayRecord)) == 1:
                 name, arrays = found[0]
                 try:
                     weights.append(weight_of(reply.content, self.weighted_by_key))
-                except PayloadError as error:  # no mean can use this weight
+                except PayloadError as error:  # a mean cannot use this weight
                     shown.append(with_content(reply, None, Error(ErrorCode.UNKNOWN, str(error))))
                     continue
                 cut, order = self._cut(arrays), arrays
@@ -176,7 +182,7 @@ class StatisticsAveraging(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Aggregate with the wrapped strategy."""
+        """Call the wrapped strategy's method."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
     def _values(self, layout: Layout | None) -> list[str]:
@@ -204,7 +210,7 @@ class StatisticsAveraging(Strategy):
         return SplitRecord(flat_record(parts.gather(vector)), beside)
 
     def _joined(self, order: ArrayRecord, seen: ArrayRecord, rest: dict[str, Array]) -> ArrayRecord:
-        """Return the record of a whole model, its tensors in the order and types of `order`."""
+        """Return the record of a whole model, with the order and dtypes of the record `order`."""
         if self._layout is None:
             return ArrayRecord(
                 {n: rest[n] if n in rest else _typed(seen[n], order[n]) for n in order}
@@ -219,9 +225,12 @@ class StatisticsAveraging(Strategy):
     def _whole(
         self, messages: Iterable[Message], order: ArrayRecord, rest: dict[str, Array]
     ) -> list[Message]:
-        """Return messages with the rest added; messages that shared a content still share one."""
+        """Return messages with the hidden tensors `rest` added.
+
+        Messages that shared one content object share one afterwards too.
+        """
         messages, whole = list(messages), dict[int, RecordDict]()
-        contents = [message.content for message in messages]  # kept alive: ids stay unique
+        contents = [message.content for message in messages]  # referenced, so each id stays unique
         for message, content in zip(messages, contents, strict=True):
             if rest and id(content) not in whole:
                 name, seen = records(content, ArrayRecord)[0]
@@ -234,19 +243,19 @@ class StatisticsAveraging(Strategy):
 
     def _mixed(self, arrays: list[Array], weights: list[float]) -> Array:
         values = [_values_of(array) for array in arrays]
-        if all(value is values[0] for value in values):  # a constant
+        if all(value is values[0] for value in values):  # the nodes share one constant array
             return arrays[0]
         mixed = median(values) if self._robust else mean(values, weights)
         return FlatArray(mixed) if isinstance(arrays[0], FlatArray) else Array(mixed)
 
 
 def _natives(rest: dict[str, Array]) -> dict[str, NDArray[Any]]:
-    """Return the native tensors in the rest of a flat model."""
+    """Return the native tensors in `SplitRecord.rest` of a flat model."""
     return {name: _values_of(a) for name, a in rest.items() if name != STATISTICS}
 
 
 def _typed(array: Array, like: Array) -> Array:
-    """Return an array in another's type: FedAdam makes float64 of float32, say."""
+    """Return an array in the dtype of `like`; FedAdam, for example, returns float64 for float32."""
     return array if array.dtype == like.dtype else Array(array.numpy().astype(like.dtype))
 
 
@@ -255,7 +264,7 @@ def _values_of(array: Array) -> NDArray[Any]:
 
 
 def _wrapped_by(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy and those that it wraps, the innermost last."""
+    """Return a strategy and all strategies that it wraps, the innermost last."""
     found = [strategy]
     while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
         found.append(inner)
@@ -263,7 +272,7 @@ def _wrapped_by(strategy: Strategy) -> list[Strategy]:
 
 
 def _expect_strategy(strategy: object) -> None:
-    """Raise `TypeError` unless this is a strategy of Flower's message API."""
+    """Raise `TypeError` unless `strategy` is a strategy of Flower's message API."""
     if isinstance(strategy, type):
         name = strategy.__name__
         raise TypeError(

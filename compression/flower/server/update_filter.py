@@ -1,4 +1,7 @@
-"""Clips or refuses unusual updates before a strategy sees them: by length, statistics, weight."""
+"""Clips or refuses unusual updates before a strategy sees them.
+
+An update is unusual by its L2 norm, by its BatchNorm statistics, or by its weight in the average.
+"""
 
 from __future__ import annotations
 
@@ -29,24 +32,28 @@ from ..tensor_split import (
 from .inbox import SentMessage
 
 log = getLogger("edgewire")
-LEAST = 3  # the least number of nodes that determine what is usual
-FLOOR = 0.2  # the least usual move of statistics, in standard deviations
-RECENT = 15  # the most nodes whose last reports determine where statistics are
-REACH = 10.0  # while the usual length is unknown: the longest update, in lengths of the model
+LEAST = 3  # the number of nodes from which a usual value is computed
+FLOOR = 0.2  # the lower bound of the usual change of statistics, in standard deviations
+RECENT = 15  # the most nodes from which the centre of the statistics is computed
+REACH = 10.0  # while the usual norm is unknown: the largest norm, in units of the model's norm
 
 
 @dataclass(frozen=True)
 class Screening:
-    """Options of screening; None switches a check off.
+    """Options that limit updates and weights; None switches a limit off.
 
-    `refuse`: an update longer than so many times the usual length is left out. `clip`: an update
-    longer than so many times the usual length is shortened to that. `weight`: a node's weight is at
-    most so many times the usual weight. The usual value is the median of what each node sent last.
-    For lengths it is the largest such median so far: late in a run updates are short, but now and
-    then a mini-batch gives one as long as at the beginning. `statistics`: BatchNorm's running
-    statistics are refused if their distance from the other nodes' exceeds so many times the usual
-    move (`StatisticsScreen`; `clip` shortens them likewise). `equal`: all nodes have the same
-    weight. Raises `ValueError` for factors below 1.
+    - `refuse`: an update is left out if its L2 norm exceeds `refuse` times the usual norm.
+    - `clip`: an update with a larger norm than `clip` times the usual norm is scaled down to it.
+    - `weight`: a node's weight is at most `weight` times the usual weight.
+    - `statistics`: an update is left out if its running statistics of BatchNorm are too far from
+      the statistics of the other nodes. The limit is `statistics` times the usual change of
+      statistics in one update (`StatisticsScreen`). `clip` also applies to this distance.
+    - `equal`: all nodes have the same weight.
+
+    The usual weight is the median of the weights that the nodes sent last. The usual norm is the
+    largest median so far of the norms of the nodes' last updates. It does not decrease, because
+    even late in a run a mini-batch can cause an update as large as at the beginning. Raises
+    `ValueError` for a factor below 1.
     """
 
     refuse: float | None = 100.0
@@ -66,9 +73,10 @@ class Screening:
 class UpdateFilterState:
     """State of `UpdateFilter`.
 
-    By node: `lengths`, of its last used update; `weights`, its last weight; `evaluations`, the
-    weight of its last evaluation. `usual`: the usual length so far (0: unknown). `since`: updates
-    used since `usual` was computed. `origin`: the length of the first update's model.
+    By node: `lengths`: the L2 norm of its last used update. `weights`: its last weight in training.
+    `evaluations`: its last weight in an evaluation. For all nodes: `usual`: the usual norm (0:
+    unknown). `since`: the number of updates used since `usual` was computed. `origin`: the norm of
+    the first model, at least 1.
     """
 
     lengths: dict[int, float] = field(default_factory=dict)
@@ -80,24 +88,25 @@ class UpdateFilterState:
 
 
 def length(*parts: Vector) -> float:
-    """Return the Euclidean length of vectors end to end; infinity if float32 cannot hold it."""
+    """Return the L2 norm of the concatenated vectors; infinity if its square exceeds float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return math.sqrt(sum(float(np.dot(part, part)) for part in parts))
 
 
 class Lengths(NamedTuple):
-    """How far an update has moved a model, and its statistics."""
+    """The norms of an update, and BatchNorm's statistics before and after it."""
 
-    vector: float  # length of the change of the vector, without statistics
-    beside: float  # length of the change of native tensors, without statistics
-    statistics: Vector  # the reply's, float32 (s,)
-    sent: Vector  # those that were sent, float32 (s,)
+    vector: float  # L2 norm of the change of the float32 vector, without statistics
+    beside: float  # L2 norm of the change of native tensors, without statistics
+    statistics: Vector  # the statistics in the reply, float32 (s,)
+    sent: Vector  # the statistics in the message, float32 (s,)
 
 
 def lengths(form: TensorSplit, model: Model, asked: TensorSplit, start: Model) -> Lengths | None:
-    """Return how far a model is from the one that was sent; None if it has other tensors.
+    """Return the `Lengths` of a reply; None if its tensors are not those of the message.
 
-    Raises `PayloadError` for counts that their own type cannot hold.
+    `form`, `model`: the node's model. `asked`, `start`: the model in the message. Raises
+    `PayloadError` for values that the tensor's dtype in the message cannot hold.
     """
     theirs, ours = form.whole, asked.whole
     if (theirs.names, theirs.shapes) != (ours.names, ours.shapes):
@@ -120,9 +129,9 @@ def _distance(new: NDArray[Any], old: NDArray[Any]) -> float:
 
 
 class UpdateFilter:
-    """Learns the usual length of updates from the used ones, one per node.
+    """Computes the usual L2 norm from the last used update of each node, and limits updates.
 
-    `floor`: the least usual length.
+    `floor`: the lower bound of the usual norm.
     """
 
     def __init__(
@@ -134,29 +143,30 @@ class UpdateFilter:
         self._options = Screening() if options is None else options
         self._floor = floor
         self._state = UpdateFilterState() if state is None else state
-        self._now = 0.0  # the usual length in a first round, before `usual` is known
+        self._now = 0.0  # the usual norm in the first round, before `usual` is known
 
     @property
     def knows(self) -> bool:
-        """Whether the usual length is known; otherwise call `observe` with a round's updates."""
+        """Whether the usual norm is known; otherwise call `observe` with a round's norms."""
         return len(self._state.lengths) >= LEAST
 
     @property
     def equal(self) -> bool:
-        """Whether all nodes weigh the same."""
+        """Whether all nodes have the same weight."""
         return self._options.equal
 
     def observe(self, lengths: Iterable[float]) -> None:
-        """Take the lengths of a round's updates while too few were used to know what is usual."""
+        """Compute the usual norm from a round's norms, while too few updates have been used."""
         found = [*self._state.lengths.values(), *lengths]
         few = len(found) < LEAST or self.knows
         self._now = 0.0 if few else max(median_of(found), self._floor)
 
     def clip_factor(self, node: int, long: float, model: Vector | None, rate: float = 1.0) -> float:
-        """Return the factor, at most 1, that shortens a node's update; count the update as used.
+        """Return the factor, at most 1, that clips a node's update; count the update as used.
 
-        `long`: the update's length. `model`: the model that the update changes, at the rate `rate`
-        (None: unknown). Raises `PayloadError` for an update that is refused.
+        `long`: the update's L2 norm. `model`: the model that the update changes; None if it is
+        unknown. `rate`: the rate at which the server applies the update. Raises `PayloadError` for
+        an update that is refused.
         """
         usual, options = max(self._state.usual, self._now), self._options
         if not math.isfinite(long):
@@ -176,7 +186,7 @@ class UpdateFilter:
         return share
 
     def _reach(self, model: Vector) -> float:
-        """Return the first model's length, at least 1; later models do not change it."""
+        """Return the first model's L2 norm, at least 1; later models do not change it."""
         self._state.origin = self._state.origin or max(length(model), 1.0)
         return self._state.origin
 
@@ -191,9 +201,9 @@ class UpdateFilter:
     def cap_weights(
         self, weights: dict[int, float], *, evaluated: bool = False
     ) -> dict[int, float]:
-        """Return the nodes' weights, limited; store the given ones for the usual weight.
+        """Return the nodes' weights, limited by `Screening.weight`, and store the given weights.
 
-        `evaluated`: the weights are of evaluations, which have a usual weight of their own.
+        `evaluated`: True for weights of evaluations. Their usual weight is computed separately.
         """
         if self._options.equal:
             return dict.fromkeys(weights, 1.0)
@@ -206,7 +216,7 @@ class UpdateFilter:
         return {node: min(weight, limit) for node, weight in weights.items()}
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Forget nodes that are gone."""
+        """Delete the state of nodes that have left the run."""
         for node in nodes:
             self._state.lengths.pop(node, None)
             self._state.weights.pop(node, None)
@@ -214,7 +224,7 @@ class UpdateFilter:
 
 
 def median_of(values: Iterable[float]) -> float:
-    """Return the median, the lower one of two."""
+    """Return the median; of two middle values the lower."""
     found = sorted(values)
     return found[(len(found) - 1) // 2] if found else 0.0
 
@@ -223,10 +233,11 @@ def median_of(values: Iterable[float]) -> float:
 class StatisticsState:
     """State of `StatisticsScreen`.
 
-    By node, the most recent last: `reports`, its last statistics (s,); `moves`, how far they had
-    moved. `usual`: the usual move so far (0: unknown). `centre`: where statistics are. `since`:
-    reports used since both were computed. `names`: the statistics' names. `origin`: the length of
-    the model that the first statistics belonged to.
+    By node, the most recent last: `reports`: the node's last statistics, (s,). `moves`: the
+    distance of these statistics from those in the message. For all nodes: `usual`: the usual change
+    (0: unknown). `centre`: the median of the reports, (s,). `since`: the number of reports used
+    since `usual` and `centre` were computed. `names`: the names of the statistics. `origin`: the
+    L2 norm of the first model, at least 1.
     """
 
     names: list[str] = field(default_factory=list)
@@ -239,11 +250,12 @@ class StatisticsState:
 
 
 class StatisticsScreen:
-    """Screens running statistics by their distance from the median of the nodes' last reports.
+    """Limits the distance of running statistics from the median of the nodes' last reports.
 
-    The unit of distance is the usual move: the median over nodes of how far one message's training
-    moves the statistics that were sent, and of these medians the largest so far. The server's own
-    statistics say nothing about either, because they are 0 and 1 at first for any model.
+    The unit of distance is the usual change. A node's change is the distance between the statistics
+    in a message and those in the node's reply. The usual change is the largest median of the nodes'
+    changes so far. The server's statistics are not used as the centre, because they are 0 and 1 at
+    first for any model.
     """
 
     def __init__(
@@ -251,17 +263,21 @@ class StatisticsScreen:
     ) -> None:
         self._options = Screening() if options is None else options
         self._state = StatisticsState() if state is None else state
-        # Usual move and centre in a first round, before both are known; reports left in that round.
+        # `_now`: the usual change and the centre in the first round, before both are known.
+        # `_left`: the number of reports of that round that `taken` has not seen yet.
         self._now = 0.0, np.zeros(0, np.float32)
         self._left = 0
 
     @property
     def knows(self) -> bool:
-        """Whether the usual statistics are known; otherwise call `observe` with a round's."""
+        """Whether the usual change is known; otherwise call `observe` with a round's statistics."""
         return len(self._state.reports) >= LEAST
 
     def observe(self, layout: Layout, found: Iterable[tuple[Vector, Vector]]) -> None:
-        """Take a round's pairs of reported and sent statistics while too few are known."""
+        """Compute the usual change and the centre from a round, while too few reports were used.
+
+        `found`: for each reply the statistics in the reply and those in the message, each (s,).
+        """
         self._begin(layout)
         reports = list(found)
         self._left = 0
@@ -275,11 +291,11 @@ class StatisticsScreen:
     def taken(
         self, node: int, layout: Layout, report: Vector, sent: Vector, model: Vector | None
     ) -> Vector:
-        """Return the statistics to use for a node, (s,): its report, or nearer to the centre.
+        """Return the statistics to use for a node, (s,): its report, clipped towards the centre.
 
-        `layout`: the statistics' layout. `sent`: the statistics that the node started from.
-        `model`: the model that they belong to (None: unknown). Raises `PayloadError` for statistics
-        that are refused.
+        `layout`: the statistics' layout. `report`: the statistics in the reply. `sent`: the
+        statistics in the message. `model`: the model in the message; None if it is unknown. Raises
+        `PayloadError` for statistics that are refused.
         """
         if not layout.size:
             return report
@@ -292,7 +308,8 @@ class StatisticsScreen:
             self._used(node, report, scale.distance(report, sent, sent), scale)
             return report
         far, before = (scale.distance(each, centre, centre) for each in (report, sent))
-        # A node that was sent bad statistics of others may report any that are nearer.
+        # If the statistics in the message were bad themselves, the report may be as far from the
+        # centre as they were.
         most = max((options.statistics or math.inf) * usual, before)
         if options.statistics is not None and far > most:
             raise PayloadError(
@@ -312,7 +329,7 @@ class StatisticsScreen:
             vars(self._state).update(vars(StatisticsState(names)))
 
     def _expect_short(self, long: float, model: Vector | None) -> None:
-        """Raise `PayloadError` for first statistics that are many times as long as the model."""
+        """Raise `PayloadError` for first statistics whose norm is many times the model's norm."""
         if self._options.statistics is None or model is None:
             return
         self._state.origin = self._state.origin or max(length(model), 1.0)
@@ -322,7 +339,7 @@ class StatisticsScreen:
     def _used(self, node: int, report: Vector, move: float, scale: Scale) -> None:
         state = self._state
         self.forget([node])
-        state.reports[node], state.moves[node] = report.copy(), move  # it may be part of an update
+        state.reports[node], state.moves[node] = report.copy(), move  # copied: it may be a view
         if len(state.reports) > RECENT:
             self.forget([next(iter(state.reports))])
         state.since += 1
@@ -331,28 +348,28 @@ class StatisticsScreen:
             state.usual = max(state.usual, median_of(state.moves.values()), FLOOR)
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Forget nodes that are gone."""
+        """Delete the state of nodes that have left the run."""
         for node in nodes:
             self._state.reports.pop(node, None)
             self._state.moves.pop(node, None)
 
 
 def _middle(reports: list[Vector]) -> Vector:
-    """Return the median of each entry, the lower one of two."""
+    """Return the median of each entry; of two middle values the lower."""
     middle = (len(reports) - 1) // 2
     found: Vector = np.partition(np.stack(reports), middle, axis=0)[middle].copy()
     return found
 
 
 class UpdateFilters(NamedTuple):
-    """The filters of a link: for vectors, for native tensors, for statistics."""
+    """The filters of one server: for float32 vectors, for native tensors, for statistics."""
 
     vectors: UpdateFilter
     beside: UpdateFilter
     statistics: StatisticsScreen
 
     def forget(self, nodes: Collection[int]) -> None:
-        """Forget nodes that are gone."""
+        """Delete the state of nodes that have left the run."""
         for screen in self:
             screen.forget(nodes)
 
@@ -364,10 +381,10 @@ def screened(
     screens: UpdateFilters,
     weight: str,
 ) -> dict[int, str]:
-    """Return the reasons, by `id`, for replies that are refused; clip the others where needed.
+    """Clip unusual replies in place; return, by the reply's `id`, why other replies are refused.
 
-    `lengths`: the updates' lengths by the id of the message replied to. `weight`: the metric with
-    the node's weight.
+    `asked`: the message of each reply. `lengths`: the updates' `Lengths`, by the id of the message
+    that the reply answers. `weight`: the name of the metric with the node's weight.
     """
     trained = [
         (reply, sent, lengths[reply.metadata.reply_to_message_id])
@@ -413,9 +430,9 @@ def screened(
 
 
 def _shorten(reply: Message, sent: SentMessage, share: float, statistics: Vector) -> None:
-    """Multiply a reply's update, the change of its floats since they were sent, by `share`.
+    """Multiply a reply's update by `share`, and replace its running statistics by `statistics`.
 
-    `statistics`: the reply's running statistics, already clipped.
+    The update is the difference between the float tensors in the reply and those in the message.
     """
     name, record = records(reply.content, ArrayRecord)[0]
     form = sent.form
@@ -442,7 +459,7 @@ def _weigh(
     *,
     evaluated: bool = False,
 ) -> None:
-    """Lower weights that are far above the usual weight, and log it."""
+    """Reduce weights that are far above the usual weight, and log the change."""
     found = {
         sent.node: metrics
         for reply, sent in replies
