@@ -1,13 +1,14 @@
-"""Encodes model updates to bytes and decodes them: sparsifier, quantizer, coder.
+"""Encodes model updates to bytes with a sparsifier, a quantizer and a coder, and decodes them.
 
-The package knows no files, networks or models. Each module imports only modules named before it:
-layout, base, batchnorm; registry, which finds the methods; wire_header, native_tensors and wire,
-the parts of a payload; decoder; codec, which encodes; make, which builds a codec from names.
+The package uses no files, networks or models. In the following list each module imports only
+modules before it: layout, base, batchnorm, registry (finds the methods), wire_header,
+native_tensors and wire (the parts of a payload), decoder, codec (encodes), make (builds a codec
+from names).
 
-A public name is imported on first use. Reason: where this folder is called `compression`, it hides
-Python 3.14's package of that name, so the standard library's modules are found through this
-package as well. `shutil` imports one of them while it is being imported itself, and that import
-must not load any further module.
+A public name is imported on first use, for this reason: Python 3.14 has a package `compression`
+too. If this folder has the same name, it hides Python's package, so the standard library imports
+its modules through this package. `shutil` does so during its own import, and that import must not
+load any other module of this project.
 """
 
 import os
@@ -33,7 +34,7 @@ __all__ = list(_HOMES)
 if __name__ in sys.stdlib_module_names:
     __path__.append(os.path.join(os.path.dirname(os.__file__), __name__))
 
-if TYPE_CHECKING:  # at run time a name is imported on first use, see above
+if TYPE_CHECKING:  # at run time a name is imported on first use, see the module's docstring
     from .base import PayloadError as PayloadError
     from .codec import Codec as Codec
     from .decoder import Description as Description

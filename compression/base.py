@@ -1,8 +1,9 @@
 """Base classes of compression methods: the three stages of ``Codec.encode`` and their types.
 
-A method is a frozen dataclass with the class variables ``name`` and ``id``; its fields are its
-options. The decorator ``compression.registry.register`` registers it. Each method has a module of
-its own in ``sparsifiers/``, ``quantizers/`` or ``coders/``; the registry imports these modules.
+A method is a frozen dataclass with the class variables ``name`` and ``id``. The dataclass's fields
+are the method's options. The decorator ``compression.registry.register`` registers a method. Each
+method has a separate module in ``sparsifiers/``, ``quantizers/`` or ``coders/``. The registry
+imports these modules.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ from .scatter import add_at
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]  # one stream: 1-d, contiguous, little-endian
 Buffer = bytes | bytearray | memoryview
-Memory = dict[str, NDArray[Any]]  # arrays that methods store on one node between steps, by name
+Memory = dict[str, NDArray[Any]]  # by name, the arrays that methods store on a node between steps
 
 
 Bounds = NDArray[np.float64]
@@ -32,22 +33,22 @@ DIVERGED = "training has diverged"  # part of the message of every error that re
 
 
 class PayloadError(ValueError):
-    """A payload that cannot be made (NaN, infinity) or is malformed, foreign or refused."""
+    """Raised for values that cannot be encoded, and for a payload that is malformed or refused."""
 
-    one_line = True  # the message says everything: loggers leave the traceback out
+    one_line = True  # loggers print the message without a traceback
 
 
 class Kind(Enum):
-    """What a stream holds, for coders that treat kinds differently."""
+    """The kind of values in a stream, for coders that treat kinds differently."""
 
     INDICES = "indices"  # strictly increasing integers below ``bound``
-    LEVELS = "levels"  # small integers, the quantized values; below ``bound`` if that is not 0
+    LEVELS = "levels"  # small integers, the quantized values; below ``bound`` unless it is 0
     FLOATS = "floats"
     BYTES = "bytes"
 
 
 class Spec(NamedTuple):
-    """One stream as the decoder expects it; none of this is read from the stream itself."""
+    """The description of a stream that the decoder expects; it is not read from the stream."""
 
     kind: Kind
     dtype: np.dtype[np.generic]  # little-endian
@@ -56,20 +57,20 @@ class Spec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the uncoded stream in bytes."""
+        """The size of the uncoded stream in bytes."""
         return self.size * self.dtype.itemsize
 
 
 class Selection(NamedTuple):
-    """What a sparsifier sends: ``values`` at ``indices``; the whole vector if they are None."""
+    """The values that a sparsifier sends; if ``indices`` is None, they are the whole vector."""
 
     indices: Indices | None  # (k,) uint32, strictly increasing
     values: Vector  # (k,) float32, contiguous
-    same: bool = False  # True: the indices equal those of this memory's last step
+    same: bool = False  # True: the indices are the same as in the last step with this memory
 
 
 class TensorSlices(NamedTuple):
-    """Which values belong to which tensor: tensor t's are ``values[segments[t]:segments[t + 1]]``.
+    """The tensors' slices of the values; tensor t's is ``values[segments[t]:segments[t + 1]]``.
 
     ``shapes``: the tensors' shapes if every entry is sent, None if only some entries are.
     """
@@ -79,24 +80,24 @@ class TensorSlices(NamedTuple):
 
 
 class Rng:
-    """A numpy Generator, made from a seed on first use because most methods draw nothing."""
+    """A numpy Generator, made from a seed on first use: most methods use no random numbers."""
 
     def __init__(self, seed: int, stage: int) -> None:
         self._seed = (seed, stage)
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """The generator; each stage draws from a stream of its own."""
+        """The generator; each stage has a separate stream of random numbers."""
         return np.random.default_rng(self._seed)
 
 
 class SparsifyContext(NamedTuple):
-    """What a sparsifier knows about one step besides the update.
+    """A sparsifier's input in one step, in addition to the update.
 
-    ``memory``: raw arrays by name, empty at the first step; a method adds its own arrays and
-    changes them in place. ``loss``: the loss of the mini-batch or epoch that made the update, None
-    if unknown. ``workers``: how many updates the server averages in its next step, including this
-    one; 0 if unknown.
+    ``memory``: arrays by name, empty at the first step. A method adds arrays and changes them in
+    place. ``loss``: the loss of the mini-batch or epoch that made the update; None if unknown.
+    ``workers``: how many updates the server averages in its next step, including this update; 0 if
+    unknown.
     """
 
     layout: Layout
@@ -107,50 +108,56 @@ class SparsifyContext(NamedTuple):
 
 
 class Method:
-    """Base of all methods: a name for people, an id for the payload (0 to 255, never changed)."""
+    """Base class of all methods.
+
+    ``name``: the method's name in a configuration. ``id``: its number in a payload, 0 to 255; an id
+    never changes.
+    """
 
     name: ClassVar[str]
     id: ClassVar[int]
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Bytes that this method stores on a node between steps."""
+        """Return the bytes that this method stores on a node between steps."""
         return 0
 
 
 class Sparsifier(Method, ABC):
-    """Chooses which coordinates are sent and remembers the others; the receiver stores nothing."""
+    """Chooses which coordinates are sent, and may store the other values on the node."""
 
-    repeats: ClassVar[bool] = False  # may send the same indices as in the last step
-    selects: ClassVar[bool] = True  # may leave coordinates out
+    repeats: ClassVar[bool] = False  # True: it may send the same indices as in the last step
+    selects: ClassVar[bool] = True  # True: it may leave coordinates out
 
     @property
     def kept(self) -> str | None:
-        """Name of the memory array of unsent values, one per coordinate; None if there is none."""
+        """Name of the memory array with unsent values, one per coordinate; None without one."""
         return None
 
     @abstractmethod
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Choose what to send of ``update``, (n,) finite float32, which must not be changed.
+        """Choose the coordinates of ``update`` to send.
 
-        ``update`` does not contain BatchNorm's running statistics.
+        ``update``: (n,) finite float32, without BatchNorm's running statistics. The method must not
+        change it.
         """
 
     @property
     def contracts(self) -> bool:
-        """Whether |update - sent| < |update|: error feedback needs a contraction."""
+        """Whether |update - sent| < |update|, which error feedback needs to converge."""
         return True
 
     def restore(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
-        """Add (k,) values that were chosen but did not arrive, or not exactly, to the memory.
+        """Add (k,) values to the unsent values in the memory.
 
-        Only a method that keeps unsent values (``kept`` is not None) supports this.
+        The values are those of a lost payload, or the error of the quantizer. Only a method that
+        stores unsent values (``kept`` is not None) supports this.
         """
         assert self.kept is not None
         add_at(memory[self.kept], indices, values)
 
 
 class ResidualSparsifier(Sparsifier):
-    """A sparsifier that keeps what it does not send in a residual: *sent + kept == given*.
+    """A sparsifier that stores unsent values in a residual: *sent + kept == given*.
 
     A step adds the update to the residual (``accumulate``), chooses coordinates of the sum
     (``choose``) and removes their values from the residual (``take``).
@@ -158,15 +165,15 @@ class ResidualSparsifier(Sparsifier):
 
     @property
     def kept(self) -> str | None:
-        """The residual, float32 (n,)."""
+        """Name of the residual, float32 (n,)."""
         return "residual"
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Four bytes per parameter: the residual."""
+        """Return four bytes per parameter, for the residual."""
         return 4 * layout.size
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
-        """Add the update to the residual; return the residual array itself, (n,) float32."""
+        """Add the update to the residual, and return the residual array, (n,) float32."""
         residual = get_or_zeros(step.memory, "residual", len(update), np.float32)
         residual += update
         return residual
@@ -176,13 +183,13 @@ class ResidualSparsifier(Sparsifier):
         """Return the indices of the (n,) accumulated values to send."""
 
     def take(self, given: Vector, indices: Indices) -> Vector:
-        """Return the values to send at ``indices``; leave the rest in ``given``."""
+        """Return the values at ``indices``, which are sent, and set them to 0 in ``given``."""
         values = given[indices]
         given[indices] = 0
         return values
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Accumulate, choose, take."""
+        """Call ``accumulate``, ``choose`` and ``take``."""
         given = self.accumulate(update, step)
         indices = self.choose(given, step)
         return Selection(indices, self.take(given, indices))
@@ -191,30 +198,30 @@ class ResidualSparsifier(Sparsifier):
 class Quantizer(Method, ABC):
     """Converts float32 values to streams of small types and back."""
 
-    exact: ClassVar[bool] = False  # loses nothing
-    feedback: ClassVar[bool] = False  # needs error feedback to converge: on by default
-    unbiased: ClassVar[bool] = False  # E[decoded] = values
-    keeps_norm: ClassVar[bool] = False  # |decoded| <= |values|, except for rounding to nearest
+    exact: ClassVar[bool] = False  # True: it is lossless
+    feedback: ClassVar[bool] = False  # True: it needs error feedback, which is then on by default
+    unbiased: ClassVar[bool] = False  # True: E[decoded] = values
+    keeps_norm: ClassVar[bool] = False  # True: |decoded| <= |values|, apart from nearest rounding
 
     def params(self) -> tuple[int, ...]:
-        """Return the non-negative integers that the decoder needs, such as levels; varints."""
+        """Return non-negative integers that the payload holds for the decoder, such as levels."""
         return ()
 
     @abstractmethod
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Turn (k,) finite float32 values into the streams that ``specs`` describes.
+        """Convert (k,) finite float32 values to the streams that ``specs`` describes.
 
-        ``memory``: as in `SparsifyContext`. Streams may be views of ``values``.
+        ``memory``: the same arrays as in `SparsifyContext`. Streams may be views of ``values``.
         """
 
     @classmethod
     @abstractmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams; streams of floats come before levels, so that floats are aligned.
+        """Describe the streams; streams of floats come first, so that the floats are aligned.
 
-        Raises PayloadError if ``params()`` never returns ``params``.
+        Raises PayloadError for ``params`` that ``params()`` never returns.
         """
 
     @classmethod
@@ -222,18 +229,19 @@ class Quantizer(Method, ABC):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Turn streams (of the described dtypes and sizes) back into (k,) finite float32 values.
+        """Convert streams to (k,) finite float32 values; the result may be a view of a stream.
 
-        Raises PayloadError for streams that no encoder makes. May return a view of a stream.
+        The streams have the dtypes and sizes that ``specs`` describes. Raises PayloadError for
+        streams that ``encode`` cannot have made.
         """
 
     @abstractmethod
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return (k,) float64: the largest possible |decoded - value| for each of these values."""
+        """Return (k,) float64, the largest possible |decoded - value| for each value."""
 
 
 class Coder(Method, ABC):
-    """Lossless coding of one stream."""
+    """Codes one stream without loss."""
 
     @abstractmethod
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
@@ -242,16 +250,18 @@ class Coder(Method, ABC):
     @classmethod
     @abstractmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Return the stream: exactly ``spec.size`` entries of ``spec.dtype``.
+        """Return the stream, ``spec.size`` entries of ``spec.dtype``.
 
-        Raises PayloadError for anything else. Never writes more than ``spec.nbytes`` + 1 bytes.
+        Raises PayloadError for a coded stream of other entries. The decoder never writes more than
+        ``spec.nbytes`` + 1 bytes.
         """
 
 
 def get_or_zeros(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Return the array of this name in ``memory``; create it, (size,) zeros, if it is missing.
+    """Return the array ``name`` in ``memory``; if it is missing, create it as (size,) zeros.
 
-    Raises ValueError if the array has another shape or dtype: it belongs to another model.
+    Raises ValueError if the array has another shape or dtype, because it then belongs to another
+    model.
     """
     if name not in memory:
         memory[name] = np.zeros(size, dtype=dtype)
@@ -265,9 +275,9 @@ def get_or_zeros(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDAr
 
 
 def fallen(step: SparsifyContext) -> bool:
-    """Return whether the loss is below the last step's; store the loss (float64, 1 entry).
+    """Return whether the loss is below the loss of the last step, and store it (float64, 1 entry).
 
-    Returns False at the first step, and if either loss is unknown.
+    Returns False at the first step, and if one of the two losses is unknown.
     """
     first = "loss" not in step.memory
     last = get_or_zeros(step.memory, "loss", 1, np.float64)
@@ -285,7 +295,7 @@ def expect_params(params: tuple[int, ...], count: int = 0) -> None:
 
 def is_finite(values: Vector) -> bool:
     """Return whether no entry of (k,) float32 is NaN or infinite."""
-    # A finite sum of squares proves it, in a third of the time that isfinite().all() takes. The
-    # sum of finite values may overflow: then isfinite() decides.
+    # If the sum of squares is finite, all entries are. This takes a third of the time of
+    # isfinite().all(). The sum of finite values may overflow; then isfinite() decides.
     with np.errstate(all="ignore"):
         return bool(np.isfinite(np.dot(values, values)) or np.isfinite(values).all())

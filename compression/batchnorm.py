@@ -1,9 +1,10 @@
-"""Separates BatchNorm's running statistics, which travel exactly, from the trained entries.
+"""Separates BatchNorm's running statistics, which are sent exactly, from the trained entries.
 
-Running statistics are no gradients, and a variance must not become negative. So no sparsifier and
-no quantizer gets them. They travel beside the trained entries, exactly, and as values: adding a
-difference that is stale, or scaled by an optimiser, could make a variance negative. Tensors that a
-codec's ``exact`` patterns name travel the same way.
+Running statistics are not gradients, and a running variance must not become negative. So they skip
+the sparsifier and the quantizer. They are sent as values, not as changes: a change that is stale,
+or that an optimiser has scaled, could make a variance negative. Tensors with a name that matches
+one of a codec's ``exact`` patterns are sent in the same way. Below, all these tensors are called
+exact.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,19 +21,19 @@ from .layout import Layout
 from .native_tensors import NativeTensor
 from .scatter import Indices, Vector, count_up, find, put_at
 
-# What torch's BatchNorm layers call their buffers.
+# The names of the buffers in PyTorch's BatchNorm layers.
 MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"
 BUFFERS = (MEAN, VARIANCE, COUNT)
-EPSILON = 1e-5  # torch's default; BatchNorm adds it to a variance
+EPSILON = 1e-5  # PyTorch's default; BatchNorm adds it to a variance
 Extent = tuple[int, int]  # start, stop
 
 
 class Separation(NamedTuple):
-    """A vector cut in two: the exact tensors, and the rest (the trained ones)."""
+    """The division of a vector into exact tensors and trained tensors (all others)."""
 
-    exact: tuple[int, ...]  # numbers of the exact tensors, increasing
-    layout: Layout  # of the trained tensors alone, end to end
-    trained_runs: tuple[Extent, ...]  # of entries, in the whole vector
+    exact: tuple[int, ...]  # increasing positions of the exact tensors
+    layout: Layout  # the layout of the trained tensors, without the exact ones
+    trained_runs: tuple[Extent, ...]  # extents of trained entries in the whole vector
     exact_runs: tuple[Extent, ...]
     exact_size: int
     borders: tuple[int, ...]  # how many trained entries come before each exact run
@@ -48,7 +49,7 @@ class Separation(NamedTuple):
     def merge(self, trained: Vector, exact: Vector, borders: Sequence[int] | None = None) -> Vector:
         """Return the whole vector from its trained and exact entries.
 
-        With ``borders`` (of `borders_of`), ``trained`` holds selected entries only.
+        If ``trained`` holds only selected entries, ``borders`` is the result of `borders_of`.
         """
         whole = np.empty(len(trained) + len(exact), dtype=trained.dtype)
         last = done = 0
@@ -65,7 +66,10 @@ class Separation(NamedTuple):
         return find(indices, self.borders)
 
     def widen(self, indices: Indices, values: Vector, exact: Vector) -> tuple[Indices, Vector]:
-        """Return indices and values in the whole vector: (k,) selected trained and all exact."""
+        """Return the indices and values of (k,) trained entries and all exact entries.
+
+        The indices are those in the whole vector.
+        """
         borders = self.borders_of(indices)
         return self.widen_indices(indices, borders), self.merge(values, exact, borders)
 
@@ -81,7 +85,7 @@ class Separation(NamedTuple):
         return whole
 
     def narrow(self, indices: Indices, values: Vector) -> tuple[Indices, Vector, Vector]:
-        """Undo `widen`: return trained indices, their values, and exact entries (missing: 0)."""
+        """Undo `widen`: return trained indices, their values, and exact entries (0 if missing)."""
         exact, done = np.zeros(self.exact_size, dtype=np.float32), 0
         for start, stop, low, high in self._met(indices):
             here = exact[done : done + stop - start]
@@ -100,9 +104,9 @@ class Separation(NamedTuple):
         return trained[:done]
 
     def _trained_pieces(self, indices: Indices) -> Iterator[tuple[slice, int]]:
-        """Yield each slice of the selected entries that is trained, and the exact entries before.
+        """Yield each slice of the selected entries that is trained, and a count.
 
-        The second item is how many entries of the whole vector before the slice are exact.
+        The count is the number of exact entries before the slice in the whole vector.
         """
         last = done = 0
         for start, stop, low, high in self._met(indices):
@@ -111,18 +115,21 @@ class Separation(NamedTuple):
         yield slice(last, len(indices)), done
 
     def _met(self, indices: Indices) -> list[tuple[int, int, int, int]]:
-        """Return start and stop of each exact run, and of the selected entries within it."""
+        """Return, for each run of exact entries, its extent, and the slice of selected entries in it.
+
+        Each item is (start, stop, start of the slice, stop of the slice).
+        """
         starts, stops = ([run[end] for run in self.exact_runs] for end in (0, 1))
         return list(zip(starts, stops, find(indices, starts), find(indices, stops), strict=True))
 
 
 class Scale:
-    """Measures the distance between two sets of statistics by its effect on the layers' outputs.
+    """Measures the distance between two sets of statistics by the effect on the layers' outputs.
 
     BatchNorm's output is (x - mean) / sqrt(variance + epsilon). The distance of two means is the
     shift of the outputs, in standard deviations. The distance of two variances is the logarithm of
-    their ratio. A tensor's distance is the root mean square over its channels; the whole distance
-    is that of the farthest tensor. Counters are ignored.
+    their ratio. The distance of two tensors is the root mean square over the channels. The distance
+    of two sets is the largest distance of their tensors. Counters are ignored.
     `layout`: the layout of the statistics alone, float32 (s,).
     """
 
@@ -152,7 +159,7 @@ class Scale:
         """Return the distance of two (s,) statistics, in standard deviations of `around`."""
         if not len(self._sizes):
             return 0.0
-        # The last entry is the variance of a mean whose tensor of variances is missing.
+        # If a layer's tensor of variances is missing, the variance is 1, the last entry.
         wide = np.append(around.astype(np.float64), 1.0)
         shift = one[self._means].astype(np.float64) - other[self._means]
         shift /= np.sqrt(np.maximum(wide[self._of], 0) + EPSILON)
@@ -162,14 +169,14 @@ class Scale:
         return float(np.sqrt((total / self._sizes).max()))
 
     def between(self, start: Vector, end: Vector, share: float) -> Vector:
-        """Return the statistics at ``share`` of the way from `start` to `end`."""
+        """Return the statistics between `start` (``share`` 0) and `end` (``share`` 1)."""
         found = (start + share * (end.astype(np.float64) - start)).astype(np.float32)
         low, high = self._spread(start), self._spread(end)
         found[self._variances] = np.maximum(low * (high / low) ** share - EPSILON, 0)
         return found
 
     def _spread(self, statistics: Vector) -> NDArray[np.float64]:
-        """Return the variances plus epsilon, as BatchNorm uses them."""
+        """Return the variances plus epsilon, as in BatchNorm's output."""
         spread: NDArray[np.float64] = statistics[self._variances].astype(np.float64) + EPSILON
         return spread
 
@@ -178,20 +185,20 @@ scale_of = lru_cache(maxsize=16)(Scale)
 
 
 def is_statistic(name: str) -> bool:
-    """Return whether a tensor is one of BatchNorm's running statistics, by its name."""
+    """Return whether a tensor's name is that of one of BatchNorm's running statistics."""
     return own_name(name) in BUFFERS
 
 
 def own_name(name: str) -> str:
-    """Return a tensor's name within its module: the part after the last dot."""
+    """Return a tensor's name within its module, the part after the last dot."""
     return name.rpartition(".")[2]
 
 
 @lru_cache(maxsize=64)
 def exact_tensors(layout: Layout, patterns: tuple[str, ...] = ()) -> tuple[int, ...]:
-    """Return the numbers of the tensors that are running statistics or match a pattern.
+    """Return the positions of the running statistics, and of tensors that match a pattern.
 
-    A pattern is a name with `*`, `?` and `[...]` as in a shell (`fnmatch`).
+    A pattern is a name that may hold the wildcards `*`, `?` and `[...]` of `fnmatch`.
     """
     return tuple(t for t, n in enumerate(layout.names) if is_statistic(n) or matches(n, patterns))
 
@@ -211,7 +218,7 @@ def expect_matches(layout: Layout, patterns: tuple[str, ...]) -> None:
 
 
 def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, ...] = ()) -> Vector:
-    """Return a new (n,) vector: ``model`` - ``start``, but the model's values in exact tensors."""
+    """Return a new (n,) vector: the model's values in exact tensors, elsewhere model - start."""
     difference: Vector = model - start
     for first, last in runs(layout, exact_tensors(layout, patterns)):
         difference[first:last] = model[first:last]
@@ -225,7 +232,10 @@ def variances(layout: Layout) -> tuple[Extent, ...]:
 
 
 def expect_counts(own: Iterable[NativeTensor]) -> None:
-    """Raise `PayloadError` if a count of mini-batches is negative: nodes divide by the count."""
+    """Raise `PayloadError` if BatchNorm's count of mini-batches is negative.
+
+    BatchNorm may divide by this count.
+    """
     if any(own_name(each.name) == COUNT and (each.array < 0).any() for each in own):
         raise PayloadError("its update holds a count of mini-batches below 0")
 
@@ -237,7 +247,7 @@ def below_zero(layout: Layout, vector: Vector) -> bool:
 
 @lru_cache(maxsize=64)
 def trained_entries(layout: Layout) -> int:
-    """Return how many entries precede the statistics, which must be a layout's last tensors.
+    """Return the number of entries before the statistics, which must be the last tensors.
 
     Raises ValueError if other tensors follow the statistics.
     """
@@ -250,7 +260,7 @@ def trained_entries(layout: Layout) -> int:
 
 @lru_cache(maxsize=64)
 def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
-    """Separate the tensors ``exact`` (increasing numbers below len(layout)) from the others."""
+    """Separate the tensors at the increasing positions ``exact`` from the other tensors."""
     chosen = set(exact)
     trained = [t for t in range(len(layout)) if t not in chosen]
     exact_runs = runs(layout, exact)
@@ -266,7 +276,7 @@ def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
 
 
 def runs(layout: Layout, tensors: Sequence[int]) -> tuple[Extent, ...]:
-    """Return the extents of these tensors, given in increasing order; neighbours are merged."""
+    """Return the extents of the tensors at these increasing positions; neighbours are merged."""
     bounds = layout.offsets.tolist()
     found: list[Extent] = []
     for tensor in tensors:

@@ -1,7 +1,7 @@
-"""Reuses scratch arrays, because fresh memory costs more than most work done in it.
+"""Reuses temporary arrays, because the first use of fresh memory costs more than most work in it.
 
-``x.abs()`` of 45 MB into fresh memory takes as long as nine copies, nearly all of it page faults.
-Into memory that was used before it takes as long as one copy.
+``x.abs()`` of 45 MB into fresh memory takes as long as nine copies, mostly because of page faults.
+With memory that was used before, ``x.abs()`` takes as long as one copy.
 """
 
 import threading
@@ -10,8 +10,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-# Bytes of buffers per thread, at most: five vectors of ResNet18 (45 MB as float32), or one of
-# AlexNet (244 MB). Memory beyond the limit returns to the system after use and faults in again.
+# The most bytes of buffers per thread. These are five vectors of ResNet18 (45 MB as float32) or one
+# of AlexNet (244 MB). Memory beyond the limit is returned to the system, and its next use causes
+# page faults again.
 LIMIT = 256 << 20
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -22,14 +23,16 @@ _kept = threading.local()
 def workspace(
     name: str, size: int, dtype: type[Scalar] | np.dtype[Scalar]
 ) -> np.ndarray[tuple[int], np.dtype[Scalar]]:
-    """Return (size,) ``dtype``, a view of this thread's buffer of that name; contents undefined.
+    """Return an array (size,) of ``dtype`` with undefined contents, a view of a named buffer.
 
-    The view is valid until the same thread asks for the same name again, with any dtype. So use it
-    within one function, do not return it, and begin its name with the module's name.
+    Each thread has its own buffers. The view may be overwritten when the same thread asks for the
+    same name again, with any dtype. So use the view within one function, do not return it, and
+    begin its name with the module's name.
 
-    A buffer only grows, and untouched pages cost nothing: ask for the most that may be needed. If
-    the buffers exceed LIMIT bytes in all, the least recently used ones are dropped. A single buffer
-    larger than LIMIT is never stored. A view that a caller still holds stays valid.
+    A buffer never shrinks, and pages that are not touched cost nothing. So ask for the largest size
+    that may be needed. If a thread's buffers exceed LIMIT bytes together, the least recently used
+    ones are deleted. A single buffer larger than LIMIT is never stored. A caller may still use its
+    view of a deleted buffer.
     """
     kept = buffers()
     nbytes = size * np.dtype(dtype).itemsize
@@ -51,5 +54,5 @@ def buffers() -> dict[str, NDArray[np.uint8]]:
 
 
 def release() -> None:
-    """Drop all buffers of this thread."""
+    """Delete all buffers of this thread."""
     _kept.__dict__.clear()

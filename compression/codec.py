@@ -1,4 +1,4 @@
-"""Encodes an update into one self-describing payload. See docs/payload.md."""
+"""Encodes an update into a payload that describes its contents. See docs/payload.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,19 +34,23 @@ from .scatter import add_at, subtract_at
 from .wire import ALL, INDICES, REPEATED, digest, ids_of, seal, tables, with_own
 from .wire_header import varint
 
-_SMALL = 64  # streams of fewer bytes stay uncoded: coding gains nothing
-_ERROR = "error"  # name of the codec's own error feedback memory, float32 (n,)
+_SMALL = 64  # streams of fewer bytes stay uncoded, because coding would not make them smaller
+_ERROR = "error"  # name of the codec's array for error feedback, float32 (n,)
 
 
 @dataclass(frozen=True)
 class Codec:
-    """Three stages: the sparsifier selects, the quantizer writes values, the coder compresses.
+    """Encodes updates in three stages.
 
-    ``feedback``: the next update gets what the quantizer loses (error feedback, Seide et al. 2014;
-    Karimireddy et al. 2019). The loss goes into the sparsifier's residual. A sparsifier without a
-    residual gets a memory of the codec's own, which then also holds what was not selected.
-    ``exact_names``: patterns of names of tensors that only the coder touches. BatchNorm's running
-    statistics are always treated so. These tensors have no residual, even if a payload is lost.
+    The sparsifier selects entries, the quantizer reduces the precision of their values, and the
+    coder compresses the result without loss.
+
+    ``feedback``: add the quantizer's error to the next update (error feedback, Seide et al. 2014;
+    Karimireddy et al. 2019). The error is stored in the sparsifier's residual. If the sparsifier
+    has no residual, the codec stores the error, and the entries that were not selected, in a
+    separate array. ``exact_names``: patterns of names. Tensors with such a name, and BatchNorm's
+    running statistics, skip the sparsifier and the quantizer. They have no residual, even if a
+    payload is lost.
     """
 
     sparsifier: Sparsifier
@@ -69,11 +73,11 @@ class Codec:
 
     @property
     def keeps(self) -> bool:
-        """Whether unsent values are kept, so that `restore` can take a lost payload back."""
+        """Whether the node stores unsent values, to which `restore` can add a lost payload."""
         return self.feedback or self.sparsifier.kept is not None
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Bytes that a node stores between two updates."""
+        """Return the bytes that a node stores between two updates."""
         inner = self._separation(layout)
         trained = layout if inner is None else inner.layout
         own = 4 * trained.size if self.feedback and self.sparsifier.kept is None else 0
@@ -93,20 +97,22 @@ class Codec:
         as_before: bool = False,
         own: Sequence[NativeTensor] = (),
     ) -> bytes:
-        """Encode (layout.size,) contiguous float32, and tensors in their own type beside it.
+        """Encode an update, (layout.size,) contiguous float32, and tensors of other dtypes.
 
-        ``memory``: the arrays stored on this node, changed in place; without it, every update is
-        treated as the first. ``seed``: for methods that draw; the global random state is never
-        used. ``names``: add the tensors' names and dtypes, for a receiver without a layout.
+        ``memory``: the arrays stored on this node, changed in place; without a memory, every update
+        is treated as the first.
+        ``seed``: for methods that use random numbers; the global random state is never used.
+        ``names``: add the tensors' names and dtypes, for a receiver without a layout.
         ``loss``: the loss on the data that made the update, for methods that depend on it.
-        ``workers``: how many updates the server averages in its next step, for methods that clip
-        by that number (0: unknown).
-        ``as_before``: the receiver has decoded this memory's last payload and stored its indices,
-        so equal indices need not be sent again.
-        ``own``: tensors in their own type, sorted by position among all tensors of the model.
+        ``workers``: how many updates the server averages in its next step, for methods whose
+        clipping depends on this number (0: unknown).
+        ``as_before``: True if the receiver has decoded the last payload of this memory and stored
+        its indices. If the indices of this payload are the same, they are not sent again.
+        ``own``: the tensors that are sent in their own dtype, sorted by position in the model.
+
         Raises ValueError for a vector or memory that does not fit the layout. Raises PayloadError
-        for NaN or infinity in the update, with the memory unchanged; and where update and residual
-        add up beyond float32, with the memory emptied.
+        for NaN or infinity in the update (the memory is unchanged), and if the sum of update and
+        residual exceeds float32 (the memory is emptied).
         """
         _check_update(update, layout)
         raw = own_bytes(own) if own else None
@@ -144,12 +150,12 @@ class Codec:
         memory: Memory | None = None,
         seed: int = 0,
     ) -> bytes:
-        """Encode a vector of (k,) float32 at strictly increasing indices and zeros elsewhere.
+        """Encode a sparse vector: (k,) float32 at strictly increasing indices, zeros elsewhere.
 
-        ``indices`` None: ``values`` is the whole vector, (layout.size,). A vector that is sparse
-        already, such as a mean of sparse updates, needs no selection: the cost is that of k
-        values. A codec that selects or uses error feedback encodes the dense vector instead.
-        ``memory``, ``seed`` and errors as in `encode`.
+        If ``indices`` is None, ``values`` is the whole vector, (layout.size,). The vector is sparse
+        already, such as a mean of sparse updates, so it needs no selection and the cost depends
+        only on k. A codec that selects, or uses error feedback, encodes the dense vector instead.
+        ``memory``, ``seed`` and the errors are the same as in `encode`.
         """
         if indices is None or self.sparsifier.selects or self.feedback:
             dense = Update(layout, indices, values, type(self.sparsifier)).dense()
@@ -167,11 +173,12 @@ class Codec:
         return self._assemble(head, _listed(own, exact, indices), streams, parts)
 
     def restore(self, payload: Buffer, layout: Layout, memory: Memory) -> None:
-        """Add a payload that was lost or not applied, this memory's last, back to the residual.
+        """Add the last payload of this memory to the residual, because it was lost or not applied.
 
-        Afterwards *sent + kept == given* holds as if the payload had never been sent. Exact
-        tensors, such as running statistics, are values and not sums: they are not restored. Raises
-        PayloadError for a payload that is not this memory's last.
+        Afterwards the residual is the same as if these values had never been sent
+        (*sent + kept == given*). Exact tensors, such as running statistics, are not restored,
+        because they are values and not changes. Raises PayloadError for a payload that is not the
+        last of this memory.
         """
         sent = memory.get("sent")
         last = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
@@ -184,12 +191,12 @@ class Codec:
             add_at(get_or_zeros(memory, _ERROR, size, np.float32), indices, values)
 
     def exact_tensors(self, layout: Layout) -> tuple[int, ...]:
-        """Return the tensors of a layout, by position, that this codec's payloads hold exactly."""
+        """Return the positions of the tensors that this codec's payloads hold exactly."""
         inner = self._separation(layout)
         return () if inner is None else inner.exact
 
     def _separation(self, layout: Layout) -> Separation | None:
-        """Return where trained and exact entries lie; None if no tensor needs separation."""
+        """Return the separation of trained and exact tensors; None if no tensor needs it."""
         if self.exact and not self.exact_names:
             return None  # every tensor is exact, and there is no residual
         expect_matches(layout, self.exact_names)
@@ -197,7 +204,7 @@ class Codec:
         return separate(layout, exact) if exact else None
 
     def _given(self, update: Vector, memory: Memory) -> Vector:
-        """Return the update plus the error that the codec's own feedback has stored."""
+        """Return the update plus the error that the codec, not the sparsifier, has stored."""
         if not self.feedback or self.sparsifier.kept is not None:
             return update
         given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
@@ -206,11 +213,11 @@ class Codec:
 
     @cached_property
     def ids(self) -> bytes:
-        """The three bytes that name the stages in a payload."""
+        """The ids of the three stages in a payload, one byte each."""
         return bytes((self.sparsifier.id, self.quantizer.id, self.coder.id))
 
     def made(self, payload: Buffer) -> bool:
-        """Return whether a payload names these three stages; it does not hold their options."""
+        """Return whether a payload has these three ids; a payload does not hold the options."""
         return ids_of(payload) == self.ids
 
     def _head(
@@ -252,7 +259,7 @@ class Codec:
 def _listed(
     layout: Layout, exact: Vector | None, indices: Indices | None
 ) -> list[tuple[Any, Spec]]:
-    """Return the streams that precede the values' streams: exact tensors, then indices."""
+    """Return the streams before the values' streams: exact tensors, then indices."""
     listed: list[tuple[Any, Spec]] = []
     if exact is not None:
         listed.append((exact, exact_spec(len(exact))))

@@ -24,33 +24,36 @@ from .scatter import add_at, find, increase, put_at
 from .wire import VERSION, Parsed, digest, parse, unpack
 from .wire_header import MAX_TENSORS
 
-MAX_SIZE = 1 << 28  # entries decode() accepts when no layout says how many there are
+MAX_SIZE = 1 << 28  # the most entries that decode() accepts without a layout
 _U4, _F4 = np.dtype("<u4"), np.dtype("<f4")
-# Overflow is detected in the result, so the caller's numpy settings must not raise or warn.
+# The result is checked for overflow, so numpy itself must not raise or warn.
 quiet = np.errstate(all="ignore")
 
 
 class Update(NamedTuple):
-    """What a payload holds."""
+    """The contents of a decoded payload."""
 
     layout: Layout
     indices: Indices | None  # (k,) uint32, strictly increasing; None: every entry is present
     values: Vector  # (k,) float32, all finite; may be a read-only view of the payload
     sparsifier: type[Sparsifier]
-    exact: tuple[int, ...] = ()  # tensors of the layout that no sparsifier or quantizer has touched
+    exact: tuple[int, ...] = ()  # positions of the tensors that skipped sparsifier and quantizer
     own: tuple[
         NativeTensor, ...
-    ] = ()  # tensors of the model that are not in the layout: values, exact
+    ] = ()  # tensors in their own dtype, which are not in the layout
 
     @property
     def selected(self) -> Indices | None:
-        """The indices among trained entries, which a later payload may repeat."""
+        """The indices into the trained entries, which a later payload may repeat."""
         if self.indices is None or not self.exact:
             return self.indices
         return separate(self.layout, self.exact).narrow_indices(self.indices)
 
     def dense(self, out: Vector | None = None) -> Vector:
-        """Return the (n,) float32 vector; if entries are missing, ``out`` (n,) float32 is used."""
+        """Return the (n,) float32 vector.
+
+        If the update is sparse, the result is written to ``out``, (n,) float32, if it is given.
+        """
         if self.indices is None:
             return self.values
         if out is None:
@@ -69,10 +72,11 @@ class Update(NamedTuple):
         return total
 
     def model_from(self, vector: Vector) -> Vector:
-        """Return a new (n,) vector: ``vector`` plus this update, whose sender called `changes`.
+        """Return a new (n,) model: ``vector`` plus an update that `batchnorm.changes` computed.
 
-        Exact tensors, which include BatchNorm's statistics, hold values: these replace the entries
-        of ``vector``. Raises PayloadError if entries of exact tensors are missing.
+        Exact tensors, including BatchNorm's statistics, hold values and not changes. These values
+        replace the entries of ``vector``. Raises PayloadError if entries of exact tensors are
+        missing.
         """
         total = self.added_to(vector)
         values = sorted({*self.exact, *exact_tensors(self.layout)})
@@ -81,9 +85,9 @@ class Update(NamedTuple):
         return total
 
     def entries(self, start: int, stop: int) -> Vector:
-        """Return the values of the entries from ``start`` up to, not including, ``stop``.
+        """Return the values of the entries ``start`` to ``stop`` - 1.
 
-        Raises PayloadError if any of them is missing.
+        Raises PayloadError if one of these entries is missing.
         """
         if self.indices is None:
             return self.values[start:stop]
@@ -95,7 +99,7 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """What a payload says about itself."""
+    """The data in a payload's header."""
 
     version: int
     sparsifier: str
@@ -110,9 +114,10 @@ class Description:
 def decode(
     payload: Buffer, layout: Layout | None = None, *, max_size: int = MAX_SIZE
 ) -> tuple[Vector, Layout]:
-    """Return the dense (n,) float32 vector, all finite, and its layout; see `decode_update`.
+    """Return the dense vector, (n,) finite float32, and its layout.
 
-    The vector may be a read-only view of ``payload``. Raises PayloadError as `decode_update` does.
+    The vector may be a read-only view of ``payload``. Parameters and errors are the same as in
+    `decode_update`.
     """
     update = decode_update(payload, layout, max_size=max_size)
     return update.dense(), update.layout
@@ -129,17 +134,20 @@ def decode_update(
     max_size: int = MAX_SIZE,
     max_tensors: int = MAX_TENSORS,
 ) -> Update:
-    """Return what a payload holds; all values of the vector are finite.
+    """Decode a payload; all values of the result's vector are finite.
 
-    ``layout``: the layout of the whole model. The payload must have the same shapes, and the same
-    names and dtypes if it has names. Without a layout, what the payload declares is accepted, up to
-    ``max_size`` entries and ``max_tensors`` tensors.
-    ``own``: increasing positions, among all tensors, of those that must travel in their own type;
-    all others must be in the vector. ``exact``: positions, among the vector's tensors, of those
-    that must be exact (None: any may be).
+    ``layout``: the layout of the whole model. The payload must have the same shapes. If it has
+    names, it must also have the same names and dtypes. Without a layout, any tensors are accepted,
+    up to ``max_size`` entries and ``max_tensors`` tensors.
+    ``own``: increasing positions in ``layout`` of the tensors that must be sent in their own dtype;
+    all other tensors must be in the vector.
+    ``exact``: positions, among the vector's tensors, of the tensors that must be exact; None allows
+    any.
     ``before``: `Update.selected` of the sender's last payload, for a payload that repeats its
-    indices. Raises PayloadError for everything else, before it allocates memory for what the
-    payload declares.
+    indices.
+
+    Raises PayloadError for any other payload. The error is raised before memory is allocated for
+    the sizes that the payload declares.
     """
     parsed = parse(payload, layout, max_size, max_tensors, own=own, exact=exact)
     beside = _own(parsed)
@@ -151,7 +159,7 @@ def decode_update(
             borders = cut.borders_of(indices)
             indices = cut.widen_indices(
                 indices, borders
-            )  # the narrower ones go before values get wider
+            )  # delete the narrower indices before the values are widened
         values = cut.merge(values, apart, borders)
     return Update(parsed.layout, indices, values, parsed.sparsifier, parsed.exact, beside)
 
@@ -160,9 +168,10 @@ def decode_update(
 def decode_trained(
     payload: Buffer, layout: Layout, before: Indices | None
 ) -> tuple[Indices | None, Vector]:
-    """Return indices and values of the trained entries only; otherwise as `decode_update`.
+    """Return the indices and values of the trained entries of a payload.
 
-    ``layout``: the layout of the vector, without the tensors in their own type.
+    ``layout``: the layout of the vector, without the tensors in their own dtype. ``before`` and the
+    errors are the same as in `decode_update`.
     """
     return _trained(parse(payload, layout, MAX_SIZE, of_vector=True), before)
 
@@ -174,9 +183,10 @@ def expect(
     own: tuple[int, ...] = (),
     exact: tuple[int, ...] | None = None,
 ) -> None:
-    """Raise PayloadError unless a payload's header is one that `decode_update` would accept.
+    """Raise PayloadError unless `decode_update` would accept the payload's header.
 
-    Arguments as in `decode_update`. Checks checksum and lengths; decodes no value.
+    The parameters are the same as in `decode_update`. The function also checks the checksum and the
+    lengths. It decodes no value.
     """
     parse(payload, layout, MAX_SIZE, own=own, exact=exact)
 
@@ -184,12 +194,12 @@ def expect(
 def declared(
     payload: Buffer, *, max_size: int = MAX_SIZE, max_tensors: int = MAX_TENSORS
 ) -> tuple[Layout, tuple[int, ...]]:
-    """Return the tensors that a header declares, and the positions of those in their own type.
+    """Return the layout of all tensors in a payload, and the positions of those in their own dtype.
 
-    With both as ``layout`` and ``own``, `decode_update` accepts the payload. Checks checksum and
-    lengths; decodes no value. Raises PayloadError as `decode_update` does, for more than
-    ``max_size`` entries or ``max_tensors`` tensors, for two tensors of the same name, and for a
-    position beyond the last tensor.
+    `decode_update` accepts the payload with these results as ``layout`` and ``own``. The function
+    checks the checksum and the lengths. It decodes no value. Raises the PayloadErrors of
+    `decode_update`. Also raises PayloadError for more than ``max_size`` entries or ``max_tensors``
+    tensors, for two tensors with the same name, and for a position behind the last tensor.
     """
     parsed = parse(payload, None, max_size, max_tensors)
     layout, own = parsed.layout, {each.position: each for each in parsed.own}
@@ -210,9 +220,9 @@ def declared(
 
 
 def describe(payload: Buffer) -> Description:
-    """Return what the header says; check checksum and lengths; decode no value.
+    """Return the data in a payload's header; check the checksum and the lengths; decode no value.
 
-    The numbers are not bounded: check the payload with `expect` before you use them.
+    The numbers may be of any size. Check the payload with `expect` before you use them.
     """
     parsed = parse(payload, None, 1 << 62)
     selected = parsed.layout.size
@@ -231,7 +241,7 @@ def describe(payload: Buffer) -> Description:
 
 
 def _own(parsed: Parsed) -> tuple[NativeTensor, ...]:
-    """Return the tensors in their own type, whose bytes are the last stream."""
+    """Return the tensors in their own dtype; their bytes are the payload's last stream."""
     if not parsed.own:
         return ()
     if not parsed.bodies:
@@ -241,7 +251,7 @@ def _own(parsed: Parsed) -> tuple[NativeTensor, ...]:
 
 
 def _exact(parsed: Parsed) -> Vector | None:
-    """Return the values of the exact tensors, (s,) float32; None without exact tensors."""
+    """Return the values of the exact tensors, (s,) float32; None if there are no exact tensors."""
     if not parsed.exact:
         return None
     spec = exact_spec(separate(parsed.layout, parsed.exact).exact_size)
@@ -289,7 +299,7 @@ def index_spec(count: int, size: int) -> Spec:
 
 
 def parts_of(indices: Indices | None, layout: Layout) -> TensorSlices:
-    """Return which of the values at ``indices`` belong to which of the layout's tensors."""
+    """Return, for each tensor of the layout, its slice of the values at ``indices``."""
     if indices is None:
         return TensorSlices(layout.offsets, layout.shapes)
     bounds = layout.offsets.astype(np.uint32)

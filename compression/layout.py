@@ -1,4 +1,4 @@
-"""Layout of a model's tensors in one flat float32 vector."""
+"""Describes the layout of a model's tensors in one flat float32 vector."""
 
 import math
 from collections.abc import Collection
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and dtypes of tensors that lie end to end in one flat float32 vector.
+    """Names, shapes and dtypes of tensors that are concatenated in one flat float32 vector.
 
-    ``dtypes`` are the tensors' own dtype names ("float32", "int64", ...); in the vector every entry
-    is float32. A 0-d tensor has one entry. Tensors of size zero and an empty layout are legal.
+    ``dtypes``: the names of the tensors' dtypes in the model ("float32", "int64", ...). In the
+    vector every entry is float32. A 0-d tensor has one entry. Tensors of size zero are allowed, and
+    so is a layout without tensors.
     """
 
     names: tuple[str, ...]
@@ -33,7 +34,7 @@ class Layout:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """(T+1,) int64, read-only: tensor t is entries ``offsets[t]:offsets[t + 1]``."""
+        """(T+1,) int64, read-only: tensor t has the entries ``offsets[t]:offsets[t + 1]``."""
         sizes = [0, *(math.prod(shape) for shape in self.shapes)]
         offsets = np.cumsum(np.array(sizes, dtype=np.int64))
         offsets.flags.writeable = False
@@ -49,11 +50,11 @@ class Layout:
         return len(self.names)
 
     def __bool__(self) -> bool:
-        """Return True: a layout without tensors is still a layout."""
+        """Return True, also for a layout without tensors."""
         return True
 
     def without(self, tensors: Collection[int]) -> "Layout":
-        """Return the layout of all tensors except these, in order; itself if none are given."""
+        """Return the layout without the tensors at these positions; itself if none are given."""
         return self if not tensors else _without(self, frozenset(tensors))
 
     @cached_property
@@ -61,11 +62,12 @@ class Layout:
         return hash((self.names, self.shapes, self.dtypes))
 
     def __hash__(self) -> int:
-        # Layouts are cache keys on the hot path, and hashing 122 names on each call is slow.
+        # Layouts are keys of caches that are read in every step. Hashing 122 names each time would
+        # be slow.
         return self._hash
 
     def __reduce__(self) -> tuple[type["Layout"], tuple[object, ...]]:
-        # Leaves the cached values out: another process hashes strings differently.
+        # The cached values are left out, because another process hashes strings differently.
         return Layout, (self.names, self.shapes, self.dtypes)
 
 

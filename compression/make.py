@@ -1,4 +1,4 @@
-"""Builds a codec from names and options, as a configuration gives them."""
+"""Builds a codec from the names of its methods and their options."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -17,13 +17,13 @@ def make_codec(
     exact: Sequence[str] | None = None,
     **options: Any,
 ) -> Codec:
-    """Build a codec from names and options; an option that is None counts as not given.
+    """Build a codec from names and options; an option with the value None is ignored.
 
     ``feedback``: error feedback (`Codec`); None turns it on for the quantizers that need it.
-    ``exact``: patterns of names of tensors that travel exactly, as float32 ("head.*").
+    ``exact``: patterns of names ("head.*"); tensors with such a name are sent exactly, as float32.
 
     Raises ValueError with a one-line message for an unknown method, for an option that none of the
-    three methods has, and for a value of the wrong type or out of range.
+    three methods has, and for a value of the wrong type or outside the option's range.
     """
     chosen = {"sparsifier": sparsifier, "quantizer": quantizer, "coder": coder}
     classes = {stage: get(stage, name) for stage, name in chosen.items()}

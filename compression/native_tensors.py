@@ -1,7 +1,8 @@
-"""Tensors that travel in their own type beside the float32 vector: integers, and others on request.
+"""Encodes native tensors: integers, and other tensors on request, that are sent in their own dtype.
 
-They are values, never changes, and exact to the last bit. A payload declares them in a table before
-the table of shapes. Its last stream holds their bytes, end to end.
+A payload holds native tensors beside the float32 vector. They are values, never changes, and are
+exact to the last bit. A table before the payload's table of shapes declares them. The payload's
+last stream holds their concatenated bytes.
 """
 
 import math
@@ -30,7 +31,7 @@ _U1 = np.dtype("u1")
 
 
 class NativeTensor(NamedTuple):
-    """A tensor in its own type, and its position among all tensors of the model, from 0."""
+    """A native tensor, and its position among all tensors of the model, from 0."""
 
     position: int
     name: str
@@ -38,7 +39,7 @@ class NativeTensor(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """A tensor in its own type as a payload's table declares it."""
+    """The description of a native tensor in a payload's table."""
 
     position: int
     name: str
@@ -47,12 +48,12 @@ class Declared(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor in bytes."""
+        """The size of the tensor in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def own_table(own: Sequence[NativeTensor]) -> bytes:
-    """Return the table; raise ValueError for a dtype, shape or name that the format lacks."""
+    """Return the table's bytes; raises ValueError for a dtype, shape or name beyond the format."""
     return _table([Declared(p, n, array.dtype.name, array.shape) for p, n, array in own])
 
 
@@ -73,7 +74,7 @@ def _table(declared: Sequence[Declared]) -> bytes:
 
 @lru_cache(maxsize=64)
 def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declared, ...]]:
-    """Return the table of a model's tensors ``own``, by position, and what the table declares."""
+    """Return the table of the tensors at the positions ``own``, and their descriptions."""
     tensors = list(zip(model.names, model.dtypes, map(tuple, model.shapes), strict=True))
     declared = tuple(Declared(position, *tensors[position]) for position in own)
     return _table(declared), declared
@@ -82,7 +83,7 @@ def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declare
 def expect_own(
     reader: Reader, flagged: bool, model: Layout, own: tuple[int, ...]
 ) -> tuple[Declared, ...]:
-    """Read past the table, which must declare the model's tensors `own`, by position.
+    """Read the table, which must declare the model's tensors at the positions `own`.
 
     ``flagged``: whether the payload has a table. Raises PayloadError for any other table.
     """
@@ -100,7 +101,7 @@ def _lacks(tensor: Declared) -> str:
 
 
 def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> str:
-    """Return the first difference between a table and the expected one; read no further."""
+    """Return the first difference between a table and the expected one, and stop reading there."""
     count, position = reader.varint(), -1
     for place in range(max(count, len(expected))):
         wanted = expected[place] if place < len(expected) else None
@@ -125,7 +126,11 @@ def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> 
 
 
 def read_own(reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS) -> tuple[Declared, ...]:
-    """Read the table; raise PayloadError for more than 8 ``max_size`` bytes of tensors in all."""
+    """Read the table.
+
+    Raises PayloadError for a malformed table, for more than ``max_tensors`` tensors, and for
+    tensors of more than 8 * ``max_size`` bytes together.
+    """
     count = reader.varint()
     if not 0 < count <= max_tensors:
         raise PayloadError(f"payload declares {count} tensors of their own type")
@@ -154,7 +159,7 @@ def own_spec(declared: Sequence[Declared]) -> Spec:
 
 
 def own_bytes(own: Sequence[NativeTensor]) -> Array:
-    """Return the stream, (bytes,) uint8. Raises PayloadError for NaN; infinity is allowed."""
+    """Return the stream, (bytes,) uint8; raises PayloadError for NaN, but not for infinity."""
     parts = []
     for _, name, array in own:
         if array.dtype.kind == "f" and _has_nan(array):
@@ -165,7 +170,7 @@ def own_bytes(own: Sequence[NativeTensor]) -> Array:
 
 
 def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[NativeTensor, ...]:
-    """Return the tensors in a stream. Raises PayloadError for NaN, and for bools not 0 or 1."""
+    """Return the tensors in a stream; raises PayloadError for NaN, and for bools not 0 or 1."""
     found, start = [], 0
     for position, name, dtype, shape in declared:
         kind = np.dtype(dtype).newbyteorder("<")
@@ -182,5 +187,5 @@ def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[NativeTens
 
 
 def _has_nan(array: NDArray[Any]) -> bool:
-    """Return whether an array of floats holds NaN: NaN is then its minimum. Makes no new array."""
+    """Return whether a float array holds NaN; then its minimum is NaN. This makes no new array."""
     return bool(array.size and np.isnan(array.min()))

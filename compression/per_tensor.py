@@ -1,4 +1,4 @@
-"""Selects a share of the coordinates: of the whole model, or of each tensor.
+"""Selects a share of the coordinates, either of the whole model or of each tensor.
 
 Most of a model's tensors have few entries. These small tensors are processed together.
 """
@@ -19,13 +19,13 @@ SCOPES = ("tensor", "global")
 
 def count(share: float, size: int) -> int:
     """Return ``share`` of ``size`` entries, rounded down, but at least 1 if neither is 0."""
-    # 0.29 * 100 is 28.999999999999996 in floating point; 29 is meant.
+    # 0.29 * 100 is 28.999999999999996 in floating point, but the result must be 29.
     return min(size, max(1, int(share * size + 1e-6))) if share > 0 else 0
 
 
 @lru_cache(maxsize=64)
 def counts(share: float, layout: Layout) -> NDArray[np.int64]:
-    """Return `count` of each tensor, (T,); read-only, because the cache shares the array."""
+    """Return `count` of each tensor, (T,) read-only, because all callers share the cached array."""
     sizes = np.diff(layout.offsets).tolist()
     found = np.array([count(share, size) for size in sizes], dtype=np.int64)
     found.flags.writeable = False
@@ -33,14 +33,14 @@ def counts(share: float, layout: Layout) -> NDArray[np.int64]:
 
 
 def largest_in(values: Vector, layout: Layout, share: float, scope: str) -> Indices:
-    """Return the indices of the ``share`` largest magnitudes: of all (n,), or of each tensor."""
+    """Return the indices of the ``share`` largest magnitudes, of all (n,) or of each tensor."""
     if scope == "global":
         return largest(values, count(share, len(values)))
     return largest_of_each(values, layout.offsets, counts(share, layout))
 
 
 def random_in(layout: Layout, share: float, scope: str, generator: np.random.Generator) -> Indices:
-    """Return indices of a uniform ``share`` without replacement: of all, or of each tensor."""
+    """Return a uniform random ``share`` of the indices, of all or of each tensor."""
     if scope == "global":
         return uniform(layout.size, count(share, layout.size), generator)
     sizes = np.diff(layout.offsets).tolist()
@@ -54,11 +54,11 @@ def random_in(layout: Layout, share: float, scope: str, generator: np.random.Gen
 
 
 def largest_of_each(values: Vector, segments: Segments, counts: NDArray[np.int64]) -> Indices:
-    """Return (sum of counts,) uint32: the ``counts[t]`` largest of each tensor, as ``largest``.
+    """Return the indices of the ``counts[t]`` largest magnitudes of each tensor t.
 
-    ``values``: (n,) float32. ``segments``: (T+1,) int64, the tensors' bounds in ``values``.
-    ``counts``: (T,) int64. The indices are those in the whole vector, strictly increasing. Raises
-    ValueError as ``largest`` does.
+    The result is (sum of counts,) uint32, strictly increasing indices into the whole vector. Ties
+    and errors are the same as in ``largest``. ``values``: (n,) float32. ``segments``: (T+1,) int64,
+    the tensors' bounds in ``values``. ``counts``: (T,) int64.
     """
     bits, parts = bits_of(values, 0), [np.zeros(0, dtype=np.uint32)]
     small, rest = _plan(segments.tobytes(), counts.tobytes())
@@ -74,23 +74,23 @@ def largest_of_each(values: Vector, segments: Segments, counts: NDArray[np.int64
 
 
 class _Small(NamedTuple):
-    """Small tensors, processed together: one by one, the calls would cost more than the work.
+    """Small tensors that are processed together, because a call per tensor would be slow.
 
-    One sort serves all of them: each key is the tensor's number in the high 32 bits and the
-    magnitude in the low 32 bits.
+    One sort processes all small tensors. Each sort key has the tensor's number in the high 32 bits
+    and the magnitude in the low 32 bits.
     """
 
-    tensors: list[tuple[int, int, int]]  # start, stop, how many entries are wanted
+    tensors: list[tuple[int, int, int]]  # start, stop, how many entries to select
     positions: Indices  # (m,) indices of the tensors' entries in the whole vector
     owners: NDArray[np.int64]  # (m,) number of each entry's tensor, in the high 32 bits
     numbers: NDArray[np.intp]  # (m,) number of each entry's tensor
-    ranks: NDArray[np.intp]  # (t,) place of each tensor's least wanted entry among all sorted keys
-    total: int  # sum of wanted entries
+    ranks: NDArray[np.intp]  # (t,) position of each tensor's smallest selected entry after sorting
+    total: int  # how many entries to select in all
 
 
 @lru_cache(maxsize=64)
 def _plan(segments: bytes, counts: bytes) -> tuple[_Small | None, list[tuple[int, int, int]]]:
-    """Return the small tensors and the others; leave out tensors of which no entry is wanted."""
+    """Return the small tensors, and the others, without tensors of which no entry is selected."""
     bounds = np.frombuffer(segments, dtype=np.int64).tolist()
     wanted = np.frombuffer(counts, dtype=np.int64).tolist()
     cuts = list(zip(bounds[:-1], bounds[1:], wanted, strict=True))
@@ -114,7 +114,7 @@ def _plan(segments: bytes, counts: bytes) -> tuple[_Small | None, list[tuple[int
 
 
 def _largest_of_small(bits: Bits, small: _Small) -> Indices | None:
-    """Return the largest of each small tensor; None if ties make them more than are wanted."""
+    """Return the indices of each small tensor's largest; None if ties make them too many."""
     keys = (bits.take(small.positions) & MOST) | small.owners
     least = np.sort(keys)[small.ranks]
     mask = keys >= least[small.numbers]

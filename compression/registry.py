@@ -1,4 +1,4 @@
-"""Registry of the methods of each stage, by name and by id, and of their options."""
+"""Registers the methods of each stage by name and by id, and lists their options."""
 
 import importlib
 import pkgutil
@@ -22,15 +22,15 @@ M = TypeVar("M", bound=type[Method])
 def register(stage: str) -> Callable[[M], M]:
     """Return a class decorator that adds a method to a stage.
 
-    The decorator raises TypeError for a class that is no dataclass with defaults, or that does not
-    derive from the stage's base. It raises ValueError for an id that does not fit a byte, for a
-    name or id that is taken, and for an option that has another type in another method.
+    The decorator raises TypeError for a class that is not a dataclass with defaults, or that does
+    not derive from the stage's base class. It raises ValueError for an id outside 0 to 255, for a
+    name or id that another method has, and for an option that has another type in another method.
     """
 
     def add(cls: M) -> M:
         if not (is_dataclass(cls) and issubclass(cls, STAGES[stage])):
             raise TypeError(f"{cls.__name__} is no dataclass derived from {STAGES[stage].__name__}")
-        cls()  # every option needs a default
+        cls()  # raises TypeError if an option has no default
         if not 0 <= cls.id <= 255:
             raise ValueError(f"{stage} {cls.name}: id {cls.id} does not fit a byte")
         for other in _registered[stage].values():
@@ -55,7 +55,7 @@ def names(stage: str) -> list[str]:
 
 
 def get(stage: str, name: str) -> type[Method]:
-    """Return the class of a method; raise ValueError, listing the names, if there is none."""
+    """Return the class of a method; raises ValueError, with all names, for an unknown name."""
     methods = _stage(stage)
     if name not in methods:
         raise ValueError(f"no {stage} is called {name!r}; there are {', '.join(sorted(methods))}")
@@ -64,7 +64,7 @@ def get(stage: str, name: str) -> type[Method]:
 
 @cache
 def by_id(stage: str, number: int) -> type[Method]:
-    """Return the class with this id; raise PayloadError if there is none."""
+    """Return the class with this id; raises PayloadError for an unknown id."""
     for cls in _stage(stage).values():
         if cls.id == number:
             return cls
@@ -107,7 +107,7 @@ def _stage(stage: str) -> dict[str, type[Method]]:
 
 @cache
 def _discover(stage: str) -> None:
-    """Import every module of the stage's sub-package, which registers its methods."""
+    """Import every module of the stage's sub-package; each module registers its method."""
     package = importlib.import_module(f".{stage}s", __package__)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")

@@ -1,4 +1,4 @@
-"""Helpers of the selections: samples of a vector, random 16-bit numbers, breaking of ties."""
+"""Helpers to select coordinates: samples of a vector, random 16-bit numbers, and ties."""
 
 import math
 from functools import cache, lru_cache
@@ -8,36 +8,39 @@ from numpy.typing import NDArray
 
 from .buffers import Scalar
 
-BLOCK = 1 << 17  # entries per block; half as many cost 8 % more
-TINY = 1 << 11  # a vector of at most so many entries is not sampled: it would not pay off
-SAMPLE = 1 << 16  # the largest sample, entries
+BLOCK = 1 << 17  # entries per block; half as many take 8 % more time
+TINY = 1 << 11  # a vector of at most TINY entries is not sampled, because that would not save time
+SAMPLE = 1 << 16  # the most entries in a sample
 STEPS = 1 << 16  # number of different values of 16 random bits
 
 
 def sample(values: NDArray[Scalar], size: int = 0) -> NDArray[Scalar]:
-    """Return (size,) of (n,) values: one random value from each of ``size`` equal parts.
+    """Return a sample (size,) of (n,) values: one random value from each of ``size`` equal parts.
 
-    A regular stride could coincide with a period of the values; random places cannot.
+    The positions are random, because a regular stride could coincide with a period of the values.
     """
     n = len(values)
-    size = size or min(int(n ** (2 / 3)), SAMPLE)  # more would cost more than it saves
+    size = size or min(int(n ** (2 / 3)), SAMPLE)  # a larger sample would cost more than it saves
     return values.take(_places(n, size), mode="clip")
 
 
 def rank(size: int, share: float, side: int = 1) -> int:
-    """Return ``share`` of a sample of ``size``, plus 3 sigma (``side`` 1) or minus 3 sigma (-1)."""
+    """Return a bound of the rank in a sample that corresponds to the rank ``share`` of all values.
+
+    The bound is ``share`` times ``size`` plus 3 sigma (``side`` 1) or minus 3 sigma (``side`` -1).
+    """
     return math.floor(size * share + side * (3 * math.sqrt(size * share * (1 - share)) + 3))
 
 
 def bits16(size: int, generator: np.random.Generator) -> NDArray[np.uint16]:
-    """Return (size,) uniform uint16, drawn 64 bits at a time, which is twice as fast."""
+    """Return (size,) uniform random uint16; drawing 64 bits at a time is twice as fast."""
     return generator.integers(0, 1 << 64, -(-size // 4), dtype=np.uint64).view(np.uint16)[:size]
 
 
 def keep(keys: NDArray[np.int32] | NDArray[np.int64], k: int, least: int) -> NDArray[np.bool]:
-    """Return an (m,) mask of the k largest of (m,) keys; the first of equal keys win.
+    """Return an (m,) mask of the k largest of (m,) keys; among equal keys the first are selected.
 
-    ``least`` is the k-th largest key.
+    ``least``: the k-th largest key.
     """
     mask: NDArray[np.bool] = np.greater_equal(keys, least)
     surplus = np.count_nonzero(mask) - k

@@ -1,8 +1,8 @@
 """Reads and changes a vector's entries at strictly increasing indices, block by block.
 
-numpy converts all indices it gets to int64, twice their size, and also compares them with Python
-integers as int64. A payload of a few hundred bytes may select every entry, so these functions never
-allocate more than a block. Blocks stay in cache, which halves the time.
+numpy converts the uint32 indices to int64, which needs twice their memory. A payload of a few
+hundred bytes may select every entry of a large vector. So these functions never allocate more than
+the memory of one block. A block fits into the processor's cache, which halves the time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,9 @@ Vector = NDArray[np.float32]
 Indices = NDArray[np.uint32]
 Places = NDArray[np.intp]
 
-BLOCK = 1 << 15  # entries; 384 kB with their int64 places
-# Few indices are cut in 16 parts, of at least 4096 entries: temporary arrays stay small.
+BLOCK = 1 << 15  # entries per block; 384 kB with their int64 indices
+# A smaller number of indices is cut into _PARTS blocks, but of at least _LEAST entries, so that
+# temporary arrays stay small.
 _LEAST, _PARTS = 1 << 12, 16
 
 
@@ -84,5 +85,5 @@ def _change(how: np.ufunc, vector: Vector, indices: Indices | None, values: Vect
         return
     work = np.empty(_step(indices), dtype=vector.dtype)
     for here, places in _blocks(indices):
-        found = vector.take(places, out=work[: len(places)], mode="clip")  # "raise" would buffer
+        found = vector.take(places, out=work[: len(places)], mode="clip")  # "raise" would copy
         vector[places] = how(found, values[here], out=found)

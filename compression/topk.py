@@ -1,12 +1,12 @@
-"""Selects coordinates of a vector: by magnitude, by threshold, or at random.
+"""Selects coordinates of a vector by magnitude, by threshold, or at random.
 
-The functions go through a vector in blocks that stay in cache and collect the few candidates. The
-final choice among the candidates is exact. Indices are uint32, strictly increasing, and depend on
-the arguments only.
+The functions read a vector in blocks that fit into the processor's cache, and collect the few
+candidates. The final choice among the candidates is exact. Indices are uint32, strictly increasing,
+and depend only on the arguments.
 
-Magnitudes are compared as integers: the bits of a float32 without its sign have the same order.
-``partition`` is nearly twice as fast on integers, and subnormal numbers stay distinct even if torch
-has told the processor to flush them to zero.
+Magnitudes are compared as integers, because the bits of a float32 without its sign have the same
+order. ``partition`` is nearly twice as fast with integers. Subnormal numbers stay distinct, even if
+PyTorch has set the processor to flush them to zero.
 """
 
 import math
@@ -19,14 +19,14 @@ from .buffers import workspace
 from .sampling import BLOCK, STEPS, TINY, bits16, keep, rank, sample
 from .weighted_sampling import Weights, first_to_ring, horizon
 
-Bits = NDArray[np.int32]  # the bits of float32 values; without the sign bit: magnitudes
+Bits = NDArray[np.int32]  # the bits of float32 values; without the sign bit they are magnitudes
 
-DENSE = 1 << 16  # at most so many entries are not sampled if more than a quarter is wanted
+DENSE = 1 << 16  # up to DENSE entries are not sampled if more than a quarter is selected
 MOST = 0x7FFFFFFF  # the largest magnitude, and the mask of all bits except the sign
 
 
 def largest(values: Vector, k: int) -> Indices:
-    """Return (k,) uint32: indices of the k entries of (n,) finite float32 largest in magnitude.
+    """Return (k,) uint32, the indices of the k largest magnitudes among (n,) finite float32.
 
     Among entries equal to the k-th largest, those at the lowest indices are chosen.
     Raises ValueError for another dtype, and unless 0 <= k <= n < 2**32.
@@ -38,14 +38,14 @@ def largest(values: Vector, k: int) -> Indices:
         return _largest_of_few(bits, k)
     low, high = _bracket(bits, k)
     found, magnitudes = _collect(bits, low, k)
-    if len(found) < k:  # the sample misled, which happens less than once in 700 calls
+    if len(found) < k:  # the sample's bound was too high: less than once in 700 calls
         low = 0
         found, magnitudes = _collect(bits, low, n)
     return found[keep(magnitudes, k, _kth(magnitudes, k, low, high))]
 
 
 def _largest_of_few(bits: Bits, k: int) -> Indices:
-    """Return what `largest` returns, without a sample: for n <= BLOCK entries."""
+    """Return the result of `largest` without a sample, for n <= BLOCK entries."""
     n = len(bits)
     magnitudes = np.bitwise_and(bits, MOST, out=workspace("selection.block", n, np.int32))
     if k == 1:
@@ -58,8 +58,8 @@ def _largest_of_few(bits: Bits, k: int) -> Indices:
 def above(values: Vector, threshold: float, inclusive: bool = False) -> Indices:
     """Return (m,) uint32: all i with |values[i]| > threshold, or >= threshold if ``inclusive``.
 
-    ``values`` is (n,) finite float32; the threshold is not rounded to float32.
-    Raises ValueError for a threshold that is NaN, and for another dtype.
+    ``values``: (n,) finite float32. ``threshold``: it is not rounded to float32. Raises ValueError
+    if the threshold is NaN, and for values of another dtype.
     """
     bits, low = bits_of(values, 0), 0
     if math.isnan(threshold):
@@ -73,18 +73,18 @@ def above(values: Vector, threshold: float, inclusive: bool = False) -> Indices:
 
 
 def uniform(n: int, k: int, generator: np.random.Generator) -> Indices:
-    """Return (k,) uint32: k of n indices without replacement, every set of k equally likely.
+    """Return (k,) uint32, k of n indices; every set of k indices has the same probability.
 
     Raises ValueError unless 0 <= k <= n < 2**32.
     """
     check(n, k)
-    # numpy draws few of many into a set. Otherwise it shuffles all n, which takes 7 to 18 times as
-    # long as the code below.
+    # If k is small, numpy draws into a set, which is fast. Otherwise numpy shuffles all n, which
+    # takes 7 to 18 times as long as the code below.
     if n <= 10_000 or 50 * k < n:
         return np.sort(generator.choice(n, k, replace=False, shuffle=False).astype(np.uint32))
-    # Draw each entry independently, with odds that rarely give fewer than k entries (4 sigma).
-    # All sets of the number drawn are equally likely. Deleting a uniform choice of the surplus
-    # leaves a uniform set of k.
+    # Draw each entry independently, with a probability that rarely gives fewer than k entries
+    # (4 sigma). All sets with the same number of entries are equally likely. So a uniform set of k
+    # is left after a uniform choice of the surplus entries is deleted.
     share = k / n
     odds = math.ceil((share + 4 * math.sqrt(share * (1 - share) / n)) * STEPS)
     found = workspace("selection.found", n, np.uint32)
@@ -101,15 +101,16 @@ def uniform(n: int, k: int, generator: np.random.Generator) -> Indices:
 
 @np.errstate(divide="ignore", over="ignore", under="ignore", invalid="ignore")
 def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indices:
-    """Return (k,) uint32: k of n indices without replacement, drawn successively by weight.
+    """Return (k,) uint32, k of n indices drawn by weight without replacement.
 
-    ``weights`` is (n,) float32 or float64, finite, each 0 or >= 1e-300. The distribution is that of
-    torch.multinomial without replacement. If fewer than k weights are positive, all of these are
-    chosen, and a uniform choice of the others. Raises ValueError unless 0 <= k <= n < 2**32.
+    ``weights``: (n,) float32 or float64, finite, each 0 or >= 1e-300. The distribution is that of
+    torch.multinomial without replacement. If fewer than k weights are positive, these entries are
+    all chosen, and the missing ones are a uniform choice of the others. Raises ValueError unless
+    0 <= k <= n < 2**32.
 
-    Entry i gets an exponential clock that rings at -log(1 - U_i) / w_i, U_i uniform. The first k
-    clocks to ring are chosen (Efraimidis & Spirakis, Information Processing Letters 97(5), 2006:
-    algorithm A).
+    Entry i gets an exponential clock that rings at -log(1 - U_i) / w_i, U_i uniform. The entries of
+    the first k clocks to ring are chosen (Efraimidis & Spirakis, Information Processing Letters
+    97(5), 2006: algorithm A).
     """
     n = len(weights)
     check(n, k)
@@ -123,12 +124,12 @@ def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indice
         chosen = np.sort(np.concatenate([chosen, rung]))
         if len(rung) == left or until == math.inf:
             break
-        # Too few clocks rang before the horizon. The exponential distribution has no memory: the
-        # remaining times of the others have their old rates, so fresh clocks have the same law.
+        # Too few clocks rang before the horizon. The exponential distribution has no memory, so new
+        # clocks with the same weights have the distribution of the remaining times.
         weights = weights.copy()
         weights[rung] = 0
     if len(chosen) < k:
-        # Draw ranks among the entries not chosen yet; turn each rank into an index of the whole.
+        # Draw ranks among the entries not chosen yet, and convert each rank to an index into all n.
         ranks = uniform(n - len(chosen), k - len(chosen), generator)
         before = np.searchsorted(chosen - np.arange(len(chosen)), ranks, side="right")
         chosen = np.sort(np.concatenate([chosen, (ranks + before).astype(np.uint32)]))
@@ -136,13 +137,13 @@ def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indice
 
 
 def check(n: int, k: int) -> None:
-    """Raise ValueError unless k of n entries can be selected."""
+    """Raise ValueError unless 0 <= k <= n < 2**32."""
     if not 0 <= k <= n < 1 << 32:
         raise ValueError(f"cannot select {k} of {n} entries")
 
 
 def bits_of(values: Vector, k: int) -> Bits:
-    """Return the bits of (n,) float32 as int32, a view. Raises ValueError as `largest` does."""
+    """Return a view of (n,) float32 as int32; raises the ValueErrors of `largest`."""
     check(len(values), k)
     if values.dtype != np.float32:
         raise ValueError(f"values are {values.dtype} instead of float32")
@@ -150,10 +151,11 @@ def bits_of(values: Vector, k: int) -> Bits:
 
 
 def _collect(bits: Bits, low: int, most: int) -> tuple[Indices, Bits]:
-    """Return (m,) indices and (m,) magnitudes, in the workspace, of entries >= ``low``.
+    """Return (m,) indices and (m,) magnitudes of the entries >= ``low``, in temporary arrays.
 
-    After ``most`` entries it collects only those > ``low``: the ``most`` largest are still among
-    the entries found. Without this, an update of almost only zeros would be collected as a whole.
+    After ``most`` entries have been found, only entries > ``low`` are collected. The ``most``
+    largest entries are still among them. Otherwise all entries of an update that is almost only
+    zeros would be collected.
     """
     n = len(bits)
     work = workspace("selection.block", BLOCK, np.int32)
@@ -167,15 +169,15 @@ def _collect(bits: Bits, low: int, most: int) -> tuple[Indices, Bits]:
         at = np.greater(here, floor, out=mask[:size]).nonzero()[0]
         stop = done + len(at)
         np.add(at, start, out=found[done:stop], casting="unsafe")
-        here.take(at, out=magnitudes[done:stop], mode="clip")  # "raise" would buffer
+        here.take(at, out=magnitudes[done:stop], mode="clip")  # "raise" would copy
         done, floor = stop, low if stop >= most else low - 1
     return found[:done], magnitudes[:done]
 
 
 def _bracket(bits: Bits, k: int) -> tuple[int, int]:
-    """Return two magnitudes that nearly always enclose the k-th largest of (n,), or equal it.
+    """Return a lower and an upper bound of the k-th largest of (n,), which nearly always hold.
 
-    They are magnitudes of a sample, 3 sigma below and above the rank that corresponds to k.
+    The bounds are magnitudes of a sample, 3 sigma below and above the rank that corresponds to k.
     """
     found = sample(bits) & MOST
     found.sort()
@@ -187,8 +189,8 @@ def _bracket(bits: Bits, k: int) -> tuple[int, int]:
 def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
     """Return the k-th largest of (m,) magnitudes, which is at least ``low``.
 
-    ``partition`` gets only magnitudes strictly between ``low`` and ``high``, or above ``high``.
-    Reason: it is 30 times slower where one value dominates, and such a value is one of the bounds.
+    ``partition`` gets only magnitudes strictly between ``low`` and ``high``, or above ``high``. If
+    one value dominates, ``partition`` is 30 times slower; such a value is always one of the bounds.
     """
     if np.count_nonzero(magnitudes > low) < k:
         return low
@@ -205,6 +207,6 @@ def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
 
 
 def _tied(magnitudes: Bits) -> bool:
-    """Return whether one value dominates (n,) magnitudes: then ``sort`` beats ``partition``."""
+    """Return whether one value dominates (n,) magnitudes; then ``sort`` is the faster function."""
     found = np.sort(sample(magnitudes, 256))
     return bool((found[16:] == found[:-16]).any())

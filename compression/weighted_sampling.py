@@ -1,4 +1,4 @@
-"""Weighted sampling by exponential clocks, one per entry: the first k clocks to ring are chosen.
+"""Samples entries by weight with exponential clocks, of which the first k to ring are chosen.
 
 Entry i's clock rings at -log(1 - U_i) / w_i, U_i uniform (Efraimidis & Spirakis 2006).
 """
@@ -16,11 +16,11 @@ Weights = NDArray[np.float32] | NDArray[np.float64]
 
 
 def horizon(weights: Weights, k: int) -> float:
-    """Return a time by which nearly always k of the clocks have rung, and few more.
+    """Return a time before which, nearly always, k clocks or a few more have rung.
 
-    On a sample of the weights w, Newton's method solves sum(1 - exp(-t * w)) = rank for t. The
-    sum is concave in t, so steps that start from below never overshoot. Returns infinity if the
-    sample has too few positive weights.
+    Newton's method solves sum(1 - exp(-t * w)) = rank for t, with a sample of the weights w. The
+    sum is concave in t, so Newton steps from below never exceed the solution. The result is
+    infinity if the sample has too few positive weights.
     """
     if len(weights) <= TINY:
         return math.inf
@@ -43,11 +43,11 @@ def first_to_ring(
 ) -> Indices:
     """Return (m,) uint32, m <= k: the first k clocks that ring before the time `until`, or fewer.
 
-    A clock can ring by then only if U < until * w. The first 16 bits of U rule out nearly all other
-    entries. For the remaining ones 53 more bits are drawn.
+    A clock rings before `until` only if U < until * w. The first 16 bits of U exclude nearly all
+    entries that do not satisfy this. For the remaining entries 53 more bits are drawn.
     """
     n = len(weights)
-    scale = until * STEPS * (1 + 1e-6)  # so that a product rounded down rules out no entry
+    scale = until * STEPS * (1 + 1e-6)  # the margin covers products that are rounded down
     real = np.float32 if weights.dtype == np.float32 and 1e-30 < scale < 1e30 else np.float64
     limits = workspace("clocks.limits", BLOCK, real)
     # `topk` does not use these two buffers while this function runs.
@@ -70,6 +70,7 @@ def first_to_ring(
         done = stop
     if done <= k:
         return found[:done].copy()
-    # The bits of floats >= 0 have the floats' order; inverted, the earliest clock is the largest.
+    # The bits of floats >= 0 have the order of the floats. After inversion the earliest clock has
+    # the largest key.
     keys = ~clocks[:done].view(np.int64)
     return found[:done][keep(keys, k, int(np.partition(keys, done - k)[done - k]))]

@@ -1,4 +1,4 @@
-"""Reads and writes a whole payload: prefix, tables, bodies, checksum. See docs/payload.md."""
+"""Reads and writes a whole payload: prefix, tables, streams, checksum. See docs/payload.md."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -33,7 +33,7 @@ from .wire_header import (
 
 MAGIC = b"EWP"
 VERSION = 1
-# Flags: the payload has a table of names, of exact tensors, of tensors in their own type.
+# Flags: the payload has a table of names, of exact tensors, of tensors in their own dtype.
 NAMED, EXACT, OWN = 1, 2, 4
 ALL, INDICES, REPEATED = 0, 1, 2  # selections
 _PREFIX = 8  # bytes before the tables
@@ -43,21 +43,21 @@ _MOST_NUMBERS = 16  # the most streams, and the most parameters of a quantizer
 
 
 class Body(NamedTuple):
-    """One stream as it lies in the payload."""
+    """The bytes of one stream in the payload."""
 
     view: memoryview
     coded: bool
 
 
 class Parsed(NamedTuple):
-    """A payload whose checksum and lengths are right; its streams are not decoded yet."""
+    """A payload after the check of checksum and lengths; its streams are not decoded yet."""
 
     sparsifier: type[Sparsifier]
     quantizer: type[Quantizer]
     coder: type[Coder]
     layout: Layout  # of the float32 vector
-    own: tuple[Declared, ...]  # tensors in their own type, which are not in the vector
-    exact: tuple[int, ...]  # tensors of the vector that travel beside the others, exactly
+    own: tuple[Declared, ...]  # tensors in their own dtype, which are not in the vector
+    exact: tuple[int, ...]  # positions of the vector's tensors that the payload holds exactly
     selected: int | None  # number of indices; None: every coordinate is present
     repeated: int | None  # digest of the last payload's indices, if this payload repeats them
     params: tuple[int, ...]
@@ -66,7 +66,7 @@ class Parsed(NamedTuple):
 
 @lru_cache(maxsize=64)
 def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> bytes:
-    """Return the bytes before the selection, which are the same for every update of a codec."""
+    """Return the header's bytes before the selection; they are equal for all updates of a codec."""
     flags = bytes((NAMED * named | EXACT * bool(exact),))
     parts = [MAGIC, bytes((VERSION,)), ids, flags, shape_table(layout)]
     if named:
@@ -78,12 +78,12 @@ def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> b
 
 
 def ids_of(payload: Buffer) -> bytes:
-    """Return the bytes at the place of the stages' ids; the payload is not checked."""
+    """Return the bytes at the position of the stages' ids, without a check of the payload."""
     return bytes(memoryview(payload)[_IDS])
 
 
 def with_own(head: bytes, own: Sequence[NativeTensor]) -> bytes:
-    """Return the bytes of `tables` with the table of tensors in their own type inserted."""
+    """Return the bytes of `tables` with the table of tensors in their own dtype inserted."""
     if not own:
         return head
     flags = bytes((head[_PREFIX - 1] | OWN,))
@@ -91,7 +91,7 @@ def with_own(head: bytes, own: Sequence[NativeTensor]) -> bytes:
 
 
 def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
-    """Join header, padding, bodies and checksum; this is the only copy of the values."""
+    """Join header, padding, streams and checksum; the values are copied only here."""
     parts = [head + bytes(-len(head) % 8), *bodies]
     checksum = xxh3_64()
     for part in parts:
@@ -109,12 +109,13 @@ def parse(
     exact: tuple[int, ...] | None = None,
     of_vector: bool = False,
 ) -> Parsed:
-    """Check the checksum, then everything except the streams' contents.
+    """Check a payload's checksum and header, but not the contents of its streams.
 
-    ``layout``: the layout of the whole model. ``own``: positions of the tensors that travel in
-    their own type; all others are in the vector. ``exact``: positions, in the vector, of the
-    tensors that are exact (None: any). ``of_vector``: ``layout`` is that of the vector, and any
-    tensors in their own type are accepted. Raises PayloadError for anything else.
+    ``layout``: the layout of the whole model; None accepts any tensors up to ``max_size`` entries
+    and ``max_tensors`` tensors. ``own``: the positions of the tensors in their own dtype; all other
+    tensors are in the vector. ``exact``: the positions, among the vector's tensors, of the exact
+    tensors; None accepts any. ``of_vector``: True if ``layout`` is only the layout of the vector;
+    then any tensors in their own dtype are accepted. Raises PayloadError for any other payload.
     """
     view = memoryview(payload).cast("B")
     if len(view) < _PREFIX + _CHECKSUM or view[:3] != MAGIC:
@@ -165,7 +166,7 @@ def _read_exact(reader: Reader, tensors: int) -> tuple[int, ...]:
 
 
 def digest(indices: Indices) -> int:
-    """Return a 32-bit hash by which sender and receiver check that they use the same indices."""
+    """Return a 32-bit hash of the indices, to check that sender and receiver have the same ones."""
     return xxh3_64_intdigest(np.ascontiguousarray(indices, dtype="<u4").data) & 0xFFFFFFFF
 
 
@@ -200,7 +201,7 @@ def _read_bodies(reader: Reader) -> list[Body]:
 
 
 def unpack(coder: type[Coder], body: Body, spec: Spec) -> Array:
-    """Return a stream; an uncoded, aligned stream is a view of the payload."""
+    """Return a decoded stream; an uncoded, aligned stream is returned as a view of the payload."""
     if not body.coded:
         if len(body.view) != spec.nbytes:
             raise PayloadError(

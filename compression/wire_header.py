@@ -10,7 +10,8 @@ MAX_TENSORS = 1 << 14
 MAX_DIMENSIONS = 32
 MAX_NAME = 1 << 10  # bytes of a tensor's name
 
-# In the table of names a dtype is one byte. The order is part of the format: only append to it.
+# In the table of names a dtype is one byte, its index in DTYPES. The order is part of the format,
+# so a new dtype must be appended.
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64"),
     *("uint8", "uint16", "uint32", "uint64", "bool"),
@@ -30,7 +31,7 @@ def varint(number: int) -> bytes:
 
 
 class Reader:
-    """A cursor over untrusted bytes; reading past the end raises PayloadError."""
+    """Reads untrusted bytes in order; reading past the end raises PayloadError."""
 
     def __init__(self, view: memoryview, position: int = 0) -> None:
         self.view = view
@@ -49,7 +50,7 @@ class Reader:
         return self.take(1)[0]
 
     def varint(self) -> int:
-        """Return the next varint; raise PayloadError unless it is below 2**63 and minimal."""
+        """Return the next varint; raises PayloadError unless it is below 2**63 and shortest."""
         number = shift = 0
         while True:
             byte = self.byte()
@@ -66,7 +67,7 @@ class Reader:
 
 @lru_cache(maxsize=64)
 def shape_table(layout: Layout) -> bytes:
-    """Return the shapes as a payload encodes them; raise ValueError beyond the format's limits."""
+    """Return the encoded shapes; raises ValueError for shapes beyond the format's limits."""
     if len(layout) > MAX_TENSORS:
         raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {len(layout)}")
     parts = [varint(len(layout))]
@@ -79,7 +80,7 @@ def shape_table(layout: Layout) -> bytes:
 
 @lru_cache(maxsize=64)
 def name_table(layout: Layout) -> bytes:
-    """Return dtypes and names as a payload encodes them, preceded by the table's length.
+    """Return the encoded dtypes and names, after the length of this table.
 
     Raises ValueError for equal names, for a name that is too long, and for an unknown dtype.
     """
@@ -95,7 +96,7 @@ def name_table(layout: Layout) -> bytes:
 
 
 def named(name: str) -> bytes:
-    """Return a tensor's name as a payload encodes it, length first; ValueError if too long."""
+    """Return a tensor's encoded name, after its length; raises ValueError if it is too long."""
     text = name.encode()
     if len(text) > MAX_NAME:
         raise ValueError(f"tensor {name[:40]}... has a name of more than {MAX_NAME} bytes")
@@ -103,7 +104,7 @@ def named(name: str) -> bytes:
 
 
 def read_name(reader: Reader) -> str:
-    """Read a name that `named` wrote."""
+    """Read a name that `named` encoded."""
     length = reader.varint()
     if length > MAX_NAME:
         raise PayloadError(f"payload holds a tensor name of more than {MAX_NAME} bytes")
@@ -116,7 +117,10 @@ def read_name(reader: Reader) -> str:
 def read_layout(
     reader: Reader, has_names: bool, max_size: int, max_tensors: int = MAX_TENSORS
 ) -> Layout:
-    """Read both tables; the layout has at most ``max_size`` entries and ``max_tensors`` tensors."""
+    """Read the tables of names and shapes; raises PayloadError for a malformed or too large table.
+
+    The layout may have at most ``max_size`` entries and ``max_tensors`` tensors.
+    """
     shapes = _read_shapes(reader, max_size, max_tensors)
     if not has_names:
         names = tuple(str(tensor) for tensor in range(len(shapes)))
@@ -134,7 +138,7 @@ def read_layout(
 
 
 def skip_layout(reader: Reader, has_names: bool, layout: Layout) -> None:
-    """Read past both tables; PayloadError unless shapes, and names if any, are the layout's."""
+    """Read past both tables; raises PayloadError if shapes or names differ from the layout."""
     if not skip(reader, shape_table(layout)):
         raise PayloadError(f"payload is for another model: {_difference(reader, layout)}")
     if has_names and not skip(reader, _names_of(layout)):
@@ -142,7 +146,7 @@ def skip_layout(reader: Reader, has_names: bool, layout: Layout) -> None:
 
 
 def _names_of(layout: Layout) -> bytes:
-    """Return `name_table`; PayloadError for a layout whose names no payload can hold."""
+    """Return `name_table`; raises PayloadError for names that a payload cannot hold."""
     try:
         return name_table(layout)
     except ValueError as error:
@@ -150,7 +154,7 @@ def _names_of(layout: Layout) -> bytes:
 
 
 def skip(reader: Reader, table: bytes) -> bool:
-    """Return whether this table comes next; if so, read past it."""
+    """Return whether the next bytes are this table; if they are, read past them."""
     start = reader.position
     if reader.view[start : start + len(table)] != table:
         return False
@@ -175,19 +179,19 @@ def _read_shapes(
 
 
 def read_shape(reader: Reader, max_size: int) -> tuple[int, ...]:
-    """Read one tensor's dimensions: their number, then each."""
+    """Read one tensor's shape: the number of dimensions, then each dimension."""
     dimensions = reader.varint()
     if dimensions > MAX_DIMENSIONS:
         raise PayloadError(f"payload declares a tensor of {dimensions} dimensions")
     shape = tuple([reader.varint() for _ in range(dimensions)])
-    # An empty tensor's other dimensions count as well: numpy refuses huge ones.
+    # Dimensions of 0 are skipped, because numpy also refuses an empty tensor with huge dimensions.
     if math.prod(d for d in shape if d) > max_size:
         raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
     return shape
 
 
 def _difference(reader: Reader, layout: Layout) -> str:
-    """Return the first difference between a table and the layout's; read no further."""
+    """Return the first difference between a table and the layout, and stop reading there."""
     tensors = reader.varint()
     if tensors != len(layout):
         return f"it holds {tensors} tensors, {len(layout)} are expected"
