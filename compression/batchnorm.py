@@ -115,7 +115,7 @@ class Separation(NamedTuple):
         yield slice(last, len(indices)), done
 
     def _met(self, indices: Indices) -> list[tuple[int, int, int, int]]:
-        """Return, for each run of exact entries, its extent, and the slice of selected entries in it.
+        """Return, for each run of exact entries, its extent and its slice of the selected entries.
 
         Each item is (start, stop, start of the slice, stop of the slice).
         """

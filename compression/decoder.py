@@ -38,9 +38,7 @@ class Update(NamedTuple):
     values: Vector  # (k,) float32, all finite; may be a read-only view of the payload
     sparsifier: type[Sparsifier]
     exact: tuple[int, ...] = ()  # positions of the tensors that skipped sparsifier and quantizer
-    own: tuple[
-        NativeTensor, ...
-    ] = ()  # tensors in their own dtype, which are not in the layout
+    own: tuple[NativeTensor, ...] = ()  # tensors in their own dtype, which are not in the layout
 
     @property
     def selected(self) -> Indices | None:

@@ -1,1 +1,1 @@
-"""Lossless coders: one module each, found by the registry."""
+"""Lossless coders, one module each; the registry imports all modules of this folder."""

@@ -1,4 +1,4 @@
-"""Entropy coding by what a stream holds: index sets, levels, floats."""
+"""Entropy coding with a method for each kind of stream: index sets, levels, floats."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,28 +12,31 @@ from ..base import Array, Coder, Kind, PayloadError, Spec
 from ..registry import register
 from .zstd import Zstd, planes, zstd
 
-# Tags, the first byte of a coded stream; Rice codes with b low bits have the tag 32 + b.
+# Tags, the first byte of a coded stream. Rice codes with b low bits have the tag 32 + b.
 _ZSTD, _PCODEC, _BITMAP, _RICE = 0, 1, 2, 32
 
-# Up to so many indices Rice codes are tried: pcodec's tables cost 2 to 4 % of 2048, 19 % of 64.
+# Up to _FEW indices Rice codes are tried too. Reason: pcodec's tables are 2 to 4 % of the coded
+# size of 2048 indices, and 19 % of that of 64.
 _FEW = 2048
-_PIECE = 1 << 16  # entries of each of the two samples of a longer stream
+_PIECE = 1 << 16  # entries in each of the two samples of a longer stream
 _WORTH = 0.97  # pcodec takes 5 to 15 times zstd's time, so it must save 3 %
 _BLOCK = 1 << 18  # bytes that pcodec codes with one table
 _BITS = 1 << 14  # bits of a bitmap that are unpacked at a time
-# float16 is missing: zstd has one table for each of its byte planes, and pcodec saves nothing.
+# float16 is not in this list, because pcodec is not better than zstd with one table per byte plane.
 _PCODEC_NAMES = {"|u1": "u8", "|i1": "i8", "<u2": "u16", "<u4": "u32", "<f4": "f32"}
-# The first byte of pcodec's tables: mode classic (low half), deltas off or on (high half).
-# Encoders never write other modes, and in one of these 43 bytes request 128 MB.
+# The first byte of pcodec's tables holds the mode "classic" (low half) and deltas off or on (high
+# half). The encoder never writes another mode. The decoder refuses other modes, because with one of
+# them 43 bytes make pcodec request 128 MB.
 _PCODEC_MODES = (b"\x00", b"\x10")
-# Level 1 accepts matches of 5 bytes in short streams. Among levels these are accidental, and the
-# result is up to 5 % larger.
+# zstd's level 1 uses matches of 5 bytes in short streams. Among quantized levels such matches are
+# accidental, and make the result up to 5 % larger.
 _FAST: dict[int, int] = {
     zstd.CompressionParameter.compression_level: 1,
     zstd.CompressionParameter.min_match: 7,
 }
-# If a stream repeats much (15 % below its order-0 entropy), level 6 may save 5 % more in 5 times
-# the time. Example: gradients on images with pixels that are always black.
+# If zstd codes a stream to less than 85 % of its order-0 entropy, the stream has many repetitions.
+# Then level 6 may save another 5 % in 5 times the time. Example: gradients on images in which some
+# pixels are always black.
 _REPEATS = 0.85
 _DEEP: dict[int, int] = {zstd.CompressionParameter.compression_level: 6}
 
@@ -41,18 +44,21 @@ _DEEP: dict[int, int] = {zstd.CompressionParameter.compression_level: 6}
 @register("coder")
 @dataclass(frozen=True)
 class Entropy(Coder):
-    """Writes a tag byte, then zstd 1, pcodec 1.1, a bitmap or Rice codes: what suits the stream.
+    """Codes a stream with zstd 1, pcodec 1.1, a bitmap or Rice codes, whichever suits the stream.
 
-    Measured on a million entries: uniform index sets take at most 1.025 n H(k/n) bits at densities
-    of 0.1 to 70 %, top-k indices of real updates 0.35 to 0.84 of that; levels take at most 1.04
-    times their order-0 entropy.
+    A tag byte before the coded stream says which method was used. The kind of the stream determines
+    which methods are tried.
+
+    Measured on a million entries: uniform index sets need at most 1.025 n H(k/n) bits at densities
+    of 0.1 to 70 %. Top-k indices of real updates need 0.35 to 0.84 of that. Levels need at most
+    1.04 times their order-0 entropy.
     """
 
     name: ClassVar[str] = "entropy"
     id: ClassVar[int] = 3
 
     def encode(self, data: Array, spec: Spec) -> bytes | None:
-        """Code a stream; None for an empty one."""
+        """Code a stream; return None for an empty stream."""
         if not data.size:
             return None
         if spec.kind is Kind.INDICES:
@@ -63,7 +69,7 @@ class Entropy(Coder):
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Decode by the tag; use at most twice the stream's size and 128 kB of memory."""
+        """Decode by the tag; the memory used is at most twice the stream's size plus 128 kB."""
         tag, body = (coded[0], coded[1:]) if len(coded) else (-1, coded)
         if tag == _PCODEC and spec.dtype.str in _PCODEC_NAMES:
             return _from_pcodec(body, spec)
@@ -81,8 +87,8 @@ def _index_codings(indices: Array, spec: Spec) -> Iterator[bytes]:
     """Yield the codings that could be the smallest.
 
     For uniform sets a bitmap is smaller than pcodec from a density of about 1/4 on, and takes a
-    fifth of pcodec's time. For clustered sets a bitmap is up to 7 % smaller from 1/10 on. Below
-    1/16 it takes longer than pcodec and is hardly ever smaller.
+    fifth of pcodec's time. For clustered sets a bitmap is up to 7 % smaller from a density of 1/10
+    on. Below 1/16 a bitmap takes more time than pcodec and is rarely smaller.
     """
     if 16 * spec.size >= spec.bound:
         yield _bitmap(indices, spec.bound)
@@ -93,10 +99,11 @@ def _index_codings(indices: Array, spec: Spec) -> Iterator[bytes]:
 
 
 def _numbers(data: Array, spec: Spec) -> bytes:
-    """Code levels or floats with zstd or pcodec; two samples of a long stream decide.
+    """Code levels or floats with zstd or pcodec.
 
-    zstd wins for dense int8 and dense floats. pcodec wins for QSGD and sparse ternary levels, by 10
-    to 50 %, and for top-k float32 of small models and bfloat16 of any, by 3 to 15 %.
+    For a long stream, two samples decide which of the two is used. zstd is better for dense int8
+    and dense floats. pcodec is 10 to 50 % smaller for QSGD and sparse ternary levels. It is 3 to
+    15 % smaller for top-k float32 of small models and for bfloat16 of any model.
     """
     pieces = [data]
     if data.size > 2 * _PIECE:
@@ -115,7 +122,7 @@ def _numbers(data: Array, spec: Spec) -> bytes:
 
 
 def _order_0(pieces: list[Array]) -> float:
-    """Estimate pcodec's output for 1-byte values, in bytes; takes a twentieth of pcodec's time."""
+    """Estimate the bytes of pcodec's output for 1-byte values, in a twentieth of pcodec's time."""
     size = 0.0
     for piece in pieces:
         counts = np.bincount(piece.view(np.uint8))
@@ -126,9 +133,10 @@ def _order_0(pieces: list[Array]) -> float:
 
 
 def _zstd(data: Array, spec: Spec) -> bytes:
-    """Code floats by byte planes, as Zstd() does, but with separate tables for each plane.
+    """Code floats by byte planes, as `Zstd` does, but with a separate table for each plane.
 
-    This makes float16 streams of up to 128 kB 10 % smaller; there Zstd() uses one table for all.
+    Float16 streams of up to 128 kB become 10 % smaller than with `Zstd`, which uses one table for
+    all planes of so short a stream.
     """
     rows = np.split(planes(data), data.itemsize) if spec.kind is Kind.FLOATS else [data]
     return _frame(_ZSTD, rows)
@@ -136,18 +144,18 @@ def _zstd(data: Array, spec: Spec) -> bytes:
 
 def _frame(tag: int, rows: list[Array], options: dict[int, int] = _FAST) -> bytes:
     compressor = zstd.ZstdCompressor(options=options)
-    # The pledged size makes the frame declare the smallest window that it needs.
+    # With a pledged size the frame declares the smallest window that it needs.
     compressor.set_pledged_input_size(sum(row.nbytes for row in rows))
     parts = [compressor.compress(row.data, compressor.FLUSH_BLOCK) for row in rows]
     return b"".join((bytes((tag,)), *parts, compressor.flush()))
 
 
 def _pcodec(data: Array, delta: DeltaSpec) -> bytes:
-    """Code block by block: tables and values, end to end, without counts or lengths."""
+    """Code block by block; the blocks' tables and values are concatenated without lengths."""
     step = _BLOCK // data.itemsize
-    # Bytes have at most 256 bins at any level. Level 12 finds rare bins that level 8 misses, which
-    # saves 30 % of ternary levels of which 1 % are not 0. For other types level 12 saves 0.3 % in
-    # 2 to 20 times the time.
+    # Bytes have at most 256 bins at any level. Level 12 finds rare bins that level 8 does not find.
+    # For ternary levels of which 1 % are not 0, this saves 30 %. For other types level 12 saves
+    # 0.3 %, and takes 2 to 20 times as long.
     config = ChunkConfig(
         compression_level=12 if data.itemsize == 1 else 8,
         mode_spec=ModeSpec.classic(),
@@ -168,7 +176,7 @@ def _from_pcodec(coded: memoryview, spec: Spec) -> Array:
     step = _BLOCK // spec.dtype.itemsize
 
     def ahead() -> bytes:
-        return bytes(coded[at : at + 2 * _BLOCK])  # more than a block with its tables
+        return bytes(coded[at : at + 2 * _BLOCK])  # always more than one block with its tables
 
     try:
         decompressor, at = FileDecompressor.new(bytes(coded[:16]))
@@ -200,9 +208,9 @@ def _from_bitmap(coded: memoryview, spec: Spec) -> Array:
     packed = Zstd.decode(coded, as_bytes).view(np.uint8)
     indices = np.empty(spec.size, dtype=spec.dtype)
     count = 0
-    for start in range(0, spec.bound, _BITS):  # piecewise: flatnonzero takes 8 bytes per index
+    for start in range(0, spec.bound, _BITS):  # in pieces: flatnonzero needs 8 bytes per index
         bits = np.unpackbits(packed[start // 8 : (start + _BITS) // 8])
-        found = np.flatnonzero(bits.view(np.bool_))  # as bool: 3 times as fast
+        found = np.flatnonzero(bits.view(np.bool_))  # with bool it is 3 times as fast
         found += start
         if count + len(found) > spec.size:
             break
@@ -215,9 +223,10 @@ def _from_bitmap(coded: memoryview, spec: Spec) -> Array:
 
 
 def _rice(indices: Array) -> bytes:
-    """Rice-code the gaps: the low bits of all gaps, then each gap's high part in unary.
+    """Rice-code the gaps between indices: all gaps' low bits, then each gap's high part in unary.
 
-    A high part h is h zeros and a one. The number of low bits is the best of three near the mean.
+    A high part h is written as h zeros and a one. Three numbers of low bits, chosen by the mean
+    gap, are compared, and the best is used.
     """
     gaps = indices.astype(np.int64)
     gaps[1:] -= gaps[:-1] + 1

@@ -16,10 +16,10 @@ class Raw(Coder):
     id: ClassVar[int] = 0
 
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
-        """Return None: the stream stays uncoded."""
+        """Return None, so that the stream stays uncoded."""
         return None
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Raise PayloadError: this coder never codes a stream."""
+        """Raise PayloadError, because this coder never codes a stream."""
         raise PayloadError("payload holds a coded stream where none can be")

@@ -13,7 +13,7 @@ from ..registry import register
 @register("coder")
 @dataclass(frozen=True)
 class Zip(Coder):
-    """Codes a stream as a zlib stream (RFC 1950) at level 6; does not reorder bytes."""
+    """Codes a stream as a zlib stream (RFC 1950) at level 6, without a reordering of bytes."""
 
     name: ClassVar[str] = "zip"
     id: ClassVar[int] = 1
@@ -24,7 +24,7 @@ class Zip(Coder):
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Decompress, at most one byte beyond the expected size."""
+        """Decompress; stop at one byte beyond the expected size."""
         inflater = zlib.decompressobj()
         try:
             data = inflater.decompress(coded, spec.nbytes + 1)

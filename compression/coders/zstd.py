@@ -10,24 +10,25 @@ from ..base import Array, Buffer, Coder, Kind, PayloadError, Spec
 from ..registry import register
 
 if sys.version_info >= (3, 14):
-    from compression import zstd as zstd  # the standard library's, whatever this folder is called
+    from compression import zstd as zstd  # the standard library's module, not this project's
 else:
     from backports import zstd as zstd
 
 _WINDOW_LOG_MAX = zstd.DecompressionParameter.window_log_max
 # A frame may have _BLOCKS blocks, and one more for each _LEAST bytes of its stream. Encoders make
-# blocks of 128 kB and split each into at most 196. Reason for a limit: blocks of 5 bytes take 20
-# times as long per byte to decode.
+# blocks of 128 kB and split each into at most 196. More blocks are refused, because blocks of 5
+# bytes take 20 times as long per byte to decode.
 _BLOCKS, _LEAST = 16, 512
 
 
 @register("coder")
 @dataclass(frozen=True)
 class Zstd(Coder):
-    """Codes a stream as one frame; floats as byte planes: all first bytes, all second, ...
+    """Codes a stream as one zstd frame.
 
-    Byte planes of float32 are about 4 % smaller after coding than its original order, and are
-    coded in about half of the time. ``level``: 1 to 19.
+    Floats are reordered to byte planes: the first bytes of all values, then all second bytes, and
+    so on. For float32 the coded size is about 4 % smaller than in the original order, and coding
+    takes about half of the time. ``level``: 1 to 19.
     """
 
     name: ClassVar[str] = "zstd"
@@ -36,7 +37,7 @@ class Zstd(Coder):
     level: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.level <= 19:  # beyond, windows exceed what decode() accepts
+        if not 1 <= self.level <= 19:  # above 19, windows are larger than decode() accepts
             raise ValueError(f"option level of zstd must be from 1 to 19, not {self.level}")
 
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
@@ -46,7 +47,7 @@ class Zstd(Coder):
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Decompress at most one byte beyond the expected size, with the smallest window."""
+        """Decompress with the smallest window; stop at one byte beyond the expected size."""
         window = min(23, max(10, spec.nbytes.bit_length()))
         if _crowded(coded, _BLOCKS + spec.nbytes // _LEAST):
             raise PayloadError("payload holds a zstd frame of needlessly many blocks")
@@ -63,10 +64,10 @@ class Zstd(Coder):
 
 
 def _crowded(coded: memoryview, most: int) -> bool:
-    """Return whether a frame has more than ``most`` blocks; zstd itself checks the frame."""
+    """Return whether a frame has more than ``most`` blocks; zstd checks the rest of the frame."""
     if len(coded) < 5:
         return False
-    says = coded[4]  # the frame header's descriptor: which fields follow, and their sizes
+    says = coded[4]  # the frame header's descriptor: the fields that follow, and their sizes
     single = says >> 5 & 1
     content = (single, 2, 4, 8)[says >> 6]
     # Skip window descriptor, dictionary id and content size (RFC 8878, section 3.1.1.1).
@@ -82,7 +83,7 @@ def _crowded(coded: memoryview, most: int) -> bool:
 
 
 def planes(data: Array) -> Array:
-    """Return the bytes of (k,) entries of w bytes as (w * k,) uint8: all first, all second, ..."""
+    """Return the bytes of (k,) entries of w bytes as (w * k,) uint8: all first bytes, and so on."""
     width = data.dtype.itemsize
     own = data.view(np.uint8)
     planes = np.empty((width, data.size), dtype=np.uint8)

@@ -1,1 +1,1 @@
-"""Quantizers: one module each, found by the registry."""
+"""Quantizers, one module each; the registry imports all modules of this folder."""

@@ -1,4 +1,4 @@
-"""bfloat16, the upper half of a float32: float32's range, two to three decimal digits."""
+"""bfloat16, the upper half of a float32, with float32's range and two to three decimal digits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,16 +25,17 @@ from .rounding import widen
 from .scaling import BLOCK
 
 _U2 = np.dtype("<u2")
-_LARGEST = 0x7F7F  # the bits of the largest finite bfloat16, 3.39e38; bits order as magnitudes do
+# The bits of the largest finite bfloat16, 3.39e38; bits have the same order as magnitudes.
+_LARGEST = 0x7F7F
 
 
 @register("quantizer")
 @dataclass(frozen=True)
 class BFloat16(Quantizer):
-    """The upper 16 bits of each float32, rounded to nearest, ties to even; never to infinity.
+    """Sends the upper 16 bits of each float32, rounded to nearest, ties to even.
 
-    It needs no scales, because the exponent is float32's. Error: at most |x| 2^-8, and 2^-134 for
-    subnormal numbers.
+    Values are never rounded to infinity. No scales are needed, because bfloat16 has the exponent of
+    float32. Error: at most |x| 2^-8, and 2^-134 for subnormal numbers.
     Stream: k uint16, the bits.
     """
 
@@ -45,7 +46,7 @@ class BFloat16(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Round and shift, block by block; use the largest finite number instead of infinity."""
+        """Round and shift, block by block; replace infinity by the largest finite number."""
         halves = np.empty(len(values), dtype=_U2)
         bits = values.view(np.uint32)
         work = np.empty(min(BLOCK, len(values)), dtype=np.uint32)
@@ -53,7 +54,7 @@ class BFloat16(Quantizer):
             given, found = bits[start : start + BLOCK], halves[start : start + BLOCK]
             rounded = np.right_shift(given, 16, out=work[: len(given)])
             rounded &= 1
-            # Adds half of a step less one, plus the last bit that stays: ties go to even.
+            # Add half of a step minus one, plus the last remaining bit, so that ties go to even.
             rounded += 0x7FFF
             rounded += given
             rounded >>= 16
@@ -64,7 +65,7 @@ class BFloat16(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One stream of floats."""
+        """Describe one stream of floats."""
         expect_params(params)
         return (Spec(Kind.FLOATS, _U2, int(parts.segments[-1])),)
 
@@ -72,7 +73,7 @@ class BFloat16(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Shift back; raise PayloadError for the bits of NaN and infinity."""
+        """Shift back; raises PayloadError for the bits of NaN and infinity."""
         halves = streams[0]
         values = np.empty(len(halves), dtype=np.float32)
         for start in range(0, len(halves), BLOCK):
@@ -83,7 +84,7 @@ class BFloat16(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half a unit in the last place; this also bounds values cut to the largest."""
+        """Return half a unit in the last place, which is also a bound for clipped values."""
         return np.maximum(np.abs(values.astype(np.float64)) * 2.0**-8, 2.0**-134)
 
 

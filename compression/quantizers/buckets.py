@@ -1,4 +1,4 @@
-"""Helpers of quantizers that use one scale per bucket: consecutive values, across tensors."""
+"""Helpers of quantizers that use one scale per bucket of consecutive values, across tensors."""
 
 from collections.abc import Iterator
 
@@ -8,29 +8,29 @@ from numpy.typing import NDArray
 from ..base import PayloadError, TensorSlices, Vector
 from .scaling import BLOCK
 
-# The smallest and the largest bucket, in values. They bound how many scales a payload can make a
-# decoder process, and how large the parts are that it works on at once.
+# The smallest and the largest bucket, in values. They limit the number of scales that a decoder
+# must process for a payload, and the size of the parts that it processes at once.
 SMALLEST, LARGEST = 16, 1 << 16
 _TINY = np.finfo(np.float32).smallest_normal
 _HUGE = float(np.finfo(np.float32).max)
 
 
 def check_param(size: int) -> None:
-    """Raise PayloadError for a bucket size that no encoder writes."""
+    """Raise PayloadError for a bucket size that the encoders never write."""
     if not SMALLEST <= size <= LARGEST:
         raise PayloadError(f"payload holds buckets of {size} values")
 
 
 def count(parts: TensorSlices, size: int) -> int:
-    """Return the number of buckets; the last may be shorter than the others."""
+    """Return the number of buckets; the last bucket may be shorter than the others."""
     return -(-int(parts.segments[-1]) // size)
 
 
 def chunks(values: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """Cut ``values`` values, at ends of buckets, into parts that stay in cache.
+    """Cut ``values`` values, at ends of buckets, into parts that fit into the processor's cache.
 
     Yields the slice of values and the slice of buckets. Every part except the last holds an even
-    number of values, so that two 4-bit levels never span two parts.
+    number of values, so that the two 4-bit levels of a byte are in the same part.
     """
     step = max(2, BLOCK // size // 2 * 2)
     for first in range(0, values, step * size):
@@ -44,7 +44,7 @@ def scratch(values: int, size: int) -> Vector:
 
 
 def magnitudes(values: Vector, size: int) -> Vector:
-    """Return (b,) float32: max |x| of each bucket of (k,) values."""
+    """Return (b,) float32, max |x| of each bucket of (k,) values."""
     found = np.empty(-(-len(values) // size), dtype=np.float32)
     work = scratch(len(values), size)
     starts = np.arange(0, len(work), size)
@@ -56,7 +56,7 @@ def magnitudes(values: Vector, size: int) -> Vector:
 
 
 def norms(values: Vector, size: int) -> Vector:
-    """Return (b,) float32: each bucket's Euclidean norm, at most float32's largest number."""
+    """Return (b,) float32, each bucket's L2 norm, at most float32's largest number."""
     largest = magnitudes(values, size)
     found = np.empty(len(largest))
     work = scratch(len(values), size)
@@ -70,10 +70,10 @@ def norms(values: Vector, size: int) -> Vector:
 
 
 def steps(largest: Vector, levels: int) -> Vector:
-    """Return (b,) float32 ``largest / levels``, such that ``levels`` steps are finite.
+    """Return (b,) float32 ``largest / levels``; ``levels`` times the result is finite.
 
-    The quotient is rounded to nearest. A subnormal quotient is rounded up instead, because there
-    the rounding error can be half of the quotient.
+    The quotient is rounded to nearest. A subnormal quotient is rounded up instead, because its
+    rounding error can be half of the quotient.
     """
     found = largest / np.float32(levels)
     reach = found.astype(np.float64) * levels
@@ -86,7 +86,7 @@ def steps(largest: Vector, levels: int) -> Vector:
 
 def divide(values: Vector, scales: Vector, size: int, work: Vector) -> Vector:
     """Return x / scale, in ``work``, for (m,) values that begin at the start of a bucket."""
-    # Does not multiply by 1 / scale, which overflows for the smallest scales. A bucket of scale 0
+    # A division, because 1 / scale overflows for the smallest scales. A bucket with the scale 0
     # holds only zeros.
     divisors = np.where(scales == 0, np.float32(1), scales)
     scaled = work[: len(values)]
@@ -95,7 +95,7 @@ def divide(values: Vector, scales: Vector, size: int, work: Vector) -> Vector:
 
 
 def multiply(levels: NDArray[np.int8], scales: Vector, size: int, out: Vector) -> None:
-    """Set (m,) ``out``, which begins a bucket, to each level times its bucket's scale."""
+    """Set (m,) ``out`` to each level times its bucket's scale; (m,) begins at a bucket's start."""
     np.copyto(out, levels)
     _by_bucket(np.multiply, out, scales, size, out)
 

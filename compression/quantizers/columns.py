@@ -1,4 +1,4 @@
-"""Cuts values into groups, one or several per tensor: whole tensors, or columns of weights."""
+"""Cuts values into groups: a group is a whole tensor, or one column of a weight matrix."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -9,13 +9,13 @@ import numpy as np
 from ..base import TensorSlices
 from .scaling import BLOCK
 
-NARROW = 64  # values: 8 bytes of one bit each, as much as two float32
+NARROW = 64  # the fewest values of a column: their bits take 8 bytes, as many as two float32 means
 
 
 class Column(NamedTuple):
-    """Up to BLOCK values: rows of equal length, one group (or a part of it) per row."""
+    """Up to BLOCK values in rows of equal length; each row is one group or a part of one group."""
 
-    here: slice  # in the vector
+    here: slice  # the values' slice of the vector
     groups: slice  # the numbers of the rows' groups
     shape: tuple[int, int]  # rows, values per row
 
@@ -26,7 +26,7 @@ def count(parts: TensorSlices, columns: bool) -> int:
 
 
 def pieces(parts: TensorSlices, columns: bool) -> Iterator[Column]:
-    """Cut the values of each tensor, group by group, into pieces that stay in cache."""
+    """Cut the values of each tensor, group by group, into pieces that fit into the cache."""
     first = 0
     for groups, (start, stop) in zip(
         _groups(parts, columns), pairwise(parts.segments.tolist()), strict=True
@@ -46,8 +46,8 @@ def pieces(parts: TensorSlices, columns: bool) -> Iterator[Column]:
 def _groups(parts: TensorSlices, columns: bool) -> list[int]:
     """Return the number of groups of each tensor: one, or one per index of its first dimension.
 
-    A tensor has several groups if ``columns`` is set, it has two or more dimensions, all of its
-    entries are present, and each group has at least NARROW values.
+    A tensor has several groups if ``columns`` is True, the tensor has two or more dimensions, all
+    its entries are sent, and each group has at least NARROW values.
     """
     sizes = np.diff(parts.segments).tolist()
     if parts.shapes is None or not columns:

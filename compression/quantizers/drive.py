@@ -1,4 +1,4 @@
-"""DRIVE: one bit a value after a random rotation (Vargaftik et al., NeurIPS 2021)."""
+"""DRIVE: one bit per value after a random rotation (Vargaftik et al., NeurIPS 2021)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,20 +41,22 @@ _MOST = float(np.finfo(np.float32).max)
 class Drive(Quantizer):
     """Sends the signs of y = H D x and one scale per chunk; decodes x as scale D H sign(y).
 
-    Algorithm 1 with a structured rotation: D is a diagonal of random signs, H is Hadamard's matrix
-    of entries 1 and -1 (see `rotation.transform`). A chunk is up to 8,192 values of one tensor,
-    padded with zeros to d values, d a power of two, at least 8. The paper rotates the whole vector
-    at once, and its two sides agree on the seed beforehand. Here each payload holds a new seed.
+    Algorithm 1 with a structured rotation. D is a diagonal matrix of random signs. H is Hadamard's
+    matrix with the entries 1 and -1 (`rotation.transform`). A chunk is up to 8,192 values of one
+    tensor. It is padded with zeros to d values, where d is a power of two and at least 8. Two
+    things differ from the paper: the paper rotates the whole vector at once, and its sender and
+    receiver agree on the seed beforehand. Here each payload holds a new seed.
 
-    ``scale``: "unbiased" is |x|²/|y|₁, for the mean of many nodes without error feedback. The
-    squared error of one node is then π/2 - 1 = 0.571 of |x|² for large d. "least" is |y|₁/d², the
-    scale of least error, 1 - 2/π = 0.363 of |x|². Its decoded value is 2/π of x on average, so it
-    suits a single sender, or error feedback, which corrects that bias.
+    ``scale="unbiased"``: the scale is |x|²/|y|₁, for the mean of many nodes without error feedback.
+    The squared error of one node is then π/2 - 1 = 0.571 of |x|² for large d. ``scale="least"``:
+    the scale is |y|₁/d², which has the least squared error, 1 - 2/π = 0.363 of |x|². Its decoded
+    value is 2/π of x on average. So it suits a single sender, or error feedback, which corrects
+    this bias.
 
-    ``unbiased`` stays False: a Hadamard rotation is as good as a uniform one only if no few entries
-    of x outweigh the rest. The squared error of the mean of many nodes falls to 0.0005 |x|² for
-    Gaussian x of 64 entries or more. It may stay at 0.3 |x|² if all but four entries are 0. If one
-    entry outweighs all others, all entries but this one are lost.
+    The attribute ``unbiased`` is False, because a Hadamard rotation is as good as a uniform one
+    only if no few entries of x dominate. The squared error of the mean of many nodes falls to
+    0.0005 |x|² for Gaussian x of 64 entries or more. It may stay at 0.3 |x|² if all entries except
+    four are 0. If one entry dominates, all other entries are lost.
 
     Streams: the seed, one uint64; C float32 scales; the signs, one bit each, d bits per chunk.
     """
@@ -70,7 +72,7 @@ class Drive(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Draw a seed; rotate, compute signs and scales, batch by batch in cache."""
+        """Draw a seed, rotate, and compute signs and scales, in batches that fit into the cache."""
         seed, scales, bits = (np.empty(spec.size, spec.dtype) for spec in self.specs((), parts))
         seed[:] = rng.generator.bit_generator.random_raw(1)
         signs = random_bits(int(seed[0]), len(bits))
@@ -91,12 +93,12 @@ class Drive(Quantizer):
         if self.scale == "least":
             scales *= totals / np.float32(size * size)
         else:
-            scales *= squares / np.maximum(totals, 1)  # below 1 only where all is zero
+            scales *= squares / np.maximum(totals, 1)  # below 1 only if all values are 0
         return np.minimum(scales, _MOST)
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One seed, one scale per chunk, one bit for each value and each padding zero."""
+        """Describe the streams: a seed, a scale per chunk, a bit per value and padding zero."""
         expect_params(params)
         chunks = size = 0
         for run in runs(parts.segments):
@@ -114,7 +116,7 @@ class Drive(Quantizer):
     ) -> Vector:
         """Rotate the signs back and multiply by the scale.
 
-        H sign(y) holds integers up to d, which are exact on any machine; only the product with the
+        H sign(y) holds integers up to d, which are exact on any machine. Only the product with the
         scale is rounded. Raises PayloadError for scales that are negative or not finite.
         """
         scales, bits = cast(Vector, streams[1]), cast(NDArray[np.uint8], streams[2])
@@ -133,10 +135,10 @@ class Drive(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return |x| sqrt(d - 1) of the chunk ("unbiased"), or |x| ("least"); holds for any seed.
+        """Return |x| sqrt(d - 1) of the chunk ("unbiased"), or |x| ("least").
 
-        The squared error of "unbiased" is d s² - |x|² with s = scale sqrt(d), and s is at most |x|.
-        The squared error of "least" is |x|² - d s².
+        The bound is valid for any seed. The squared error of "unbiased" is d s² - |x|² with
+        s = scale sqrt(d), and s is at most |x|. The squared error of "least" is |x|² - d s².
         """
         bounds = np.empty(len(values))
         for batch in batches(parts.segments):

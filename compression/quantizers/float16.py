@@ -1,4 +1,4 @@
-"""float16, half precision; each tensor is first divided by its largest magnitude."""
+"""float16, half precision, after each tensor is divided by its largest magnitude."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,19 +31,20 @@ from .scaling import (
 
 _F2 = np.dtype("<f2")
 _F4 = np.dtype("<f4")
-_NORMAL = 14  # float16 numbers from 2^-14 on are normal: they have full precision
-_ONE = 0x3C00  # the bits of float16 1.0; magnitudes compare like their bits
+_NORMAL = 14  # float16 numbers of at least 2^-14 are normal, so they have full precision
+_ONE = 0x3C00  # the bits of float16 1.0; bits have the same order as magnitudes
 
 
 @register("quantizer")
 @dataclass(frozen=True)
 class Float16(Quantizer):
-    """IEEE 754 half precision of x / scale, scale = max |x| of the tensor.
+    """Sends IEEE 754 half precision of x / scale, where scale = max |x| of the tensor.
 
-    Without a scale, most of a small update would be subnormal in half precision. Selected values
-    within a factor of 2^14 of each other share one scale, such that the smallest value becomes a
-    power of two. Most values then have one of two or three exponents, and cost 8 % less after
-    coding. Error: at most |x| 2^-11 + scale 2^-25, and float32's own rounding.
+    Without a scale, most values of a small update would be subnormal in half precision. If all
+    selected values of the update are within a factor of 2^14, they share one scale, and the
+    smallest of them becomes a power of two. Then most values have one of two or three exponents,
+    and need 8 % fewer bytes after coding. Error: at most |x| 2^-11 + scale 2^-25, plus float32's
+    rounding.
     Streams: T float32 scales, k float16 in [-1, 1].
     """
 
@@ -66,7 +67,7 @@ class Float16(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One scale per tensor, one float16 per value."""
+        """Describe the streams: one scale per tensor, one float16 per value."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.FLOATS, _F2, int(parts.segments[-1]))
@@ -75,7 +76,10 @@ class Float16(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Multiply by the scales; raise PayloadError for float16 beyond 1, scales not finite."""
+        """Multiply by the scales.
+
+        Raises PayloadError for float16 outside [-1, 1], and for scales that are not finite.
+        """
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
         halves = streams[1]
         check_scales(scales, 1)
@@ -85,7 +89,7 @@ class Float16(Quantizer):
         return multiply(halves, scales, parts.segments)
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half a unit in the last place of float16, and float32's own rounding."""
+        """Return half a unit in the last place of float16, plus float32's rounding."""
         scales = np.repeat(
             magnitudes(values, parts.segments).astype(np.float64), np.diff(parts.segments)
         )
@@ -94,9 +98,9 @@ class Float16(Quantizer):
 
 
 def _common_scale(values: Vector, largest: Vector) -> np.float32:
-    """Return the scale: the smallest |x| > 0 times the least power of two that reaches max |x|.
+    """Return the smallest |x| > 0 times a power of two, the least scale that is at least max |x|.
 
-    Returns 0 if that power of two exceeds 2^14 or the scale is not finite.
+    Returns 0 if this power of two exceeds 2^14, or if the scale is not finite.
     """
     magnitudes = np.abs(values)
     least = magnitudes.min(initial=np.inf, where=magnitudes > 0)

@@ -1,4 +1,4 @@
-"""float32: values unchanged."""
+"""float32: sends the values unchanged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _F4 = np.dtype("<f4")
 @register("quantizer")
 @dataclass(frozen=True)
 class Float32(Quantizer):
-    """IEEE 754 single precision; exact. Stream: k float32."""
+    """Sends IEEE 754 single precision, without loss. Stream: k float32."""
 
     name: ClassVar[str] = "float32"
     id: ClassVar[int] = 0
@@ -43,7 +43,7 @@ class Float32(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One stream of floats."""
+        """Describe one stream of floats."""
         expect_params(params)
         return (Spec(Kind.FLOATS, _F4, int(parts.segments[-1])),)
 
@@ -51,12 +51,12 @@ class Float32(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Return the stream itself; raise PayloadError for NaN or infinity."""
+        """Return the stream itself; raises PayloadError for NaN or infinity."""
         values = cast(Vector, streams[0].astype(np.float32, copy=False))
         if not is_finite(values):
             raise PayloadError("payload holds NaN or infinity")
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return zeros: nothing is lost."""
+        """Return zeros, because this method is lossless."""
         return np.zeros(len(values))

@@ -1,4 +1,4 @@
-"""int4: four bits per value, one scale for every few dozen values."""
+"""int4: four bits per value, and one scale for each block of values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,21 +29,21 @@ from .rounding import widen
 _U2 = np.dtype("<u2")
 _U1 = np.dtype("u1")
 _LEVELS = 7
-# The upper bits of float32's largest / 7: 7 times this bfloat16 is finite, 7 times the next is not.
+# The bits of the largest bfloat16 that is finite when multiplied by 7.
 _LARGEST = int((np.finfo(np.float32).max / np.float32(_LEVELS)).view(np.uint32)) >> 16
 
 
 @register("quantizer")
 @dataclass(frozen=True)
 class Int4(Quantizer):
-    """Writes x as rint(x / scale) in [-7, 7], with one scale for ``block`` consecutive values.
+    """Sends rint(x / scale) in [-7, 7], with one scale for ``block`` consecutive values.
 
-    Blocks run over all k values, across tensors. scale = max |x| / 7 of the block, rounded up to a
-    bfloat16. That is half the size of a float32 scale, has the same range, and is at most 1/128
-    larger; the product of a level and a scale is exact. Error: at most scale / 2, and float32's own
-    rounding.
+    A block may hold values of several tensors. scale = max |x| / 7 of the block, rounded up to a
+    bfloat16. A bfloat16 has half the size of a float32 and the same range. The rounded scale is at
+    most 1/128 larger, and the product of a level and a scale is exact. Error: at most scale / 2,
+    plus float32's rounding.
     Streams: the upper 16 bits of each block's scale as uint16; two levels per byte, in two's
-    complement, the first in the lower nibble.
+    complement, the first level in the lower nibble.
     """
 
     name: ClassVar[str] = "int4"
@@ -55,13 +55,13 @@ class Int4(Quantizer):
         expect_between(self.name, "block", self.block, buckets.SMALLEST, buckets.LARGEST)
 
     def params(self) -> tuple[int, ...]:
-        """The block's size."""
+        """Return the number of values in a block."""
         return (self.block,)
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round half to even and pack, several blocks at a time, in cache."""
+        """Divide, round half to even and pack, in groups of blocks that fit into the cache."""
         halves = _scales(values, self.block)
         scales = widen(halves)
         packed = np.empty(-(-len(values) // 2), dtype=_U1)
@@ -71,14 +71,14 @@ class Int4(Quantizer):
             scaled = buckets.divide(values[here], scales[which], self.block, work)
             np.rint(scaled, out=scaled)
             np.copyto(levels[: len(scaled)], scaled, casting="unsafe")
-            levels[len(scaled)] = 0  # pads the last byte
+            levels[len(scaled)] = 0  # padding of the last byte
             part = packed[here.start // 2 : -(-here.stop // 2)]
             part[:] = pack_nibbles(levels[: 2 * len(part)])
         return halves, packed
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One scale per block, one byte for two values."""
+        """Describe the streams: one scale per block, one byte for two values."""
         expect_params(params, 1)
         buckets.check_param(params[0])
         scales = Spec(Kind.FLOATS, _U2, buckets.count(parts, params[0]))
@@ -108,13 +108,13 @@ class Int4(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half a scale, and float32's own rounding; the smallest numbers become 0."""
+        """Return half a scale plus float32's rounding."""
         scales = widen(_scales(values, self.block)).astype(np.float64)
         return np.repeat(scales * (0.5 + 2.0**-20) + 2.0**-147, self.block)[: len(values)]
 
 
 def _scales(values: Vector, block: int) -> NDArray[np.uint16]:
-    """Return (b,) upper bits of max |x| / 7, rounded up where 7 times the scale stays finite."""
+    """Return (b,) upper bits of max |x| / 7, rounded up unless 7 times the scale would overflow."""
     bits = (buckets.magnitudes(values, block) / np.float32(_LEVELS)).view(np.uint32)
     halves: NDArray[np.uint16] = np.minimum((bits + 0xFFFF) >> 16, _LARGEST).astype(_U2)
     return halves

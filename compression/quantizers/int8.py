@@ -1,4 +1,7 @@
-"""F2I: float32 to int8, symmetric, one scale per tensor (Edgify, large-batch training on edge)."""
+"""F2I: converts float32 to symmetric int8 with one scale per tensor.
+
+Source: Edgify, large-batch training on edge.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,15 +37,15 @@ _I1 = np.dtype("i1")
 _LEVELS = 127
 _TINY = np.finfo(np.float32).smallest_normal
 _HUGE = np.finfo(np.float32).max
-_SAFE = np.float32(_HUGE / 128)  # 127 times any scale up to here is finite
+_SAFE = np.float32(_HUGE / 128)  # 127 times a scale of at most _SAFE is finite
 
 
 @register("quantizer")
 @dataclass(frozen=True)
 class Int8(Quantizer):
-    """Writes x as rint(x / scale), scale = max |x| / 127 of its tensor, 0 if all x are 0.
+    """Sends rint(x / scale), where scale = max |x| / 127 of the tensor, or 0 if all x are 0.
 
-    Error: at most scale / 2, and float32's own rounding.
+    Error: at most scale / 2, plus float32's rounding.
     Streams: T float32 scales, k int8 in [-127, 127].
     """
 
@@ -53,7 +56,7 @@ class Int8(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round half to even and cast, block by block in cache."""
+        """Divide, round half to even and cast, in blocks that fit into the cache."""
         scales = _scales(magnitudes(values, parts.segments))
         levels = np.empty(len(values), dtype=_I1)
         work = scratch(parts.segments)
@@ -65,7 +68,7 @@ class Int8(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One scale per tensor, one level per value."""
+        """Describe the streams: one scale per tensor, one level per value."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.LEVELS, _I1, int(parts.segments[-1]))
@@ -74,7 +77,7 @@ class Int8(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Multiply by the scales; raise PayloadError for -128, and if 127 scale is infinite."""
+        """Multiply by the scales; raises PayloadError for -128, and if 127 * scale is infinite."""
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
         levels = streams[1]
         check_scales(scales, _LEVELS)
@@ -83,17 +86,17 @@ class Int8(Quantizer):
         return multiply(levels, scales, parts.segments)
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half a scale, and float32's own rounding."""
+        """Return half a scale plus float32's rounding."""
         scales = _scales(magnitudes(values, parts.segments)).astype(np.float64)
         return np.repeat(scales * (0.5 + 2.0**-16), np.diff(parts.segments))
 
 
 def _scales(largest: Vector) -> Vector:
-    """Return (T,) scales such that x / scale rounds to at most 127 and 127 scale is finite."""
+    """Return (T,) scales such that x / scale rounds to at most 127 and 127 * scale is finite."""
     scales = largest / np.float32(_LEVELS)
     if len(scales) and (scales.min() < _TINY or scales.max() > _SAFE):
         exact = scales.astype(np.float64)
-        # The rounding error of a subnormal quotient can be half of the quotient: round up instead.
+        # A subnormal quotient is rounded up, because its rounding error can be half of its value.
         low = exact * (_LEVELS + 0.5) < largest
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
         high = exact * _LEVELS > _HUGE

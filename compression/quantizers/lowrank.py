@@ -1,4 +1,4 @@
-"""Low-rank approximation: tensors as matrices, and matrices as products of two thin matrices."""
+"""Low-rank approximation of a tensor, written as a matrix, by a product of two thin matrices."""
 
 import math
 from itertools import pairwise
@@ -8,14 +8,14 @@ import numpy as np
 
 from ..base import Rng, TensorSlices, Vector
 
-_BLOCK = 1 << 14  # entries of a product made at a time
+_BLOCK = 1 << 14  # entries of a product that are computed at a time
 _MOST = float(np.finfo(np.float32).max)
 
 
 class Matrix(NamedTuple):
-    """A tensor that is sent as a product P Q^T, and where P and Q lie in the streams."""
+    """A tensor that is sent as a product P Q^T, and the slices of P and Q in the streams."""
 
-    values: slice  # in the vector
+    values: slice  # the tensor's slice of the vector
     rows: int
     cols: int
     p: slice  # in the stream of all P
@@ -23,17 +23,17 @@ class Matrix(NamedTuple):
 
 
 class Factored(NamedTuple):
-    """Which tensors are sent as products, and which uncompressed."""
+    """The tensors that are sent as products, and the tensors that are sent uncompressed."""
 
     matrices: list[Matrix]
-    raw: list[slice]  # the uncompressed tensors, in the vector
-    sizes: tuple[int, int, int, int]  # streams' entries: scales (one per product), P, Q, raw
+    raw: list[slice]  # the uncompressed tensors' slices of the vector
+    sizes: tuple[int, int, int, int]  # entries of the streams: scales (one per product), P, Q, raw
 
 
 def plan(parts: TensorSlices, rank: int) -> Factored:
-    """Return which tensors are sent as products: those larger than their P and Q together.
+    """Return the tensors sent as products, which have more entries than P and Q, and the others.
 
-    Rank, sizes and shapes decide, and both sides know these.
+    The result depends only on rank, sizes and shapes, which sender and receiver know.
     """
     matrices: list[Matrix] = []
     raw: list[slice] = []
@@ -53,7 +53,10 @@ def plan(parts: TensorSlices, rank: int) -> Factored:
 
 
 def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
-    """Return rows and columns: the tensor's own, or nearly a square if entries are missing."""
+    """Return the number of rows and columns of a tensor as a matrix.
+
+    The matrix is nearly a square if only some entries of the tensor are sent.
+    """
     if shape is None:
         cols = math.isqrt(max(size - 1, 0)) + 1
         return -(-size // cols), cols
@@ -62,7 +65,7 @@ def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
 
 
 def as_matrix(values: Vector, matrix: Matrix) -> Vector:
-    """Return a tensor's values as (rows, cols), the last row padded with zeros."""
+    """Return a tensor's values as (rows, cols), with the last row padded with zeros."""
     missing = matrix.rows * matrix.cols - len(values)
     if missing:
         values = np.concatenate([values, np.zeros(missing, dtype=np.float32)])
@@ -70,9 +73,9 @@ def as_matrix(values: Vector, matrix: Matrix) -> Vector:
 
 
 def revive(q: Vector, rng: Rng) -> None:
-    """Replace columns of zeros by Gaussian ones, in place.
+    """Replace columns of zeros by Gaussian columns, in place.
 
-    A matrix M of low rank leaves such columns in Q, and M 0 = 0 would keep them zero for ever.
+    If the rank of M is low, columns of Q become zero. They would stay zero, because M 0 = 0.
     """
     dead = ~q.any(axis=0)
     if dead.any():
@@ -90,7 +93,7 @@ def iterate(m: Vector, q: Vector) -> tuple[Vector, Vector]:
 
 
 def multiply(p: Vector, q: Vector, scale: float, out: Vector) -> None:
-    """Write scale P Q^T to the flat ``out``, without the last row's padding; all finite."""
+    """Write scale P Q^T to the flat ``out``, without padding, clipped to finite values."""
     rows, cols = len(p), len(q)
     step = min(rows, max(1, _BLOCK // cols))
     work = np.empty((step, cols), dtype=np.float32)

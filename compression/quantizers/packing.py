@@ -1,4 +1,4 @@
-"""Packs several small levels in one byte: nibbles, base-3 digits; the first level is lowest."""
+"""Packs several small levels in one byte, as nibbles or base-3 digits, the first level lowest."""
 
 from functools import cache
 
@@ -11,11 +11,11 @@ Bytes = NDArray[np.uint8]
 Levels = NDArray[np.int8]
 
 TRITS = 5  # base-3 digits in a byte: 3^5 = 243
-_AT_ONCE = 13_107  # packed bytes per block: their 65,535 levels stay in cache
+_AT_ONCE = 13_107  # packed bytes per block; their 65,535 levels fit into the cache
 
 
 def pack_nibbles(levels: Levels) -> Bytes:
-    """Return (m / 2,) uint8: two int8 levels in [-8, 7] per byte, two's complement, m even."""
+    """Return (m / 2,) uint8 with two int8 levels in [-8, 7] per byte, two's complement, m even."""
     pairs = levels.view("<u2") & 0x0F0F
     pairs |= pairs >> 4
     return pairs.astype(np.uint8)
@@ -27,7 +27,7 @@ def unpack_nibbles(packed: Bytes) -> Levels:
     pairs |= pairs << 4
     pairs &= 0x0F0F
     levels = pairs.view(np.int8)
-    levels ^= 8  # 8 to 15 stand for -8 to -1
+    levels ^= 8  # 8 to 15 represent -8 to -1
     levels -= 8
     return levels
 
@@ -48,14 +48,14 @@ def pack_trits(levels: Levels) -> Bytes:
         for place in range(TRITS - 2, -1, -1):
             here *= 3
             here += digits[:, place]
-        # Levels -1 are 255 as uint8; all sums are modulo 256. 121 = 1 + 3 + 9 + 27 + 81 adds the 1
-        # of each (level + 1).
+        # A level of -1 is 255 as uint8, and all sums are modulo 256. 121 = 1 + 3 + 9 + 27 + 81 adds
+        # the 1 of each (level + 1).
         here += 121
     return packed
 
 
 def unpack_trits(packed: Bytes, count: int) -> Levels:
-    """Return (count,) int8 in {-1, 0, 1}; raise PayloadError for what `pack_trits` never makes."""
+    """Return (count,) int8 in {-1, 0, 1}; raises PayloadError for bytes not from `pack_trits`."""
     if len(packed) and packed.max() >= 3**TRITS:
         raise PayloadError("payload holds a byte that is not five base-3 digits")
     table = _trits()
@@ -78,6 +78,6 @@ def check_padding(packed: Bytes, count: int, bits: int) -> None:
 
 @cache
 def _trits() -> Levels:
-    """Return (243, 5) int8: the five levels of each byte."""
+    """Return (243, 5) int8, the five levels of each byte."""
     digits = np.arange(3**TRITS)[:, None] // 3 ** np.arange(TRITS) % 3
     return (digits - 1).astype(np.int8)

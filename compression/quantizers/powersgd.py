@@ -29,7 +29,8 @@ from .scaling import check_scales
 _F4 = np.dtype("<f4")
 _MEMORY = "powersgd"
 _RANKS = range(1, 65)
-# Encoders stay below these bounds: P is orthonormal, and M has at most 2^28 rows, entries up to 1.
+# Bounds of |P| and |Q| in payloads that the encoder makes. P is orthonormal. M has at most 2^28
+# rows, with entries up to 1.
 _MOST_P, _MOST_Q = 2.0, 2.0**15
 
 
@@ -39,18 +40,19 @@ class PowerSgd(Quantizer):
     """Sends M as P Q^T after one step of subspace iteration: P = orthonormal M Q, Q = M^T P.
 
     Algorithm 1 with warm start: the next step begins with this step's Q. M is a tensor of shape
-    (out, ...) as a matrix of out rows, divided by its largest magnitude, which is sent as its
-    scale. A tensor of fewer than two dimensions, or with no more entries than P and Q together, is
-    sent uncompressed. If only k entries of a tensor are selected, they fill a matrix of
-    ceil(sqrt(k)) columns row by row, and zeros pad the last row. Selected entries change their
-    place from step to step, so then each step starts with a random Q.
+    (out, ...), written as a matrix of out rows and divided by its largest magnitude. This magnitude
+    is sent as the scale. A tensor is sent uncompressed if it has fewer than two dimensions, or no
+    more entries than P and Q together. If only k entries of a tensor are selected, they fill a
+    matrix of ceil(sqrt(k)) columns row by row, and zeros pad the last row. In this case each step
+    starts with a random Q, because the selected entries have other positions at each step.
 
-    In the paper all workers begin with the same Q and all-reduce first P, then Q: this approximates
-    the mean of their M with this rank. Here each node begins with its own Q and sends its own P
-    and Q, and the server averages the products. So a payload can be decoded alone, one message per
-    step is enough, and the mean's rank is up to ``rank`` times the nodes; but the traffic at the
-    server grows with the nodes. QR in float64 makes P orthonormal instead of Gram-Schmidt: it
-    spans the same space, and also works if M Q has dependent columns.
+    In the paper all workers begin with the same Q, and all-reduce first P, then Q. Their result
+    approximates the mean of the matrices M with this rank. Here each node begins with a different Q
+    and sends its P and Q, and the server averages the products. So a payload can be decoded alone,
+    one message per step is enough, and the rank of the mean is up to ``rank`` times the number of
+    nodes. But the server's traffic grows with the number of nodes. P is made orthonormal by QR in
+    float64 instead of Gram-Schmidt. QR gives the same space, and also works if M Q has dependent
+    columns.
 
     Streams, float32: T' scales; all P, (rows, rank) each; all Q, (cols, rank) each; the
     uncompressed tensors.
@@ -70,20 +72,20 @@ class PowerSgd(Quantizer):
         return (self.rank,)
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Bytes of all Q as float32: rank times the columns of each product, all entries sent."""
+        """Return the bytes of all Q as float32, for updates of which all entries are sent."""
         return 4 * plan(TensorSlices(layout.offsets, layout.shapes), self.rank).sizes[2]
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Take one step for each tensor; change the memory of all Q in place."""
+        """Take one step of subspace iteration for each tensor; change the stored Q in place."""
         todo = plan(parts, self.rank)
         scales, p, q, raw = (np.empty(size, dtype=_F4) for size in todo.sizes)
         start = _start({} if parts.shapes is None else memory, len(q), rng)
         for number, matrix in enumerate(todo.matrices):
             m = as_matrix(values[matrix.values], matrix)
             scales[number] = largest = abs(max(m.max(), -m.min()))
-            # Normalise only where products could leave float32's range.
+            # Normalise only if products could exceed float32's range.
             if not 2.0**-60 < largest < 2.0**60:
                 m = m / (largest or np.float32(1))
                 largest = np.float32(1)
@@ -92,7 +94,7 @@ class PowerSgd(Quantizer):
             left, right = iterate(m, here)
             right /= largest
             p[matrix.p], q[matrix.q] = left.reshape(-1), right.reshape(-1)
-            if scales[number]:  # a tensor of zeros says nothing about the subspace
+            if scales[number]:  # a tensor of zeros has no information about the subspace
                 here[:] = right
         if todo.raw:
             np.concatenate([values[piece] for piece in todo.raw], out=raw)
@@ -100,14 +102,14 @@ class PowerSgd(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Scales, P, Q, uncompressed tensors; raises PayloadError for a rank beyond 1 to 64."""
+        """Describe the streams of the class; raises PayloadError for a rank outside 1 to 64."""
         return tuple(Spec(Kind.FLOATS, _F4, size) for size in plan(parts, _rank(params)).sizes)
 
     @classmethod
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Multiply, clip at float32's largest; raise PayloadError for factors out of bounds."""
+        """Multiply, and clip at float32's largest; raises PayloadError for too large factors."""
         scales, p, q, raw = (cast(Vector, stream) for stream in streams)
         check_scales(scales, 1)
         if not (_within(p, _MOST_P) and _within(q, _MOST_Q) and is_finite(raw)):
@@ -125,7 +127,7 @@ class PowerSgd(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return |M|, the tensor's norm: the error is the part of M outside of the span of P."""
+        """Return |M|, the tensor's L2 norm: the error is the part of M outside the span of P."""
         bounds = np.zeros(len(values))
         for matrix in plan(parts, self.rank).matrices:
             norm = np.linalg.norm(values[matrix.values].astype(np.float64))
@@ -141,7 +143,7 @@ def _rank(params: tuple[int, ...]) -> int:
 
 
 def _start(memory: Memory, size: int, rng: Rng) -> Vector:
-    """Return the memory's array of all Q itself; create it, (size,) Gaussian, if it is missing."""
+    """Return the memory's array of all Q; if it is missing, create it as (size,) Gaussian."""
     kept = memory.get(_MEMORY)
     if kept is None or kept.shape != (size,) or kept.dtype != np.float32:
         kept = memory[_MEMORY] = rng.generator.standard_normal(size, dtype=np.float32)

@@ -33,16 +33,17 @@ _I1 = np.dtype("i1")
 @register("quantizer")
 @dataclass(frozen=True)
 class Qsgd(Quantizer):
-    """Rounds x at random to a neighbouring multiple of scale = norm / ``levels``; x on average.
+    """Rounds x at random to a neighbouring multiple of scale = norm / ``levels``, without bias.
 
     QSGD, "Communication-Efficient SGD via Gradient Quantization and Encoding", section 3.1, in
-    buckets of ``bucket`` consecutive values across tensors (section 4). ``norm`` of a bucket: "max"
-    is the largest magnitude, as in the paper's experiments; it has the smaller variance for the
-    same levels. "l2" is the Euclidean norm of the paper's theory; its bounds do not depend on the
-    data, and at most about levels (levels + sqrt(bucket)) levels are not 0.
-    Defaults: the paper's 4 bits and buckets of 512. The paper's Elias coding is left to the coder.
+    buckets of ``bucket`` consecutive values across tensors (section 4). ``norm="max"`` uses the
+    largest magnitude of a bucket, as the paper's experiments do. It has the smaller variance for
+    the same levels. ``norm="l2"`` uses the L2 norm of a bucket, as the paper's theory does. Its
+    bounds do not depend on the data, and at most about levels (levels + sqrt(bucket)) levels are
+    not 0. The defaults are the paper's 4 bits and buckets of 512. The coder replaces the paper's
+    Elias coding.
 
-    Error: less than one scale. Unbiased to 2^-23 (|x| + scale).
+    Error: less than one scale. The bias is at most 2^-23 (|x| + scale).
     Streams: one float32 scale per bucket, k int8 in [-levels, levels].
     """
 
@@ -60,13 +61,13 @@ class Qsgd(Quantizer):
         expect_one_of(self.name, "norm", self.norm, ("max", "l2"))
 
     def params(self) -> tuple[int, ...]:
-        """Return levels and bucket size; decoding needs scales only, not the kind of norm."""
+        """Return levels and bucket size; the decoder does not need the kind of norm."""
         return self.levels, self.bucket
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round at random and cast, several buckets at a time, in cache."""
+        """Divide, round at random and cast, in groups of buckets that fit into the cache."""
         scales = self._scales(values)
         levels = np.empty(len(values), dtype=_I1)
         work = buckets.scratch(len(values), self.bucket)
@@ -79,7 +80,7 @@ class Qsgd(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One scale per bucket, one level per value."""
+        """Describe the streams: one scale per bucket, one level per value."""
         expect_params(params, 2)
         if not 1 <= params[0] <= 127:
             raise PayloadError(f"payload holds {params[0]} levels of qsgd")
@@ -109,11 +110,11 @@ class Qsgd(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return one scale, and float32's own rounding."""
+        """Return one scale plus float32's rounding."""
         scales = self._scales(values).astype(np.float64) * (1 + 2.0**-14)
         return np.repeat(scales, self.bucket)[: len(values)]
 
     def _scales(self, values: Vector) -> Vector:
-        # A norm beyond float32 becomes float32's largest; no value exceeds that either.
+        # A norm beyond float32 becomes float32's largest number, which no value exceeds.
         norm = buckets.norms if self.norm == "l2" else buckets.magnitudes
         return buckets.steps(norm(values, self.bucket), self.levels)

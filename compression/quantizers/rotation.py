@@ -1,4 +1,4 @@
-"""Rotates chunks at random: random signs, then Hadamard's matrix as two matrix products."""
+"""Rotates chunks at random, by random signs and then Hadamard's matrix as two matrix products."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 from ..base import Segments, Vector
 
-CHUNK = 1 << 13  # values rotated together
-_LEAST = 8  # the smallest padded chunk: the bits of a chunk are whole bytes
-_BATCH = 1 << 14  # entries worked on at a time, in two arrays of 64 kB
+CHUNK = 1 << 13  # the most values that are rotated together
+_LEAST = 8  # the smallest padded chunk, so that a chunk's bits fill whole bytes
+_BATCH = 1 << 14  # entries that are processed at a time, in two arrays of 64 kB
 _SIGNS = 1 - 2 * np.unpackbits(
     np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
 ).astype(np.float32)
 _HADAMARD = np.ones((1, 1), dtype=np.float32)
-while len(_HADAMARD) < 128:  # the upper left corners are the smaller matrices
+while len(_HADAMARD) < 128:  # its upper left corners are the smaller Hadamard matrices
     _HADAMARD = np.kron(np.array([[1, 1], [1, -1]], dtype=np.float32), _HADAMARD)
 
 
 class EqualChunks(NamedTuple):
-    """Consecutive chunks of one size."""
+    """Consecutive chunks of the same length."""
 
     length: int  # values per chunk
     padded: int  # length of a chunk padded with zeros to a power of two
@@ -29,9 +29,9 @@ class EqualChunks(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Some chunks of a `EqualChunks`, and two uninitialised work arrays (c, padded)."""
+    """Some chunks of an `EqualChunks`, and two uninitialised temporary arrays (c, padded)."""
 
-    values: slice  # in the vector
+    values: slice  # the chunks' slice of the vector
     chunks: slice  # numbers of the chunks
     bits: slice  # bytes, padded / 8 per chunk
     length: int  # values per chunk
@@ -53,7 +53,7 @@ def runs(segments: Segments) -> Iterator[EqualChunks]:
 
 
 def batches(segments: Segments) -> Iterator[Batch]:
-    """Yield all chunks in order, in batches; all batches share the memory of the work arrays."""
+    """Yield all chunks in order, in batches; all batches share the temporary arrays."""
     most = sum(run.padded * run.chunks for run in runs(segments))
     work, spare = np.empty((2, min(most, _BATCH)), dtype=np.float32)
     value = chunk = byte = 0
@@ -79,7 +79,7 @@ def normalise(values: Vector, batch: Batch) -> Vector:
     """
     here = (slice(None), slice(batch.length))
     largest: Vector = np.abs(values, out=batch.spare[here]).max(axis=1)
-    # Does not multiply by 1 / largest, which overflows for the smallest magnitudes.
+    # A division, because 1 / largest overflows for the smallest magnitudes.
     np.divide(values, np.where(largest, largest, np.float32(1))[:, None], out=batch.work[here])
     batch.work[:, batch.length :] = 0
     return largest
@@ -88,7 +88,7 @@ def normalise(values: Vector, batch: Batch) -> Vector:
 def random_bits(seed: int, size: int) -> NDArray[np.uint8]:
     """Return ``size`` bytes of Philox4x64-10 (Salmon et al. 2011), key (seed, 0), counter from 1.
 
-    numpy guarantees only a bit generator's raw words to be the same in all versions (NEP 19).
+    The raw words are used, because only these are the same in all versions of numpy (NEP 19).
     """
     words = np.random.Philox(key=seed).random_raw(-(-size // 8))
     return words.astype("<u8", copy=False).view(np.uint8)[:size]
@@ -96,16 +96,16 @@ def random_bits(seed: int, size: int) -> NDArray[np.uint8]:
 
 def as_signs(bits: NDArray[np.uint8], out: Vector) -> None:
     """Write 1 for each 0 bit and -1 for each 1 bit; the lowest bit of a byte is first."""
-    # mode="raise" would need a second array; no byte is out of bounds.
+    # mode="raise" would need a second array. "clip" is safe, because no byte is out of bounds.
     np.take(_SIGNS, bits, axis=0, out=out.reshape(-1, 8), mode="clip")
 
 
 def transform(work: Vector, spare: Vector) -> tuple[Vector, Vector]:
     """Multiply each of (c, d) rows by Hadamard's matrix; return the product and the other array.
 
-    The matrix is Sylvester's, not normalised: entry (i, j) is (-1) to the number of one bits that i
-    and j share. It equals H_a ⊗ H_b with d = a b, so the product of a row, taken as a matrix X of
-    shape (a, b), is H_a X H_b.
+    It is Sylvester's matrix, not normalised: entry (i, j) is (-1)^m, where m is the number of bits
+    that are 1 in both i and j. The matrix equals H_a ⊗ H_b with d = a b. So the product of a row,
+    written as a matrix X of shape (a, b), is H_a X H_b.
     """
     rows, size = work.shape
     inner = min(size, len(_HADAMARD))

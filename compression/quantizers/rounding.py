@@ -1,4 +1,4 @@
-"""Unbiased stochastic rounding; conversion of a float32's upper 16 bits to float32."""
+"""Unbiased stochastic rounding, and conversion of a float32's upper 16 bits to float32."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,9 @@ def round_by_chance(
 ) -> None:
     """Round (m,) float32 to integers in [-top, top] at random, in place; 0 stays 0.
 
-    x becomes floor(x + u) with u uniform among the multiples of 2^-24 in [0, 1). The mean is x, up
-    to 2^-24 and to float32's rounding of x + u. A rounded sum can reach top + 1 and is clipped.
-    ``draws``: (m,) float32 work array.
+    x becomes floor(x + u), where u is uniform among the multiples of 2^-24 in [0, 1). The
+    expectation is x, up to 2^-24 and to float32's rounding of x + u. A result of top + 1, which
+    this rounding can cause, is clipped. ``draws``: (m,) float32, a temporary array.
     """
     generator.random(dtype=np.float32, out=draws)
     np.add(scaled, draws, out=scaled)
@@ -22,7 +22,7 @@ def round_by_chance(
 
 
 def widen(halves: NDArray[np.generic], out: Vector | None = None) -> Vector:
-    """Return (m,) float32 with the given uint16 as their upper bits, in ``out`` if given."""
+    """Return (m,) float32 whose upper bits are the given uint16; they are in ``out`` if given."""
     values = np.empty(len(halves), dtype=np.float32) if out is None else out
     bits = values.view(np.uint32)
     np.copyto(bits, halves, casting="unsafe")

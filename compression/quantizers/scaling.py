@@ -1,4 +1,4 @@
-"""Helpers of quantizers with one scale per tensor: cut the vector in blocks that stay in cache."""
+"""Helpers of quantizers with one scale per tensor, for blocks that fit into the cache."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -8,24 +8,24 @@ from numpy.typing import NDArray
 
 from ..base import PayloadError, Segments, Vector
 
-BLOCK = 1 << 16  # entries worked on at a time; a workspace of 256 kB fits a core's own cache
+BLOCK = 1 << 16  # entries that are processed at a time; their 256 kB fit into a core's cache
 
 
 class Piece(NamedTuple):
-    """The part of one tensor that lies in a block."""
+    """The part of one tensor that is in a block."""
 
     tensor: int
-    whole: slice  # in the vector
-    here: slice  # in the block
+    whole: slice  # the part's slice of the vector
+    here: slice  # the part's slice of the block
 
 
 class Block(NamedTuple):
-    """Up to BLOCK entries, and the non-empty pieces of tensors that make them up."""
+    """Up to BLOCK entries, as the non-empty parts of tensors in them."""
 
     whole: slice  # in the vector
     pieces: tuple[Piece, ...]
-    tensors: NDArray[np.intp]  # (P,) the pieces' tensors
-    starts: NDArray[np.intp]  # (P,) the pieces' starts, in the block
+    tensors: NDArray[np.intp]  # (P,) the numbers of the parts' tensors
+    starts: NDArray[np.intp]  # (P,) the parts' first positions in the block
 
 
 def blocks(segments: Segments) -> tuple[Block, ...]:
@@ -39,7 +39,7 @@ def scratch(segments: Segments) -> Vector:
 
 
 def magnitudes(values: Vector, segments: Segments) -> Vector:
-    """Return (T,) float32: max |x| of each tensor, 0 for an empty one."""
+    """Return (T,) float32, max |x| of each tensor, 0 for an empty tensor."""
     found = np.zeros(len(segments) - 1, dtype=np.float32)
     work = scratch(segments)
     for block in blocks(segments):
@@ -51,19 +51,19 @@ def magnitudes(values: Vector, segments: Segments) -> Vector:
 
 
 def divide(values: Vector, scales: Vector, block: Block, work: Vector) -> Vector:
-    """Return x / scale for a block, in ``work``; a tensor of scale 0 holds only zeros."""
+    """Return x / scale for a block, in ``work``; a tensor with the scale 0 holds only zeros."""
     divisors = scales.tolist()
     if len(set(divisors)) == 1:  # one call instead of one per tensor
         whole_block = work[: block.whole.stop - block.whole.start]
         return np.divide(values[block.whole], divisors[0] or 1.0, out=whole_block)
     for tensor, whole, here in block.pieces:
-        # Does not multiply by 1 / scale, which overflows for the smallest scales.
+        # A division, because 1 / scale overflows for the smallest scales.
         np.divide(values[whole], divisors[tensor] or 1.0, out=work[here])
     return work[: block.whole.stop - block.whole.start]
 
 
 def multiply(stream: NDArray[np.generic], scales: Vector, segments: Segments) -> Vector:
-    """Return (n,) float32: each entry of a stream of levels times its tensor's scale."""
+    """Return (n,) float32, each entry of a stream of levels times its tensor's scale."""
     values = np.empty(len(stream), dtype=np.float32)
     factors = scales.tolist()
     if len(set(factors)) == 1:

@@ -35,16 +35,17 @@ _HUGE = np.finfo(np.float32).max
 @register("quantizer")
 @dataclass(frozen=True)
 class Sign(Quantizer):
-    """One bit per value: x >= 0 becomes the mean of all x >= 0, x < 0 the mean of all x < 0.
+    """Sends one bit per value: a value is decoded as the mean of all values with the same sign.
 
-    1-bit SGD: the threshold is 0, and the means minimise the squared error. It converges only with
-    error feedback. ``means``: "column" sends two means for each column of a weight matrix, as in
-    the paper. The paper's layers are W^T x + a, so a column leads to one output unit; in torch that
-    is one index of the first dimension of (out, in, ...). A tensor has only two means with
-    "tensor", if it has fewer than two dimensions or fewer than 64 values per column, and if only a
-    part of its values is sent.
+    0 counts as positive. This is 1-bit SGD with the threshold 0. The means minimise the squared
+    error. The method converges only with error feedback. ``means="column"`` sends two means for
+    each column of a weight matrix, as in the paper. The paper's layers are W^T x + a, so a column
+    belongs to one output unit. In PyTorch this is one index of the first dimension of (out, in,
+    ...). ``means="tensor"`` sends two means for each tensor. A tensor also has only two means if it
+    has fewer than two dimensions, fewer than 64 values per column, or if only some of its values
+    are sent.
 
-    Streams: float32 means, those of the negative sides first; signs, eight per byte.
+    Streams: float32 means, first all means of negative values; signs, eight per byte.
     """
 
     name: ClassVar[str] = "sign"
@@ -57,13 +58,13 @@ class Sign(Quantizer):
         expect_one_of(self.name, "means", self.means, _MODES)
 
     def params(self) -> tuple[int, ...]:
-        """Return 0 for means of tensors, 1 for means of columns."""
+        """Return (0,) for means of tensors, (1,) for means of columns."""
         return (_MODES.index(self.means),)
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Compare with 0 and sum up each side, piece by piece in cache."""
+        """Compare with 0, and sum negative and other values, in pieces that fit into the cache."""
         signs = np.empty(len(values), dtype=np.bool_)
         sums, counts = self._sides(values, parts, signs, np.float32)
         if not np.isfinite(sums).all():
@@ -73,7 +74,7 @@ class Sign(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Two means per group, one byte for eight values."""
+        """Describe the streams: two means per group, one byte for eight values."""
         expect_params(params, 1)
         if params[0] >= len(_MODES):
             raise PayloadError(f"payload holds the kind of means {params[0]}")
@@ -101,11 +102,11 @@ class Sign(Quantizer):
             bits = values[piece.here].view(np.uint32).reshape(piece.shape)
             np.copyto(bits, signs[piece.here].reshape(piece.shape))
             bits *= change[piece.groups, None]
-            bits ^= zeros[piece.groups, None]  # the bits of low, or of high where the sign is 1
+            bits ^= zeros[piece.groups, None]  # the bits of the mean: `high` where the sign is 1
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return the error itself: nothing is drawn."""
+        """Return the error itself, because the method is deterministic."""
         streams = self.encode(values, parts, {}, Rng(0, 0))
         decoded = self.decode(self.params(), streams, parts)
         return np.abs(decoded.astype(np.float64) - values)
@@ -117,9 +118,9 @@ class Sign(Quantizer):
         signs: NDArray[np.bool_],
         dtype: type[np.floating[Any]],
     ) -> tuple[Bounds, NDArray[np.int64]]:
-        """Return (2, G) sums and counts of the negative values and of the others; set ``signs``.
+        """Return (2, G) sums and counts, of the negative and of the other values; set ``signs``.
 
-        ``dtype``: the type of sums of up to BLOCK values.
+        ``dtype``: the dtype of sums of up to BLOCK values.
         """
         by_column = self.means == "column"
         sums = np.zeros((2, columns.count(parts, by_column)))
@@ -132,7 +133,7 @@ class Sign(Quantizer):
             sums[1, which] += np.add.reduce(side, axis=1, dtype=dtype)
             np.subtract(rows, side, out=side)
             sums[0, which] += np.add.reduce(side, axis=1, dtype=dtype)
-            # For a single row, counting without an axis is ten times as fast.
+            # For a single row, a count without an axis is ten times as fast.
             counts[1, which] += np.count_nonzero(positive, axis=1 if len(rows) > 1 else None)
             counts[0, which] += shape[1]
         counts[0] -= counts[1]

@@ -1,4 +1,4 @@
-"""TernGrad: random levels -1, 0 or 1, times one scale per tensor (Wen et al., NeurIPS 2017)."""
+"""TernGrad: random levels -1, 0, 1 and one scale per tensor (Wen et al., NeurIPS 2017)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,16 +40,16 @@ _U1 = np.dtype("u1")
 @register("quantizer")
 @dataclass(frozen=True)
 class Ternary(Quantizer):
-    """Replaces x by sign(x) scale with probability |x| / scale, otherwise by 0; x on average.
+    """Replaces x by sign(x) scale with probability |x| / scale, otherwise by 0.
 
-    TernGrad with its layer-wise scales, max |x| of a tensor, after gradient clipping: values beyond
-    ``clip`` standard deviations of their tensor are clipped there; 0 switches clipping off. The
-    method is unbiased for the clipped values. The deviation is the root mean square, about 0 and
-    not about the mean: a tensor of one entry, or of equal entries, has no deviation about its mean.
-    Each node has scales of its own; the paper's workers agree on the largest scale in order to add
-    up ternary gradients.
+    This is TernGrad with one scale per layer, max |x| of a tensor after gradient clipping. Values
+    beyond ``clip`` standard deviations of their tensor are clipped; 0 switches clipping off. The
+    method is unbiased for the clipped values. The standard deviation is computed about 0 (the root
+    mean square) and not about the mean, because the deviation about the mean is 0 for a tensor of
+    one entry or of equal entries. Each node has different scales. In the paper the workers agree on
+    the largest scale, in order to add ternary gradients.
 
-    Error: at most max(|x|, scale). Unbiased to 2^-22 scale.
+    Error: at most max(|x|, scale). The bias is at most 2^-22 scale.
     Streams: T float32 scales; five levels per byte, as base-3 digits of level + 1.
     """
 
@@ -65,7 +65,7 @@ class Ternary(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round at random and cast, block by block in cache; then pack."""
+        """Divide, round at random and cast, in blocks that fit into the cache, then pack."""
         scales = self._scales(values, parts.segments)
         levels = np.empty(len(values), dtype=np.int8)
         work = scratch(parts.segments)
@@ -78,7 +78,7 @@ class Ternary(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """One scale per tensor, one byte for five values."""
+        """Describe the streams: one scale per tensor, one byte for five values."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // TRITS), 3**TRITS)
@@ -98,17 +98,17 @@ class Ternary(Quantizer):
         return multiply(levels, scales, parts.segments)
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return the larger of |x| (rounded to 0) and the distance to the scale (rounded to it).
+        """Return the larger of two errors: |x| (rounded to 0) and scale - |x| (rounded to scale).
 
-        Values beyond the scale are clipped: their error is the distance to the scale.
+        Values beyond the scale are clipped, so their error is the distance to the scale.
         """
         sizes = np.abs(values.astype(np.float64))
         scales = np.repeat(self._scales(values, parts.segments), np.diff(parts.segments))
-        lost = np.where(sizes < scales, sizes, 0)  # if it becomes 0
+        lost = np.where(sizes < scales, sizes, 0)  # the error of a value that is rounded to 0
         return np.maximum(lost, np.abs(scales - sizes))
 
     def _scales(self, values: Vector, segments: Segments) -> Vector:
-        """Return (T,) scales: max |x| after clipping."""
+        """Return (T,) scales, max |x| of each tensor after clipping."""
         largest = magnitudes(values, segments)
         if not self.clip:
             return largest

@@ -1,1 +1,1 @@
-"""Sparsifiers: one module each, found by the registry."""
+"""Sparsifiers, one module each; the registry imports all modules of this folder."""

@@ -1,4 +1,4 @@
-"""CE-SGD: draws coordinates by how often they were sent when the loss fell, and by gradient."""
+"""CE-SGD: draws coordinates by magnitude and by how often they were sent when the loss fell."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,26 +20,30 @@ OPERATORS = ("union", "map", "gradient", "proportional", "largest")
 @register("sparsifier")
 @dataclass(frozen=True)
 class CESGD(Sparsifier):
-    """Sends the coordinates of a selection vector V; keeps nothing of the rest.
+    """Sends the coordinates in a selection vector V, and does not store the other values.
 
     Tao, Xia, Li, Cheng, "CE-SGD: Communication-efficient distributed machine learning",
-    Algorithm 2, Definitions 1 to 3. Coordinates compete layer by layer (``scope="tensor"``), or
-    across the whole model (``"global"``, which is ours). V starts random with ``density``. V stays
-    while the loss falls. Otherwise V ~ Bernoulli(p), where the ``operator`` determines p:
+    Algorithm 2, Definitions 1 to 3. ``scope="tensor"`` computes p for each tensor, as in the paper.
+    ``scope="global"``, which is not in the paper, computes p for the whole model. At the first step
+    each coordinate is in V with probability ``density``. If the loss has fallen since the last
+    step, V stays the same. Otherwise V is drawn anew, V ~ Bernoulli(p). The ``operator`` determines
+    p:
 
         map            p = M / max M                                (line 14, equation 7)
         gradient       p = |g| / max |g|                           (text of Definition 3)
         union          p = 1 - (1 - M / max M) (1 - min(1, gain |g| / max |g|))    (both)
-        proportional   p = min(1, c |g| (1 + M / max M)), sum of p = density n     (ours)
-        largest        p = 1 for the density n largest |g| (1 + M / max M), else 0 (ours)
+        proportional   p = min(1, c |g| (1 + M / max M)), sum of p = density n
+        largest        p = 1 for the density n largest |g| (1 + M / max M), else 0
 
-    M, the map, is the sum of all V with ``map``, as in the paper. With the other operators it is
-    the sum of only those V with which the loss fell ("previously sending the exact gradient will
-    make the loss function decrease"). The first three operators do not control how much is sent.
-    The last two send ``density`` on average, at every step (c as in Wangni et al. 2018, "Gradient
-    sparsification", Algorithm 3). The ``speculative`` update adds a share of rarely sent
-    coordinates to each new V. A map of zeros counts as ``density`` everywhere. Density 1 always
-    sends everything.
+    The last two operators are not in the paper. M is the map. With the operator ``map``, M is the
+    sum of all V, as in the paper. With the other operators, M is the sum of only those V after
+    which the loss fell ("previously sending the exact gradient will make the loss function
+    decrease"). A map of zeros is treated as ``density`` everywhere.
+
+    The first three operators do not control how many coordinates are sent. The last two send the
+    share ``density`` on average at every step (c as in Wangni et al. 2018, "Gradient
+    sparsification", Algorithm 3). The option ``speculative`` adds this share of rarely sent
+    coordinates to each new V. With density 1 all coordinates are always sent.
     """
 
     name: ClassVar[str] = "cesgd"
@@ -60,7 +64,7 @@ class CESGD(Sparsifier):
         expect_one_of(self.name, "scope", self.scope, SCOPES)
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Five bytes per parameter (map, sent or not) and the last loss."""
+        """Return five bytes per parameter (the map and V), plus the bytes of the last loss."""
         return 5 * layout.size + 8
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
@@ -84,7 +88,7 @@ class CESGD(Sparsifier):
         return Selection(indices, update[indices], better)
 
     def _chances(self, update: Vector, weights: Vector, layout: Layout, out: Vector) -> None:
-        """Write p of each coordinate to ``out``, tensor by tensor or for the whole model."""
+        """Write p of each coordinate to ``out``, computed per tensor or for the whole model."""
         for start, stop in pairwise(layout.offsets if self.scope == "tensor" else [0, len(out)]):
             if stop > start and self.density < 1:
                 here = slice(start, stop)
@@ -100,7 +104,7 @@ class CESGD(Sparsifier):
             return
         np.abs(update, out=p)
         if highest := float(p.max()):
-            # Does not multiply by 1 / highest: the smallest magnitudes have no float32 reciprocal.
+            # A division, because 1 / highest overflows float32 for the smallest magnitudes.
             p /= np.float32(highest)
         if self.operator == "proportional":
             p *= 1 + seen
@@ -116,7 +120,7 @@ class CESGD(Sparsifier):
             p[:] = 1 - (1 - seen) * (1 - p)
 
     def _speculate(self, weights: Vector, step: SparsifyContext) -> None:
-        """Add to V the least often sent of some coordinates that are drawn at random."""
+        """Draw random coordinates, and add to V those of them that were sent least often."""
         size = len(weights)
         wanted = int(self.speculative * size)
         drawn = uniform(size, min(size, 4 * wanted), step.rng.generator)
@@ -126,10 +130,10 @@ class CESGD(Sparsifier):
 
 
 def _scale_to(weights: Vector, total: float) -> None:
-    """Turn (n,) weights w into probabilities min(1, c w) with the sum ``total``, in place.
+    """Convert (n,) weights w in place to probabilities min(1, c w) with the sum ``total``.
 
-    Each pass scales the weights below 1 to the sum that is left and fixes those that reach 1. The
-    number of weights fixed at 1 only grows, so the loop ends, mostly after a few passes.
+    Each pass scales the weights below 1 to the remaining sum, and fixes the weights that reach 1.
+    The number of fixed weights never decreases, so the loop ends, usually after a few passes.
     """
     free, left = np.ones(len(weights), dtype=np.bool_), total
     while (mass := float(weights.sum(where=free))) > 0 and left > 0:

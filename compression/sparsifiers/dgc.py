@@ -14,7 +14,7 @@ from ..validation import expect_at_least, expect_below_one, expect_between, expe
 
 LAYERS = ("all", "conv")
 WARMUP = (0.75, 0.9375, 0.984375, 0.996)  # sparsities of the warm-up's four parts
-MASKED_FROM = 0.99  # at the warm-up's lower sparsities, masking would remove all momentum
+MASKED_FROM = 0.99  # at lower sparsities, in the warm-up, masking would remove all momentum
 
 
 @register("sparsifier")
@@ -23,15 +23,18 @@ class DGC(ResidualSparsifier):
     """Sends the largest 1 - ``sparsity`` of each tensor's velocity; the node applies the momentum.
 
     Lin, Han, Mao, Wang, Dally 2018, "Deep gradient compression", Algorithm 4: u = momentum u + g,
-    v = v + u. The largest entries of v are sent and set to 0 in v; from a sparsity of 0.99 on they
-    are also set to 0 in u (momentum factor masking). ``clip_norm`` (0: off) limits the gradient's
-    norm to clip_norm / sqrt(N) (section 3.2). N is ``workers``, or, if that is 0, the number of
-    updates that the server averages, which its messages say. ``warmup_steps``: the sparsity rises
-    over this many steps, from 75 %, in four parts (section 3.3). Biases and norms (tensors of at
-    most one dimension) are sent whole, and with ``layers="conv"`` everything except convolutions
-    (Edgify). Exactly the share of each tensor is sent, at least 1 entry: the threshold comes from a
-    sample and is then made exact (`compression.topk.largest`), like the paper's hierarchical
-    selection.
+    v = v + u. The largest entries of v are sent and set to 0 in v. From a sparsity of 0.99 on they
+    are also set to 0 in u (momentum factor masking).
+
+    ``clip_norm`` (0: off) limits the gradient's L2 norm to clip_norm / sqrt(N) (section 3.2). N is
+    ``workers``; if ``workers`` is 0, N is the number of updates that the server averages, which the
+    server's messages hold. ``warmup_steps``: over this many steps the sparsity rises from 75 %, in
+    four parts (section 3.3). Tensors of at most one dimension (biases, parameters of norm layers)
+    are sent whole. With ``layers="conv"`` all tensors except convolutions are sent whole (Edgify).
+
+    The exact share of each tensor is sent, at least 1 entry. As in the paper's hierarchical
+    selection, a sample gives a first threshold, and a second selection makes the number exact
+    (`compression.topk.largest`).
     """
 
     name: ClassVar[str] = "dgc"
@@ -54,15 +57,15 @@ class DGC(ResidualSparsifier):
 
     @property
     def kept(self) -> str | None:
-        """The velocity v, float32 (n,)."""
+        """Name of the velocity v, float32 (n,)."""
         return "velocity"
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Eight bytes per parameter (momentum u, velocity v) and the number of steps."""
+        """Return eight bytes per parameter (u and v), plus the bytes of the number of steps."""
         return 8 * layout.size + 8
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
-        """Clip; u = momentum u + g; v = v + u."""
+        """Clip the gradient g, then compute u = momentum u + g and v = v + u."""
         momentum = get_or_zeros(step.memory, "momentum", len(update), np.float32)
         velocity = get_or_zeros(step.memory, "velocity", len(update), np.float32)
         momentum *= np.float32(self.momentum)
@@ -72,14 +75,14 @@ class DGC(ResidualSparsifier):
         return velocity
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return the largest entries of each tensor; all entries of tensors sent whole."""
+        """Return the indices of each tensor's largest entries, and all of tensors sent whole."""
         wanted = counts(1 - self.sparsity_at(_steps(step)), step.layout)
         sizes = np.diff(step.layout.offsets)
         wanted = np.where(self._whole(step.layout), sizes, wanted)
         return largest_of_each(given, step.layout.offsets, wanted)
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Accumulate, choose, take; mask the momentum; count the step."""
+        """Call ``accumulate``, ``choose`` and ``take``; mask the momentum; count the step."""
         indices, values, _ = super().select(update, step)
         assert indices is not None
         if self.sparsity_at(_steps(step)) >= MASKED_FROM:
@@ -99,7 +102,7 @@ class DGC(ResidualSparsifier):
         return np.float32(limit / norm if norm > limit else 1)
 
     def _mask(self, indices: Indices, step: SparsifyContext) -> None:
-        """Set the momentum of selected entries to 0; tensors that are sent whole keep theirs."""
+        """Set the momentum of selected entries to 0, except in tensors that are sent whole."""
         momentum, bounds = step.memory["momentum"], step.layout.offsets.tolist()
         whole = np.flatnonzero(self._whole(step.layout)).tolist()
         kept = [momentum[bounds[t] : bounds[t + 1]].copy() for t in whole]
@@ -108,8 +111,8 @@ class DGC(ResidualSparsifier):
             momentum[bounds[tensor] : bounds[tensor + 1]] = values
 
     def _whole(self, layout: Layout) -> NDArray[np.bool_]:
-        """Return (T,) bool: which tensors are sent whole."""
-        sparse = 3 if self.layers == "conv" else 2  # tensors of as many dimensions are sparsified
+        """Return (T,) bool: True for tensors that are sent whole."""
+        sparse = 3 if self.layers == "conv" else 2  # from this number of dimensions: sparsified
         return np.array([len(shape) < sparse for shape in layout.shapes], dtype=np.bool_)
 
 

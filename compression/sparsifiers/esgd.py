@@ -1,4 +1,4 @@
-"""eSGD: finds important coordinates by the loss; also sends large residuals."""
+"""eSGD: finds important coordinates by the change of the loss, and also sends large residuals."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,14 +31,17 @@ class ESGD(Sparsifier):
     """Sends 1 - ``drop`` of the coordinates: those sent when the loss fell, and large residuals.
 
     Tao & Li 2018, "eSGD: Communication efficient distributed deep learning on the edge", Algorithms
-    1 and 2. While the loss falls, the same set S is sent and its hidden weights H grow by 1.
-    Otherwise a new set is drawn with weights H + 1. Unsent coordinates whose residual exceeds the
-    mean |g| (Q; the largest first, at most ``cap`` of the set) replace the members of lowest H.
+    1 and 2. While the loss falls, the same set S of coordinates is sent, and the hidden weights H
+    of its coordinates increase by 1. Otherwise a new set S is drawn with the weights H + 1. Q is
+    the set of unsent coordinates whose residual exceeds the mean |g|. The coordinates in Q, the
+    largest first, replace those coordinates of S that have the lowest H. They replace at most the
+    share ``cap`` of S.
 
-    ``residual="momentum"``: r = beta r + g, and r is sent, so only the decay loses anything.
-    ``residual="ema"`` is Algorithm 2 as written: r = beta r + (1 - beta) g. Coordinates of Q send
-    r, the other members send g, and r of all that were sent becomes 0. The paper's "sum g / d"
-    (line 3) is read as the mean of |g|, because the signed mean is near 0.
+    ``residual="momentum"``: r = beta r + g, and the values sent are r. So values are lost only by
+    the decay beta. ``residual="ema"`` is Algorithm 2 as written: r = beta r + (1 - beta) g. The
+    values sent are r for coordinates in Q and g for the others. Afterwards r is 0 at all sent
+    coordinates. The paper's "sum g / d" (line 3) is implemented as the mean of |g|, because the
+    signed mean is near 0.
     """
 
     name: ClassVar[str] = "esgd"
@@ -58,15 +61,15 @@ class ESGD(Sparsifier):
 
     @property
     def kept(self) -> str | None:
-        """The residual, float32 (n,)."""
+        """Name of the residual, float32 (n,)."""
         return "residual"
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Nine bytes per parameter (residual, hidden weight, sent or not) and the last loss."""
+        """Return nine bytes per parameter (residual, H and S), plus the bytes of the last loss."""
         return 9 * layout.size + 8
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
-        """Decay the residual; add the update ("momentum"), or 1 - beta times it ("ema")."""
+        """Compute and return the residual r of this step, as the class describes it."""
         residual = get_or_zeros(step.memory, "residual", len(update), np.float32)
         residual *= np.float32(self.beta)
         if self.residual == "momentum":
@@ -77,13 +80,13 @@ class ESGD(Sparsifier):
         return residual
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Return the set S with its least important members replaced by large residuals."""
+        """Return the values at S, after coordinates of Q have replaced those of lowest H."""
         memory, generator = step.memory, step.rng.generator
         given = self.accumulate(update, step)
         chosen, same = self._set(step, len(update))
         large = self._large(given, update, chosen)
         if len(large):
-            hidden = memory["hidden"][chosen] + generator.random(len(chosen))  # ties at random
+            hidden = memory["hidden"][chosen] + generator.random(len(chosen))  # random among ties
             lowest = np.argpartition(hidden, len(large) - 1)[: len(large)]
             chosen, same = np.sort(np.concatenate([np.delete(chosen, lowest), large])), False
         if not same:
@@ -97,7 +100,7 @@ class ESGD(Sparsifier):
         return Selection(chosen, values, same)
 
     def _set(self, step: SparsifyContext, size: int) -> tuple[Indices, bool]:
-        """Return the set S, and whether it is the last step's set."""
+        """Return the set S, and whether it is the same as in the last step."""
         memory, generator = step.memory, step.rng.generator
         first, better = "sent" not in memory, fallen(step)
         sent = get_or_zeros(memory, "sent", size, np.bool_)

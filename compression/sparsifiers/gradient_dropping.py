@@ -13,19 +13,21 @@ from ..topk import above, largest
 from ..validation import expect_below_one, expect_one_of
 
 THRESHOLDS = ("exact", "sampled")
-SAMPLE = 0.001  # share of the entries in the sample, the paper's; at least LEAST entries
+SAMPLE = 0.001  # the sample's share of the entries, as in the paper; at least LEAST entries
 LEAST = 1000
 
 
 @register("sparsifier")
 @dataclass(frozen=True)
 class GradientDropping(ResidualSparsifier):
-    """Drops the share ``drop`` of smallest magnitude of residual + update; keeps it for later.
+    """Sends residual + update, without the share ``drop`` of entries of smallest magnitude.
 
-    Aji & Heafield 2017, "Sparse communication for distributed gradient descent", Algorithm 1: one
-    threshold for the model (``scope="global"``, the paper's choice) or one for each tensor.
-    ``cut="sampled"``, the paper's: the threshold comes from a random sample of 0.1 %, at least
-    1,000 entries, so the number of entries sent varies. ``cut="exact"`` sends exactly the share.
+    The residual stores the entries that are not sent. Aji & Heafield 2017, "Sparse communication
+    for distributed gradient descent", Algorithm 1. ``scope="global"`` has one threshold for the
+    model, as in the paper. ``scope="tensor"`` has one threshold for each tensor. ``cut="sampled"``
+    computes the threshold from a random sample of 0.1 % of the entries, at least 1,000, as in the
+    paper. So the number of entries sent varies. ``cut="exact"`` sends exactly the share 1 -
+    ``drop``.
     """
 
     name: ClassVar[str] = "gradient_dropping"
@@ -41,7 +43,7 @@ class GradientDropping(ResidualSparsifier):
         expect_one_of(self.name, "cut", self.cut, THRESHOLDS)
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return the entries that are not dropped."""
+        """Return the indices of the entries to send."""
         share = 1 - self.drop
         if self.cut == "exact":
             return largest_in(given, step.layout, share, self.scope)
@@ -58,13 +60,13 @@ class GradientDropping(ResidualSparsifier):
 
 
 def _sampled(values: Vector, share: float, generator: np.random.Generator) -> Indices:
-    """Return the indices where |x| reaches the quantile of a random sample."""
+    """Return the indices where |x| is at least the quantile of a random sample."""
     size = min(len(values), max(LEAST, int(SAMPLE * len(values))))
     if not size:
         return np.empty(0, dtype=np.uint32)
     sample = np.abs(values[generator.integers(len(values), size=size)])
     last = largest(sample, count(share, size))
     threshold = float(sample[last].min(initial=np.inf))
-    # Entries equal to the threshold are selected as well, zeros never: `above` is exclusive, so
-    # compare with the next smaller float32.
+    # Entries equal to the threshold are selected too, but never zeros. `above` selects only larger
+    # magnitudes, so the comparison is with the next smaller float32.
     return above(values, np.nextafter(np.float32(threshold), np.float32(0)) if threshold else 0.0)

@@ -15,12 +15,12 @@ from ..validation import expect_one_of, expect_share
 @register("sparsifier")
 @dataclass(frozen=True)
 class RandomK(ResidualSparsifier):
-    """Sends a uniformly random share ``density`` of residual + update, new at each step.
+    """Sends a uniformly random share ``density`` of residual + update, drawn at each step.
 
     Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", the rand-k operator (Definition
-    2.1). ``rescale=true`` has no residual and multiplies the values sent by n / k, so that their
-    mean is the update (the paper's equation 3; Konecny et al. 2016, "random mask"). That is
-    unbiased, but noisy.
+    2.1). With ``rescale=true`` there is no residual. Instead the values sent are multiplied by
+    n / k, so that their expectation is the update (the paper's equation 3; Konecny et al. 2016,
+    "random mask"). The result is unbiased but has a large variance.
     """
 
     name: ClassVar[str] = "randomk"
@@ -36,24 +36,24 @@ class RandomK(ResidualSparsifier):
 
     @property
     def contracts(self) -> bool:
-        """False when rescaled: the error is n / k times the update, and feedback would diverge."""
+        """False with ``rescale``, whose error is n / k times the update: feedback would diverge."""
         return not self.rescale
 
     @property
     def kept(self) -> str | None:
-        """The residual; None when rescaled."""
+        """Name of the residual, float32 (n,); None with ``rescale``."""
         return None if self.rescale else super().kept
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Four bytes per parameter; 0 when rescaled."""
+        """Return four bytes per parameter; 0 with ``rescale``."""
         return 0 if self.rescale else super().memory_bytes(layout)
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return indices drawn uniformly."""
+        """Return uniformly drawn indices."""
         return random_in(step.layout, self.density, self.scope, step.rng.generator)
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Accumulate, draw, take; when rescaled, draw and multiply."""
+        """Select as `ResidualSparsifier` does; with ``rescale``, draw indices and multiply."""
         if not self.rescale:
             return super().select(update, step)
         indices = self.choose(update, step)

@@ -1,4 +1,4 @@
-"""Selective SGD (Shokri & Shmatikov 2015): sends some entries and forgets the others."""
+"""Selective SGD (Shokri & Shmatikov 2015): sends some entries and discards the others."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,13 +15,13 @@ PICKS = ("largest", "random")
 @register("sparsifier")
 @dataclass(frozen=True)
 class Selective(Sparsifier):
-    """Sends the share ``density`` of the update; keeps nothing of the rest.
+    """Sends the share ``density`` of the update, and does not store the other values.
 
-    Shokri & Shmatikov 2015, "Privacy-preserving deep learning", section 5.2: ``pick="largest"``
-    takes the entries of largest magnitude, ``pick="random"`` draws among the entries above
-    ``threshold`` in magnitude (the paper's gamma; 0: among all entries); both over the whole model
-    (``scope="global"``). ``scope="tensor"`` with "largest" is AdaComp's selection (Algorithm 1):
-    the floor(c n) largest of each tensor, at least 1.
+    Shokri & Shmatikov 2015, "Privacy-preserving deep learning", section 5.2. ``pick="largest"``
+    sends the entries of largest magnitude. ``pick="random"`` draws among the entries whose
+    magnitude exceeds ``threshold`` (the paper's gamma; 0: among all entries). ``scope="global"``
+    selects from the whole model, as in the paper. ``scope="tensor"`` with ``pick="largest"`` is
+    AdaComp's selection (Algorithm 1), the floor(c n) largest of each tensor, at least 1.
     """
 
     name: ClassVar[str] = "selective"
@@ -41,7 +41,7 @@ class Selective(Sparsifier):
             raise ValueError("option threshold of selective goes with pick random and scope global")
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Return the largest entries, or random ones."""
+        """Return the largest or random entries."""
         indices = self._choose(update, step)
         return Selection(indices, update[indices])
 

@@ -1,4 +1,4 @@
-"""Fixed threshold (Strom 2015): sends entries above it and keeps the rest for later."""
+"""Fixed threshold (Strom 2015): sends the entries above a threshold and stores the others."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,9 +19,9 @@ class Threshold(ResidualSparsifier):
     """Sends the entries of residual + update whose magnitude exceeds a fixed ``threshold``.
 
     Strom 2015, "Scalable distributed DNN training using commodity GPU cloud computing", Algorithm
-    1: ``sent="tau"`` sends the threshold with the entry's sign and keeps the difference. That is
-    one bit per entry: `quantizer=sign`, or `ternary` with clip 0, loses nothing of it.
-    ``sent="value"`` sends the whole entry. The residual is 0 at the first step.
+    1. ``sent="tau"`` sends the threshold with the entry's sign, and stores the difference. Such
+    values need only one bit each: `quantizer=sign`, or `ternary` with clip 0, encodes them without
+    loss. ``sent="value"`` sends the whole entry. The residual is 0 at the first step.
     """
 
     name: ClassVar[str] = "threshold"
@@ -43,7 +43,7 @@ class Threshold(ResidualSparsifier):
         return above(given, self.threshold)
 
     def take(self, given: Vector, indices: Indices) -> Vector:
-        """Take the threshold with the entry's sign ("tau"), or the whole entry ("value")."""
+        """Remove from the residual, and return, tau with the entry's sign or the whole entry."""
         if self.sent == "value":
             return super().take(given, indices)
         values = np.copysign(np.float32(self.threshold), given[indices])

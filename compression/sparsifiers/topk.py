@@ -1,4 +1,4 @@
-"""Top-k: sends the largest entries and keeps the rest (Stich, Cordonnier, Jaggi 2018)."""
+"""Top-k: sends the largest entries and stores the others (Stich, Cordonnier, Jaggi 2018)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,11 +12,12 @@ from ..validation import expect_one_of, expect_share
 @register("sparsifier")
 @dataclass(frozen=True)
 class TopK(ResidualSparsifier):
-    """Sends exactly the share ``density`` of largest magnitude of residual + update.
+    """Sends exactly the share ``density`` of largest magnitudes of residual + update.
 
-    Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", Algorithm 1 (Mem-SGD) with its
-    top-k operator (Definition 2.1). ``scope``: the share is of the whole model ("global"), or of
-    each tensor, at least 1 entry ("tensor"). Of equal magnitudes, the lower index is sent.
+    Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", Algorithm 1 (Mem-SGD) with the
+    top-k operator (Definition 2.1). ``scope="global"`` sends the share of the whole model.
+    ``scope="tensor"`` sends the share of each tensor, at least 1 entry. Among equal magnitudes, the
+    lower index is sent.
     """
 
     name: ClassVar[str] = "topk"
