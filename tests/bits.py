@@ -1,11 +1,11 @@
-"""Whether a change of the code changes any bit of a run: hashes, stored before, compared after.
+"""Tells whether a change of the code changes any bit of a run, by hashes from before and after.
 
-    python -m tests.bits store FILE             of every preset and strategy, on one worker and two
-    python -m tests.bits compare FILE           names the runs that differ; exit code 1 if any does
-    python -m tests.bits compare FILE fedavg    of those whose name holds a word
+    python -m tests.bits store FILE             every preset and strategy, with 1 and 2 workers
+    python -m tests.bits compare FILE           names runs that differ; exit code 1 if any does
+    python -m tests.bits compare FILE fedavg    only runs whose name holds a word
 
-A hash is of the model's file, and of the history and the result without what is measured in real
-seconds. It holds on one kind of processor, and for one version of torch.
+A hash covers the model's file, the history and the result, without values in real seconds. It is
+valid for one kind of processor and one version of torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.runs import composed
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
-REAL = {"seconds", "seconds_by_segment", "segments", "versions"}  # what no two runs have in common
+REAL = {"seconds", "seconds_by_segment", "segments", "versions"}  # differs between any two runs
 WORKERS = (1, 2)
 SMALL = ["dataset=digits"]
 ROUNDS, PUSHES = 8, 40
@@ -35,7 +35,7 @@ BATCHNORM = "model=four_layers"
 
 
 def cases() -> Iterator[list[str]]:
-    """Yield the words of each run: all presets, all strategies, what goes with what."""
+    """Yield the overrides of each run: all presets, all strategies, and some combinations."""
     presets = [path.stem for path in sorted((CONF / "algorithm").glob("*.yaml"))]
     yield from ([f"algorithm={name}"] for name in presets)
     strategies = [path.stem for path in sorted((CONF / "strategy").glob("*.yaml"))]
@@ -58,7 +58,7 @@ def cases() -> Iterator[list[str]]:
 
 
 def length(words: list[str]) -> list[str]:
-    """Return words that make a run a short one."""
+    """Return further overrides that make a run short."""
     strategy = composed(*words).strategy
     more = list[str]()
     if "num_malicious_nodes" in strategy:
@@ -73,7 +73,7 @@ def length(words: list[str]) -> list[str]:
 
 
 def digest(folder: Path) -> str:
-    """Return the SHA-256 of what a run has left in its folder, in hexadecimal digits."""
+    """Return the SHA-256 of a run's files, in hexadecimal digits."""
     found = hashlib.sha256((folder / "model.safetensors").read_bytes())
     lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
     for text in (*lines, (folder / "result.json").read_text(encoding="utf-8")):
@@ -83,14 +83,14 @@ def digest(folder: Path) -> str:
 
 
 def digest_of(words: list[str], workers: int) -> str:
-    """Run on the local engine; return what `digest` does, or the error's type and text."""
+    """Run on the local engine; return the run's `digest`, or the error's type and text."""
     config = composed(*SMALL, *words, *length(words))
     with tempfile.TemporaryDirectory() as folder:
         values: dict[str, Any] = dict(run_config(config, folder))
         job = Job(ROOT, values, config.nodes, Path(folder), config.seed, config.network)
         try:
             run_local(job, workers=workers)
-        except RuntimeError as error:  # a run that ends so is to end so
+        except RuntimeError as error:  # a run may end with an error, which must then stay the same
             return f"{type(error).__name__}: {error}"
         return digest(Path(folder))
 

@@ -10,15 +10,15 @@ from hypothesis import settings
 
 from task.stdlib_collision import avoid_stdlib_collision
 
-avoid_stdlib_collision()  # pytest has imported what it needs before it finds ours
+avoid_stdlib_collision()  # pytest has imported its modules before it finds the project's
 from tests.quick_hydra import quicken  # noqa: E402
 
 quicken()
-settings.register_profile("unhurried", deadline=None)  # a machine that is busy fails no test
+settings.register_profile("unhurried", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("unhurried")
 
 
-LONGEST = {  # they wait for processes: one of them and another test at a time fill two cores
+LONGEST = {  # These start processes: one of them beside another test fills two cores.
     "test_engines.py", "test_ray.py", "test_on_ray.py", "test_resumed.py", "test_engine.py",
     "test_client.py",
     "test_killed.py", "test_outside.py", "test_wheel.py", "test_hostile.py", "test_run.py",
@@ -42,14 +42,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first: the last one to begin would keep one core waiting."""
+    """Put the longest files first: if the longest file came last, one core would wait for it."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_collected_twice():
-    """What is loaded stays: no run asks anew whether it is to."""
-    from simulation.local import uncollected  # not above: it imports torch
+    """Collect loaded objects once for all runs, not again in each run."""
+    from simulation.local import uncollected  # here, because it imports torch
 
     with uncollected():
         yield
@@ -57,7 +57,7 @@ def nothing_is_collected_twice():
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk():
-    """No test cuts the power: what it writes need not be on the disk before it goes on."""
+    """Skip fsync: no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
@@ -65,20 +65,20 @@ def nothing_waits_for_the_disk():
 
 @pytest.fixture(scope="module", autouse=True)
 def spared(nothing_is_collected_twice):
-    """Some of Flower's strategies collect garbage for every model: spare them what is there."""
+    """Freeze existing objects, because some Flower strategies collect garbage for every model."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    """Let go of it all, in the order that the libraries want."""
+    """Free the objects in the order that the libraries need."""
     gc.unfreeze()
 
 
 @pytest.fixture
 def cli(monkeypatch, capsys):
-    """Run the command's words in this process; return the exit code and what was printed."""
-    from command import main  # not above: it sets variables that pytest's own children inherit
+    """Return a function that runs the command in this process: exit code and output."""
+    from command import main  # here, because it sets variables that pytest's own children inherit
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["run.py", *words])
@@ -94,7 +94,7 @@ def cli(monkeypatch, capsys):
 
 @pytest.fixture
 def command(cli, tmp_path):
-    """Run the command in this process; return (exit code, what it printed, its folder)."""
+    """Return a function that runs the command in this process: exit code, output, folder."""
     count = 0
 
     def call(*overrides):
@@ -109,7 +109,7 @@ def command(cli, tmp_path):
 
 @pytest.fixture
 def left_over(monkeypatch):
-    """Tell the command lines of processes that this test started and that still run."""
+    """Return a function that lists the command lines of this test's processes that still run."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv("EDGEWIRE_TEST", mark)
 
@@ -128,7 +128,7 @@ def left_over(monkeypatch):
 
 @pytest.fixture
 def listening():
-    """Children hear SIGINT and SIGHUP, though the tests themselves may run under nohup or CI."""
+    """Let child processes receive SIGINT and SIGHUP, even if the tests run under nohup or in CI."""
     before = {
         n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGHUP)
     }

@@ -1,4 +1,4 @@
-"""Runs in which one node's replies are mutated: what the server makes of them, and at what cost."""
+"""Runs in which one node's replies are mutated: the server's result, and what they cost it."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ CASES = [f"algorithm={name}" for name in ALGORITHMS]
 CASES += [f"strategy={name}" for name in STRATEGIES if name not in ALGORITHMS]
 CASES += [f"algorithm={name} model=four_layers" for name in ("fedavg", "esgd", "adacomp")]
 CASES += ["strategy=fedmedian model=four_layers"]
-NODES, BAD = 5, 4  # of five four, in every second reply: who fails each time is asked no more
+# Four nodes of five, in every second reply: a node that always fails is asked no more.
+NODES, BAD = 5, 4
 EVERY = 2
 
 
 def words_of(case: str, replies: int, bad: int) -> list[str]:
-    """Return the words of a run in which `bad` nodes together mutate about so many replies."""
+    """Return the overrides of a run in which `bad` nodes mutate about `replies` replies in all."""
     found = case.split()
     strategy = composed(*found).strategy
     segments = "segments" in strategy
-    # Of a cut model one node at a time trains a segment.
+    # In a cut model one node at a time trains a segment.
     many, bad = (4, 1) if segments else (bad + NODES - BAD, bad)
     turns = EVERY * -(-replies // bad)
     if "num_malicious_nodes" in strategy:
         found += [f"strategy.num_malicious_nodes={BAD // EVERY}"]
-        many = 4 * (BAD // EVERY) + 3  # what Bulyan needs
+        many = 4 * (BAD // EVERY) + 3  # as many as Bulyan needs
     found += ["dataset=digits", f"nodes={many}", "checkpoint_every=0"]
     if "pushes" in strategy:
         pushes = turns * many
@@ -68,18 +69,18 @@ def words_of(case: str, replies: int, bad: int) -> list[str]:
 
 @dataclass
 class Fuzzed:
-    """A ClientApp, some of whose nodes reply as a `Mutator` likes; what it cost the server.
+    """A ClientApp in which some nodes mutate their replies, and the server's cost of the replies.
 
-    `bad`: of the nodes so many, from partition 1 on; of a cut model all that train one segment.
-    `measured`: "seconds" of the processor or "bytes": `costs` has those from a reply of the one bad
-    node to its next one, at the server, by whether the reply was mutated.
+    `bad`: the number of such nodes, from partition 1 on; in a cut model all nodes of one segment.
+    `measured`: "seconds" of CPU time or "bytes". `costs` then has an entry for each reply of the
+    one bad node: the server's cost until the node's next reply, and whether the reply was mutated.
     """
 
     seed: int
     bad: int = BAD
     measured: str = ""
     mutated: int = 0
-    replies: Counter[int] = field(default_factory=Counter)  # node -> of those who mutate
+    replies: Counter[int] = field(default_factory=Counter)  # node -> replies of mutating nodes
     blamed: dict[int, str] = field(default_factory=dict)
     done: list[list[str]] = field(default_factory=list)
     costs: list[tuple[bool, float]] = field(default_factory=list)
@@ -89,7 +90,7 @@ class Fuzzed:
         self._left, self._spent, self._last = 0.0, 0.0, None
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer honestly, or not."""
+        """Reply honestly, or with a mutated reply."""
         self._enter()
         reply, mutated = honest(message, context), False
         if self._is_bad(message, context) and not reply.has_error():
@@ -129,14 +130,15 @@ class Fuzzed:
             self._left = tracemalloc.get_traced_memory()[0]
 
     def blame(self, node: int, reason: str) -> None:
-        """Note who was left out."""
+        """Record that a node was left out."""
         self.blamed.setdefault(node, reason)
 
 
 def fuzz(case: str, replies: int, seed: int, measured: str = "") -> tuple[Fuzzed, str]:
-    """Run; return what happened, and why the run ended, "" if at its end.
+    """Run; return the app with its records, and the reason of the end ("" if the run finished).
 
-    Where seconds or bytes are measured, one node mutates its replies: a cost has one cause.
+    Where seconds or bytes are measured, only one node mutates its replies, so each cost has one
+    cause.
     """
     import pytest
 
@@ -146,7 +148,7 @@ def fuzz(case: str, replies: int, seed: int, measured: str = "") -> tuple[Fuzzed
         _draw_updates(patch)
         values = run_config(composed(*words_of(case, replies, app.bad)), folder)
         job = Job(ROOT, values, json.loads(values["config"])["nodes"], Path(folder), client_app=app)
-        logging.disable(logging.CRITICAL)  # a line for each of thousands of replies
+        logging.disable(logging.CRITICAL)  # otherwise thousands of replies log a line each
         try:
             run_local(job, workers=1)
         except Exception as error:
@@ -160,7 +162,7 @@ def fuzz(case: str, replies: int, seed: int, measured: str = "") -> tuple[Fuzzed
 
 
 def _draw_updates(patch: Any) -> None:
-    """Let nodes draw what they have learned: the server's work is tried, and training is not."""
+    """Replace training by random updates, because only the server's work is tested."""
 
     def drawn(node: Any, number: int, size: int) -> Any:
         return np.random.default_rng((node.index, number)).normal(0, 0.01, size).astype("float32")

@@ -1,4 +1,4 @@
-"""A bad node: what it does to its replies. The matrix and the tests take their attacks from it."""
+"""Attacks of a malicious node on its replies, used by the tests and by the matrix."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from compression.flower.headers import NOTE
 from compression.flower.records import STYPE, payload_records
 from conf import load_config
 
-BAD = 0  # its partition
+BAD = 0  # the malicious node's partition
 Attack = Callable[[Message, Message, Context], Message]
 
 
 def replaced(reply: Message, **records: Any) -> Message:
-    """Return a reply with other records; None takes one away."""
+    """Return a reply with other records; None removes a record."""
     kept = {k: v for k, v in reply.content.items() if k not in records}
     found = {k: v for k, v in records.items() if v is not None}
     reply.content = RecordDict({**kept, **found})
@@ -39,7 +39,7 @@ def parcel(reply: Message) -> tuple[str, bytes] | None:
 
 
 def with_payload(change: Callable[[bytes], bytes], reply: Message) -> Message:
-    """Change all payloads: a cut model's nodes send several."""
+    """Change all payloads of a reply; nodes of a cut model send several."""
     found = parcel(reply)
     if found is None:
         return reply
@@ -57,11 +57,11 @@ def with_values(
     context: Context,
     counted: Callable[[Any], Any] = unchanged,
 ) -> Message:
-    """Send other values of all entries: a valid payload that names the method of the honest one.
+    """Return a reply with changed values: a valid payload with the honest one's method.
 
-    `counted` changes tensors of integers, which travel beside them: BatchNorm's counters.
+    `counted` changes integer tensors beside the vector, such as BatchNorm's counters.
 
-    What travels exactly by its name does so here, too: the server refuses other payloads unread.
+    Tensors that are sent exactly by name stay so; otherwise the server refuses the payload unread.
     """
     known = {layout.size: layout for layout in [layout_in(context)] if layout is not None}
 
@@ -69,7 +69,7 @@ def with_values(
         update, said = decode_update(payload), describe(payload)
         layout = known.get(update.layout.size, update.layout)
         stages = {"quantizer": said.quantizer, "coder": said.coder}
-        whole = said.sparsifier == "dense"  # which tensors it holds exactly is checked, too
+        whole = said.sparsifier == "dense"  # the server also checks which tensors are exact
         codec = make_codec(**stages) if whole else make_codec("topk", density=1.0, **stages)
         values = np.ascontiguousarray(change(update.dense()), dtype=np.float32)
         own = tuple(
@@ -77,7 +77,7 @@ def with_values(
             for each in update.own
         )
         made = bytearray(codec.encode(values, layout, memory={}, own=own))
-        made[4] = payload[4]  # the sparsifier
+        made[4] = payload[4]  # the sparsifier's id
         return bytes(made[:-8]) + xxh3_64_intdigest(made[:-8]).to_bytes(8, "little")
 
     try:
@@ -112,7 +112,7 @@ def values(change: Callable[[Any], Any]) -> Attack:
 
 
 def statistics(name: str, value: float) -> Attack:
-    """Report another value of one of BatchNorm's statistics, in all channels and layers."""
+    """Return an attack: one of BatchNorm's statistics has `value` in all channels and layers."""
 
     def attack(message: Message, reply: Message, context: Context) -> Message:
         def changed(entries: Any) -> Any:
@@ -131,19 +131,19 @@ def statistics(name: str, value: float) -> Attack:
 
 
 def counters(value: int) -> Attack:
-    """Report another number of mini-batches in each of BatchNorm's counters."""
+    """Return an attack: each of BatchNorm's counters has this number of mini-batches."""
     changed = partial(np.full_like, fill_value=value)
     return lambda message, reply, context: with_values(unchanged, reply, context, changed)
 
 
 def layout_in(context: Context) -> Any:
-    """Return the layout of the run's model; None where it is cut, and no update is of all of it."""
+    """Return the layout of the run's model; None for a cut model."""
     config, folder = configured(context)
     return None if "segments" in config.strategy else trainer_for(config, folder).layout
 
 
 def configured(context: Context) -> tuple[Any, str | None]:
-    """Return what our ClientApp makes its trainer of."""
+    """Return the configuration and the data folder of the node's trainer."""
     node = node_of(context)
     return load_config(context.run_config, node.count, context.node_config), node.folder
 
@@ -189,7 +189,7 @@ def other_note(said: dict[str, Any]) -> Attack:
 
 
 def replayed(message: Message, reply: Message, context: Context) -> Message:
-    """Answer with the first reply's content for ever."""
+    """Always reply with the content of the first reply."""
     kept = context.state.config_records.get("first")
     found = parcel(reply)
     if found is None:
@@ -201,7 +201,7 @@ def replayed(message: Message, reply: Message, context: Context) -> Message:
 
 
 def replayed_whole(message: Message, reply: Message, context: Context) -> Message:
-    """Answer with the first reply for ever, with its number and its metrics."""
+    """Always reply with the first reply, including its number and its metrics."""
     kept = {k: v for k, v in context.state.items() if k.startswith("first ")}
     if not kept:
         for name, record in reply.content.items():
@@ -212,7 +212,7 @@ def replayed_whole(message: Message, reply: Message, context: Context) -> Messag
 
 
 def esgd_named(message: Message, reply: Message, context: Context) -> Message:
-    """Name a method whose indices a server keeps, and a number."""
+    """Reply with a method for which the server stores indices, and with a seed."""
 
     def encoded(data: bytes) -> bytes:
         update = decode_update(data)
@@ -291,7 +291,7 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-STATISTICS: dict[str, Attack] = {  # of a model with BatchNorm
+STATISTICS: dict[str, Attack] = {  # for a model with BatchNorm
     "a mean of 2": statistics("running_mean", 2),
     "a mean of 5": statistics("running_mean", 5),
     "a mean of 1e5": statistics("running_mean", 1e5),
@@ -303,19 +303,19 @@ STATISTICS: dict[str, Attack] = {  # of a model with BatchNorm
 }
 
 
-LIES: dict[str, Attack] = {  # that look honest: docs/bad-nodes.md names them as undefended
+LIES: dict[str, Attack] = {  # attacks that look honest; docs/bad-nodes.md lists them as undefended
     "turned round, times 9": values(lambda v: v * np.float32(-9)),
     "turned round, times 50": values(lambda v: v * np.float32(-50)),
 }
 
 
 def at_once(message: Message, reply: Message, context: Context) -> Message:
-    """Send nothing new, and say that it took no step: on a virtual clock, no time."""
+    """Send zeros and report 0 steps, which take no time on a virtual clock."""
     return with_metrics({"num-steps": 0}, with_values(np.zeros_like, reply, context))
 
 
 def app_with(attack: Attack, bad: int = BAD) -> Callable[[Message, Context], Message]:
-    """Return what answers as our ClientApp; partition `bad` attacks with every reply."""
+    """Return the project's ClientApp, in which partition `bad` attacks with every reply."""
 
     def answer(message: Message, context: Context) -> Message:
         reply = honest(message, context)
@@ -327,9 +327,9 @@ def app_with(attack: Attack, bad: int = BAD) -> Callable[[Message, Context], Mes
 
 
 def all_in_turn() -> Callable[[Message, Context], Message]:
-    """Return what answers as our ClientApp; partition `BAD` attacks with each reply in another way.
+    """Return the project's ClientApp; partition `BAD` attacks with the attacks in turn.
 
-    Which one tells the message's number: on some engines a node that fails forgets what it counted.
+    The message's number selects the attack, because a failing node may lose its own count.
     """
     attacks = list(ATTACKS.values())
 
@@ -341,7 +341,7 @@ def all_in_turn() -> Callable[[Message, Context], Message]:
 
 
 class AllInTurn(ClientApp):
-    """`all_in_turn` for engines that take an app's folder."""
+    """`all_in_turn` for engines that load an app from its folder."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         return all_in_turn()(message, context)

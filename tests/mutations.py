@@ -1,4 +1,4 @@
-"""Ways to spoil a whole reply with knowledge of its structure; payloads have right checksums."""
+"""Mutations of whole replies that use their structure; payloads have valid checksums."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def payload_array(payload: bytes) -> Array:
 
 
 def header(descr: str, shape: str) -> str:
-    """Return the text at the head of an .npy file."""
+    """Return the header text of an .npy file."""
     return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n"
 
 
 def npy_of(text: str, values: bytes, version: tuple[int, int] = (1, 0)) -> bytes:
-    """Return an .npy file of any header."""
+    """Return an .npy file with this header."""
     length = len(text).to_bytes(2 if version == (1, 0) else 4, "little")
     return b"\x93NUMPY" + bytes(version) + length + text.encode("latin1") + values
 
 
-HEADERS = [  # and what follows; each of them has made numpy raise something else, or nothing
+HEADERS = [  # header and data; with each of them numpy raised an unusual error, or none
     (header("'<f4'", "(1,)"), bytes(4)),
     (header("'<f4'", "(-2, -4)"), bytes(32)),
     (header("'<f4'", f"(0, {1 << 62})"), b""),
@@ -65,12 +65,13 @@ ODD_TYPES = ("2000000000f8,f4", "(2,f4", "f4," * 9000, ">f4", "O", "", "bfloat16
 
 
 class Mutator:
-    """Spoils replies, all draws from one generator; remembers payloads of nodes and rounds."""
+    """Mutates replies with one random generator; stores payloads of other nodes and rounds."""
 
     def __init__(self, seed: int) -> None:
         self.draw, self.seed = np.random.default_rng(seed), seed
         self.surgery = Surgery(seed)
-        self.before = deque[tuple[str, bytes]](maxlen=40)  # payloads that others, or it, have sent
+        # Payloads of earlier replies, honest and mutated.
+        self.before = deque[tuple[str, bytes]](maxlen=40)
         self.ways = (
             self.drop_record, self.rename_record, self.double_record, self.retype_record,
             self.add_record, self.drop_item, self.rename_item, self.double_item, self.swap_payload,
@@ -85,18 +86,18 @@ class Mutator:
         )  # fmt: skip
 
     def hear(self, reply: Message) -> None:
-        """Remember an honest reply's payloads."""
+        """Store an honest reply's payloads."""
         if not reply.has_error():
             self.before.extend((name, array.data) for _, name, array in self.payloads(reply))
 
     def __call__(self, reply: Message) -> tuple[Message, list[str]]:
-        """Return another reply, and the names of what was done to it."""
+        """Return a mutated reply, and the names of the mutations."""
         reply, done = copy.deepcopy(reply), list[str]()
         for _ in range(self.draw.integers(1, 3)):
             way = self.some(self.ways)
             try:
                 name = way(reply)
-            except Exception as error:  # such a thing cannot be made of this reply
+            except Exception as error:  # this mutation is impossible for this reply
                 name = f"not made: {type(error).__name__}"
             done.append(f"{way.__name__} {name or ''}".strip())
         return reply, done
@@ -114,7 +115,7 @@ class Mutator:
             if array.stype == STYPE
         ]
 
-    # records
+    # Mutations of records.
 
     def drop_record(self, reply: Message) -> str:
         del reply.content[name := self.some(reply.content)]
@@ -145,7 +146,7 @@ class Mutator:
         reply.content[name] = self.some(kinds)
         return name
 
-    # what is in them
+    # Mutations of items in records.
 
     def drop_item(self, reply: Message) -> str:
         record = reply.content[self.some(reply.content)]
@@ -163,7 +164,7 @@ class Mutator:
         return other
 
     def swap_payload(self, reply: Message) -> str:
-        """Send a payload of another node, or round, or name in place of one's own."""
+        """Replace a payload by one of another node, round or name."""
         record, name, _ = self.some(self.payloads(reply))
         other, payload = self.some(self.before)
         reply.content[record][name] = payload_array(payload)
@@ -176,7 +177,7 @@ class Mutator:
         return f"{name} of {other}"
 
     def declare_payload(self, reply: Message) -> str:
-        """Add a payload, or put one in place, that declares far more entries than it has bytes."""
+        """Add or replace a payload; it declares far more entries than it has bytes."""
         record, own, _ = self.some(self.payloads(reply))
         name = self.some((own, *EXTRA))
         size = self.some(HUGE)
@@ -201,7 +202,7 @@ class Mutator:
         return name
 
     def odd_array(self, reply: Message) -> str:
-        """Add an array of numpy's, or put one in place, whose header or type is none."""
+        """Add or replace a numpy array; its header or type is invalid."""
         records = [r for r in reply.content.values() if isinstance(r, ArrayRecord)]
         header, values = self.some(HEADERS)
         dtype, shape = self.some(("float32", *ODD_TYPES)), self.some(((1,), (-2, -4), (0, 1 << 62)))
@@ -226,7 +227,7 @@ class Mutator:
         record[key] = value = self.some(NUMBERS)
         return f"{key}={value!r}"[:60]
 
-    # payloads
+    # Mutations of payloads.
 
     def truncate(self, reply: Message) -> str:
         record, name, array = self.some(self.payloads(reply))
@@ -241,7 +242,7 @@ class Mutator:
         return name
 
     def change_payload(self, reply: Message) -> str:
-        """Encode other tensors with the method's own stages, as its sparsifier's."""
+        """Encode changed tensors with the payload's own methods."""
         record, name, array = self.some(self.payloads(reply))
         update, said = decode_update(array.data), describe(array.data)
         vector = np.array(update.dense())
@@ -261,7 +262,7 @@ class Mutator:
         codec = make_codec("topk", density=1.0, quantizer=said.quantizer, coder=said.coder)
         named = bool(self.draw.integers(2))
         made = codec.encode(np.asarray(values, np.float32), layout, memory={}, names=named, own=own)
-        made = made[:4] + array.data[4:5] + made[5:]  # the sparsifier
+        made = made[:4] + array.data[4:5] + made[5:]  # the sparsifier's id
         reply.content[record][name] = payload_array(sealed(made[:-8]))
         if self.draw.integers(2):
             note = reply.content.get(NOTE) or ConfigRecord()
@@ -293,7 +294,7 @@ class Mutator:
         return f"as {dtype}"
 
     def move_out(self, tensors: list[Any], own: list[NativeTensor]) -> str:
-        """Make a tensor of the vector one of its own type."""
+        """Move a tensor from the vector to the tensors in their own type."""
         place = int(self.draw.integers(len(tensors)))
         name, shape, _, values = tensors[place]
         if self.draw.integers(2):

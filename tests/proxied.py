@@ -1,4 +1,4 @@
-"""A machine whose environment names proxies, of which none answers."""
+"""An environment that names proxies which do not answer."""
 
 DEAD = "http://127.0.0.1:9"
 KINDS = ("http", "https", "all", "grpc")
@@ -6,9 +6,9 @@ EXCEPTIONS = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
 
 
 def dead_proxies(monkeypatch):
-    """Let all connections that go by a proxy fail, whoever reads which spelling."""
+    """Make all connections through a proxy fail, for both spellings of the variables."""
     for kind in KINDS:
         for name in (f"{kind}_proxy", f"{kind}_proxy".upper()):
             monkeypatch.setenv(name, DEAD)
     for name in EXCEPTIONS:
-        monkeypatch.setenv(name, "")  # put back at the end, whatever was set meanwhile
+        monkeypatch.setenv(name, "")  # restored at the end

@@ -1,7 +1,7 @@
-"""Hydra composes a thousand configurations in these tests: in half the time, and the very same.
+"""Makes Hydra compose the tests' thousand configurations in half the time, with equal results.
 
-What it reads or works out anew each time, whether anybody asks for it or not, is kept, or waits
-until it is asked for. `tests/test_quick_hydra.py` compares.
+It caches files and values that Hydra reads or computes again each time, and skips values that no
+caller needs. `tests/test_quick_hydra.py` compares the results.
 """
 
 import copy
@@ -16,21 +16,21 @@ from omegaconf import OmegaConf, base
 
 from conf.targets import HERE
 
-UNCHANGED = str(HERE), "hydra.conf"  # where files stay as they are
+UNCHANGED = str(HERE), "hydra.conf"  # the files there do not change
 _map = defaults_list._create_interpolation_map
 _load = config_repository.ConfigRepository.load_config
 _read = {}
 
 
 def choices(overrides, defaults, self_added):
-    """Return the choices for interpolations in a list of defaults, if there are any in it."""
+    """Return the choices for interpolations in a defaults list, if it has any."""
     if any(each.is_interpolation() for each in defaults):
         return _map(overrides, defaults, self_added)
     return OmegaConf.create()
 
 
 def load(self, config_path):
-    """Load a file's configuration; of one that was read before, a copy."""
+    """Load a configuration file; return a copy if the file was read before."""
     source = self._find_object_source(config_path=config_path, object_type=ObjectType.CONFIG)
     if source is None or source.path not in UNCHANGED:
         return _load(self, config_path)
@@ -41,7 +41,7 @@ def load(self, config_path):
 
 
 def begin(self, delegate):
-    """Begin with the same sources; where others take their place, it is in a new list."""
+    """Start with the same sources; Hydra replaces the list, never its items."""
     self.delegate, self.cache = copy.copy(delegate), {}
 
 
@@ -57,6 +57,6 @@ PLAIN = [(where, name, getattr(where, name)) for where, name, _ in QUICK]
 
 
 def quicken():
-    """Let Hydra do so in this process, and in those that it forks."""
+    """Install the faster functions in this process and the processes that it forks."""
     for where, name, value in QUICK:
         setattr(where, name, value)

@@ -1,4 +1,4 @@
-"""What tests of runs share: configurations made fast, a quick run, and its result."""
+"""Helpers for tests of runs: configurations composed fast, photos, and a run's result."""
 
 import copy
 import functools
@@ -23,7 +23,7 @@ def result_of(folder):
 
 
 def write_photos(folder, seed=0):
-    """Write ten dark cats and ten light dogs, in a folder each."""
+    """Write ten dark photos of cats and ten light ones of dogs, each kind into its folder."""
     random = np.random.default_rng(seed)
     for label, name in enumerate(("cat", "dog")):
         (folder / name).mkdir(parents=True)
@@ -34,7 +34,7 @@ def write_photos(folder, seed=0):
 
 @contextmanager
 def told_to_end(folder, rows=1):
-    """Send this process SIGTERM once a run in a folder below this one has recorded so many rows."""
+    """Send this process SIGTERM once a run below the folder has recorded so many rows."""
 
     over = threading.Event()
 
@@ -54,10 +54,10 @@ def told_to_end(folder, rows=1):
 
 
 def composed(*words):
-    """Return what `compose_config` does; the choices among the words are composed once.
+    """Return what `compose_config` returns; each set of choices is composed once.
 
-    Hydra takes 60 ms for that, which is more than many runs of these tests take. Values it puts in
-    afterwards; so does this, read by its own parser.
+    Hydra takes 60 ms to compose, longer than many runs of these tests. Hydra inserts values after
+    the choices; this function does the same with Hydra's parser.
     """
     parsed = OverridesParser.create().parse_overrides(list(words))
     values = [word for word in parsed if not (HERE / word.key_or_group).is_dir()]
@@ -70,7 +70,7 @@ def composed(*words):
 
 
 def configured(*words):
-    """Return the typed, checked configuration that the words make."""
+    """Return the typed, checked configuration of the overrides."""
     return to_config(composed(*words))
 
 

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def run(command, monkeypatch, left_over):
-    """Run the command; return its weights and its result."""
-    monkeypatch.chdir(ROOT)  # Ray looks for the app's modules where the command is called
+    """Return a function that runs the command; it returns the weights and the result."""
+    monkeypatch.chdir(ROOT)  # Ray looks for the app's modules in the working folder
 
     def call(*words):
         code, printed, folder = command(*words)
@@ -30,7 +30,7 @@ def run(command, monkeypatch, left_over):
 
 
 def test_local_and_ray_give_the_same_weights(run):
-    """Messages of Flower's strategies, with memories of nodes and replicas, which Ray moves."""
+    """Messages of Flower's strategies, residuals and replicas, which Ray moves."""
     overrides = [
         "compression=topk",
         "compression.quantizer=int8",
@@ -44,7 +44,7 @@ def test_local_and_ray_give_the_same_weights(run):
     local, here = run(*overrides, "engine=local", "engine.workers=1")
     ray, there = run(*overrides, "engine=ray", "engine.actors=1")
     assert local.keys() == ray.keys()
-    for name in local:  # the order of addition may differ, and with it a rounding here and there
+    for name in local:  # the order of addition may differ, and so may single roundings
         torch.testing.assert_close(local[name], ray[name], rtol=1e-3, atol=1e-3)
     assert here["client_updates"] == there["client_updates"] == 20
     assert here["downlink_bytes"] == pytest.approx(there["downlink_bytes"], rel=0.02)
@@ -52,10 +52,10 @@ def test_local_and_ray_give_the_same_weights(run):
     assert there["virtual_seconds"] is None
 
 
-def test_steps_are_the_same_for_any_number_of_workers(run):
-    """Replicas, memories and index sets that stay, moved between processes or not.
+def test_steps_are_equal_for_any_number_of_workers(run):
+    """Replicas, residuals and index sets, which move between processes or stay in one.
 
-    On Ray `tests/test_hostile.py` has them.
+    `tests/test_hostile.py` tests these on Ray.
     """
     engines = ["engine.workers=1", "engine.workers=2"]
     overrides = ["algorithm=esgd", "strategy/optimizer=momentum", "lr=0.01", "nodes=3", "rounds=9"]
@@ -68,10 +68,10 @@ def test_steps_are_the_same_for_any_number_of_workers(run):
             assert result[key] == expected[key]
 
 
-def test_an_asynchronous_run_on_ray_that_is_stopped_keeps_what_it_has(
+def test_a_stopped_asynchronous_run_on_ray_can_be_resumed(
     command, monkeypatch, left_over, tmp_path
 ):
-    """Its ServerApp is a thread that hears no signals; what it leaves, another run goes on with."""
+    """On Ray the ServerApp is a thread without signals; another run resumes from its checkpoint."""
     monkeypatch.chdir(ROOT)
     words = ["algorithm=adacomp", "network=ideal", "nodes=4", "strategy.pushes=100000"]
     with told_to_end(tmp_path, rows=3):

@@ -1,7 +1,7 @@
-"""Whole replies, mutated with structure: nothing comes of it but that node's failure.
+"""A mutated reply only makes its own node fail.
 
-Every preset and strategy of `conf` enters by being there; `--replies` says how many mutated ones
-each gets. The seeds are fixed: a failure names the case, the seed and the last mutation.
+Every preset and strategy of `conf` is a case; `--replies` sets the number of mutated replies for
+each. The seeds are fixed: a failure names the case, the seed and the last mutation.
 """
 
 import tracemalloc
@@ -12,19 +12,20 @@ import pytest
 
 from tests.fuzzed import CASES, EVERY, fuzz
 
-SECONDS, MEMORY = 3, 2  # at most so many times an honest reply's, which may be the whole model
-SLACK, ROOM = 0.005, 1 << 16  # seconds and bytes that no reply is measured by
-FEW = 6  # of a case in the tests: a seed of its own each, so that all ways are gone
-EDGE = 2  # costs at either end of a run that are also those of its start and end
-TRIES = 3  # a busy machine: what is slow once is measured again
+# Limits as multiples of an honest reply's cost, which may be that of the whole model.
+SECONDS, MEMORY = 3, 2
+SLACK, ROOM = 0.005, 1 << 16  # seconds and bytes below which no reply is judged
+FEW = 6  # mutated replies for each case in the tests; all seeds differ, so that all mutations occur
+EDGE = 2  # these first and last costs include the run's start and end
+TRIES = 3  # on a busy machine a slow result is measured again
 TIMED, TRACED = (
     20,
     50,
-)  # of the replies every so many are; `tracemalloc` makes a run five times slower
+)  # every so many replies are measured; `tracemalloc` makes a run five times slower
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_only_its_node_fails_of_a_mutated_reply(case, pytestconfig):
+def test_a_mutated_reply_fails_only_its_node(case, pytestconfig):
     replies = pytestconfig.getoption("--replies") or FEW
     seed = CASES.index(case)
     app, ended = fuzz(case, replies, seed)
@@ -47,7 +48,7 @@ def test_a_mutated_reply_costs_little_more_than_an_honest_one(case, pytestconfig
 
 
 def seconds_of(case, replies):
-    """Return what honest and mutated replies cost, the least of some tries of the same run."""
+    """Return the seconds of honest and of mutated replies, the least of some tries of one run."""
     tries = [fuzz(case, replies, CASES.index(case), "seconds")[0].costs for _ in range(TRIES)]
     return parted(
         [(turn[0][0], min(cost for _, cost in turn)) for turn in zip(*tries, strict=True)]
@@ -55,7 +56,7 @@ def seconds_of(case, replies):
 
 
 def bytes_of(case, replies):
-    """Return the most that is in use while the server has honest and mutated replies."""
+    """Return the peak memory of the server for honest and for mutated replies."""
     tracemalloc.start()
     try:
         return parted(fuzz(case, replies, CASES.index(case), "bytes")[0].costs)
@@ -65,23 +66,23 @@ def bytes_of(case, replies):
 
 @cache
 def bytes_of_whole():
-    """Return what a reply with all of the model costs: a node may send that to any strategy."""
+    """Return the cost of a reply with the whole model, which a node may send to any strategy."""
     return median(bytes_of("algorithm=sgd", 10)[0])
 
 
 def parted(costs):
-    """Return costs by whether a reply was mutated, without a run's start and end."""
+    """Return the costs of honest and of mutated replies, without the run's start and end."""
     costs = costs[EDGE:-EDGE]
     return tuple([cost for mutated, cost in costs if mutated == kind] for kind in (False, True))
 
 
-def test_who_passes_on_what_nobody_can_decode_is_named_and_not_who_gets_it():
+def test_the_sender_of_an_undecodable_payload_is_named_not_its_receiver():
     app, ended = fuzz("algorithm=split_backprop", 40, 1)
     assert not ended
     assert app.blamed.keys() <= app.replies.keys()
     assert app.blamed
 
 
-def test_there_are_as_many_as_promised():
+def test_as_many_replies_are_mutated_as_requested():
     assert len(CASES) >= 30
     assert EVERY == 2

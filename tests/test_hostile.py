@@ -1,6 +1,6 @@
-"""One bad node of ten: no attack ends a run or spoils its model.
+"""With one malicious node of ten, no attack ends a run or spoils its model.
 
-The whole matrix, with accuracies, is `python -m tests.system.hostile_nodes`.
+`python -m tests.system.hostile_nodes` runs the whole matrix, with accuracies.
 """
 
 import json
@@ -61,7 +61,7 @@ FEDASYNC = ["algorithm=fedasync", "model=four_layers",
     [FEW, SHORT, ["algorithm=adacomp", *PUSHES], [*BATCHNORM, "partition=dirichlet"],
      [*FEDASYNC, "partition=dirichlet"]],
 )  # fmt: skip
-def test_honest_runs_are_the_same_with_screening_or_without(words, tmp_path):
+def test_screening_does_not_change_an_honest_run(words, tmp_path):
     off = ["screen.refuse=null", "screen.weight=null", "screen.statistics=null"]
     (with_it, one), (_, other) = trained(tmp_path, *words), trained(tmp_path / "off", *words, *off)
     assert with_it["failures"] == 0
@@ -85,7 +85,7 @@ def test_all_attacks_in_turn_neither_end_a_run_nor_spoil_its_model(strategy, tmp
     assert result["failures"] > len(ATTACKS) / 2
 
 
-LONE = "screen.statistics=null"  # a robust mean holds without screening, too
+LONE = "screen.statistics=null"  # a robust mean resists without screening too
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,17 @@ LONE = "screen.statistics=null"  # a robust mean holds without screening, too
      (FEDASYNC, "a mean of 5")],
     ids=str,
 )  # fmt: skip
-def test_statistics_that_lie_do_not_spoil_a_model(words, attack, tmp_path, caplog):
+def test_false_statistics_do_not_spoil_a_model(words, attack, tmp_path, caplog):
     result, weights = trained(tmp_path, *words, client_app=app_with(STATISTICS[attack]))
     expect_unspoiled(tmp_path, result, weights)
     assert result["accuracy"] > 0.6
     assert LONE in words or "its running statistics are" in caplog.text
-    assert "other exact tensors" not in caplog.text  # the attack is in what is asked for
+    # The attack changes only tensors that the server asked for.
+    assert "other exact tensors" not in caplog.text
 
 
-COUNTING = ["model=mlp", "model.name=zoo_cumulative"]  # its statistics are means of all so far
+# The model's statistics are means over all batches so far.
+COUNTING = ["model=mlp", "model.name=zoo_cumulative"]
 
 
 @pytest.mark.parametrize("attack", ["a counter below 0", "a counter of 2^62"])
@@ -114,27 +116,27 @@ COUNTING = ["model=mlp", "model.name=zoo_cumulative"]  # its statistics are mean
      ["algorithm=fedasync", *PUSHES]],
     ids=["fedavg", "sgd", "fedasync"],
 )  # fmt: skip
-def test_counters_that_lie_are_no_honest_nodes_failure(words, attack, tmp_path, monkeypatch):
-    """PyTorch divides by the number of mini-batches: by 0, one after -1."""
+def test_false_counters_fail_no_honest_node(words, attack, tmp_path, monkeypatch):
+    """PyTorch divides by the number of mini-batches: by 0 one step after a counter of -1."""
     monkeypatch.setattr(MODELS, "members", {**MODELS.members, **makers()})
     honest, _ = trained(tmp_path / "honest", *COUNTING, *words)
     words = [*COUNTING, *words]
     result, weights = trained(tmp_path, *words, client_app=app_with(STATISTICS[attack]))
     expect_unspoiled(tmp_path, result, weights)
     assert result["accuracy"] > honest["accuracy"] - 0.05
-    most = 100 * 90  # mini-batches that all messages together can have
+    most = 100 * 90  # the most mini-batches of all messages together
     assert all(0 < c <= most for name, c in weights.items() if own_name(name) == COUNT)
     if attack == "a counter below 0":
-        assert 0 < result["failures"] <= 15  # the bad node's: one a round, at most
+        assert 0 < result["failures"] <= 15  # the bad node's failures: at most one a round
 
 
 @pytest.mark.parametrize("attack", ONE_BY_ONE)
 @pytest.mark.parametrize("algorithm", ["adacomp", "fedbuff"])
-def test_nor_does_a_node_that_nobody_waits_for(algorithm, attack, tmp_path):
+def test_no_attack_spoils_an_asynchronous_model(algorithm, attack, tmp_path):
     words = [f"algorithm={algorithm}", *PUSHES, "lr=0.3"]
     result, weights = trained(tmp_path, *words, client_app=app_with(ATTACKS[attack]))
     expect_unspoiled(tmp_path, result, weights)
-    assert 0 < result["failures"] < 40  # it is asked ever more rarely
+    assert 0 < result["failures"] < 40  # the server asks this node less and less often
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_nor_does_a_node_that_nobody_waits_for(algorithm, attack, tmp_path):
      ("its first reply for ever", 2), ("gradients refused", 3), ("another method's payload", 1)],
 )  # fmt: skip
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
-def test_nor_does_a_cut_models_node_that_others_can_stand_in_for(algorithm, attack, bad, tmp_path):
+def test_a_malicious_node_of_a_cut_model_can_be_replaced(algorithm, attack, bad, tmp_path):
     words = [f"algorithm={algorithm}", "strategy.segments=4", "rounds=20", "eval_every=20"]
     app = app_with(ATTACKS[attack], bad)
     result, weights = trained(tmp_path, *words, "batch_size=64", client_app=app)
@@ -151,7 +153,7 @@ def test_nor_does_a_cut_models_node_that_others_can_stand_in_for(algorithm, atta
     assert result["failures"] > 0 or attack == "gradients refused"
 
 
-def test_who_accuses_its_neighbour_for_nothing_loses_its_own_segment(tmp_path, caplog):
+def test_a_node_that_falsely_accuses_its_neighbour_loses_its_segment(tmp_path, caplog):
     words = ["algorithm=synthetic_gradients", "strategy.segments=4", "rounds=20", "eval_every=20"]
     app = app_with(ATTACKS["gradients refused"])
     result, weights = trained(tmp_path, *words, "batch_size=64", client_app=app)
@@ -161,13 +163,13 @@ def test_who_accuses_its_neighbour_for_nothing_loses_its_own_segment(tmp_path, c
 
 
 @pytest.mark.parametrize("algorithm", ["adacomp", "fedasync"])
-def test_a_node_that_answers_at_once_does_not_make_the_model_alone(algorithm, tmp_path):
+def test_a_node_that_replies_at_once_does_not_dominate_the_model(algorithm, tmp_path):
     words = [f"algorithm={algorithm}", *PUSHES, "lr=0.3", "network=ideal", "strategy.most=3"]
     result, weights = trained(tmp_path, *words, client_app=app_with(at_once))
     expect_unspoiled(tmp_path, result, weights)
 
 
-def test_what_a_log_holds_of_a_node_is_short_and_in_one_line(tmp_path, caplog):
+def test_a_log_entry_from_a_node_is_one_short_line(tmp_path, caplog):
     said = {"\x1b[31m": "x\n" * 10**6, "y" * 10**6: 1.0}
     for note in said.items():
         attack = other_note(dict([note]))
@@ -205,11 +207,11 @@ nodes = Nodes()
 """
 
 
-def test_nor_on_ray_where_all_is_as_on_the_local_engine(tmp_path, monkeypatch, left_over):
-    """Replicas of who was drawn, memories and index sets that stay, in processes that Ray moves.
+def test_attacks_on_ray_give_the_same_run_as_locally(tmp_path, monkeypatch, left_over):
+    """Replicas, residuals and index sets are tested in processes between which Ray moves them.
 
-    And all kinds of state that a model may have: processes there meet messages of all nodes in an
-    order of their own.
+    The model has all kinds of state, because Ray's processes get messages of all nodes in any
+    order.
     """
     for name, make in makers().items():
         monkeypatch.setitem(MODELS.members, name, make)
@@ -233,7 +235,7 @@ def test_nor_on_ray_where_all_is_as_on_the_local_engine(tmp_path, monkeypatch, l
     for key in ("client_updates", "failures", "loss", "accuracy", "downlink_bytes", "uplink_bytes"):
         (*first, last), (*expected, end) = (by_round(folder, key) for folder in (there, here))
         assert first == expected
-        # Once the bad node has raised, in the last round but one, its memory is each engine's.
+        # After the bad node's error, in the last round but one, its memory differs between engines.
         assert last == end or key == "uplink_bytes"
     ray = load_file(there / "model.safetensors")
     assert ray.keys() == weights.keys()

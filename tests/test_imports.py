@@ -1,7 +1,7 @@
-"""Who imports whom, read from the sources: an import within a function counts like any other.
+"""Which package imports which, read from the sources; an import in a function counts too.
 
-Methods, models and data sets, which register themselves and are found by their folder, are looked
-up by name; no source names them, and so no edge here does.
+Methods, models and data sets register themselves and are found by name; no source imports them, so
+they are not part of this check.
 """
 
 import ast
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CROWDED = 18  # modules of a folder
-# What each package may know of the others (CONTRIBUTING.md, "Folders").
+CROWDED = 18  # modules in a folder
+# For each package the others that it may import (CONTRIBUTING.md, "The house").
 KNOWS = {
     "compression": set(),
     "task": set(),
@@ -30,7 +30,7 @@ KNOWS = {
 
 
 def imports(package: Path) -> dict[str, set[str]]:
-    """Return what each module of a package imports, with dots, as it is called in full."""
+    """Return for each module of a package the full names of the modules that it imports."""
     modules = {dotted(file, package.parent): file for file in package.rglob("*.py")}
     return {
         name: {found for node in ast.walk(ast.parse(file.read_text()))
@@ -44,7 +44,7 @@ def dotted(file: Path, top: Path) -> str:
 
 
 def named(node: ast.AST, module: str, is_package: bool, modules: dict) -> Iterator[str]:
-    """Yield the modules that a statement imports; those of a package, where it names them."""
+    """Yield the modules that a statement imports; for a package, the named modules in it."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -57,7 +57,7 @@ def named(node: ast.AST, module: str, is_package: bool, modules: dict) -> Iterat
 
 
 def circle(graph: dict[str, set[str]]) -> list[str] | None:
-    """Return modules that import each other, the first one again as the last."""
+    """Return a cycle of modules that import each other; the first one is repeated at the end."""
     try:
         TopologicalSorter({name: found & graph.keys() for name, found in graph.items()}).prepare()
     except CycleError as error:
@@ -65,7 +65,7 @@ def circle(graph: dict[str, set[str]]) -> list[str] | None:
     return None
 
 
-def test_modules_import_each_other_in_one_direction():
+def test_imports_have_no_cycles():
     graph = {}
     for package in KNOWS:
         graph |= imports(ROOT / package)
@@ -76,7 +76,7 @@ def test_modules_import_each_other_in_one_direction():
 
 
 @pytest.mark.parametrize("late", ["def f():\n    ", "", "if TYPE_CHECKING:\n    "])
-def test_a_circle_is_found_wherever_it_is_closed(late, tmp_path):
+def test_a_cycle_is_found_wherever_it_closes(late, tmp_path):
     (tmp_path / "p" / "q").mkdir(parents=True)
     for name, text in {
         "__init__": "from .a import x",
@@ -94,18 +94,18 @@ def test_a_circle_is_found_wherever_it_is_closed(late, tmp_path):
 
 
 @pytest.mark.parametrize("package", KNOWS)
-def test_a_package_knows_those_it_may_know(package):
+def test_a_package_imports_only_what_it_may(package):
     known = {name.partition(".")[0] for found in imports(ROOT / package).values() for name in found}
     assert known & {*KNOWS, "benchmarks", "docs", "run", "tests"} <= {package, *KNOWS[package]}
 
 
-def test_every_package_has_its_rule():
+def test_every_package_has_a_rule():
     found = {file.parent.name for file in ROOT.glob("*/__init__.py")}
     assert found - {"benchmarks", "docs"} == set(KNOWS)
 
 
-def test_no_folder_is_crowded():
-    """Methods, one a file, are as many as there are; of others 18 are what one looks through."""
+def test_no_folder_has_too_many_modules():
+    """A folder has at most 18 modules, except the folders with one method in each file."""
     methods = {"compression/quantizers", "compression/sparsifiers", "compression/coders"}
     for file in ROOT.glob("*/**/__init__.py"):
         folder = file.parent.relative_to(ROOT)

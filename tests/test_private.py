@@ -1,7 +1,6 @@
-"""Tests keep to what is public: a name with an underscore in front may change without a word.
+"""Tests use public names only: a name that starts with an underscore may change at any time.
 
-Python has none that are private, so names decide: those that our sources define. What a test
-defines itself is its own, on its own `self`.
+The check uses the names that the project's sources define. A test may use its own private names.
 """
 
 import ast
@@ -11,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = [file.parent for file in ROOT.glob("*/__init__.py")]
-BY_NAME = {"setattr", "getattr", "delattr", "hasattr"}  # they take an attribute's name as text
+# These functions take an attribute's name as text.
+BY_NAME = {"setattr", "getattr", "delattr", "hasattr"}
 
 
 def is_private(name: str) -> bool:
@@ -19,7 +19,7 @@ def is_private(name: str) -> bool:
 
 
 def defined(tree: ast.AST) -> set[str]:
-    """Return the private names that a source defines: of modules, classes and objects."""
+    """Return the private names that a source defines: in modules, classes and objects."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -32,7 +32,7 @@ def defined(tree: ast.AST) -> set[str]:
 
 
 def reached(tree: ast.AST) -> list[tuple[int, str]]:
-    """Return where a source reaches for a private name that is not its own: lines, names."""
+    """Return (line, name) where a source uses a private name that it does not define."""
     own, found = defined(tree), []
     for node in ast.walk(tree):
         names: list[str] = []
@@ -49,7 +49,7 @@ def reached(tree: ast.AST) -> list[tuple[int, str]]:
 
 
 def called(call: ast.Call) -> str:
-    """Return the last name of what is called."""
+    """Return the last part of a called function's name."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
@@ -57,7 +57,7 @@ def parsed(file: Path) -> ast.AST:
     return ast.parse(file.read_text(), str(file))
 
 
-def test_no_test_reaches_for_a_private_name_of_ours():
+def test_no_test_uses_a_private_name_of_the_project():
     ours = {name for p in PACKAGES for file in p.rglob("*.py") for name in defined(parsed(file))}
     assert {"_trainers", "_grid", "_bracket"} <= ours  # of a module, an object, a function
     found = [
@@ -84,5 +84,5 @@ def test_no_test_reaches_for_a_private_name_of_ours():
         ("x.__dict__, x._, [_ for _ in x], print('_sent')", []),
     ],
 )
-def test_what_counts_as_reaching(source, names):
+def test_uses_of_private_names_are_found(source, names):
     assert [name for _, name in reached(ast.parse(source))] == names

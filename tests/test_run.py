@@ -1,4 +1,4 @@
-"""The command, as a person uses it: what it prints, what it leaves behind."""
+"""The command as a user runs it: its output and its files."""
 
 import json
 import signal
@@ -20,7 +20,8 @@ from task.steps import evaluate, prepare
 from tests.runs import QUICK, result_of
 
 ROOT = Path(__file__).parents[1]
-STEP = "network.seconds_per_step=0.01"  # as on a device: what has no virtual clock
+# A time like that of a device, for parts without a virtual clock.
+STEP = "network.seconds_per_step=0.01"
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
 
 
@@ -41,7 +42,7 @@ def test_a_run_leaves_its_result_history_and_weights(command):
     for way in ("uplink", "downlink"):
         other, note = (result[f"{way}_{what}_bytes"] for what in ("other", "note"))
         plain, sent = result[f"{way}_bytes_float32"] + other, result[f"{way}_bytes"] + other + note
-        assert 0 < 30 * 20 < note < 30 * 200 > other > 30 * 20  # a hundred bytes a message
+        assert 0 < 30 * 20 < note < 30 * 200 > other > 30 * 20  # about a hundred bytes a message
         assert result[f"{way}_ratio"] == plain / sent
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
@@ -62,8 +63,8 @@ def test_a_run_leaves_its_result_history_and_weights(command):
     assert loss == pytest.approx(result["loss"])
 
 
-def test_the_default_run_shows_what_the_project_is_for(command):
-    """And what it takes over the line is what it takes on a network that is that line."""
+def test_the_default_run_learns_and_compresses(command):
+    """The computed time over a link equals the time on a network with that link."""
     code, printed, folder = command("engine.workers=1")
     result = result_of(folder)
     assert code == 0
@@ -83,7 +84,7 @@ def test_the_default_run_shows_what_the_project_is_for(command):
 )
 def test_any_number_of_workers_gives_bit_identical_weights(command, overrides):
     weights, virtual = [], []
-    for workers in (1, 3):  # ten nodes do not spread evenly over them
+    for workers in (1, 3):  # ten nodes do not spread evenly over three workers
         code, _, folder = command("network=mixed", f"engine.workers={workers}", *overrides)
         assert code == 0
         weights.append(load_file(folder / "model.safetensors"))
@@ -114,7 +115,7 @@ def test_evaluation_at_the_nodes(command):
     words = ["algorithm=fedavg", "strategy.fraction_evaluate=1", "dataset.holdout=0.2"]
     code, _, folder = command(*QUICK, *words)
     assert code == 0
-    # messages of evaluation carry the model as well
+    # Evaluation messages carry the model too.
     result = result_of(folder)
     assert result["downlink_bytes"] == pytest.approx(2 * result["uplink_bytes"], rel=0.01)
     assert result["node_accuracy"] > 0.8
@@ -140,9 +141,7 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def test_a_run_that_is_submitted_looks_for_photos_where_the_server_will(
-    command, photos, monkeypatch
-):
+def test_a_submitted_run_looks_for_photos_in_the_servers_folder(command, photos, monkeypatch):
     monkeypatch.setenv("EDGEWIRE_DATA", str(photos.parent))
     words = ["engine=superlink", "engine.address=127.0.0.1:9", "dataset=imagefolder"]
     for root in (str(photos), "../photos"):
@@ -166,7 +165,7 @@ def test_a_run_that_is_submitted_looks_for_photos_where_the_server_will(
         (["engine=local"], "no image in them"),
     ],
 )
-def test_photos_may_be_on_devices_alone(words, said, command, tmp_path, monkeypatch):
+def test_photos_may_be_on_devices_only(words, said, command, tmp_path, monkeypatch):
     (tmp_path / "data" / "digits").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     photos = ["dataset=imagefolder", "dataset.classes=[cat,dog]", "nodes=2"]
@@ -204,8 +203,8 @@ def test_help_explains_every_group(cli):
 
 
 @pytest.mark.usefixtures("listening")
-def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path):
-    """Other signals are those of `tests/command/test_stops.py`."""
+def test_a_stopped_run_leaves_no_process(tmp_path):
+    """Other signals are in `tests/command/test_stops.py`."""
     command = [sys.executable, "run.py", "rounds=100000", "engine.workers=2"]
     folder = tmp_path / "run"
     started = subprocess.Popen(
@@ -237,7 +236,7 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path):
     assert all(torch.isfinite(w).all() for w in load_file(folder / "model.safetensors").values())
 
 
-def test_a_run_that_ends_early_keeps_what_it_has_learned(command):
+def test_a_run_that_ends_early_saves_its_model(command):
     """All nodes crash long before the last round, and between two evaluations."""
     words = ["algorithm=esgd", "nodes=4", "rounds=400", "eval_every=400", "timeout=2"]
     code, printed, folder = command(*words, "network.crash=0.03", "engine.workers=1")

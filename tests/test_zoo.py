@@ -1,6 +1,6 @@
-"""A model's whole state travels, or is a constant: nothing outlives a message in a process.
+"""A model's whole state is sent or constant: no state remains in a process after a message.
 
-On Ray `tests/test_hostile.py` has all of it.
+`tests/test_hostile.py` tests all of this on Ray.
 """
 
 import json
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 SMALL = ["dataset=digits", "batch_size=16", "lr=0.02", "nodes=3"]
 FEW = ["rounds=3", "local_steps=2"]
 REAL = {"seconds", "seconds_by_segment", "segments"}
-# One of each kind: what the nodes send, what they get, how it is mixed.
+# One case of each kind: what the nodes send, what they receive, how the server mixes it.
 KINDS = {
     "one flat vector, int8 both ways": [*FEW, "strategy.fraction_evaluate=1"],
     "a memory": [*FEW, "algorithm=fedavg_topk", "downlink=f2i"],
@@ -48,7 +48,7 @@ def run(folder, words, workers=1, *, resume=False):
 
 
 def left(folder):
-    """Return a run's model as bytes, and its history but for what is measured in real seconds."""
+    """Return a run's model as bytes, and its history without values in real seconds."""
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     said = [{k: v for k, v in row.items() if k not in REAL} for row in rows]
     assert result_of(folder)["failures"] == 0
@@ -62,20 +62,20 @@ def of(name):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """The zoo's models are there, as those of `task/models`."""
+    """Register the zoo's models like those of `task/models`."""
     for name, make in makers().items():
         monkeypatch.setitem(MODELS.members, name, make)
 
 
 @pytest.fixture
 def afresh(monkeypatch):
-    """Every message meets a process that knows of no other: all is built anew for it."""
+    """Build a new trainer for every message, as in a new process."""
     monkeypatch.setattr(client.app, "trainer_for", lambda config, folder: Trainer(config, folder))
 
 
 @pytest.fixture
 def start(tmp_path):
-    """Run the words in a folder of their own."""
+    """Return a function that makes a run with these overrides in a new folder."""
     count = 0
 
     def call(*words, workers=1):
@@ -98,7 +98,7 @@ def test_any_number_of_processes_gives_the_same_bits(name, start, tmp_path):
     saved = load_file(tmp_path / "1" / "model.safetensors")
     plain.load_state_dict(
         saved, strict=True, assign=True
-    )  # into what is expanded nothing is copied
+    )  # assign=True, because an expanded tensor cannot be copied into
     assert saved.keys() == before.keys()
     for key, tensor in saved.items():
         assert (tensor.shape, tensor.dtype) == (before[key].shape, before[key].dtype)
@@ -107,7 +107,7 @@ def test_any_number_of_processes_gives_the_same_bits(name, start, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_message_could_meet_another_process(kind, start, request):
+def test_each_message_may_be_served_by_a_new_process(kind, start, request):
     words = [*of("zoo_all"), *KINDS[kind]]
     shared = start(*words)
     assert start(*words, workers=2) == shared
@@ -128,7 +128,7 @@ def test_cut_models_keep_all_of_their_state(algorithm, start, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["a memory", "steps, followed", "pushes, buffered"])
-def test_a_run_goes_on_with_all_of_the_state(kind, tmp_path, monkeypatch):
+def test_a_run_resumes_with_its_whole_state(kind, tmp_path, monkeypatch):
     from strategy.run.run import Run
 
     words = [*of("zoo_all"), *KINDS[kind], "checkpoint_every=1"]
@@ -147,7 +147,7 @@ def test_a_run_goes_on_with_all_of_the_state(kind, tmp_path, monkeypatch):
     assert run(tmp_path / "cut", words, resume=True) == whole
 
 
-def test_nodes_that_begin_with_other_constants_are_sent_the_servers(start, monkeypatch, tmp_path):
+def test_nodes_with_other_constants_receive_the_servers(start, monkeypatch, tmp_path):
     words = [*of("zoo_masked"), "rounds=3", "local_steps=2"]
     usual = start(*words)
     build = MODELS.members["zoo_masked"]
@@ -207,7 +207,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_travel_is_said_in_one_line_before_the_run(name, cli, monkeypatch, tmp_path):
+def test_state_that_cannot_be_sent_gives_one_line_before_the_run(name, cli, monkeypatch, tmp_path):
     build, said = REFUSED[name]
     monkeypatch.setitem(MODELS.members, "zoo_odd", lambda *shape: build())
     words = [*of("zoo_odd"), "rounds=1", "engine.workers=1", f"hydra.run.dir={tmp_path}"]

@@ -1,4 +1,4 @@
-"""Models whose state is more than float32 parameters: each is called `zoo_NAME`."""
+"""Models with more state than float32 parameters; their names are `zoo_NAME`."""
 
 import torch
 from torch import nn
@@ -7,13 +7,13 @@ ZOO = {}
 
 
 def member(cls):
-    """Add a class of modules `(features, classes)`."""
+    """Add a class of modules with the arguments `(features, classes)`."""
     ZOO[f"zoo_{cls.__name__.lower()}"] = cls
     return cls
 
 
 class Base(nn.Module):
-    """Two layers; `self.middle(h)` is what a member is about."""
+    """Two layers; a subclass adds its special state in `self.middle(h)`."""
 
     def __init__(self, features, classes, width=12):
         super().__init__()
@@ -29,7 +29,7 @@ class Base(nn.Module):
 
 @member
 class Cumulative(Base):
-    """BatchNorm whose statistics are means over all batches: its counter is part of the maths."""
+    """BatchNorm with means over all batches, so its counter affects the result."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -41,7 +41,7 @@ class Cumulative(Base):
 
 @member
 class Counter(Base):
-    """Counts batches, in place; what it has counted scales the output."""
+    """Counts batches in place; the count scales the output."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -55,7 +55,7 @@ class Counter(Base):
 
 @member
 class Replaced(Counter):
-    """Puts other tensors in the place of its buffers: a counter, a mean, a statistic."""
+    """Replaces its buffers by new tensors: a counter, a mean, a statistic."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -72,8 +72,9 @@ class Replaced(Counter):
 
 @member
 class Masked(Base):
-    """A constant of -infinity, one of bools, one that is expanded, one not contiguous, one empty;
-    and one of no state dict that its forward pass changes.
+    """Constants: with -infinity, of bools, expanded, not contiguous, empty.
+
+    One more buffer is not in the state dict, and the forward pass changes it.
     """
 
     def __init__(self, features, classes):
@@ -94,7 +95,7 @@ class Masked(Base):
 
 @member
 class Tied(Base):
-    """A weight that two layers share, one that is frozen, a scalar, an aliased counter."""
+    """A weight shared by two layers, a frozen weight, a scalar, and an aliased counter."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -114,7 +115,7 @@ class Tied(Base):
 
 @member
 class Types(Base):
-    """Buffers of every type, some of which change; a frozen weight in halves."""
+    """Buffers of every type, some of which change, and a frozen float16 weight."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -139,7 +140,7 @@ class Types(Base):
 
 @member
 class All(Base):
-    """Several of them, in a row."""
+    """Several of these modules in sequence."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -153,7 +154,7 @@ class All(Base):
 
 
 class Step(nn.Module):
-    """Counts batches, by replacing its counter, and shifts by a constant of halves."""
+    """Counts batches by replacing its counter, and adds a constant of bfloat16."""
 
     def __init__(self, width):
         super().__init__()
@@ -168,7 +169,7 @@ class Step(nn.Module):
 
 
 def row(channels, size, classes):
-    """Layers in a row, to be cut: cumulative statistics, counters, a frozen layer."""
+    """Return layers to be cut: cumulative statistics, counters, a frozen layer."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(channels * size * size, 12),
@@ -183,7 +184,7 @@ def row(channels, size, classes):
 
 
 def makers():
-    """Return the functions that make them, as `task.models` registers its own."""
+    """Return the functions that build the models, in the form of `task.models`."""
 
     def make(cls):
         return lambda channels, size, classes: cls(channels * size * size, classes)

@@ -1,4 +1,4 @@
-"""The bare loop and the application take the very same steps."""
+"""The benchmark's bare loop and the application take the same steps."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ ROUNDS = 12  # more than two epochs
 
 
 def trained(words: list[str]) -> np.ndarray:
-    """Return the model that the application ends with, float32 (n,)."""
+    """Return the application's final model, float32 (n,)."""
     made, models = composed(*words), []
 
     class Last(Run):
@@ -46,7 +46,7 @@ def test_both_make_the_same_model(algorithm: str) -> None:
     assert losses[-1] < 0.95 * losses[0]
 
 
-def test_what_is_not_reached_is_named() -> None:
+def test_a_target_that_is_not_reached_is_named() -> None:
     fell = {"loss": [[1, 2.0], [9, 1.0]]}
     good = {"bare": fell, steps.OURS: fell, steps.OURS_2: fell, "ours / bare": 1.2}
     assert steps.unmet({"lenet5": {"sgd": {**good, "ray / ours": 4.5}}, "mlp": {}}) == []

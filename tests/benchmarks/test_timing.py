@@ -1,4 +1,4 @@
-"""The harness: ratios that do not follow the machine's pace, and blocks of the length asked for."""
+"""The timing harness: ratios do not depend on the machine's speed, blocks have set lengths."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from benchmarks.timing import AtOnce, Child, Turns, compare
 
 
 def contestant(pace: list[float], cost: float) -> Callable[[int], list[float]]:
-    """Takes `cost` seconds a round on a machine that slows down by a twentieth with every block."""
+    """Return a contestant: `cost` seconds a round, 5 % more with every block."""
 
     def run(rounds: int) -> list[float]:
         pace[0] *= 1.05
@@ -39,7 +39,7 @@ def test_ratio_survives_one_disturbed_block() -> None:
     assert result["a"]["ratio"] == 1.0
 
 
-def test_turns_run_the_rounds_asked_for() -> None:
+def test_each_block_runs_the_rounds_asked_for() -> None:
     requests, reports, ran = iter([2, 3, 0]), [], 0
     turns = Turns(lambda: next(requests), reports.append)
     while turns.lap():

@@ -1,4 +1,4 @@
-"""The mini-batches of single gradients: epochs of their own, from (seed, node, number) alone."""
+"""Mini-batches of single gradients depend on (seed, node, number) only."""
 
 from dataclasses import replace
 
@@ -36,39 +36,39 @@ def other():
 
 
 def numbered(trainer):
-    """Return a trainer's samples anew, labelled with their places in the training split."""
+    """Return a trainer's samples, labelled by their indices in the training split."""
     train = trainer.data.train
     places = Split(train.images, torch.arange(len(train.labels)))
     samples = Samples(trainer.config, replace(trainer.data, train=places))
-    samples.partition = trainer.samples.partition  # which goes by the labels that they had
+    samples.partition = trainer.samples.partition  # the partition depends on the original labels
     return samples
 
 
 def drawn(trainer, node, numbers):
-    """Return the samples' places in the training split, a tuple a batch."""
+    """Return the indices of a node's batches in the training split, a tuple for each batch."""
     return drawn_in_turn(trainer, [(node, number) for number in numbers])
 
 
 def drawn_in_turn(trainer, calls):
-    """As `drawn`, for (node, number) in any order."""
+    """Return what `drawn` returns, for (node, number) in any order."""
     samples = numbered(trainer)
     return [tuple(samples.batch(Node(node, NODES), n)[1].tolist()) for node, n in calls]
 
 
 def part_of(trainer, node, held_back=False):
-    """Return the places of all that a node trains on, or holds back."""
+    """Return the indices of all samples that a node trains on, or holds back."""
     return numbered(trainer).of(Node(node, NODES), held_back=held_back)[1].tolist()
 
 
 def epoch_of(trainer, node):
-    """Return how many batches an epoch has, and the node's samples."""
+    """Return the number of batches in an epoch, and the node's samples."""
     samples = part_of(trainer, node)
     return len(samples) // trainer.config.batch_size, samples
 
 
 @settings(deadline=None, max_examples=40)
 @given(node=st.integers(0, NODES - 1), epoch=st.integers(0, 50))
-def test_an_epoch_uses_each_sample_once_but_for_the_rest(plain, node, epoch):
+def test_an_epoch_uses_each_sample_of_its_full_batches_once(plain, node, epoch):
     count, samples = epoch_of(plain, node)
     batches = drawn(plain, node, range(epoch * count, (epoch + 1) * count))
     used = [sample for batch in batches for sample in batch]
@@ -78,7 +78,7 @@ def test_an_epoch_uses_each_sample_once_but_for_the_rest(plain, node, epoch):
     assert used != samples[: len(used)]  # shuffled
 
 
-def test_who_rests_changes_from_epoch_to_epoch(plain):
+def test_the_left_out_samples_change_from_epoch_to_epoch(plain):
     count, samples = epoch_of(plain, 0)
     assert len(samples) % 16
     epochs = [drawn(plain, 0, range(e * count, (e + 1) * count)) for e in range(20)]
@@ -88,14 +88,14 @@ def test_who_rests_changes_from_epoch_to_epoch(plain):
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=20))
-def test_batches_do_not_depend_on_what_was_asked_before(plain, calls):
+def test_batches_do_not_depend_on_earlier_calls(plain, calls):
     first = {(node, n): drawn(plain, node, [n]) for node, n in calls}
     later = calls[::-1]
     assert drawn_in_turn(plain, later) == [first[call][0] for call in later]
 
 
 @pytest.mark.parametrize("words", [[], ["dataset.per_image=true", "dataset.holdout=0.25"]])
-def test_batches_do_not_depend_on_what_is_kept(words, monkeypatch):
+def test_batches_do_not_depend_on_the_cache(words, monkeypatch):
     prepared = []
 
     def counting(images, *how):
@@ -109,7 +109,7 @@ def test_batches_do_not_depend_on_what_is_kept(words, monkeypatch):
 
     monkeypatch.setattr(client.batches, "prepare", counting)
     kept, at_once = batches(make(*words))
-    # the first node's samples fit, no other's
+    # only the first node's samples fit into the cache
     monkeypatch.setattr(client.batches, "PREPARED_BYTES", 60_000)
     made, piece_by_piece = batches(make(*words))
     assert all(map(torch.equal, kept, made))
@@ -117,9 +117,9 @@ def test_batches_do_not_depend_on_what_is_kept(words, monkeypatch):
     assert piece_by_piece == [at_once[0], *[16] * 10]
 
 
-def test_seeds_have_batches_of_their_own(plain, other):
+def test_each_seed_has_different_batches(plain, other):
     def positions(trainer):
-        """Where in a node's own list of samples its batches come from."""
+        """Return the positions of the batches' samples in the node's own list of samples."""
         place = {sample: i for i, sample in enumerate(epoch_of(trainer, 2)[1])}
         return [[place[sample] for sample in batch] for batch in drawn(trainer, 2, range(3))]
 
@@ -156,7 +156,7 @@ def test_a_gradient_is_what_autograd_gives(plain, number):
     assert (metrics["num-examples"], metrics["num-steps"]) == (16, 1)
 
 
-def test_statistics_come_as_values():
+def test_statistics_are_sent_as_values():
     trainer = make("model=mobilenet", "batch_size=4")
     flat = trainer.flat
     start = flat.state.numpy().copy()

@@ -1,4 +1,4 @@
-"""What a model draws comes from (seed, node, number): the same in any process, in any order."""
+"""A model's random numbers depend on (seed, node, number) only, in any process and any order."""
 
 import contextlib
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ NODES = 4
 
 
 class Functional(nn.Module):
-    """Dropout that no look at the modules finds; it drops in eval mode, too."""
+    """A model with functional dropout, which is not among its modules and drops in eval mode."""
 
     def __init__(self, features, classes):
         super().__init__()
@@ -37,7 +37,7 @@ class Functional(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Two layers over the rows of an image, with dropout between them."""
+    """A model with an LSTM of two layers over an image's rows, with dropout between the layers."""
 
     def __init__(self, features, classes):
         super().__init__()
@@ -67,7 +67,7 @@ def trainer(*more):
 
 
 def asked(t, node, number):
-    """What a trained model, a gradient and an evaluation give."""
+    """Return the results of training, of a gradient and of an evaluation."""
     place, start = Node(node, NODES), np.linspace(-1, 1, t.layout.size, dtype=np.float32)
     trained = t.train(place, start, TrainConfig(0.1, number))[0].tobytes()
     return trained, t.gradient(place, start, number=number)[0].tobytes(), t.evaluate(place, start)
@@ -83,7 +83,7 @@ def test_a_node_draws_the_same_after_any_other(model):
     assert asked(other, 0, 1) == first
 
 
-def test_every_node_round_and_seed_has_masks_of_its_own():
+def test_every_node_round_and_seed_has_different_masks():
     masks = []
     for t, node, number in [
         *((trainer("functional", f"seed={seed}"), 0, 1) for seed in (0, 1)),
@@ -92,7 +92,7 @@ def test_every_node_round_and_seed_has_masks_of_its_own():
         asked(t, node, number)
         trained, gradients = t.flat.module.masks[:2], t.flat.module.masks[2:3]
         masks += trained
-        assert gradients == trained[:1]  # one stream for what is asked in a round
+        assert gradients == trained[:1]  # training and gradient of one round use the same stream
     assert len(set(masks)) == len(masks) == 8
 
 
@@ -118,7 +118,7 @@ def test_weights_are_the_same_at_every_run_and_for_any_number_of_workers(
     assert losses[0] == losses[1]
 
 
-def test_what_else_draws_in_the_process_never_notices():
+def test_the_processs_own_random_states_are_unchanged():
     cpu = torch.device("cpu")
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -132,7 +132,7 @@ def test_what_else_draws_in_the_process_never_notices():
 
 
 def test_a_devices_own_generator_is_set_and_put_back(monkeypatch):
-    """Here without such devices, of which there will never be so many: generators for two."""
+    """No such device exists in the test; fake generators for two devices take its place."""
     generators = {62: torch.Generator(), 63: torch.Generator()}
     kind = SimpleNamespace(default_generators=generators)
     monkeypatch.setattr(torch, "get_device_module", lambda device: kind)

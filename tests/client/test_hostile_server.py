@@ -1,4 +1,4 @@
-"""A node whose server is hostile: what it does, and what it tells."""
+"""A node with a hostile server: it runs no command and reveals no secret."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ SMALL = "rounds=1", "nodes=2", "engine.workers=1", "local_steps=1"
 
 @pytest.fixture
 def ask():
-    """Ask a node one thing, as a server that has submitted a configuration does."""
+    """Return a function that sends a node one message with a submitted configuration."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
     def call(values, node_config=None, action="train", **records):
@@ -38,7 +38,7 @@ def ask():
     ("group", "harm"),
     [("strategy", RUN), ("optimizer", OPEN), ("schedule", RUN), ("partition", OPEN)],
 )
-def test_whatever_it_is_asked_no_command_runs(ask, tmp_path, action, harm, group):
+def test_no_message_runs_a_command(ask, tmp_path, action, harm, group):
     bait = tmp_path / "bait"
     with pytest.raises(ConfigError, match="allow="):
         ask(submitted({**plain(), group: put(harm, bait)}), action=action)
@@ -48,7 +48,7 @@ def test_whatever_it_is_asked_no_command_runs(ask, tmp_path, action, harm, group
 
 
 @pytest.mark.parametrize("text", ["${oc.env:SECRET}", "a${oc.env:SECRET}", "\\${oc.env:SECRET}"])
-def test_an_error_tells_no_variable_of_the_environment(ask, monkeypatch, text):
+def test_an_error_reveals_no_environment_variable(ask, monkeypatch, text):
     monkeypatch.setenv(SECRET, HIDDEN)
     device = put(text, "")
     for values in (submitted({**plain(), "device": device}), {"overrides": f"device='{device}'"}):
@@ -59,7 +59,7 @@ def test_an_error_tells_no_variable_of_the_environment(ask, monkeypatch, text):
 
 @pytest.fixture
 def photos(tmp_path):
-    """A node's own folder of photos, whose names are nobody's business."""
+    """Return a node's own folder of photos; the names in it are private."""
     for name in ("anna", "bert"):
         (tmp_path / "private" / name).mkdir(parents=True)
         for i in range(4):
@@ -86,13 +86,13 @@ def images(**options):
         (lambda folder: folder.rename(folder.parent / "gone"), {"classes": ["anna", "bert"]}),
     ],
 )
-def test_an_error_tells_nothing_of_a_nodes_own_folder(ask, photos, change, options):
+def test_an_error_reveals_nothing_of_a_nodes_folder(ask, photos, change, options):
     change(photos)
     with pytest.raises(LocalError) as caught:
         ask(images(**options), {"data": str(photos)})
     told = str(caught.value)
     assert told == "TaskError; this node's own log says more"
-    assert str(photos) in str(caught.value.__cause__)  # the log has all of it
+    assert str(photos) in str(caught.value.__cause__)  # the node's log has the full error
 
 
 def test_a_node_reads_below_its_own_folder_only(ask, photos, monkeypatch):
@@ -106,7 +106,7 @@ def test_a_node_reads_below_its_own_folder_only(ask, photos, monkeypatch):
         ask(images(root="out"))
 
 
-def test_what_the_server_has_sent_itself_is_named(ask):
+def test_an_error_may_name_what_the_server_sent(ask):
     with pytest.raises(ConfigError, match="device=toaster cannot be used here"):
         ask(submitted({**plain(), "device": "toaster"}))
     with pytest.raises(PayloadError, match="must be a ConfigRecord"):
@@ -115,7 +115,7 @@ def test_what_the_server_has_sent_itself_is_named(ask):
         ask(submitted({**plain(), "model": {"name": "x"}}))
 
 
-def test_ones_own_run_is_told_everything(ask, photos):
+def test_a_local_run_gets_the_full_error(ask, photos):
     own = run_config(composed("dataset=imagefolder", f"dataset.root={photos / 'none'}"))
     with pytest.raises(ValueError, match="none is not a folder"):
         ask(own)
@@ -125,7 +125,7 @@ def run(values, folder):
     run_local(Job(folder, values, 2, folder), workers=1)
 
 
-def test_an_honest_run_that_was_submitted_is_a_run_as_ever(tmp_path, monkeypatch):
+def test_an_honest_submitted_run_trains_as_usual(tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEWIRE_OUTPUT", str(tmp_path))
     run(run_config(composed(*SMALL), str(tmp_path / "own")), tmp_path)
     run(submitted(plain(*SMALL), "sent"), tmp_path)

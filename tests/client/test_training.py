@@ -1,4 +1,4 @@
-"""Local training: the same for any order of nodes, and what a plain PyTorch loop does."""
+"""Local training is independent of the order of nodes, and equals a plain PyTorch loop."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_results_do_not_depend_on_the_order_of_nodes(plain):
     assert not np.array_equal(forward[0][0], forward[1][0])
 
 
-def test_numbers_and_seeds_have_streams_of_their_own(plain):
+def test_each_number_and_seed_has_a_different_stream(plain):
     start = start_of(plain)
     one = result(plain, 0, number=1, start=start)[0]
     assert not np.array_equal(one, result(plain, 0, number=2, start=start)[0])
@@ -66,8 +66,8 @@ def test_numbers_and_seeds_have_streams_of_their_own(plain):
         (["optimizer=adam"], lambda p: torch.optim.Adam(p, lr=0.1)),
     ],
 )
-def test_training_is_what_a_plain_loop_does(overrides, make):
-    """All samples in one batch, so that the order of samples does not matter."""
+def test_training_equals_a_plain_loop(overrides, make):
+    """All samples are in one batch, so the order of samples does not matter."""
     t = trainer("local_steps=5", "batch_size=1000", *overrides)
     start = start_of(t)
     model = model_of(t.config, t.data)
@@ -129,7 +129,7 @@ def test_held_back_samples_are_not_trained_on():
 
 
 def test_a_batch_of_one_is_no_trouble_for_batchnorm():
-    """Its variance is undefined on 1 x 1 features: such a remainder joins the batch before."""
+    """BatchNorm fails on one sample of 1 x 1 features, so it joins the previous batch."""
     t = trainer("model=four_layers", "batch_size=4")
     node = next(n for n in range(NODES) if len(t.samples.partition.indices(n)) % 4 != 1)
     x, y = t.samples.of(Node(node, NODES), held_back=False)
@@ -138,7 +138,7 @@ def test_a_batch_of_one_is_no_trouble_for_batchnorm():
     assert sizes == [4, 5]
 
 
-def test_a_devices_own_folder(tmp_path):
+def test_a_node_trains_on_its_own_folder(tmp_path):
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -149,7 +149,7 @@ def test_a_devices_own_folder(tmp_path):
             Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
     overrides = ["dataset=imagefolder", "dataset.size=8", "dataset.classes=[ant,cat,dog]"]
     t = trainer_for(configured(*overrides, "local_epochs=20"), str(tmp_path))
-    assert set(t.data.train.labels.tolist()) == {1, 2}  # as all devices count them
+    assert set(t.data.train.labels.tolist()) == {1, 2}  # the ids are those of all nodes
     vector, metrics = t.train(Node(0, 1, str(tmp_path)), start_of(t), TrainConfig(0.05, 1))
     assert metrics["num-examples"] == 12
     assert t.evaluate(Node(0, 1, str(tmp_path)), vector)["accuracy"] == 1.0
@@ -170,7 +170,7 @@ def test_recent_samples_stay_within_their_bytes():
     assert recent.get((9, False)) is None
 
 
-def test_a_node_says_what_it_lacks(tmp_path):
+def test_a_node_reports_missing_data(tmp_path):
     from flwr.app import Context, RecordDict
 
     with pytest.raises(ValueError, match="no data"):

@@ -1,6 +1,7 @@
-"""The command in a process of its own that has imported all it needs: forked, in milliseconds.
+"""Runs the command in a process forked from one that has imported everything, in milliseconds.
 
-A test that signals processes cannot run the command in its own, and importing torch takes seconds.
+A test that signals processes cannot run the command in its own process, and importing torch takes
+seconds.
 """
 
 import multiprocessing
@@ -16,9 +17,9 @@ LOADED = ["command.main", "strategy.app", "client.app", "torch._dynamo", "flwr_d
 
 
 def command(words, printed, before):
-    """Run the command's words as a shell would: leader of its group, its output in a file.
+    """Run the command as a shell does: it leads a process group, its output goes to a file.
 
-    `before`: what is called first, in that process.
+    `before`: a function that this process calls first.
     """
     os.setsid()
     os.chdir(ROOT)
@@ -35,7 +36,7 @@ def command(words, printed, before):
 
 
 class Forks:
-    """Starts commands from one process that has imported them."""
+    """Starts commands from one process that has imported their modules."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")

@@ -1,6 +1,6 @@
-"""Imported last by the process that commands are forked from: they share all that it has loaded.
+"""Imported last by the process from which commands are forked: it freezes the garbage collector.
 
-None of them goes through it once more to collect garbage.
+The forked commands share all loaded objects, and none of them collects these again.
 """
 
 import gc

@@ -1,7 +1,6 @@
-"""A mistake in the configuration is one line that says what to do.
+"""A mistake in the configuration ends in one line that says what to do.
 
-These are of every kind that says so in its own way. What `conf.check` refuses needs no command to
-be seen refused: `tests/conf` has the rest of it.
+Each kind of mistake has one case here. Mistakes that `conf.check` refuses are in `tests/conf`.
 """
 
 from pathlib import Path
@@ -105,7 +104,8 @@ BAD = [
 def test_a_mistake_ends_in_one_line_and_exit_code_2(
     command, overrides, part, monkeypatch, tmp_path
 ):
-    monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path / "data"))  # whatever is in ./data here
+    # Independent of ./data on this machine.
+    monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path / "data"))
     code, printed, folder = command(*overrides)
     assert code == 2
     lines = printed.err.strip().splitlines()

@@ -1,4 +1,4 @@
-"""A run that has diverged, or cannot go on, says so in one line and leaves a result."""
+"""A run that diverges or cannot continue ends with one line and a result."""
 
 import pytest
 
@@ -16,8 +16,8 @@ def test_updates_that_are_not_finite_are_left_out_counted_and_named(command):
     assert result_of(folder)["stopped"].startswith("round 1: not one of 10 replies could be used")
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Flower's FedAdam
-def test_a_server_whose_model_diverges_says_so_in_one_line_and_leaves_a_result(command):
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Flower's FedAdam warns
+def test_a_diverged_model_at_the_server_ends_in_one_line_and_a_result(command):
     code, printed, folder = command(*QUICK, "strategy=fedadam", "strategy.eta=1e39")
     assert code == 1
     assert len(printed.err.strip().splitlines()) == 1
@@ -30,7 +30,7 @@ def test_a_server_whose_model_diverges_says_so_in_one_line_and_leaves_a_result(c
     [["lr=1e4"], ["lr=30", "algorithm=fedavg_f2i"], ["algorithm=sgd", "rounds=20", "lr=1e5"]],
     ids=["no number", "finite, but huge", "steps"],
 )
-def test_a_run_that_has_diverged_says_what_to_try(command, words):
+def test_a_diverged_run_names_a_remedy(command, words):
     code, printed, folder = command(*QUICK, *words)
     assert code == 1
     (line,) = printed.err.strip().splitlines()
@@ -39,7 +39,7 @@ def test_a_run_that_has_diverged_says_what_to_try(command, words):
 
 
 def test_a_run_that_fails_leaves_no_result_of_an_earlier_one(command, monkeypatch, tmp_path):
-    """Or it would be read, and the new run be said to have diverged."""
+    """Otherwise the old result would be read, and the new run reported as diverged."""
     again = f"hydra.run.dir={tmp_path / 'again'}"
     assert command(*QUICK, "lr=1e4", again)[0] == 1
 

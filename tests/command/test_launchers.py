@@ -23,10 +23,10 @@ print({{"torch._dynamo", "seaborn", "sklearn", "torchvision"}} & sys.modules.key
 """
 
 
-def test_the_task_is_known_by_its_name_in_a_fresh_process():
-    """Launchers pickle it; what is pickled by name is not the function's code.
+def test_a_fresh_process_loads_the_task_by_name():
+    """Launchers pickle the task by its name, not by its code.
 
-    Such a process, as each on a device, imports nothing slow that the run has no use for.
+    A fresh process, like one of a device, imports no slow module that the run does not need.
     """
     pickled = pickle.dumps(job)
     assert len(pickled) < 100

@@ -1,4 +1,4 @@
-"""What the command line says is read, and what is wrong with it said, before torch is loaded."""
+"""The command line is parsed, and its mistakes are reported, before torch is loaded."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from command.saved_config import command_line, options_first
 from conf import ConfigError
 
 ROOT = Path(__file__).parents[2]
-# One process for all of them: each says what it printed, its exit code, whether torch was loaded.
+# One process runs all cases and reports for each: output, exit code, whether torch was loaded.
 CALL = """
 import contextlib, io, json, sys
 from command.main import cli
@@ -65,7 +65,7 @@ def called(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(MISTAKES)), ids=[" ".join(w) for w, _ in MISTAKES])
-def test_a_mistake_in_the_words_does_not_wait_for_torch(called, number):
+def test_a_mistake_is_reported_before_torch_is_loaded(called, number):
     found = called[number]
     assert (found["code"], found["torch"]) == (2, False)
     (line,) = found["err"].splitlines()
@@ -74,14 +74,14 @@ def test_a_mistake_in_the_words_does_not_wait_for_torch(called, number):
     assert not found["out"]
 
 
-def test_nor_do_those_of_a_sweep_whose_options_stand_between_its_words(called):
+def test_a_mistake_of_a_sweep_is_reported_before_torch_is_loaded(called):
     found = called[len(MISTAKES)]
     assert (found["code"], found["torch"]) == (2, False)
     assert found["err"].count("error: rounds must be a number of at least 1") == 2
     assert "2 of 2 jobs failed" in found["err"]
 
 
-def test_nor_does_help_which_is_of_the_words_that_stand_beside_it(called):
+def test_help_is_printed_before_torch_is_loaded(called):
     for found, nodes in zip(called[-2:], ("nodes: 10\n", "nodes: 3\n"), strict=True):
         assert (found["code"], found["torch"]) == (0, False)
         assert nodes in found["out"]
@@ -105,7 +105,7 @@ def test_options_may_stand_anywhere(options, words, data):
 
 
 @pytest.mark.parametrize("words", [["--wrokers", "2"], ["nodes=2", "--rounds=3"], ["--cfg", "x"]])
-def test_an_option_that_is_none_is_one_line(words, capsys):
+def test_an_unknown_option_gives_one_line(words, capsys):
     with pytest.raises(ConfigError, match=r"--(wrokers|rounds|cfg).*--hydra-help the options$"):
         command_line(words)
     assert capsys.readouterr() == ("", "")

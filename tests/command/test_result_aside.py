@@ -1,4 +1,4 @@
-"""An earlier result is no run's own; one that was to go on and could not gets it back."""
+"""An earlier result does not count for a new run; a run that fails to resume gets it back."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from command import job
 
 
 @pytest.mark.parametrize("resumes", [True, False])
-def test_a_run_that_cannot_go_on_keeps_what_it_had(resumes, tmp_path, monkeypatch):
+def test_a_run_that_cannot_resume_keeps_its_result(resumes, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "resumes", lambda: resumes)
     file = tmp_path / "result.json"
     file.write_text("old")

@@ -1,6 +1,6 @@
-"""`resume=DIR`: what a person types when a run has ended early; what is said where that cannot be.
+"""`resume=DIR` continues a run that ended early, or reports in one line why it cannot.
 
-Of runs that were killed `tests/command/test_stops.py` has it.
+Killed runs are in `tests/command/test_stops.py`.
 """
 
 import json
@@ -20,7 +20,7 @@ def rows_of(folder):
 
 @pytest.fixture
 def stopped(cli, tmp_path, monkeypatch):
-    """Return the folder of a run that has ended early; a checkpoint is there."""
+    """Return the folder of a run that ended early and has a checkpoint."""
     done, folder = Run.round_done, tmp_path / "stopped"
 
     def some(self, server_round, arrays):
@@ -37,14 +37,14 @@ def stopped(cli, tmp_path, monkeypatch):
 
 
 def one_line(cli, *words):
-    """Return what is said of a mistake."""
+    """Return the error line of a mistake."""
     code, printed = cli(*words)
     assert code == 2
     assert len(printed.err.strip().splitlines()) == 1
     return printed.err
 
 
-def test_a_run_that_stopped_by_itself_goes_on_too(cli, stopped):
+def test_a_run_that_failed_can_be_resumed(cli, stopped):
     code, printed = cli(f"resume={stopped}", "checkpoint_every=2")
     assert (code, printed.err) == (0, "")
     rows = [json.loads(line)["round"] for line in rows_of(stopped)]
@@ -61,12 +61,12 @@ def test_a_run_that_stopped_by_itself_goes_on_too(cli, stopped):
         (["resume=elsewhere"], "the folder of one run"),
     ],
 )
-def test_other_words_are_refused_in_one_line(cli, stopped, words, said):
+def test_other_overrides_are_refused_in_one_line(cli, stopped, words, said):
     assert said in one_line(cli, f"resume={stopped}", *words)
     assert (stopped / checkpoint_file.FILE).exists()
 
 
-def test_folders_of_which_nothing_can_be_made(cli, stopped, tmp_path):
+def test_unusable_folders_are_refused(cli, stopped, tmp_path):
     assert "no such folder" in one_line(cli, f"resume={tmp_path / 'nowhere'}")
     assert "there is no checkpoint" in one_line(cli, f"resume={tmp_path}")
     assert "the folder of one run" in one_line(cli, "resume=")
@@ -74,7 +74,7 @@ def test_folders_of_which_nothing_can_be_made(cli, stopped, tmp_path):
     assert "its configuration is gone" in one_line(cli, f"resume={stopped}")
 
 
-def test_what_was_done_to_the_folder_meanwhile_is_named(cli, stopped):
+def test_changes_to_the_folder_are_named(cli, stopped):
     path, history = stopped / checkpoint_file.FILE, stopped / "history.jsonl"
     whole, rows = path.read_bytes(), history.read_bytes()
     for at in (0, 5, 40, 200, len(whole) // 2, len(whole) - 1):
@@ -93,7 +93,7 @@ def test_what_was_done_to_the_folder_meanwhile_is_named(cli, stopped):
     config.write_text(words.replace("batch_size: 16", "batch_size: 17"))
     assert "another batch_size= there (16)" in one_line(cli, f"resume={stopped}")
     config.write_text(words)
-    assert cli(f"resume={stopped}")[0] == 0  # nothing of this has harmed it
+    assert cli(f"resume={stopped}")[0] == 0  # the refused attempts have not damaged the run
 
 
 def test_another_run_in_the_same_folder_leaves_no_checkpoint_of_the_first(cli, stopped):

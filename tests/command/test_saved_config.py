@@ -1,4 +1,4 @@
-"""What a run has saved of its configuration, run again."""
+"""A run's saved configuration can be run again."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def first(tmp_path_factory):
 
 @pytest.fixture
 def again(cli, tmp_path):
-    """Run a saved configuration; return (exit code, stderr, its result, its weights, folder)."""
+    """Return a function that runs a saved configuration: code, stderr, result, weights, folder."""
     count = 0
 
     def call(saved, *words):
@@ -40,10 +40,10 @@ def again(cli, tmp_path):
     return call
 
 
-def test_it_gives_the_same_again_and_again(first, again, monkeypatch):
+def test_a_saved_configuration_gives_the_same_result(first, again, monkeypatch):
     weights = load_file(first / "model.safetensors")
     monkeypatch.chdir(first.parent)
-    saved = first.name  # relative to where the user is
+    saved = first.name  # relative to the user's working folder
     for _ in range(2):
         code, error, result, same, saved = again(saved, "--config-name=config")
         assert (code, error, result["seed"]) == (0, "", 3)
@@ -68,20 +68,20 @@ def test_with_other_values_and_other_choices_of_groups(first, again):
         ("nodes=0", "nodes must be a number of at least 1"),
     ],
 )
-def test_mistakes_are_one_line(first, again, word, part):
+def test_a_mistake_gives_one_line(first, again, word, part):
     code, printed, *_ = again(first, word)
     assert code == 2
     assert part in printed
     assert len(printed.strip().splitlines()) == 1
 
 
-def test_a_folder_without_one_is_named(again, tmp_path):
+def test_a_folder_without_a_configuration_is_named(again, tmp_path):
     code, printed, *_ = again(tmp_path)
     assert code == 2
     assert printed == f"error: there is no {tmp_path / '.hydra' / 'config.yaml'}\n"
 
 
-def test_a_sweep_over_one_lists_what_fails(first, cli, tmp_path):
+def test_a_sweep_over_a_saved_configuration_lists_failed_jobs(first, cli, tmp_path):
     words = ["-m", "--config-path", f"{first}/.hydra", "rounds=0,1"]
     code, printed = cli(*words, f"hydra.sweep.dir={tmp_path / 'sweep'}")
     assert code == 2

@@ -1,4 +1,4 @@
-"""A stop, whoever it reaches, is no failure of a node: what is resumed ends as if uninterrupted.
+"""A stop is no failure of a node: the resumed run ends like an uninterrupted one.
 
 A shell and `timeout` signal the process group, systemd and Slurm every process, Docker the first.
 """
@@ -22,7 +22,7 @@ from tests.command.forked import Forks, children_of
 from tests.strategy.test_checkpoints import left
 
 SMALL = ["dataset=digits", "batch_size=16", "engine.workers=2"]
-PRESETS = {  # of each kind of strategy one
+PRESETS = {  # one of each kind of strategy
     "synchronous": ["algorithm=esgd", "nodes=3", "rounds=60", "eval_every=60"],
     "of Flower's": ["algorithm=fedavg_topk", "nodes=3", "rounds=24", "local_steps=30",
                     "eval_every=24"],
@@ -32,7 +32,7 @@ PRESETS = {  # of each kind of strategy one
                   "eval_every=16"],
 }  # fmt: skip
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-STOPS = list(product((os.kill, os.killpg), NUMBERS))  # each of one process, and of its group
+STOPS = list(product((os.kill, os.killpg), NUMBERS))  # each signal to one process, and to its group
 pytestmark = pytest.mark.usefixtures("listening")
 
 
@@ -53,7 +53,7 @@ def until(true, process, seconds=60):
 
 
 def begun(forks, words, folder, rows):
-    """Return a run that has come so far."""
+    """Return a run once its history has this many rows."""
     process = forks.start(words, folder / "printed")
     until(lambda: rows_of(folder) >= rows, process)
     assert process.is_alive(), (folder / "printed").read_text()
@@ -61,7 +61,7 @@ def begun(forks, words, folder, rows):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_run_that_is_stopped_in_every_way_ends_as_if_it_had_not_been(preset, forks, tmp_path):
+def test_a_run_stopped_in_every_way_ends_like_an_uninterrupted_one(preset, forks, tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "stopped"
     whole.mkdir()
     folder.mkdir()
@@ -73,7 +73,7 @@ def test_a_run_that_is_stopped_in_every_way_ends_as_if_it_had_not_been(preset, f
         workers = children_of(process.pid)
         assert len(workers) == 2
         (shared,) = Path("/dev/shm").glob(f"edgewire-{process.pid}-*")
-        os.kill(workers[0], number)  # which leaves stops to its parent
+        os.kill(workers[0], number)  # the worker leaves stops to its parent
         stop(process.pid, number)
         process.join(60)
         assert process.exitcode == 128 + number
@@ -98,10 +98,10 @@ def expect_end(process, folder):
     assert process.exitcode == 0, (folder / "printed").read_text()
 
 
-def test_a_run_that_was_killed_leaves_what_it_would_have_left(forks, cli, tmp_path):
-    """Then stopped, then resumed, each time with another number of workers.
+def test_a_killed_and_resumed_run_leaves_the_same_files(forks, cli, tmp_path):
+    """A run is killed, then stopped, then resumed, each time with another number of workers.
 
-    Workers end with a parent that is killed.
+    Its workers end when their parent is killed.
     """
     whole, folder = tmp_path / "whole", tmp_path / "it's a run, killed"
     whole.mkdir()
@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_leaves_what_it_would_have_left(forks, cli, tmp_pa
     assert children_of(process.pid) == []
     more = expect_stopped(process, signal.SIGTERM, folder)
     assert len(rows) + 30 <= len(more) < 150
-    # all that it had done is in its last checkpoint
+    # the last checkpoint holds all finished rounds
     kept = from_bytes(RunState, checkpoint_file.read(folder)[RUN])
     assert kept.records.last.value["round"] == json.loads(more[-1])["round"]
     assert json.loads((folder / "result.json").read_text())["ended"] == "interrupted"
@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_leaves_what_it_would_have_left(forks, cli, tmp_pa
 
 
 def expect_stopped(process, number, folder):
-    """Signal a run, which ends by it; return the rows of its history."""
+    """Signal a run, assert that the signal ends it, and return the rows of its history."""
     os.kill(process.pid, number)
     process.join(60)
     assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
@@ -157,7 +157,7 @@ def alive(pid):
 
 
 def stopped_by(number, place):
-    """Let a signal come at a place of Hydra's or of ours where any exception is caught."""
+    """Return a function that raises a signal where Hydra or the project catches exceptions."""
     module, _, name = place.rpartition(".")
     module = importlib.import_module(module)
     found = getattr(module, name)
@@ -175,12 +175,12 @@ def stopped_by(number, place):
     ("place", "words"),
     [
         ("command.main.main", []),  # before Hydra composes anything
-        ("hydra._internal.hydra.run_job", ["engine.workers=7"]),  # once it has
+        ("hydra._internal.hydra.run_job", ["engine.workers=7"]),  # after Hydra has composed
         ("hydra.core.utils.run_job", ["-m", "seed=0,1"]),
         ("command.job.forget_failure", []),
     ],
 )
-def test_a_stop_before_the_run_has_begun_is_lost_to_nobody(place, words, number, forks, tmp_path):
+def test_a_stop_before_a_run_begins_ends_the_command(place, words, number, forks, tmp_path):
     words = [*words, "rounds=1", f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={tmp_path}"]
     printed = tmp_path / "printed"
     process = forks.start(words, printed, partial(stopped_by, number, place))

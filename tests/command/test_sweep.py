@@ -1,10 +1,10 @@
-"""A sweep goes on after a job that fails, and lists it."""
+"""A sweep continues after a failed job, and lists the job."""
 
 from report import table
 from tests.runs import QUICK, result_of
 
 
-def test_a_sweep_leaves_a_folder_a_job(command):
+def test_a_sweep_leaves_a_folder_for_each_job(command):
     code, _, folder = command("-m", *QUICK, "algorithm=fedavg,fedavg_f2i", "seed=0,1")
     assert code == 0
     results = [result_of(folder / str(job)) for job in range(4)]
@@ -22,7 +22,7 @@ def test_a_job_that_fails_does_not_end_the_sweep(command):
     assert result_of(folder / "1")["client_updates"] == 6
 
 
-def test_what_failed_before_is_forgotten(command, tmp_path):
+def test_earlier_failures_are_not_listed(command, tmp_path):
     for nodes, expected in (("0,2", 2), ("2", 0)):
         again = f"hydra.sweep.dir={tmp_path / 'again'}"
         code, printed, _ = command("-m", *QUICK, f"nodes={nodes}", again)

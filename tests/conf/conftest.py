@@ -8,7 +8,7 @@ CONTENT = "this stays as it is\n"
 
 @pytest.fixture
 def bait(tmp_path, monkeypatch):
-    """A file that commands would change, beside a secret in the environment; both are checked."""
+    """A file that a hostile command would change, and a secret variable; both are checked."""
     monkeypatch.setenv(SECRET, HIDDEN)
     file = tmp_path / "bait"
     file.write_text(CONTENT)
@@ -20,7 +20,7 @@ def bait(tmp_path, monkeypatch):
 
 @pytest.fixture
 def asked():
-    """What a resolver named `spy` was asked."""
+    """The list of arguments that a resolver named `spy` was called with."""
     found = []
     OmegaConf.register_new_resolver("spy", lambda *given: found.append(given) or "")
     yield found

@@ -1,6 +1,6 @@
-"""What a hostile server might submit: targets, values and words that reach for a node's machine.
+"""Targets, values and overrides that a hostile server might submit to reach a node's machine.
 
-BAIT stands for a file that must stay as it is, SECRET for an environment variable's name.
+BAIT stands for a file that must not change, SECRET for an environment variable's name.
 """
 
 import copy
@@ -17,7 +17,7 @@ SECRET, HIDDEN = "EDGEWIRE_TEST_SECRET", "hunter2-of-this-node"
 RUN = {"_target_": "torch.utils.collect_env.run", "command": "echo >> BAIT"}
 OPEN = {"_target_": "builtins.open", "file": "BAIT", "mode": "w"}
 
-# Each may stand wherever a class is named. With arguments they would do harm at once.
+# Each may stand in place of a class name; called with arguments, each would do harm.
 NAMES = [
     *("os.system", "os.remove", "posix.system", "shutil.rmtree", "pathlib.Path.unlink"),
     *("subprocess.Popen", "subprocess.run", "subprocess.check_output", "pty.spawn"),
@@ -26,7 +26,7 @@ NAMES = [
     *("functools.partial", "operator.methodcaller", "hydra.utils.instantiate"),
     *("hydra.utils.get_method", "omegaconf.OmegaConf.load", "yaml.unsafe_load"),
     *("torch.load", "torch.hub.load", "torch.utils.collect_env.run", "torch.ops.load_library"),
-    # what our modules, and those of the libraries, have imported or are made of
+    # names that the project's or the libraries' modules have imported
     *("task.datasets.os.system", "task.datasets.folder.os.system", "task.lazy_imports.os.putenv"),
     *("task.process.ctypes.CDLL", "task.registry.importlib.import_module", "task.partition.copy"),
     *("task.datasets.load_folder", "task.datasets.folder.Path.rmdir", "task.registry.Registry"),
@@ -40,14 +40,14 @@ NAMES = [
     *("flwr_datasets.FederatedDataset", "flwr_datasets.partitioner.partitioner.datasets.load"),
     *("torch.optim.sgd.SGD", "torch.optim.optimizer.os.system", "torch.optim.SGD.__init__"),
     *("torch.optim.lr_scheduler.warnings.warn", "torch.optim.swa_utils.AveragedModel"),
-    # no names at all
+    # no valid names
     *("", ".", "..", "os", "system", "__main__.app", "_", "torch.optim.", ".torch.optim.SGD"),
     *("torch..optim.SGD", "torch.optim.SGD ", "torch.optim.SGD\n", "torch/optim/SGD"),
     *("torch.optim._SGD", "torch.optim.__dict__", "torch.optim.SGD()", "file:///etc/passwd"),
     *("${oc.env:SECRET}", "???", "torch.optim.${oc.env:SECRET}"),
 ]  # fmt: skip
 
-# A group as it may be, and something that does not belong into it.
+# Valid groups, each with a value that does not belong there.
 SGD = {"_target_": "torch.optim.SGD", "_partial_": True}
 AVERAGING = {"_target_": "strategy.synchronous.SparseAveraging", "_partial_": True}
 ASYNCHRONOUS = {"_target_": "strategy.asynchronous.Asynchronous", "_partial_": True}
@@ -90,7 +90,7 @@ GROUPS = [
     ("partition", {"_target_": "task.partition.Partition"}),
 ]
 
-# Values that ask OmegaConf or Hydra for what is this machine's; for any key at all.
+# Values for any key that ask OmegaConf or Hydra for data of this machine.
 ASKING = [
     "${oc.env:SECRET}", "${oc.env:SECRET,x}", "x${oc.env:SECRET}y", "${oc.decode:${oc.env:SECRET}}",
     "${oc.create:${oc.env:SECRET}}", "\\${oc.env:SECRET}", "${lr}${oc.env:SECRET}",
@@ -125,7 +125,7 @@ PATHS = [
 
 
 def put(value, bait):
-    """Return a value with the bait's path and the secret's name in their places."""
+    """Return a value with BAIT and SECRET replaced by the path and the name."""
     if isinstance(value, str):
         return value.replace("BAIT", str(bait)).replace("SECRET", SECRET)
     if isinstance(value, dict):
@@ -134,7 +134,7 @@ def put(value, bait):
 
 
 def plain(*words):
-    """Return a composed configuration as plain containers: what an honest server would send."""
+    """Return a composed configuration as plain containers, as an honest server sends it."""
     return copy.deepcopy(_plain(words))
 
 
@@ -144,12 +144,12 @@ def _plain(words):
 
 
 def submitted(config, output=""):
-    """Return the `run_config` with which a configuration arrives."""
+    """Return the `run_config` of a submitted configuration."""
     return {"config": json.dumps(config), "output": output}
 
 
 def refused(config, node_config=None):
-    """Return why a submitted configuration is refused: one line without a secret in it."""
+    """Return the line with which a submitted configuration is refused; it holds no secret."""
     with pytest.raises(ConfigError) as caught:
         load_config(submitted(config), 2, node_config)
     told = str(caught.value)

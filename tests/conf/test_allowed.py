@@ -1,4 +1,4 @@
-"""Of a package that a node or its environment allows, its own classes of a kind are built."""
+"""A run may use classes of an allowed package, if their base is right for the group."""
 
 import sys
 
@@ -54,7 +54,7 @@ def make(**options):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package on this machine that a run might name; tell what was done with it."""
+    """Make a package on this machine; yield a function that returns the traces of its execution."""
     (tmp_path / "ownpackage").mkdir()
     (tmp_path / "ownpackage" / "__init__.py").write_text("")
     (tmp_path / "ownpackage" / "parts.py").write_text(OWN)
@@ -74,12 +74,12 @@ MINE = "ownpackage.parts.Mine"
 @pytest.mark.parametrize(
     "allow", ["ownpackage", "ownpackage.parts", MINE, "other, ownpackage", f"x {MINE} y"]
 )
-def test_what_a_node_allows_is_built(package, allow):
+def test_a_class_that_a_node_allows_is_built(package, allow):
     made = load_config(submitted(named(MINE, shout=True)), 2, {"allow": allow})
     assert build("strategy", made.strategy).fraction_train == 1.0
 
 
-def test_what_the_environment_allows_is_built(package, monkeypatch):
+def test_a_class_that_the_environment_allows_is_built(package, monkeypatch):
     monkeypatch.setenv("EDGEWIRE_ALLOW", "ownpackage")
     assert load_config(submitted(named(MINE)), 2).strategy["_target_"] == MINE
 
@@ -88,7 +88,7 @@ def test_what_the_environment_allows_is_built(package, monkeypatch):
     "allow",
     ["", "own", "ownpackag", "ownpackage.part", f"{MINE}r", "Mine", "*", ".", "ownpackage."],
 )
-def test_what_nobody_allows_is_not_even_imported(package, allow):
+def test_a_package_that_is_not_allowed_is_not_imported(package, allow):
     assert "allow=" in refused(named(MINE), {"allow": allow})
     assert package() == set()
 
@@ -109,13 +109,13 @@ def test_what_nobody_allows_is_not_even_imported(package, allow):
         ("ownpackage.gone.Mine", "cannot be imported"),
     ],
 )
-def test_of_an_allowed_package_only_its_own_classes_of_the_kind_are_built(package, name, why):
+def test_only_an_allowed_packages_own_classes_of_the_right_base_are_built(package, name, why):
     assert why in refused(named(name), {"allow": "ownpackage"})
     assert "made" not in package()
 
 
 @pytest.mark.parametrize("key", ["_args_", "_recursive_", "_convert_", "__init__", "_"])
-def test_even_a_class_that_takes_anything_takes_no_words_to_who_makes_it(package, key):
+def test_a_class_with_any_options_gets_no_keys_of_hydra(package, key):
     refused(named(MINE, **{key: [1]}), {"allow": "ownpackage"})
 
 

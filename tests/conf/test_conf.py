@@ -1,4 +1,4 @@
-"""Every group's choices compose and build; wrong keys and values are refused by their names."""
+"""Every choice of a group composes and builds; wrong keys and values are refused by name."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +26,12 @@ CHOICES_OF = {
     if group not in ("hydra", "experiment")
 }
 CHOICES = [(group, choice) for group, choices in CHOICES_OF.items() for choice in choices]
-# Choices that go with any of the others': those of one number are composed together.
+# These choices combine with any other; those with the same index are composed together.
 FREE = ("compression", "dataset", "model", "network", "optimizer", "partition", "schedule")
 
 
 def chosen(group, choice):
-    """Return the words for a choice and for those that are composed with it."""
+    """Return the overrides of a choice and of the choices composed with it."""
     number = CHOICES_OF[group].index(choice)
     others = [g for g in FREE if g != group] if group in FREE else []
     words = [f"{g}={CHOICES_OF[g][number % len(CHOICES_OF[g])]}" for g in others]
@@ -39,7 +39,7 @@ def chosen(group, choice):
 
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
-def test_every_choice_composes_and_says_what_it_is(group, choice):
+def test_every_choice_composes_and_has_a_description(group, choice):
     words = chosen(group, choice)
     words += ["dataset.root=/nowhere"] if "dataset=imagefolder" in words else []
     if choice in ("asynchronous", "synthetic_gradients", "split_backprop"):
@@ -97,7 +97,7 @@ def test_every_model_and_data_set_has_a_choice():
         (["strategy=fedadam", "strategy.eta=nan"], "strategy.eta must be a finite number"),
     ],
 )
-def test_values_that_cannot_be_are_named(overrides, part):
+def test_impossible_values_are_named(overrides, part):
     with pytest.raises(ConfigError, match=part) as caught:
         config(*overrides)
     assert "\n" not in str(caught.value)
@@ -108,7 +108,7 @@ def test_int8_is_another_name_for_f2i():
     assert config(*(w.format("int8") for w in words)) == config(*(w.format("f2i") for w in words))
 
 
-def test_losses_are_for_runs_that_do_not_wait_for_ever():
+def test_losses_are_accepted_with_a_time_out():
     assert config("network=lte", "network.loss=0.1", "timeout=60").network.loss == 0.1
 
 
@@ -135,10 +135,10 @@ NO_KEYS += [f"+{group}.nonsense={value}" for group in GROUPS_OF_VALUES for value
 
 @pytest.mark.parametrize("word", NO_KEYS)
 @pytest.mark.parametrize("way", ["own", "submitted"])
-def test_a_key_that_nobody_declares_is_refused_wherever_it_is_added(word, way):
+def test_an_undeclared_key_is_refused_wherever_it_is_added(word, way):
     key = word.lstrip("+").partition("=")[0]
 
-    def begin():  # as who starts a run does, and the server
+    def begin():  # a command does this, and the server
         made = config(word) if way == "own" else load_config({"overrides": f"'{word}'"}, 10)
         check_target("engine", made.engine)
         check_target("partition", made.partition)
@@ -156,12 +156,12 @@ def test_a_key_within_a_group_of_free_names_is_refused():
 
 
 @pytest.mark.parametrize("word", ["~lr", "~nodes", "~device", "~timeout"])
-def test_a_key_that_is_taken_away_is_named(word):
+def test_a_removed_key_is_named(word):
     with pytest.raises(ConfigError, match=f"^{word}: every run has that key"):
         to_config(compose_config([word]))
 
 
-def test_the_engines_options_are_checked_by_who_starts_it():
+def test_the_engines_options_are_checked_at_its_start():
     with pytest.raises(ConfigError, match=r"engine.workers must be int, not 'x'"):
         check_target("engine", config("engine.workers=x").engine)
 
@@ -175,7 +175,7 @@ def test_the_engines_options_are_checked_by_who_starts_it():
         ["schedule=cosine", "+optimizer.amsgrad=true", "rounds=7", "dataset.size=null"],
     ],
 )
-def test_what_other_tests_compose_is_what_hydra_does(words):
+def test_the_tests_fast_composition_equals_hydras(words):
     assert composed(*words) == compose_config(words)
     assert run_config(composed(*words)) == run_config(compose_config(words))
 
@@ -191,7 +191,7 @@ def test_unknown_methods_and_options_of_compression_are_named():
         downlink_of(config("downlink=full", "downlink.quantizer=int8"))
 
 
-def test_a_preset_gives_way_to_the_command_line():
+def test_the_command_line_overrides_a_preset():
     made = config("algorithm=fedavg_f2i", "compression.coder=raw", "strategy=fedadam", "nodes=3")
     assert made.compression.quantizer == "int8"
     assert made.compression.coder == "raw"
@@ -212,7 +212,7 @@ def test_the_default_is_compressed_both_ways():
     assert replace(made, algorithm=same.algorithm) == same
 
 
-def test_a_preset_sends_down_what_it_always_has():
+def test_presets_have_the_listed_downlinks():
     plain, exact = (False, "float32", "entropy"), (True, "float32", "entropy")
     special = {"sgd": (True, "float32", "raw"), "fedavg_f2i_both": (True, "int8", "zstd")}
     whole = (
@@ -232,15 +232,15 @@ def test_the_configuration_survives_flowers_run_config():
     assert load_config(values, nodes=99) == to_config(plain)
     assert load_config(values, 99) is load_config(
         dict(values), 99
-    )  # cached: it is asked per message
+    )  # cached, because it is called for each message
 
 
-def test_plain_flwr_run_composes_the_overrides_for_the_nodes_there_are():
+def test_plain_flwr_run_composes_for_the_given_number_of_nodes():
     made = load_config({"config": "", "overrides": "algorithm=fedavg_f2i rounds=3"}, nodes=2)
     assert (made.nodes, made.rounds, made.compression.quantizer) == (2, 3, "int8")
 
 
-def test_what_is_made_of_rounds_is_made_of_pushes_where_those_are_counted():
+def test_asynchronous_runs_derive_settings_from_updates_in_place_of_rounds():
     plain = composed("algorithm=adacomp", "strategy.pushes=700", "schedule=cosine")
     for made in (to_config(plain), load_config(run_config(plain), nodes=200)):
         assert made.rounds == made.schedule["T_max"] == 700

@@ -1,4 +1,4 @@
-"""Every experiment's cases compose to a configuration that is accepted, and say how to be run."""
+"""Every case of every experiment composes to a valid configuration; each file has a description."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_every_case_is_accepted(name):
     for number, case in enumerate(sweeper.get("cases", [""])):
         words = split_case(case)
         given = {word.split("=")[0] for word in words}
-        # every value once or more, if there are as many cases
+        # each value occurs at least once, if there are enough cases
         free = [f"{k}={v[number % len(v)]}" for k, v in params.items() if k not in given]
         config = configured(f"experiment={name}", *words, *free)
         check_target("partition", config.partition)
@@ -29,7 +29,7 @@ def test_every_case_is_accepted(name):
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
-def test_it_says_what_it_is_and_that_it_is_a_sweep(path):
+def test_an_experiment_has_a_description_and_says_that_it_is_a_sweep(path):
     head = path.read_text().split("defaults:")[0]
     sweep = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper") is not None
     assert head.count("# ") > 1

@@ -1,4 +1,4 @@
-"""A strategy of a user's own: what it hands on reaches Flower's, and what it takes is checked."""
+"""A user's strategy class: options that it passes on reach Flower's class, and all are checked."""
 
 import pytest
 
@@ -20,14 +20,14 @@ class Further(Own):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Return the group `strategy` for classes of a user's package, that hand options on."""
+    """Return a function that gives the group `strategy` for a class of a user's package."""
     (tmp_path / "own_strategies.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     return lambda name, **options: {"_target_": f"own_strategies.{name}", **options}
 
 
 @pytest.mark.parametrize("name", ["Own", "Further"])
-def test_a_strategy_that_hands_options_on_gets_them(own, name):
+def test_options_that_a_strategy_passes_on_reach_its_base_class(own, name):
     node = own(name, fraction_train=0.5, shout=True)
     check_target("strategy", node)
     assert build("strategy", node).fraction_train == 0.5
@@ -42,12 +42,12 @@ def test_a_strategy_that_hands_options_on_gets_them(own, name):
         ({"fraction_train": float("nan")}, "finite"),
     ],
 )
-def test_the_types_of_options_that_are_handed_on_are_checked(own, option, part):
+def test_the_types_of_passed_on_options_are_checked(own, option, part):
     with pytest.raises(ConfigError, match=part):
         check_target("strategy", own("Further", **option))
 
 
-def test_what_nobody_takes_is_named(own):
+def test_an_unknown_option_is_named(own):
     with pytest.raises(ConfigError, match="unexpected keyword argument 'bata'"):
         build("strategy", own("Own", bata=1))
 
@@ -104,7 +104,7 @@ def annotated(tmp_path, monkeypatch):
         ({"whole": 0.5}, "strategy.whole must be int, not 0.5"),
     ],
 )
-def test_annotations_that_are_written_as_text_are_read_where_they_stand(annotated, option, line):
+def test_annotations_written_as_text_are_read_in_their_module(annotated, option, line):
     if line is None:
         check_target("strategy", annotated("Plain", **option))
     else:
@@ -113,11 +113,11 @@ def test_annotations_that_are_written_as_text_are_read_where_they_stand(annotate
         assert str(caught.value) == line
 
 
-def test_what_only_a_type_checker_knows_is_not_checked_but_names_are(annotated):
+def test_unknown_types_are_not_checked_but_option_names_are(annotated):
     check_target("strategy", annotated("Unknown", thing=3, rate="x"))
     with pytest.raises(ConfigError, match=r"strategy\.thin is not an option .* strategy\.thing\?"):
         check_target("strategy", annotated("Unknown", thin=3))
 
 
-def test_a_target_that_does_not_say_what_it_takes_may_take_anything(annotated):
+def test_a_target_without_a_signature_accepts_any_option(annotated):
     check_target("strategy", annotated("Silent", rate="x"))

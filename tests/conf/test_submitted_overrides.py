@@ -1,4 +1,4 @@
-"""Words of a submitted run choose and set; they say nothing of Hydra, and lead to no file."""
+"""Overrides of a submitted run set choices and values; they cannot reach Hydra or files."""
 
 import shlex
 
@@ -17,7 +17,7 @@ from tests.conf.hostile import HIDDEN, WORDS, put
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_words_that_reach_for_the_machine_are_one_line(bait, word):
+def test_overrides_that_reach_for_the_machine_give_one_line(bait, word):
     quoted = shlex.quote(put(word, bait))
     with pytest.raises(ConfigError) as caught:
         load_config({"config": "", "overrides": quoted}, 2)
@@ -34,19 +34,19 @@ def test_words_that_reach_for_the_machine_are_one_line(bait, word):
      "device='${spy:x}'", "+network.classes={a:'${spy:x}'}", "compression.exact=['${spy:x}']",
      "lr=choice('${spy:x}','${spy:y}')"],
 )  # fmt: skip
-def test_no_word_asks_a_resolver_not_even_while_it_is_composed(asked, word):
+def test_no_override_calls_a_resolver_even_while_composing(asked, word):
     with pytest.raises(ConfigError):
         load_config({"overrides": shlex.quote(word)}, 2)
     assert not asked
 
 
 @pytest.mark.parametrize("word", ["lr=0.1,0.2", "model=glob(*)", "seed=range(1,9)"])
-def test_a_run_is_no_sweep(word):
+def test_a_submitted_run_cannot_be_a_sweep(word):
     with pytest.raises(ConfigError, match="it is one run, and no sweep"):
         submitted_words([word])
 
 
-def test_unclosed_quotes_are_one_line():
+def test_unclosed_quotes_give_one_line():
     with pytest.raises(ConfigError, match="overrides"):
         load_config({"overrides": "lr='0.1"}, 2)
 
@@ -59,7 +59,7 @@ def test_unclosed_quotes_are_one_line():
      "dataset.root=photos/2024", "algorithm='fedavg'", "strategy.quorum=null", "nodes=",
      "compression.exact=['head.*']"],
 )  # fmt: skip
-def test_choices_and_values_are_taken_as_they_are(word):
+def test_choices_and_values_are_used_unchanged(word):
     assert submitted_words([word]) == [word]
 
 
@@ -71,8 +71,8 @@ TOKENS = """
 
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(TOKENS.split()), min_size=1, max_size=7))
-def test_of_any_word_hydra_learns_nothing_of_itself_nor_of_paths(tokens):
-    """What is let through leaves Hydra's own settings as they are, and asks for no resolver."""
+def test_no_override_changes_hydras_settings_or_paths(tokens):
+    """An accepted override leaves Hydra's settings as they are, and calls no resolver."""
     word = put("".join(tokens), "")
     try:
         submitted_words([word])
@@ -86,13 +86,13 @@ def test_of_any_word_hydra_learns_nothing_of_itself_nor_of_paths(tokens):
     expect_plain(OmegaConf.to_container(made, resolve=False))
 
 
-def test_a_list_of_defaults_is_no_more_than_a_value():
+def test_a_list_of_defaults_is_an_ordinary_value():
     with pytest.raises(ConfigError, match="there is no key defaults"):
         load_config({"overrides": "+defaults=[{hydra/launcher:x}]"}, 2)
 
 
-def test_a_file_of_the_machine_is_no_choice(tmp_path):
-    """Hydra itself would read it."""
+def test_a_file_of_the_machine_cannot_be_chosen(tmp_path):
+    """Hydra alone would read the file."""
     (tmp_path / "mine.yaml").write_text("_target_: torch.optim.SGD\nmomentum: 0.125\n")
     path = "../" * 20 + str(tmp_path / "mine").lstrip("/")
     assert compose_config([f"optimizer={path}"]).optimizer.momentum == 0.125

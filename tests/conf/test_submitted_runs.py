@@ -1,4 +1,4 @@
-"""Submitted words reach no environment variable, no file and no folder but those set apart."""
+"""A submitted configuration reaches no environment variable, and no file outside set folders."""
 
 import os
 from pathlib import Path
@@ -38,7 +38,7 @@ def secret(monkeypatch):
 
 
 def changed(config, key, value):
-    """Return the configuration with a value at a key with dots, wherever that leads."""
+    """Return the configuration with a value at a dotted key; the key need not exist."""
     *parents, last = key.split(".")
     node = config
     for name in parents:
@@ -50,7 +50,7 @@ def changed(config, key, value):
 
 
 def told_by(values, node_config=None):
-    """Return all that anybody could learn of what a `run_config` leads to."""
+    """Return everything that a `run_config` reveals: the configuration, or the error."""
     try:
         told = repr(load_config(values, 2, node_config))
     except ConfigError as error:
@@ -61,7 +61,7 @@ def told_by(values, node_config=None):
 
 @pytest.mark.parametrize("text", ASKING)
 @pytest.mark.parametrize("key", ["device", "strategy.pushes", "dataset.classes", "rounds"])
-def test_no_resolver_is_asked(secret, asked, key, text):
+def test_no_resolver_is_called(secret, asked, key, text):
     for words in (text, text.replace("oc.env", "spy")):
         with pytest.raises(ConfigError) as caught:
             load_config(submitted(changed(plain(), key, put(words, ""))), 2)
@@ -70,7 +70,7 @@ def test_no_resolver_is_asked(secret, asked, key, text):
 
 
 @pytest.mark.parametrize("text", ASKING)
-def test_wherever_it_stands(text):
+def test_an_interpolation_is_refused_anywhere_in_a_text(text):
     for node in (text, [text], {"a": {"b": [1, text]}}, {text: 1}):
         with pytest.raises(ConfigError, match="may name another key"):
             expect_plain(node)
@@ -84,7 +84,7 @@ def test_other_keys_may_be_named():
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(TEXTS)), min_size=1, max_size=3))
-def test_whatever_is_submitted_is_a_configuration_or_one_line(secret, changes):
+def test_any_submission_gives_a_configuration_or_one_line(secret, changes):
     config = plain()
     for key, text in changes:
         changed(config, key, put(text, "/nowhere"))
@@ -96,7 +96,7 @@ def test_whatever_is_submitted_is_a_configuration_or_one_line(secret, changes):
     ["{", "[]", "3", "null", '"x"', "[" * 100_000, '{"a":' * 3000, "\0", "{}", '{"lr": 1e999}',
      '{"strategy": 3}', '{"rounds": 1' + "0" * 400 + "}", '{"": ""}', '{"network": []}'],
 )  # fmt: skip
-def test_what_is_no_configuration_is_refused_in_one_line(text):
+def test_an_invalid_configuration_is_refused_in_one_line(text):
     with pytest.raises(ConfigError) as caught:
         load_config({"config": text}, 2)
     assert "\n" not in str(caught.value)
@@ -111,17 +111,17 @@ def nested(depth):
 
 
 @pytest.mark.parametrize("depth", [50, 400])
-def test_no_depth_is_a_crash(depth):
+def test_deep_nesting_does_not_crash(depth):
     with pytest.raises(ConfigError):
         load_config(submitted({**plain(), "strategy": nested(depth)}), 2)
 
 
-# Folders
+# Folders.
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of links: out of it, around in a circle, and to what is inside."""
+    """Return a folder with links to its outside, in a circle, and to its inside."""
     top = tmp_path / "data"
     (top / "in" / "deep").mkdir(parents=True)
     (tmp_path / "secret").mkdir()
@@ -135,7 +135,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("path", [*PATHS, "up", "up/secret", "/in"])
-def test_a_path_that_leads_out_is_refused_without_telling_where_from(folder, path):
+def test_a_path_outside_is_refused_without_revealing_the_folder(folder, path):
     with pytest.raises(ConfigError, match=r"^dataset\.root=") as caught:
         resolve_below(str(folder), path, "dataset.root")
     assert str(folder.parent) not in str(caught.value)
@@ -143,7 +143,7 @@ def test_a_path_that_leads_out_is_refused_without_telling_where_from(folder, pat
 
 
 @pytest.mark.parametrize("path", ["in", "in/deep", "new/one", ".", "in/./deep", "same", ".x"])
-def test_a_path_that_stays_within_is_taken(folder, path):
+def test_a_path_inside_is_accepted(folder, path):
     assert resolve_below(str(folder), path, "x") == str((folder / path).resolve())
     link = folder.parent / "link"
     link.symlink_to(folder)
@@ -178,7 +178,7 @@ def test_a_nodes_data_lies_below_its_own_folder(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["/etc", "~", "../..", "out"])
-def test_a_submitted_root_is_refused_where_it_leads_out(folder, monkeypatch, path):
+def test_a_submitted_root_outside_is_refused(folder, monkeypatch, path):
     monkeypatch.setenv("EDGEWIRE_DATA", str(folder))
     values = submitted(changed(plain("dataset=imagefolder"), "dataset.root", path))
     assert "dataset.root" in told_by(values)
@@ -198,10 +198,10 @@ def test_results_of_a_submitted_run_lie_below_the_servers_folder(folder, monkeyp
         assert str(folder.parent) not in str(caught.value)
 
 
-# One's own words
+# Local runs.
 
 
-def test_what_this_machines_own_command_line_has_composed_is_trusted_to_the_byte(tmp_path):
+def test_only_the_exact_local_configuration_is_trusted(tmp_path):
     own = composed("dataset=imagefolder", f"dataset.root={tmp_path}")
     values = run_config(own, output="/anywhere")
     assert is_local(values)
@@ -221,9 +221,9 @@ def test_what_this_machines_own_command_line_has_composed_is_trusted_to_the_byte
             assert told_by(other).startswith(("dataset.root=", "config: "))
 
 
-def test_own_words_are_those_of_processes_started_here(monkeypatch):
+def test_local_runs_are_known_to_processes_started_by_the_command(monkeypatch):
     values = run_config(composed("seed=71"))
-    monkeypatch.delenv("EDGEWIRE_OWN_WORDS")  # as in a process that somebody else has started
+    monkeypatch.delenv("EDGEWIRE_OWN_WORDS")  # as in a process that another user has started
     assert not is_local(values)
     mark_as_local(values)
     mark_as_local(values)
@@ -231,17 +231,17 @@ def test_own_words_are_those_of_processes_started_here(monkeypatch):
     for seed in range(100):
         mark_as_local({"config": str(seed)})
     assert is_local({"config": "99"})
-    assert not is_local(values)  # long over
+    assert not is_local(values)  # this run is over
     assert len(os.environ["EDGEWIRE_OWN_WORDS"]) < 2000
 
 
-def test_own_words_may_ask_for_the_environment(secret):
+def test_local_overrides_may_read_the_environment(secret):
     made = compose_config([f"device=${{oc.env:{SECRET}}}"])
     assert to_config(made).device == HIDDEN
 
 
-def test_a_saved_run_is_nobodys_own_words_elsewhere(tmp_path):
-    """What was typed once and is sent by another is not trusted for having been typed."""
+def test_a_saved_run_is_not_trusted_elsewhere(tmp_path):
+    """A saved local run is not trusted when another machine submits it."""
     values = run_config(composed("dataset=imagefolder", f"dataset.root={tmp_path}", "seed=9"))
     copy = {**values, "output": "runs"}
     assert "dataset.root" in told_by(copy)
@@ -258,13 +258,13 @@ def test_a_saved_run_is_nobodys_own_words_elsewhere(tmp_path):
         ("", set()),
     ],
 )
-def test_what_a_machine_allows(given, allowed):
+def test_packages_that_a_machine_allows(given, allowed):
     machine = NodeGrants.of({"allow": given})
     names = {"a", "a.b", "a.b.C", "ab", "x.y", "a._b", "a.__b__.c", "a.b.C()", ""}
     assert {name for name in names if machine.allows(name)} == allowed
 
 
-def test_the_node_and_its_environment_both_count(monkeypatch):
+def test_packages_of_the_node_and_its_environment_are_both_allowed(monkeypatch):
     monkeypatch.setenv("EDGEWIRE_ALLOW", "b")
     monkeypatch.setenv("EDGEWIRE_DATA", "/there")
     machine = NodeGrants.of({"allow": "a", "data": "/here"})
@@ -272,7 +272,7 @@ def test_the_node_and_its_environment_both_count(monkeypatch):
     assert NodeGrants.of({}) == NodeGrants(("b",), "/there")
 
 
-def test_a_command_in_own_words_is_no_strategy_either(tmp_path):
+def test_a_command_is_refused_as_a_strategy_in_local_runs_too(tmp_path):
     bait = tmp_path / "bait"
     made = compose_config([])
     OmegaConf.update(made, "strategy", put(RUN, bait), merge=False)

@@ -1,4 +1,4 @@
-"""Experiments made of cases: which jobs they become, and how a wrong one ends."""
+"""Experiments made of cases: which jobs they become, and how a wrong case ends."""
 
 import json
 
@@ -75,14 +75,14 @@ def test_batches():
 
 
 @pytest.mark.parametrize("case", ["a='x", 1, None, {"a": "x"}])
-def test_what_is_no_case_is_named(case):
+def test_an_invalid_case_is_named(case):
     with pytest.raises(ConfigError, match=r"hydra\.sweeper\.cases"):
         split_case(case)
 
 
 @pytest.fixture
 def sweep(cli, tmp_path):
-    """Run an experiment, `pairs`, with further words; return (exit code, stderr, its folder)."""
+    """Return a function that runs the experiment `pairs`: exit code, stderr, folder."""
     (tmp_path / "groups" / "experiment").mkdir(parents=True)
     (tmp_path / "groups" / "experiment" / "pairs.yaml").write_text(EXPERIMENT)
 
@@ -99,7 +99,7 @@ def sweep(cli, tmp_path):
 
 
 def ran(folder):
-    """Return the words of every job that finished, but those that all have."""
+    """Return the overrides of every finished job, without those that all jobs have."""
     count = len(list(folder.glob("*/result.json")))
     words = [OmegaConf.load(folder / str(n) / ".hydra" / "overrides.yaml") for n in range(count)]
     common = ("experiment=", "rounds=", "engine.")
@@ -141,7 +141,7 @@ def test_without_m_an_experiment_is_refused(sweep):
 
 
 def test_an_experiment_without_cases_is_a_preset(sweep, tmp_path):
-    """It runs alone, and as the base of a sweep."""
+    """It can be run alone, and as the base of a sweep."""
     (tmp_path / "groups" / "experiment" / "plain.yaml").write_text(PLAIN)
     code, error, folder = sweep("experiment=plain", multirun=False)
     assert (code, error) == (0, "")

@@ -1,4 +1,4 @@
-"""What a submitted configuration names is built if it is a class meant for that, or not at all."""
+"""A submitted configuration can name only classes that are meant for their group."""
 
 import importlib
 import inspect
@@ -46,14 +46,14 @@ def test_no_command_runs_and_no_file_is_opened(bait, group, harm):
 
 
 def refused_at_the_border(group, node):
-    """See that a submitted group is refused before anything of it is imported."""
+    """Assert that a submitted group is refused before any module of it is imported."""
     with pytest.raises(ConfigError, match="allow=") as caught:
         confine(replace(configured(), **{group: node}), NodeGrants())
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*NAMES, 5, None, True, ["os.system"], {"_target_": "os.system"}])
-def test_what_nobody_meant_to_be_named_is_refused_in_every_group(bait, name):
+def test_a_name_outside_the_lists_is_refused_in_every_group(bait, name):
     for group in GROUPS:
         node = {"_target_": put(name, bait), "command": f"echo >> {bait}", "file": str(bait)}
         refused_at_the_border(group, node)
@@ -61,8 +61,9 @@ def test_what_nobody_meant_to_be_named_is_refused_in_every_group(bait, name):
 
 
 @pytest.mark.parametrize(("group", "node"), BAD_GROUPS)
-def test_what_is_within_a_group_is_held_to_the_same(bait, group, node):
-    if group == "partition":  # looked at by who makes one: a node may have images of its own
+def test_values_within_a_group_are_checked_too(bait, group, node):
+    # A node checks the partition when it makes one, because it may have images of its own.
+    if group == "partition":
         with pytest.raises(ConfigError):
             build(group, load_config(submitted({**plain(), group: put(node, bait)}), 2).partition)
     else:
@@ -70,7 +71,7 @@ def test_what_is_within_a_group_is_held_to_the_same(bait, group, node):
 
 
 @pytest.mark.parametrize(("group", "node"), BAD_GROUPS)
-def test_even_on_ones_own_command_line_a_class_is_of_its_groups_kind(bait, group, node):
+def test_a_local_run_needs_classes_of_the_groups_base_too(bait, group, node):
     with pytest.raises(ConfigError):
         check_target(group, put(node, bait))
 
@@ -97,14 +98,14 @@ def test_a_name_is_built_only_if_it_is_listed_for_its_group(bait, pieces, group)
 
 
 def attributes(package):
-    """Yield the dotted names of all that a package's modules have, imports of others included."""
+    """Yield the dotted names of all attributes of a package's modules, imported names included."""
     names = [each.name for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
     for module in [package.__name__, *names]:
         yield from (f"{module}.{name}" for name in dir(importlib.import_module(module)))
 
 
-def test_of_all_that_our_modules_have_and_import_nothing_but_kinds_can_be_built():
-    """As if a node had allowed the package `task`: its functions and imports are there, too."""
+def test_only_classes_of_a_groups_base_can_be_built():
+    """A node allows the package `task`, whose modules also hold functions and imports."""
     for name in attributes(task):
         for group in GROUPS:
             try:
@@ -115,7 +116,7 @@ def test_of_all_that_our_modules_have_and_import_nothing_but_kinds_can_be_built(
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_of_a_librarys_list_only_classes_of_its_kind_are_built(group):
+def test_only_classes_of_the_right_base_are_built_from_a_library(group):
     module, base = KINDS[group]
     library = importlib.import_module(module)
     built = 0
@@ -138,7 +139,7 @@ def test_of_a_librarys_list_only_classes_of_its_kind_are_built(group):
         (["partition=sampled"], "partition", "Sampled"),
     ],
 )
-def test_what_files_of_ours_name_needs_nobodys_leave(words, group, name):
+def test_targets_in_the_projects_files_need_no_permission(words, group, name):
     made = load_config(submitted(plain(*words)), 10)
     assert getattr(made, group)["_target_"].endswith(name)
     assert build(group, getattr(made, group)) is not None
@@ -147,7 +148,7 @@ def test_what_files_of_ours_name_needs_nobodys_leave(words, group, name):
 @pytest.mark.parametrize(
     "name", ["torch.optim.RMSprop", "torch.optim.AdamW", "torch.optim.Adagrad"]
 )
-def test_a_librarys_other_classes_are_built_too(name):
+def test_other_classes_of_a_library_are_built_too(name):
     config = {**plain(), "optimizer": {"_target_": name, "_partial_": True}}
     assert load_config(submitted(config), 2).optimizer["_target_"] == name
 
@@ -167,7 +168,7 @@ def test_objects_within_a_strategy_are_made_as_it_declares_them():
     assert outer.strategy.fraction_train == 0.5
 
 
-def test_what_is_made_shares_nothing_with_the_configuration():
+def test_a_built_object_shares_nothing_with_the_configuration():
     name = "strategy.pipeline.strategy.PipelineStrategy"
     node = {"_target_": name, "_partial_": True, "cuts": [1, 3], "memory_mb": {"0": [5]}}
     made = build("strategy", node)()
@@ -176,15 +177,15 @@ def test_what_is_made_shares_nothing_with_the_configuration():
     assert (node["cuts"], node["memory_mb"]) == ([1, 3], {"0": [5]})
 
 
-def test_texts_are_values_and_nothing_is_read_from_them_again(bait):
-    """An escape that one reading takes away is not for a second one to fall for."""
+def test_a_text_is_not_interpolated_twice(bait):
+    """A text with an escape is read once: the first reading must not produce an interpolation."""
     told = "${oc.env:" + "EDGEWIRE_TEST_SECRET}"
     with pytest.raises(ConfigError) as caught:
         build("strategy", {**AVERAGING, "update": told})()
     assert told in str(caught.value)
 
 
-def test_engines_are_for_the_command_and_no_node_looks_at_them(bait):
+def test_nodes_ignore_the_engine(bait):
     made = load_config(submitted({**plain(), "engine": put(RUN, bait)}), 2)
     assert "engine" not in GROUPS
     assert made.engine["_target_"] == RUN["_target_"]
@@ -199,7 +200,7 @@ def test_an_option_that_declares_no_class_takes_no_object(inner):
 
 
 def single_values():
-    """Yield (group, file, option) where a file of a group gives an option of a target one value."""
+    """Yield (group, file, option) for each option with a single value in its file."""
     for group in (*GROUPS, "engine"):
         for file in sorted((HERE / group).glob("*.yaml")):
             node = OmegaConf.to_container(OmegaConf.load(file))
@@ -212,8 +213,8 @@ def single_values():
 
 
 @pytest.mark.parametrize(("group", "node", "key"), single_values())
-def test_a_list_or_a_mapping_is_no_single_value(group, node, key):
-    """Whatever is annotated says so in one line, before anybody compares it with a number."""
+def test_a_list_or_a_mapping_is_refused_for_a_single_value(group, node, key):
+    """A list or mapping in place of a single value gives one error line before it is used."""
     plain = {k: 1 if v in ("???",) or str(v).startswith("${") else v for k, v in node.items()}
     target = check_target(group, {**plain, key: node[key]}).make
     kind = inspect.signature(target).parameters[key].annotation

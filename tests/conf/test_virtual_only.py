@@ -1,4 +1,4 @@
-"""Nodes in real time refuse what they would drop without a word; the ideal network they take."""
+"""Engines in real time refuse network options that have no effect there; they accept `ideal`."""
 
 from dataclasses import fields, replace
 
@@ -12,7 +12,7 @@ from tests.runs import configured
 
 IDEAL = network_config("ideal")
 NAMES = sorted(path.stem for path in (HERE / "network").glob("*.yaml"))
-ASKED = {  # a value for every key that there is, and what else it takes to be of effect
+ASKED = {  # a value for each key, and the options with which the key has an effect
     "up_mbps": (1.0, {}),
     "down_mbps": (1.0, {}),
     "server_mbps": (1.0, {}),
@@ -29,12 +29,12 @@ ASKED = {  # a value for every key that there is, and what else it takes to be o
 }
 
 
-def test_every_key_of_a_network_is_looked_at():
+def test_every_key_of_a_network_is_checked():
     assert ASKED.keys() == {field.name for field in fields(NetworkConfig)}
 
 
 @pytest.mark.parametrize("key", ASKED)
-def test_each_key_that_makes_a_network_is_named(key):
+def test_each_key_with_an_effect_is_named(key):
     value, besides = ASKED[key]
     assert f"network.{key}=" in only_virtual(replace(IDEAL, **besides, **{key: value}))
 
@@ -49,11 +49,11 @@ def test_all_networks_but_the_ideal_one_are_refused(name):
         expect_real_time(config)
 
 
-def test_keys_that_others_make_of_no_effect_are_not_asked_for():
+def test_keys_without_an_effect_are_accepted():
     assert not only_virtual(replace(IDEAL, waiting_seconds=9.0, rejoin_seconds=9.0))
 
 
-def test_the_words_that_it_names_help():
+def test_an_error_suggests_overrides():
     for changed, end in (
         ({"seconds_per_step": 0.04}, "give network.seconds_per_step=0.01"),
         ({"up_mbps": 5.0, "latency_ms": 1.0}, "network.latency_ms=1: give network=ideal"),

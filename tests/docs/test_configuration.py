@@ -1,4 +1,4 @@
-"""The page of all options is what the code says now; its presets are what Hydra makes of them."""
+"""The page of all options matches the code; the presets on it match Hydra's composition."""
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -18,7 +18,7 @@ def test_the_page_is_up_to_date():
 
 
 @pytest.mark.parametrize("name", ["dgc", "fedbuff", "fedavg_topk"])
-def test_a_preset_is_the_words_it_is_said_to_set(name):
+def test_a_preset_sets_the_documented_overrides(name):
     words = [f"{key}={word(value)}" for key, value in preset(name).items()]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(HERE), version_base="1.3"):

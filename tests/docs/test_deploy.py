@@ -1,4 +1,4 @@
-"""The page's example of photos runs as it stands, but for addresses, folders and rounds."""
+"""The page's example with photos runs as written, except for addresses, folders and rounds."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "deploy.md").read_text()
 
 
 def commands(heading):
-    """Return the commands of a section, each as its words."""
+    """Return the commands of a section, each as a list of arguments."""
     section = re.search(rf"^## {heading}\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)[1]
     blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
@@ -24,7 +24,7 @@ def commands(heading):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Everybody's folder, without photos at the server."""
+    """Return the working folder of all programs, without photos at the server."""
     monkeypatch.chdir(tmp_path)
     for seed, name in enumerate(("kitchen", "garden")):
         write_photos(tmp_path / name, seed)

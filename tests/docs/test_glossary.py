@@ -1,4 +1,4 @@
-"""One name, one thing: the code is held against the glossary where that is easy."""
+"""The code uses each name of the glossary for one thing, where a test can check it."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ def modules(*rooms):
                 yield path, ast.parse(path.read_text())
 
 
-def test_no_class_has_anothers_name():
+def test_class_names_are_unique():
     places = defaultdict(list)
     for path, tree in modules(*ROOMS):
         for node in tree.body:
@@ -32,13 +32,13 @@ def test_no_class_has_anothers_name():
 
 
 def keys():
-    """Return the keys of orders and metrics, and the note's name."""
+    """Return the keys of configs and metrics, and the name of the header record."""
     names = {value for name, value in vars(headers).items() if name in METRICS}
     return names | {"proximal-mu", "server-round", headers.NOTE}
 
 
 METRICS = ("LOSS", "EXAMPLES", "STEPS", "SECONDS", "DRIFT", "ERROR", "REFUSED")
-PLAIN = {"loss", "seconds", "drift"}  # words that are other things too: columns of a result
+PLAIN = {"loss", "seconds", "drift"}  # also columns of a result
 
 
 def test_keys_of_messages_are_spelled_in_one_place():
@@ -52,21 +52,21 @@ def test_keys_of_messages_are_spelled_in_one_place():
             for node in ast.walk(tree)
             if isinstance(node, ast.Constant) and node.value in declared
         }
-        assert not spelled - {headers.NOTE}, path  # also the loggers' name
+        assert not spelled - {headers.NOTE}, path  # the header's name is also the logger's name
 
 
 @pytest.mark.parametrize(
     ("word", "where"),
     re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", GLOSSARY, re.MULTILINE),
 )
-def test_words_stand_for_what_is_there(word, where):
-    """The glossary's last table: a name of the code, and the module that has it."""
+def test_names_in_the_glossary_exist_in_the_code(word, where):
+    """The glossary's last table: each name is defined in the given module."""
     tree = ast.parse((ROOT / where).read_text())
     names = {node.name for node in ast.walk(tree) if hasattr(node, "name")}
     assert word in names
 
 
-def test_the_tables_are_there():
+def test_the_glossary_has_its_tables():
     assert len(re.findall(r"^\| `", GLOSSARY, re.MULTILINE)) > 10
 
 
@@ -75,6 +75,6 @@ NOUN = re.compile(
 )
 
 
-def test_what_a_node_sends_back_is_called_a_reply():
+def test_a_nodes_message_back_is_called_a_reply():
     for path, _ in modules(*ROOMS):
         assert not NOUN.search(path.read_text()), path

@@ -1,7 +1,7 @@
-"""Pages are for people: short lines and cells, few numbers a paragraph, links that lead somewhere.
+"""Pages have short lines and cells, few numbers in a paragraph, and links that work.
 
-A number is digits in prose: not in code, not in a link's target, not part of a word (int8, LeNet-5,
-4-bit), no year, and no label of something (Algorithm 1, Table 2, seeds 0, 1, 2, Python 3.11).
+A number is digits in prose. These do not count: code, a link's target, part of a word (int8,
+LeNet-5, 4-bit), a year, and a label (Algorithm 1, Table 2, seeds 0, 1, 2, Python 3.11).
 """
 
 import re
@@ -23,7 +23,7 @@ LABELS = (
 LABEL = r"\d+(?:\.\d+)*+(?![,.]?\d|\s*%)"
 NOT_NUMBERS = re.compile(
     r"`[^`]*`"  # code
-    r"|!?\[([^]]*)\]\([^)]*\)"  # a link or a picture: its words are kept
+    r"|!?\[([^]]*)\]\([^)]*\)"  # a link or a picture: its text is kept
     rf"|\b(?:{LABELS})\s+{LABEL}(?:(?:,| to| and| or|, and)\s+{LABEL})*"
     r"|\b(?:19|20)\d\d\b"  # a year
     r"|\b[A-Za-z_][\w.+]*(?:-\w+)*|\d[\w.]*-[A-Za-z]\w*"  # a word with digits in it
@@ -41,7 +41,7 @@ class Block(NamedTuple):
 
 
 def blocks(lines: list[str]) -> list[Block]:
-    """Cut a page into blocks; code between fences and comments are none."""
+    """Split a page into blocks; fenced code and comments are left out."""
     found: list[Block] = []
     fenced = fresh = False
     for number, line in enumerate(lines, 1):
@@ -64,7 +64,7 @@ def blocks(lines: list[str]) -> list[Block]:
 
 
 def numbers(text: str) -> list[str]:
-    """Return the numbers that a reader of this text has to take in."""
+    """Return the numbers that a reader of this text sees."""
     bare = text
     while (once := NOT_NUMBERS.sub(lambda found: f" {found[1] or ''} ", bare)) != bare:
         bare = once
@@ -72,19 +72,19 @@ def numbers(text: str) -> list[str]:
 
 
 def cells(row: str) -> list[str]:
-    """Return a row's cells as they are shown: links without their targets, code without ticks."""
+    """Return a row's cells as a reader sees them: links without targets, code without backticks."""
     shown = re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", row)
     return [cell.replace("`", "").strip() for cell in re.split(r"(?<!\\)\|", shown)[1:-1]]
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the names by which links reach a page's headings."""
+    """Return the anchors of a page's headings."""
     heads = [b.text.lstrip("# ") for b in blocks(page.read_text().splitlines()) if b.text[0] == "#"]
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 def complaints(page: Path) -> list[str]:
-    """Return what is wrong with a page, a line each."""
+    """Return a page's faults, one line each."""
     lines = page.read_text().splitlines()
     found: list[tuple[int, str]] = []
     fenced = False
@@ -133,7 +133,7 @@ def test_what_counts_as_a_number(text, expected):
     assert numbers(text) == expected
 
 
-def test_what_is_found(tmp_path, monkeypatch):
+def test_each_fault_is_found(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     page.write_text(

@@ -1,4 +1,4 @@
-"""The README's first run prints what the README says."""
+"""The README's first run prints the numbers in the README."""
 
 import re
 
@@ -20,5 +20,5 @@ def test_the_first_run_sends_what_the_page_says(command):
     code, printed, _ = command()
     assert code == 0
     for name in LINES:
-        # Another zstd, or another CPU's rounding, is a few bytes of each update.
+        # Another zstd version or CPU changes a few bytes of each update.
         assert numbers(printed.out, name) == pytest.approx(numbers(README, name), rel=5e-3), name

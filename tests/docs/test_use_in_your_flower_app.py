@@ -1,4 +1,4 @@
-"""The documented example runs as it stands, in a folder of its own."""
+"""The documented example runs unchanged in its own folder."""
 
 import re
 import shutil
@@ -25,8 +25,8 @@ def test_the_example_runs(tmp_path):
     assert [name for name, _ in files] == ["client_app.py", "server_app.py"]
     for name, code in files:
         (tmp_path / name).write_text(code)
-    shutil.copytree(ROOT / "compression", tmp_path / "edgewire")  # as the page says
-    shutil.copytree(ROOT / "simulation", tmp_path / "simulation")  # in place of Flower's runtimes
+    shutil.copytree(ROOT / "compression", tmp_path / "edgewire")  # as the page instructs
+    shutil.copytree(ROOT / "simulation", tmp_path / "simulation")  # in place of Flower's engines
     done = subprocess.run(
         [sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )

@@ -1,4 +1,4 @@
-"""An app's bundle: the same app in fewer bytes, which Flower takes as any other."""
+"""A deflated app bundle holds the same app in fewer bytes, and Flower accepts it."""
 
 import hashlib
 import io
@@ -26,13 +26,13 @@ def test_a_deflated_bundle_holds_the_same_app():
     assert files_of(small) == files_of(plain)
     assert len(small.content) < len(plain.content) / 2
     assert small.hash_str == hashlib.sha256(small.content).hexdigest() != plain.hash_str
-    assert deflated(plain) == small  # a node that has it fetches it once
+    assert deflated(plain) == small  # a node that has the bundle does not fetch it again
     told = [get_metadata_from_config(get_fab_config(each.content)) for each in (plain, small)]
     assert told[0] == told[1]
 
 
 class Pending:
-    """A SuperLink that starts a run at its poll number `polls`."""
+    """A fake SuperLink that starts a run at poll number `polls`."""
 
     def __init__(self, polls):
         self._states = ["pending"] * polls + ["running", "running", "finished"]
@@ -46,7 +46,7 @@ class Pending:
 
 
 @pytest.mark.parametrize(("minutes", "lines"), [(0, 0), (5, 4), (60, 7), (600, 11)])
-def test_a_run_that_nobody_starts_is_said_to_wait(minutes, lines, tmp_path, caplog, monkeypatch):
+def test_a_run_that_waits_to_start_is_reported(minutes, lines, tmp_path, caplog, monkeypatch):
     clock = iter(range(0, 10**6, 60))
     time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None)
     monkeypatch.setattr(control, "time", time)
@@ -55,7 +55,7 @@ def test_a_run_that_nobody_starts_is_said_to_wait(minutes, lines, tmp_path, capl
     assert all("has not started the run for" in line for line in caplog.messages)
 
 
-def test_what_the_app_warns_of_is_said_here_once(tmp_path, caplog):
+def test_a_warning_of_the_app_is_logged_here_once(tmp_path, caplog):
     log = tmp_path / "log"
     mark = "WARNING:edgewire:"
     gone = "node 7 is gone: the run goes on with 1"

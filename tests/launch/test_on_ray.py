@@ -1,4 +1,4 @@
-"""Ray refuses what it would drop without a word."""
+"""`engine=ray` refuses options that would have no effect on it."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def job(**options):
     return Job(Path(), {}, 3, Path(), **options)
 
 
-def test_what_takes_a_virtual_clock_is_refused():
+def test_options_that_need_a_virtual_clock_are_refused():
     refuse(job(), gpus_per_client=0.0)
     with pytest.raises(
         UsageError, match=r"network\.loss=0\.1: give network\.loss=0, or engine=local$"
@@ -21,7 +21,7 @@ def test_what_takes_a_virtual_clock_is_refused():
         refuse(job(only_virtual="network.loss=0.1: give network.loss=0"), gpus_per_client=0.0)
 
 
-def test_logs_and_devices_that_its_nodes_do_not_have_are_refused():
+def test_unavailable_logs_and_devices_are_refused():
     with pytest.raises(UsageError, match=r"ray\.log in the run folder"):
         refuse(job(verbose=True), gpus_per_client=0.0)
     with pytest.raises(UsageError, match=r"device=cuda:0 without engine\.gpus_per_client="):

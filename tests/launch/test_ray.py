@@ -1,6 +1,6 @@
-"""`engine=ray`, for real: a run that learns and fails at its end, and one interrupted, 20 s each.
+"""Real runs with `engine=ray`: one that learns and then fails, and one that is interrupted (20 s).
 
-Runs that end well are those of `tests/test_engines.py`.
+Runs that end normally are in `tests/test_engines.py`.
 """
 
 import json
@@ -117,7 +117,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def expect_same_model(here: Path, there: Path) -> None:
-    """Float64 and every node in every round: what is left is the order of addition."""
+    """Assert equal float64 models; only the order of addition may differ."""
     with np.load(here) as found, np.load(there) as expected:
         assert found.files == expected.files
         for name in found.files:
@@ -125,13 +125,13 @@ def expect_same_model(here: Path, there: Path) -> None:
         assert np.abs(found["arr_0"]).max() > 0.1
 
 
-def test_a_run_learns_what_it_does_here_and_fails_at_its_end(
+def test_a_run_learns_as_locally_and_then_fails(
     app: Path,
     tmp_path: Path,
     left_over: Callable[[], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    dead_proxies(monkeypatch)  # a company's: all that is started here is on this machine
+    dead_proxies(monkeypatch)  # as in a company's network; all connections here are on this machine
     home, told = tmp_path / "home", tmp_path / "out.json"
     here, there = tmp_path / "here.npz", tmp_path / "there.npz"
     learns = f'num-server-rounds=3 model.local-epochs=1 output="{here}"'
@@ -162,11 +162,12 @@ def test_a_run_learns_what_it_does_here_and_fails_at_its_end(
     assert set(result["files"]) == travels | folders
     log = Path(str(caught.value).rpartition("log: ")[2].rstrip(")"))
     assert "a line for the log" in log.read_text()
-    assert len(result["token"]) == 64  # without which nobody gets into this run's Ray
+    assert len(result["token"]) == 64  # without this token no other user can join this run's Ray
     assert result["token"] not in log.read_text()
     assert "Traceback" in log.read_text()
     log.unlink()
-    assert max(running) > 5  # SuperLink, SuperExec, simulation, Ray's: the search does find them
+    # SuperLink, SuperExec, simulation, Ray: the search finds their processes.
+    assert max(running) > 5
     assert left_over() == []
     assert not (home / ".flwr").exists()
 

@@ -1,4 +1,4 @@
-"""A run's SuperLink serves the user who has started it, and nobody else on the machine."""
+"""A run's SuperLink serves only the user who started it."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ def listener():
 
 
 def as_nobody(act):
-    """Do something as another user, in a process of its own; return its exit code."""
+    """Run a function as another user in a separate process; return its exit code."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -42,7 +42,7 @@ def as_nobody(act):
 
 
 @linux
-def test_whose_a_connection_is(listener):
+def test_a_connections_user_is_known(listener):
     server = listener.getsockname()
     with socket.create_connection(server) as client:
         assert user_of(client.getsockname(), server) == os.geteuid()
@@ -53,7 +53,7 @@ def test_whose_a_connection_is(listener):
 
 @linux
 @root
-def test_another_users_connection_is_theirs_and_nobodys_once_it_is_closed(listener):
+def test_another_users_connection_has_no_user_once_closed(listener):
     server = listener.getsockname()
     reading, writing = os.pipe()
     pid = os.fork()
@@ -68,13 +68,14 @@ def test_another_users_connection_is_theirs_and_nobodys_once_it_is_closed(listen
         assert user_of(client, server) == NOBODY
         os.write(writing, b"x")
         os.waitpid(pid, 0)
-        assert user_of(client, server) is None  # not root, as the table has it
+        # Not root, which the system's table names for closed connections.
+        assert user_of(client, server) is None
     os.close(reading)
     os.close(writing)
 
 
 def ask(app, **scope):
-    """Return what an app sends for a request, and whether it got as far as the app."""
+    """Return an app's answer to a request, and whether the request reached the inner app."""
     sent, reached = [], []
 
     async def inner(scope, receive, send):
@@ -88,7 +89,7 @@ def ask(app, **scope):
 
 
 @linux
-def test_requests_of_nobody_known_are_refused(listener):
+def test_requests_of_unknown_users_are_refused(listener):
     server = listener.getsockname()
     with socket.create_connection(server) as client:
         own = {"client": client.getsockname(), "server": server}
@@ -105,13 +106,13 @@ def test_requests_of_nobody_known_are_refused(listener):
 
 @linux
 @root
-def test_a_run_of_ones_own_is_not_another_users_to_list(tmp_path):
+def test_another_user_cannot_list_or_stop_a_run(tmp_path):
     with private_superlink(tmp_path / "log") as (server, client):
         assert client.ListRuns(ListRunsRequest()).now
         base = f"http://127.0.0.1:{server.args[server.args.index('--port') + 1]}"
         paths = ("health", "docs", "v1/control/list-runs", "v1/control/stop-run")
 
-        def codes():  # without TLS's files: another user may be unable to read this environment
+        def codes():  # without TLS files, which another user may be unable to read
             plain = {"trust_env": False, "verify": False}
             return {httpx.post(f"{base}/{path}", **plain).status_code for path in paths}
 
@@ -119,7 +120,7 @@ def test_a_run_of_ones_own_is_not_another_users_to_list(tmp_path):
         assert as_nobody(lambda: 0 if codes() == {403} else 1) == 0
 
 
-def test_where_nobody_can_tell_the_log_says_so(tmp_path, monkeypatch, caplog):
+def test_the_log_warns_where_users_cannot_be_told_apart(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(same_user_only, "TABLE", tmp_path / "none")
     assert not same_user_only.can_tell()
     monkeypatch.setattr("launch.private_superlink.shutil.which", lambda *a, **k: "/bin/false")

@@ -1,6 +1,6 @@
-"""`engine=superlink`: what it refuses, how it waits for nodes, and how files come home.
+"""`engine=superlink`: options it refuses, how it waits for nodes, how results are copied back.
 
-Runs at a real server are those of `tests/deploy/test_engine.py`.
+Runs with a real server are in `tests/deploy/test_engine.py`.
 """
 
 import threading
@@ -24,7 +24,7 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 class Nodes:
-    """A Control API with one more node online at each look, beside some that are not."""
+    """A fake Control API: at each call one more node is online, others are offline."""
 
     def __init__(self, online):
         self.online = iter(online)
@@ -40,7 +40,7 @@ class Nodes:
 
 @contextmanager
 def answering(status, text=b""):
-    """Answer all that is asked with a status; yield the address."""
+    """Answer all requests with a status; yield the address."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -71,26 +71,26 @@ def answering(status, text=b""):
         ({"verbose": True}, "a:1", 1.0, "its log goes to superlink.log"),
     ],
 )
-def test_what_it_cannot_honour_is_refused(options, address, wait, line):
+def test_options_without_an_effect_are_refused(options, address, wait, line):
     with pytest.raises(UsageError, match=line):
         refuse(Job(Path(), {}, 3, Path(), **options), address=address, wait=wait)
 
 
-def test_it_waits_for_nodes_and_says_how_many_there_are(monkeypatch, caplog):
+def test_it_waits_for_nodes_and_logs_their_number(monkeypatch, caplog):
     monkeypatch.setattr(superlink.time, "sleep", lambda seconds: None)
     wait_for_nodes(Nodes([0, 0, 1, 1, 2]), 2, 60)
     assert caplog.messages == [f"waiting for nodes: {n} of 2 are online" for n in (0, 1)]
 
 
-def test_nodes_that_do_not_come_are_a_line():
+def test_missing_nodes_give_one_line():
     with pytest.raises(EngineError, match=r"1 of 2 nodes came online .* or give nodes=1$"):
         wait_for_nodes(Nodes([1]), 2, 0)
 
 
-def test_of_more_nodes_than_asked_for_nobody_knows_which_are_meant():
+def test_more_nodes_than_configured_are_refused():
     with pytest.raises(UsageError, match=r"3 nodes are online, more than nodes=2: .* give nodes=3"):
         wait_for_nodes(Nodes([3]), 2, 0)
-    wait_for_nodes(Nodes([3]), 2, 0, more=True)  # but a run that is resumed
+    wait_for_nodes(Nodes([3]), 2, 0, more=True)  # a resumed run accepts more
 
 
 @pytest.mark.parametrize("address", ["", "here", "here:", ":1", "a b:1", "http://a:1", "a:b"])
@@ -100,7 +100,7 @@ def test_an_address_is_a_host_and_a_port(address):
 
 
 @pytest.mark.parametrize("address", ["a:0", "a:65536", "127.0.0.1:99999", "[::1]:70000"])
-def test_a_port_is_one_that_there_can_be(address):
+def test_an_impossible_port_is_refused(address):
     with pytest.raises(UsageError, match="a port is a number from 1 to 65535"):
         Superlink(address)
 
@@ -109,12 +109,12 @@ def test_a_port_is_one_that_there_can_be(address):
     ("status", "line"),
     [(403, "takes runs from its own machine alone.*ssh -L"), (404, "no SuperLink answers")],
 )
-def test_what_answers_must_be_a_superlink(status, line):
+def test_the_answering_server_must_be_a_superlink(status, line):
     with answering(status) as address, pytest.raises(UsageError, match=line):
         Superlink(address)
 
 
-def test_a_certificate_that_will_not_do_is_a_line(tmp_path):
+def test_an_invalid_certificate_gives_one_line(tmp_path):
     (tmp_path / "a").write_text("no certificate")
     for name, line in (("a", "this is no certificate"), ("b", "No such file")):
         with pytest.raises(UsageError, match=line):
@@ -128,10 +128,10 @@ def test_flowers_own_server_has_no_bundles():
         superlink.close()
 
 
-def test_a_run_that_the_server_does_not_have_any_more_loses_nothing(tmp_path):
+def test_a_run_that_the_server_no_longer_has_keeps_its_files(tmp_path):
     gone, here = LocalFiles(tmp_path / "gone"), tmp_path / "here"
     here.mkdir()
-    expect_there(gone, here, "run")  # it has not begun: there is nothing to lose
+    expect_there(gone, here, "run")  # the run has not begun, so nothing can be lost
     (here / "history.jsonl").write_text("{}\n")
     with pytest.raises(EngineError, match="the server has nothing of this run"):
         expect_there(gone, here, "run")
@@ -141,11 +141,11 @@ def test_a_run_that_the_server_does_not_have_any_more_loses_nothing(tmp_path):
     assert (here / "history.jsonl").read_text() == "{}\n"
 
 
-def test_files_come_home_while_they_grow(tmp_path):
+def test_growing_files_are_copied_back(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
     source = LocalFiles(there)
-    follow_history(source, here)  # there is nothing yet
+    follow_history(source, here)  # no file exists yet
     assert fetch_all(source, here) == []
     there.mkdir()
     for text in ("one\n", "one\ntw", "one\ntwo\nthree\n"):

@@ -10,23 +10,23 @@ PARTS = st.lists(st.tuples(st.text(max_size=20), st.binary(max_size=50)))
 
 
 @given(PARTS)
-def test_what_was_put_in_comes_out(parts):
+def test_reading_restores_the_parts(parts):
     assert parts_of(frames(parts), 10_000) == parts
 
 
 @given(PARTS.filter(bool), st.data())
-def test_one_that_is_cut_is_refused(parts, data):
+def test_a_cut_bundle_is_refused(parts, data):
     whole = frames(parts)
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     try:
         found = parts_of(cut, 10_000)
     except ValueError:
         return
-    assert found == parts[: len(found)]  # it was cut between two
+    assert found == parts[: len(found)]  # cut between two parts
 
 
 @given(st.binary(max_size=100))
-def test_anything_else_is_parts_or_a_value_error(data):
+def test_any_bytes_give_parts_or_a_value_error(data):
     with suppress(ValueError):
         assert frames(parts_of(data, 100)) == data
 

@@ -1,6 +1,6 @@
-"""Another release of Flower costs a warning, or is a line that says which one is wanted.
+"""Another Flower release gives a warning, or an error line that names the needed release.
 
-What happens with real ones: `python -m tests.deploy.other_release`, by hand.
+`python -m tests.deploy.other_release` tries real releases; it is run by hand.
 """
 
 import sys
@@ -21,7 +21,7 @@ from simulation.errors import UsageError
 
 @pytest.fixture
 def without(monkeypatch):
-    """Make modules such that cannot be imported."""
+    """Return a function that makes modules impossible to import."""
 
     def call(*names):
         for name in names:
@@ -31,7 +31,7 @@ def without(monkeypatch):
 
 
 def fresh(name):
-    """Return a module as a process that has not imported it gets it."""
+    """Return a newly loaded copy of a module."""
     spec = find_spec(name)
     made = module_from_spec(spec)
     spec.loader.exec_module(made)
@@ -51,7 +51,7 @@ def test_a_server_app_goes_on_with_flowers_own_grid(lost, without, caplog):
     assert said.startswith("no bundles, each object is sent by itself: ")
 
 
-def test_what_a_server_app_imports_first_asks_nothing_of_flowers_insides(without):
+def test_a_serverapps_first_imports_use_no_internals_of_flower(without):
     without(
         "protocol.bundled_grid",
         "flwr.superlink",
@@ -69,7 +69,7 @@ def test_a_server_without_bundles_keeps_its_gate(lost, without, capsys, tmp_path
     assert capsys.readouterr().err.count("warning: this Flower is another: nodes poll") == 1
 
 
-def test_handlers_that_are_called_otherwise(monkeypatch, capsys, tmp_path):
+def test_handlers_with_another_signature(monkeypatch, capsys, tmp_path):
     expect_handlers()
     monkeypatch.setattr(fleet_handlers, "pull_messages", lambda request, context: None)
     with pytest.raises(ImportError, match="pull_messages is called otherwise in this release"):
@@ -83,7 +83,7 @@ def test_handlers_that_are_called_otherwise(monkeypatch, capsys, tmp_path):
     [(lambda a, b: 0, True), (lambda a: 0, False), (lambda a, b, c=0: 0, True), (None, False),
      (lambda a, b, *, c: 0, False), (lambda *all: 0, True)],
 )  # fmt: skip
-def test_what_fits_two_arguments(function, fits):
+def test_functions_that_accept_two_arguments(function, fits):
     if fits:
         expect(function, "call", 2)
     else:
@@ -98,7 +98,7 @@ def test_a_server_of_a_release_without_http(without, monkeypatch):
         gated()
 
 
-def test_a_state_that_keeps_nodes_otherwise(monkeypatch, caplog, tmp_path):
+def test_a_server_state_that_stores_nodes_differently(monkeypatch, caplog, tmp_path):
     file = tmp_path / "nodes.json"
     file.write_text("[]")
     passed = []
@@ -117,7 +117,7 @@ def test_a_state_that_keeps_nodes_otherwise(monkeypatch, caplog, tmp_path):
 
 
 @pytest.mark.parametrize("lost", ["deploy.device.node_loop", "flwr.common.config"])
-def test_a_node_says_which_release_it_needs(lost, without, capsys, tmp_path):
+def test_a_node_names_the_release_it_needs(lost, without, capsys, tmp_path):
     without(lost)
     with pytest.raises(SystemExit) as done:
         fresh("deploy.node").main(["--superlink", "127.0.0.1:1", "--state", str(tmp_path)])
@@ -127,7 +127,7 @@ def test_a_node_says_which_release_it_needs(lost, without, capsys, tmp_path):
     assert said.endswith(f"`pip install '{flower_releases.WANTED}'`")
 
 
-def test_without_flower_a_node_says_so(monkeypatch):
+def test_without_flower_a_node_reports_that(monkeypatch):
     monkeypatch.setattr(flower_releases, "installed", lambda: "")
     said = flower_releases.lacking(ImportError("no flwr"))
     assert said == f"Flower is not installed: `pip install '{flower_releases.WANTED}'`"
@@ -138,13 +138,13 @@ def test_without_flower_a_node_says_so(monkeypatch):
     [("1.39.9", False), ("1.40.0", True), ("1.42.1", True), ("1.43.0", False), ("2.0", False),
      ("", False), ("1.41.0.dev20260101", True)],
 )  # fmt: skip
-def test_releases_that_were_tried(found, known):
+def test_tried_releases_are_known(found, known):
     assert flower_releases.is_known(found) is known
 
 
 @pytest.fixture
 def superlink():
-    """A SuperLink that says of which release it is: `superlink.release`."""
+    """A fake SuperLink that reports the release `superlink.release`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -169,7 +169,7 @@ def superlink():
 @pytest.mark.parametrize(
     ("here", "there", "said"),
     [
-        ("1.42.0", '{"info": {"version": "1.41.0"}}', "1.41.0"),  # replaced while it went on
+        ("1.42.0", '{"info": {"version": "1.41.0"}}', "1.41.0"),  # replaced while it ran
         ("1.41.2", '{"info": {"version": "1.41.2"}}', "1.41.2"),
         ("1.40.0", '{"info": {"version": "1.41.2"}}', "1.40.0"),
         ("1.42.0", '{"info": {"version": "1.42.3"}}', None),
@@ -194,6 +194,6 @@ def test_a_superlink_of_an_older_flower_is_named(here, there, said, superlink, m
 @pytest.mark.parametrize("words", [["run.py"], ["x", "--runtime-api-address"],
                                    ["x", "--runtime-api-address", "127.0.0.1:1", "--insecure"],
                                    ["x", "--runtime-api-address", "no:no:no"]])  # fmt: skip
-def test_without_a_superlink_that_answers_nobody_is_older(words, monkeypatch):
+def test_without_an_answering_superlink_no_release_is_older(words, monkeypatch):
     monkeypatch.setattr(flower_releases, "installed", lambda: "1.42.0")
     assert flower_releases.older_superlink(words) is None

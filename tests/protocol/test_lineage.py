@@ -1,4 +1,4 @@
-"""What a message says of the run's lives, and what a node makes of it."""
+"""Messages carry a run's number of restarts; a node returns to the checkpoint that was resumed."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ NODE = 7
 
 
 @given(NUMBERS, NUMBERS, CHECKPOINTS, st.text(max_size=9))
-def test_what_is_told_is_heard(key, life, checkpoints, group):
+def test_a_lineage_is_read_as_it_was_written(key, life, checkpoints, group):
     lives = RunLineage(key, life, tuple(checkpoints))
     said = told(group, lives)
     assert heard(said, life) == lives
@@ -25,29 +25,29 @@ def test_what_is_told_is_heard(key, life, checkpoints, group):
 
 
 @pytest.mark.parametrize("group", ["", "17", "17 kept", "kept/", "a kept/x", "1 kept//1:", "a\n"])
-def test_a_group_of_somebody_else_says_nothing(group):
+def test_another_apps_group_id_has_no_lineage(group):
     assert heard(group, 1) is None
     assert keeping(group) == group
 
 
-def test_what_is_said_in_the_first_life_is_short():
+def test_the_first_run_has_a_short_group_id():
     lives = RunLineage(2**63, 2**63)
     assert told("17", lives) == "17 kept/"
     assert told("17", lives.kept(8).kept(16)) == "17 kept//:16"
 
 
 class Device:
-    """A node whose memory is the list of all that it has ever worked on."""
+    """A node whose memory is the list of the messages that it worked on."""
 
     def __init__(self, folder):
         self.folder, self.count = folder, 0
 
     def asked(self, number, lives, node=NODE):
-        """Work on a message; return what was there before, as after a restart of the node."""
+        """Work on a message; return the memory before it, as read after a restart of the node."""
         shelf = open_shelf(self.folder)
         shelf.take_up(node, lives)
         before = kept(shelf.state, "memory")["numbers"] if shelf.state else np.zeros(0)
-        state = RecordDict({"plain": ArrayRecord([np.zeros(9000)])})  # that does not change
+        state = RecordDict({"plain": ArrayRecord([np.zeros(9000)])})  # an array that never changes
         keep(state, "memory", {"numbers": np.append(before, number)})
         self.count += 1
         shelf.commit(state, f"m{self.count}", b"reply")
@@ -59,13 +59,13 @@ def device(tmp_path):
     return Device(tmp_path)
 
 
-def test_it_goes_back_to_the_checkpoint_from_which_the_run_goes_on(device):
+def test_a_node_returns_to_the_resumed_checkpoint(device):
     first = RunLineage(1, 1)
     for number in range(1, 9):
         assert device.asked(number, first) == list(range(1, number))
         if number % 3 == 0:
-            first = first.kept(number)  # 3, and 6
-    for life in (2, 3):  # the server was killed, and again before its next checkpoint
+            first = first.kept(number)  # checkpoints at 3 and 6
+    for life in (2, 3):  # the server was killed twice before its next checkpoint
         again = first._replace(life=life)
         assert device.asked(7, again) == [1, 2, 3, 4, 5, 6]
         assert device.asked(8, again) == [1, 2, 3, 4, 5, 6, 7]
@@ -75,39 +75,39 @@ def test_it_goes_back_to_the_checkpoint_from_which_the_run_goes_on(device):
     assert len(list(device.folder.iterdir())) <= 4
 
 
-def test_it_stays_where_it_is_if_it_has_heard_nothing_after_the_checkpoint(device):
+def test_a_node_without_messages_after_the_checkpoint_keeps_its_state(device):
     first = RunLineage(1, 1).kept(2)
     device.asked(1, RunLineage(1, 1))
     device.asked(2, first)
-    checkpoint = first.kept(5)  # in which this node was not asked any more
+    checkpoint = first.kept(5)  # this node got no message in this checkpoint's interval
     assert device.asked(6, checkpoint._replace(life=2)) == [1, 2]
 
 
-def test_it_goes_back_past_a_life_in_which_it_was_not_asked(device):
+def test_a_node_returns_past_a_restart_without_messages(device):
     first = RunLineage(1, 1).kept(1)
     device.asked(1, RunLineage(1, 1))
-    device.asked(2, first)  # as of 1: what came in this life after that is gone
+    device.asked(2, first)  # back to checkpoint 1; the later messages of this node are dropped
     second = first._replace(life=2).kept(5)
     third = second._replace(life=3)
     assert device.asked(6, third) == [1]
     assert device.asked(6, third._replace(life=4)) == [1]
 
 
-def test_a_state_of_another_course_starts_anew_and_says_so(device, caplog):
+def test_a_state_of_another_history_starts_anew_and_logs_it(device, caplog):
     first = RunLineage(1, 1).kept(1)
     device.asked(1, RunLineage(1, 1))
     device.asked(2, first)
-    device.asked(3, first.kept(2))  # this checkpoint was lost: an older copy of it is there
+    device.asked(3, first.kept(2))  # the server lost this checkpoint and has an older one
     assert device.asked(2, first._replace(life=2)) == []
     assert "starts anew" in caplog.text
 
 
-def test_a_node_with_another_id_starts_anew_and_says_so(device, caplog):
+def test_a_node_with_another_id_starts_anew_and_logs_it(device, caplog):
     device.asked(1, RunLineage(1, 1))
     assert device.asked(2, RunLineage(1, 1), node=8) == []
     assert "is of node 7: it starts anew" in caplog.text
 
 
-def test_a_run_that_says_nothing_keeps_its_state_as_ever(device):
+def test_a_run_without_a_lineage_keeps_its_state(device):
     for number in range(3):
         assert device.asked(number, None) == list(range(number))

@@ -1,4 +1,4 @@
-"""A repository's folder, with nothing in it but what the tests define."""
+"""A fake repository folder that holds only what the tests define."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.report.made_pages import ACCURACIES, PAGE, define, run
 
 @pytest.fixture
 def root(tmp_path):
-    """A repository's folder with the experiments `e` and `f`, no run and no page."""
+    """A repository folder with the experiments `e` and `f`, without runs or pages."""
     for folder in ("conf/experiment", "report/pages", "docs/results"):
         (tmp_path / folder).mkdir(parents=True)
     for name in "ef":
@@ -19,7 +19,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def ran(root):
-    """The same with a definition, and runs of two of its rows."""
+    """The folder of `root` with a page definition, and runs of two of its rows."""
     define(root, PAGE)
     run(root, ACCURACIES)
     return root

@@ -1,4 +1,4 @@
-"""A made-up page of results: its definition, runs of it, and what is written of them."""
+"""An invented page of results: its definition, its runs, and how to read what is written."""
 
 import random
 
@@ -27,7 +27,7 @@ def define(root, text, name="page"):
 
 
 def run(root, accuracies, experiment="e", **result):
-    """Run and keep seeds 0, 1 and so on of each words, in any order."""
+    """Make runs with seeds 0, 1, ... for each row's overrides, in random order, and keep them."""
     jobs = [(words, *seed) for words, of in accuracies.items() for seed in enumerate(of)]
     random.shuffle(jobs)
     sweep = root / f"sweep{len(list(root.glob('sweep*')))}"
@@ -43,7 +43,7 @@ def written(root, name="page"):
 
 
 def rows_of(text):
-    """Return the first table's rows by their labels, a dict of columns each."""
+    """Return the first table's rows by label, each as a dict of columns."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line[2:-2].split(" | ")] for line in lines]
     return {row[0]: dict(zip(cells[0][1:], row[1:], strict=True)) for row in cells[2:]}

@@ -1,4 +1,4 @@
-"""Made-up sweep folders."""
+"""Invented folders of sweeps."""
 
 import json
 
@@ -18,7 +18,7 @@ RESULT = {
 
 
 def add_job(folder, words, history=(), finished=True, **result):
-    """Write what a job leaves behind; its seed is the one among the words."""
+    """Write the files of a finished job; its seed is taken from its overrides."""
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(words.split()))
     seeds = [int(word[5:]) for word in words.split() if word.startswith("seed=")]

@@ -1,4 +1,4 @@
-"""Sweeps as curves: the numbers that are drawn, and the file."""
+"""Sweeps as curves: the numbers that are drawn, and the image file."""
 
 import struct
 import sys
@@ -14,7 +14,7 @@ LOSSES = {"algorithm=sgd": ([4.0, 2.0, 1.0], [6.0, 2.0, 3.0]), "algorithm=esgd":
 
 
 def rows(losses, step):
-    """Return a history: nothing is trained before round 1, accuracy is measured now and then."""
+    """Return a history: no training before round 1, an accuracy in every second round."""
     return [
         {
             "round": n,
@@ -113,7 +113,7 @@ def test_the_picture_is_1200_pixels_wide(sweep, tmp_path, capsys):
         (["--out", "/nowhere/x.png"], "/nowhere/x.png: No such file"),
     ],
 )
-def test_mistakes_are_one_line(sweep, capsys, words, part):
+def test_a_mistake_gives_one_line(sweep, capsys, words, part):
     pytest.importorskip("matplotlib")
     assert main([str(sweep), *words]) == 2
     error = capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_without_matplotlib_it_says_what_to_install(sweep, tmp_path, monkeypatch
     assert "pip install -e '.[bench]'" in error
 
 
-def test_half_a_last_line_is_left_out_and_any_other_is_named(sweep, tmp_path, capsys):
+def test_an_incomplete_last_line_is_skipped_and_any_other_is_named(sweep, tmp_path, capsys):
     history = next(iter(sweep.rglob("history.jsonl")))
     whole = history.read_text()
     history.write_text(whole + '{"round": 9, "loss')
@@ -146,7 +146,8 @@ def test_the_band_of_extremes_holds_every_value_of_an_average(sweep):
     found = curve(
         [job.history() for job in sgd.jobs], "round", "train_loss", smooth=3, extremes=True
     )
-    np.testing.assert_array_equal(found.low, [4, 1, 1])  # of 4 2 1 and 6 2 3: ends stand alone
+    # From 4 2 1 and 6 2 3; the first and the last point are not averaged.
+    np.testing.assert_array_equal(found.low, [4, 1, 1])
     np.testing.assert_array_equal(found.high, [6, 6, 3])
     one = curve([sgd.jobs[0].history()], "round", "train_loss", smooth=3, extremes=True)
     np.testing.assert_array_equal((one.low[1], one.mean[1], one.high[1]), (1, 7 / 3, 4))

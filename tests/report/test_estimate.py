@@ -1,4 +1,4 @@
-"""Intervals of means: Student's t, and differences of equal seeds."""
+"""Confidence intervals by Student's t, and differences of equal seeds."""
 
 from statistics import stdev
 
@@ -11,12 +11,12 @@ from report.estimate import estimate, paired, student
 VALUES = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
 
 
-@pytest.mark.parametrize(  # any textbook's table of the two-sided 95 %
+@pytest.mark.parametrize(  # the two-sided 95 % values of a textbook's table
     ("freedom", "t"),
     [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (10, 2.228), (30, 2.042),
      (120, 1.980)],
 )  # fmt: skip
-def test_t_is_the_tables(freedom, t):
+def test_t_equals_the_tables_values(freedom, t):
     assert student(freedom) == pytest.approx(t, abs=5e-4)
 
 
@@ -44,14 +44,14 @@ def test_the_order_of_values_does_not_matter(values, random):
 
 
 @given(VALUES, st.floats(-50, 50))
-def test_what_is_added_to_every_seed_is_the_difference_and_has_no_spread(values, shift):
+def test_a_constant_shift_is_the_difference_without_spread(values, shift):
     theirs = dict(enumerate(values))
     found = paired({seed: value + shift for seed, value in theirs.items()}, theirs)
     assert found.mean == pytest.approx(shift, abs=1e-9)
     assert found.half == pytest.approx(0, abs=1e-9)
 
 
-def test_only_seeds_that_both_have_are_compared():
+def test_only_common_seeds_are_compared():
     found = paired({0: 5.0, 1: 7.0, 9: 100.0}, {1: 6.0, 0: 5.0, 3: -100.0})
     assert (found.mean, found.count) == (0.5, 2)
     assert found.half == pytest.approx(12.706 * stdev([0, 1]) / 2**0.5, rel=1e-4)

@@ -1,4 +1,4 @@
-"""Kept runs: what is taken from folders, what takes whose place, and files that are none."""
+"""Kept runs: what is taken from folders, which runs replace others, and invalid files."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def kept(root):
     return read_kept(kept_file(root, "e"))
 
 
-def test_a_run_is_its_words_its_seed_and_its_numbers(root, sweep, capsys):
+def test_a_run_has_overrides_seed_and_numbers(root, sweep, capsys):
     assert keep(root, sweep) == 0
     assert "4 runs, 4 of them new" in capsys.readouterr().out
     runs = kept(root)
@@ -68,7 +68,7 @@ def test_kept_twice_is_kept_once(root, sweep, capsys):
     assert kept_file(root, "e").read_bytes() == once
 
 
-def test_a_run_of_the_same_words_and_seed_takes_the_others_place(root, sweep):
+def test_a_run_with_the_same_overrides_and_seed_replaces_the_old_one(root, sweep):
     keep(root, sweep)
     add(root / "again", "batch_size=2 seed=1 lr=1 verbose=true", accuracy=0.9, diverged=True)
     keep(root, root / "again")
@@ -87,7 +87,7 @@ def test_a_run_that_gave_up_counts_as_one_that_diverged(root):
     assert (run.words, run.diverged, run.numbers["accuracy"]) == ("lr=9", True, 0.1)
 
 
-def test_of_runs_with_the_same_words_and_seed_it_is_said_that_one_is_left_out(root, sweep, capsys):
+def test_a_duplicate_run_is_left_out_and_reported(root, sweep, capsys):
     add(sweep / "9", "batch_size=2 seed=1 lr=1", accuracy=0.9)
     keep(root, sweep)
     assert "the last run was taken, 1 were left out" in capsys.readouterr().out
@@ -95,7 +95,7 @@ def test_of_runs_with_the_same_words_and_seed_it_is_said_that_one_is_left_out(ro
 
 
 @pytest.mark.parametrize("count", [1, ROWS - 1, ROWS, ROWS + 1, 7 * ROWS])
-def test_a_course_is_thinned_evenly_and_keeps_its_ends(root, count):
+def test_a_curve_is_thinned_evenly_and_keeps_its_ends(root, count):
     course = [
         {"round": n, "accuracy": n / count if n % 2 else None, "uplink_bytes": 10 * n,
          "downlink_bytes": n}
@@ -120,7 +120,7 @@ def test_numbers_that_are_not_finite_are_null(root):
     json.loads(kept_file(root, "e").read_text(), parse_constant=pytest.fail)
 
 
-def test_what_is_kept_is_unchanged_by_what_cannot_be(root, sweep, capsys):
+def test_invalid_input_does_not_change_kept_runs(root, sweep, capsys):
     keep(root, sweep)
     before = kept_file(root, "e").read_bytes()
     add_job(root / "other", "experiment=f lr=1 seed=0")
@@ -156,7 +156,7 @@ def test_what_is_kept_is_unchanged_by_what_cannot_be(root, sweep, capsys):
         lambda text: text.replace('"seed": 1', '"seed": 0'),
     ],
 )
-def test_a_file_of_another_form_is_one_line(root, damage, capsys):
+def test_a_file_of_another_format_gives_one_line(root, damage, capsys):
     for seed in (0, 1):
         course = [{"round": 1, "accuracy": 0.5}]
         add(root / "sweep" / str(seed), f"seed={seed}", course, accuracy=0.5)
@@ -171,7 +171,7 @@ def test_a_file_of_another_form_is_one_line(root, damage, capsys):
     assert len(err.splitlines()) == 1
 
 
-def test_a_commit_is_marked_where_what_runs_are_made_of_was_changed(root, sweep):
+def test_a_commit_is_marked_if_code_was_changed(root, sweep):
     def git(*words):
         subprocess.run(["git", "-C", str(root), *words], check=True, capture_output=True)
 
@@ -181,11 +181,11 @@ def test_a_commit_is_marked_where_what_runs_are_made_of_was_changed(root, sweep)
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "x")
     clean = commit_of(root)
     assert len(clean) >= 7
-    keep(root, sweep)  # what is kept is no change of the code
+    keep(root, sweep)  # a kept file is no change of the code
     assert {run.commit for run in kept(root)} == {clean} == {commit_of(root)}
     (root / "run.py").write_text("")
     assert commit_of(root) == f"{clean}+"
-    keep(root, sweep)  # the same runs: the commit is theirs
+    keep(root, sweep)  # the same runs keep their commit
     assert {run.commit for run in kept(root)} == {clean}
 
 
@@ -194,7 +194,7 @@ def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
     assert commit_of(tmp_path) == ""
 
 
-def test_words_are_the_same_however_they_are_written():
+def test_equal_overrides_in_other_notation_are_equal():
     assert in_order({"b": "true", "a": "1e-3"}) == in_order({"a": "0.001", "b": "True"})
     assert in_order({"a": "[1, 2]"}) == in_order({"a": "[1,2]"})
     assert in_order({"a": "1,2"}) == "a=1,2"

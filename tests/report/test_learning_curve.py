@@ -1,4 +1,4 @@
-"""Columns that need a run's course: means, bytes until an accuracy, what came after a round."""
+"""Columns from a run's curve: means, bytes until an accuracy, values after a round."""
 
 import pytest
 
@@ -11,7 +11,7 @@ ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
 
 
 def kept(accuracies=ACCURACIES, seed=0, evaluations=None, **course):
-    """Return a run that was evaluated each 10 rounds: 1 MB up and 3 down a round."""
+    """Return a run with an evaluation every 10 rounds; a round takes 1 MB up and 3 MB down."""
     rounds = [10.0 * at for at in range(len(accuracies))]
     columns = {
         "round": rounds,
@@ -41,13 +41,13 @@ def test_accuracies_as_means_of_evaluations():
     assert settled(kept(), 1) == kept()
 
 
-def test_means_of_a_course_with_holes_are_refused():
+def test_means_of_an_incomplete_curve_are_refused():
     assert settled(kept(evaluations=6), 1).numbers["accuracy"] == 0.8
     with pytest.raises(ResultsError, match="of its evaluations 5 are kept"):
         settled(kept(evaluations=6), 2)
 
 
-def test_what_was_sent_until_an_accuracy():
+def test_bytes_until_an_accuracy():
     late = kept([0.1, 0.2, 0.3, 0.7, 0.7], seed=1)
     assert shown("reached", kept(), late, reach=70) == "25"
     assert shown("uplink until", kept(), late, reach=70) == "25 MB"
@@ -68,7 +68,7 @@ def test_the_best_of_equal_seeds_is_compared():
     assert shown("difference", ours, against=[theirs]) == "-10.00 (one seed)"
 
 
-def test_what_came_after_a_round_is_that_of_the_runs_that_lived():
+def test_values_after_a_round_use_the_runs_that_did_not_diverge():
     ended = KeptRun("lr=1", 1, "abc", True, kept().numbers, {"round": [0.0], "accuracy": [0.1]})
     assert shown("uplink a round after", kept(), ended, after=10) == "1 MB"
     assert shown("uplink a round after", ended, after=10) == "-"
@@ -80,7 +80,7 @@ def test_an_accuracy_that_not_every_seed_reaches():
     assert shown("uplink until", low, reach=90) == "never"
 
 
-def test_what_is_left_out_after_a_round():
+def test_the_left_out_share_after_a_round():
     run = kept(
         uplink_entries=[0, 100, 101, 102, 103],
         uplink_entries_whole=[0, 100, 200, 300, 400],
@@ -89,7 +89,7 @@ def test_what_is_left_out_after_a_round():
     assert shown("left out after", run, after=10) == "99.00"
     assert shown("left out after", run, run, after=10) == "99.00"
     assert shown("times smaller up after", run, after=10) == "4.0"
-    timed = kept(virtual_seconds=[0, 5, 7, 9, 11])  # a round each ten rounds
+    timed = kept(virtual_seconds=[0, 5, 7, 9, 11])  # evaluations are ten rounds apart
     assert shown("time a round after", timed, after=10) == "0.2 s"
     with pytest.raises(ResultsError, match="round 15"):
         shown("left out after", run, after=15)

@@ -1,4 +1,4 @@
-"""Each method's rate on the test set is the one that was best on a part of the training set."""
+"""Each method's learning rate on the test set was the best one on a part of the training set."""
 
 import shlex
 from collections import defaultdict
@@ -13,8 +13,8 @@ from report.learning_curve import settled
 from report.pages.definitions import read_definition
 
 ROOT = Path(__file__).parents[2]
-# Pages, the searches of their rates, of how many evaluations an accuracy there is the mean, and
-# keys of words that a search does not have, or has otherwise.
+# For each page: the searches for its rates, how many evaluations an accuracy averages, and the
+# override keys that its searches lack or set differently.
 PAGES = {
     "methods": (("methods_search", "esgd_search", "cesgd_search"), 1, ()),
     "esgd_baselines": (("esgd_search",), 1, ()),
@@ -30,23 +30,23 @@ PAGES = {
     "batchnorm": (("batchnorm_search",), 1, ()),
 }
 CHOSEN = ("lr", "strategy.eta", "strategy.server_learning_rate")  # keys that a search chose
-PAPERS = {"table1", "figure3"}  # tables at the paper's rate
+PAPERS = {"table1", "figure3"}  # tables with the paper's rate
 BESIDE = {
-    "no staleness, AdaComp's rate",  # it is about a rate that is not the best
-    "SGD, losslessly coded",  # whose steps are SGD's
-    *("momentum SGD, 0.05", "F2I (int8), 0.05"),  # at half of the best rate, beside it
+    "no staleness, AdaComp's rate",  # this row shows a rate that is not the best
+    "SGD, losslessly coded",  # it takes the same steps as SGD
+    *("momentum SGD, 0.05", "F2I (int8), 0.05"),  # half of the best rate, shown for comparison
 }
 
 
 def taken_apart(words, without):
-    """Return what a row or a run is of, and the rates its words say: a dict."""
+    """Return the settings of a row or run without its rates, and the rates as a dict."""
     found = dict(word.split("=", 1) for word in shlex.split(words))
     rates = {key: float(found.pop(key)) for key in CHOSEN if key in found}
     return frozenset((key, value) for key, value in found.items() if key not in without), rates
 
 
 def best_rates(searches, smooth, without):
-    """Return the rates of each method with the highest mean accuracy of all their seeds."""
+    """Return for each method the rates with the highest mean accuracy over all seeds."""
     found = defaultdict(lambda: defaultdict(list))
     for run in (run for name in searches for run in read_kept(kept_file(ROOT, name))):
         method, rates = taken_apart(run.words, without)
@@ -59,7 +59,7 @@ def best_rates(searches, smooth, without):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_rows_have_the_best_rate_of_the_search(name):
+def test_rows_use_the_best_rate_of_the_search(name):
     searches, smooth, without = PAGES[name]
     best = best_rates(searches, smooth, without)
     page = read_definition(ROOT, ROOT / "report" / "pages" / f"{name}.yaml")

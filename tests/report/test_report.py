@@ -1,4 +1,4 @@
-"""What a person reads."""
+"""The texts that a user reads: progress, summary and units."""
 
 import io
 import json
@@ -69,7 +69,7 @@ def test_a_short_run_prints_no_line_where_there_is_no_bar(tmp_path, shared):
 
 
 def test_a_log_has_lines(tmp_path, monkeypatch):
-    """For real, of a run that takes longer than the first one's time."""
+    """In real time, with a run that takes longer than the first line's delay."""
     monkeypatch.setattr(progress, "FIRST_LINE", 0.05)
     screen = io.StringIO()
     (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")
@@ -81,8 +81,8 @@ def test_a_log_has_lines(tmp_path, monkeypatch):
     assert screen.getvalue() == said
 
 
-def test_a_line_says_what_is_known(tmp_path):
-    """Though nothing is done yet; the last accuracy, where a round has none; how long it takes."""
+def test_a_line_shows_the_known_values(tmp_path):
+    """A line has the last known accuracy, the bytes, and the time left, also before round 1."""
     line, history = ProgressLine(tmp_path, 10), tmp_path / "history.jsonl"
     assert line.line(10.4) == "round 0 of 10, 10 s so far"
     rest = "accuracy 50.00 %, up 61.7 kB, down 2 MB"
@@ -131,7 +131,7 @@ RESULT = {
 
 @pytest.fixture
 def summary(tmp_path):
-    """Return what is printed of a run with these words; and what Hydra had chosen."""
+    """Return a function that prints the summary of a run with these overrides and choices."""
 
     def printed(words=(), choices=None, **result):
         (tmp_path / ".hydra").mkdir()
@@ -147,7 +147,7 @@ def summary(tmp_path):
     return printed
 
 
-def test_the_summary_names_what_counts(summary):
+def test_the_summary_names_the_main_results(summary):
     text = summary()
     for part in (
         "fedavg_f2i", "lenet5 on mnist, 12 devices, 10 rounds, seed 1", "50.00 %", "60.00 %",
@@ -156,11 +156,11 @@ def test_the_summary_names_what_counts(summary):
         "30 used, 2 failed", "12 s here; 1 min 30 s on the virtual network",
     ):  # fmt: skip
         assert part in text
-    assert "on a line" not in text  # nothing is known of it
+    assert "on a line" not in text  # the time over a link is unknown
 
 
-def test_the_summary_counts_all_that_was_sent(summary):
-    """Payloads, the link's own notes, and what else there was, which Flower would send, too."""
+def test_the_summary_counts_all_bytes(summary):
+    """The sum includes payloads, headers, and other data that Flower would also send."""
     text = summary(uplink_other_bytes=1_000_000, uplink_note_bytes=38_294)
     assert "sent up 1.1 MB; Flower would have sent 1.47 MB" in " ".join(text.split())
 
@@ -168,14 +168,14 @@ def test_the_summary_counts_all_that_was_sent(summary):
 LINE = {"line_down_mbps": 10.0, "line_up_mbps": 2.0, "line_seconds": 100.0}
 
 
-def test_the_summary_says_how_long_the_rounds_take_over_a_line(summary):
+def test_the_summary_shows_the_time_over_a_link(summary):
     text = summary(**LINE, line_seconds_float32=250.0)
     assert "1 min 40 s at 10 Mbit/s down, 2 Mbit/s up; 4 min 10 s without compression" in text
     assert "(1 min 30 s of each are the devices' own work)" in text
     assert "virtual" not in text
 
 
-def test_the_line_is_the_runs_own_network_if_that_has_limits(summary):
+def test_the_link_is_the_runs_network_if_that_has_limits(summary):
     line = LINE | {"line_up_mbps": None, "virtual_seconds": 100.0}
     text = summary(**line, line_seconds_float32=250.0)
     assert "1 min 40 s at 10 Mbit/s down, no limit up; 4 min 10 s without compression" in text
@@ -195,7 +195,7 @@ def test_the_line_is_the_runs_own_network_if_that_has_limits(summary):
         (["algorithm=sgd", "strategy/optimizer=adam"], "fedavg_f2i with strategy/optimizer=adam"),
     ],
 )
-def test_a_run_is_named_by_what_was_asked_for(summary, words, name):
+def test_a_run_is_named_by_its_overrides(summary, words, name):
     choices = {word.split("=")[0].lstrip("+"): word.split("=")[1] for word in words}
     first = summary(words, choices or None).splitlines()[0]
     assert first.split("run", 1)[1].strip() == name

@@ -1,4 +1,4 @@
-"""The command for pages of results: all are up to date, `--check`, and mistakes of users."""
+"""The command for pages of results: all pages are up to date, `--check`, and mistakes of users."""
 
 import json
 from itertools import product
@@ -39,7 +39,7 @@ def test_every_row_is_a_case_of_its_experiment(page):
 
 
 @of_each_page
-def test_every_value_of_a_benchmark_is_there(page):
+def test_every_value_of_a_benchmark_exists(page):
     for table in page.tables:
         if isinstance(table, BenchmarkTable):
             filled = FilledBenchmarkTable(
@@ -48,7 +48,7 @@ def test_every_value_of_a_benchmark_is_there(page):
             assert "-" not in {filled.sentence(r, c) for r in table.rows for c in table.columns}
 
 
-FEWER = {"adacomp_figure3", "synthetic_table1"}  # they hold runs of over ten minutes
+FEWER = {"adacomp_figure3", "synthetic_table1"}  # these have runs of over ten minutes
 
 
 @of_each_page
@@ -75,7 +75,7 @@ def test_every_row_has_all_seeds_of_its_experiment(page):
         ("synthetic gradients", "synthetic", "synthetic gradients", "backpropagation"),
     ],
 )
-def test_an_accuracy_in_the_readme_is_that_of_its_page(label, page, ours, baseline):
+def test_an_accuracy_in_the_readme_equals_its_page(label, page, ours, baseline):
     lines = (ROOT / "README.md").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"| {label}"))
     _, _, here, beside, _ = line.split("|")
@@ -84,14 +84,14 @@ def test_an_accuracy_in_the_readme_is_that_of_its_page(label, page, ours, baseli
         assert beside.split(": ")[1].strip() == f"{number(page, baseline):.1f} %"
 
 
-def test_times_smaller_are_those_of_their_page():
+def test_compression_ratios_in_the_readme_equal_their_page():
     times = number("f2i", "int8", "times smaller up")
     assert f"Fashion-MNIST | {times:.1f} times smaller |" in (ROOT / "README.md").read_text()
     assert f"updates are {times} times smaller" in (ROOT / "benchmarks" / "README.md").read_text()
 
 
 def number(page, label, column="accuracy, %"):
-    """Return a column's number, without its interval, in the page's first row that is called so."""
+    """Return a column's number, without its interval, in the first row with this label."""
     lines = (ROOT / "docs" / "results" / f"{page}.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("|")]
     place = rows[0].index(column)
@@ -99,7 +99,7 @@ def number(page, label, column="accuracy, %"):
 
 
 def words_of_jobs(sweeper, beside=""):
-    """Return what the sweeper's jobs are called, as rows of definitions are."""
+    """Return the names of the sweeper's jobs, in the form of a definition's rows."""
     given = dict(word.split("=", 1) for word in beside.split())
     found = set()
     for case in sweeper.get("cases", [""]):
@@ -112,7 +112,7 @@ def words_of_jobs(sweeper, beside=""):
     return found
 
 
-def test_check_says_what_differs_and_changes_nothing(ran, capsys):
+def test_check_reports_differences_and_changes_nothing(ran, capsys):
     assert main(["--check"], ran) == 1
     out = capsys.readouterr().out
     assert [line.split(" is out")[0] for line in out.splitlines()] == [
@@ -172,7 +172,7 @@ def test_a_page_that_a_person_wrote_is_not_overwritten(ran, capsys):
         (PAGE, "a: [", "is no YAML"),
     ],
 )
-def test_a_mistake_in_a_definition_is_one_line(ran, old, new, said, capsys):
+def test_a_mistake_in_a_definition_gives_one_line(ran, old, new, said, capsys):
     assert old in PAGE
     define(ran, PAGE.replace(old, new))
     assert main([], ran) == 2
@@ -182,7 +182,7 @@ def test_a_mistake_in_a_definition_is_one_line(ran, old, new, said, capsys):
     assert len(err.splitlines()) == 1
 
 
-def test_a_page_without_a_definition_is_one_line(ran, capsys):
+def test_a_page_without_a_definition_gives_one_line(ran, capsys):
     (ran / "docs" / "results" / "other.md").write_text("# By hand\n")
     assert main(["--check"], ran) == 2
     assert "other.md has no definition" in capsys.readouterr().err
@@ -195,7 +195,7 @@ def test_a_page_without_a_definition_is_one_line(ran, capsys):
         ('"experiment": "e"', '"experiment": "f"', "holds runs of f"),
     ],
 )
-def test_a_kept_file_that_cannot_be_is_one_line(ran, old, new, said, capsys):
+def test_an_invalid_kept_file_gives_one_line(ran, old, new, said, capsys):
     file = kept_file(ran, "e")
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
@@ -203,13 +203,13 @@ def test_a_kept_file_that_cannot_be_is_one_line(ran, old, new, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_an_index_without_its_place_is_one_line(ran, capsys):
+def test_an_index_without_its_markers_gives_one_line(ran, capsys):
     (ran / "docs" / "results.md").write_text("# By hand\n")
     assert main([], ran) == 2
     assert "docs/results.md needs the lines" in capsys.readouterr().err
 
 
-def test_a_damaged_kept_file_is_one_line(ran):
+def test_a_damaged_kept_file_gives_one_line(ran):
     kept_file(ran, "e").write_text(json.dumps({"runs": [{}]}))
     with pytest.raises(ResultsError, match=r"e\.json is no file of kept runs"):
         outputs(ran)

@@ -1,4 +1,4 @@
-"""Who holds what of a cut model: the table, the picture, the program."""
+"""Which node holds which segment of a cut model: the table, the picture, the program."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ def texts(picture):
     return [element.text for element in tree.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_a_cut_models_run_shows_who_holds_what(command):
+def test_a_cut_models_run_shows_which_node_holds_which_segment(command):
     code, printed, folder = command(*CUT)
     assert code == 0
     said = texts(folder / "segments.svg")

@@ -1,4 +1,4 @@
-"""Sweeps as tables: what is one row, what names it, and the numbers in it."""
+"""Sweeps as tables: which jobs form a row, its name, and its numbers."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.report.sweeps import add_job
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Two cases, three and two seeds; the first job is of a batch of its own."""
+    """A sweep of two cases with three and two seeds; the first job has another batch size."""
     folder = tmp_path / "sweep"
     add_job(folder / "0", "algorithm=sgd batch_size=64 seed=0 experiment=e", accuracy=0.5)
     for seed, accuracy in enumerate((0.98, 0.99, 0.97)):
@@ -24,7 +24,7 @@ def sweep(tmp_path):
 
 
 def rows_of(text):
-    """Return a Markdown table as dicts, and what follows it."""
+    """Return a Markdown table as dicts, and the text after it."""
     table, _, rest = text.partition("\n\n")
     lines = [[cell.strip() for cell in line.split(" | ")] for line in table.strip().splitlines()]
     lines = [[line[0].lstrip("| "), *line[1:-1], line[-1].rstrip("| ")] for line in lines]
@@ -74,7 +74,7 @@ def test_json_holds_the_numbers_and_every_seed(sweep, capsys):
     assert sgd["uplink_ratio"] == 4
 
 
-def test_ratios_are_of_all_that_was_sent(tmp_path, capsys):
+def test_ratios_use_all_bytes(tmp_path, capsys):
     sent = {"uplink_bytes": 100, "uplink_bytes_float32": 400, "uplink_other_bytes": 100}
     for seed in range(2):
         add_job(tmp_path / str(seed), "lr=1", seed=seed, **sent, uplink_note_bytes=50 * seed)
@@ -87,7 +87,7 @@ def test_ratios_are_of_all_that_was_sent(tmp_path, capsys):
     assert shown["payload an update"] == "2 B"
 
 
-def test_rows_are_named_by_the_keys_that_are_asked_for(sweep, capsys):
+def test_rows_are_named_by_the_given_keys(sweep, capsys):
     assert main([str(sweep), "--rows", "experiment,algorithm"]) == 0
     rows = rows_of(capsys.readouterr().out)[0]
     assert list(rows[0])[:3] == ["experiment", "algorithm", "runs"]
@@ -101,27 +101,27 @@ def test_rows_are_named_by_the_keys_that_are_asked_for(sweep, capsys):
     ["seed=1", "verbose=true", "engine=ray", "engine.workers=4", "hydra.job.name=x",
      "dataset.root=/x", "dataset.download=true"],
 )  # fmt: skip
-def test_words_without_effect_on_the_result_make_no_group(tmp_path, word):
+def test_overrides_without_an_effect_on_the_result_make_no_group(tmp_path, word):
     add_job(tmp_path / "0", "lr=1")
     add_job(tmp_path / "1", f"lr=1 {word}")
     assert len(group_jobs(read_jobs([tmp_path])[0])) == 1
 
 
 @pytest.mark.parametrize("word", ["dataset=mnist", "dataset.size=8", "seeds=1", "+engineer=1"])
-def test_any_other_word_does(tmp_path, word):
+def test_any_other_override_makes_a_group(tmp_path, word):
     add_job(tmp_path / "0", "lr=1")
     add_job(tmp_path / "1", f"lr=1 {word}")
     groups = group_jobs(read_jobs([tmp_path])[0])
     assert varying(groups) == [word.lstrip("+").split("=")[0]]
 
 
-def test_words_in_another_order_are_the_same_group(tmp_path):
+def test_overrides_in_another_order_make_the_same_group(tmp_path):
     add_job(tmp_path / "0", "lr=1 batch_size=2 seed=0")
     add_job(tmp_path / "1", "seed=1 batch_size=2 lr=1")
     assert len(group_jobs(read_jobs([tmp_path])[0])) == 1
 
 
-def test_a_repeated_run_counts_once_and_is_told(tmp_path, capsys):
+def test_a_repeated_run_counts_once_and_is_reported(tmp_path, capsys):
     add_job(tmp_path / "old" / "0", "lr=1", accuracy=0.5)
     add_job(tmp_path / "new" / "0", "lr=1", accuracy=0.6)
     assert main([str(tmp_path / "old"), str(tmp_path / "new"), str(tmp_path / "new" / "0")]) == 0
@@ -130,7 +130,7 @@ def test_a_repeated_run_counts_once_and_is_told(tmp_path, capsys):
     assert rest.startswith("1 repeated")
 
 
-def test_top5_and_what_is_null(tmp_path, capsys):
+def test_top5_and_null_values(tmp_path, capsys):
     add_job(tmp_path / "0", "lr=1 seed=0", top5=0.9, loss=None, accuracy=None)
     add_job(tmp_path / "1", "lr=1 seed=1", top5=0.8, loss=None, accuracy=0.5)
     add_job(tmp_path / "2", "lr=a|b", client_updates=0, uplink_bytes=0)
@@ -151,7 +151,7 @@ def test_unfinished_jobs_are_listed(sweep, capsys):
     assert rest.strip() == f"unfinished or damaged: {sweep / '20'}"
 
 
-def test_no_finished_run_is_one_line(tmp_path, capsys):
+def test_no_finished_run_gives_one_line(tmp_path, capsys):
     add_job(tmp_path / "0", "lr=9", finished=False)
     for folder in (tmp_path, tmp_path / "nowhere"):
         assert main([str(folder)]) == 2
@@ -161,7 +161,7 @@ def test_no_finished_run_is_one_line(tmp_path, capsys):
         assert str(folder) in printed.err
 
 
-def test_virtual_time_is_there_where_a_run_has_it(tmp_path, capsys):
+def test_virtual_time_is_shown_if_a_run_has_it(tmp_path, capsys):
     add_job(tmp_path / "0", "nodes=4 seed=0", virtual_seconds=3.0, rounds=30)
     add_job(tmp_path / "1", "nodes=8 seed=0", virtual_seconds=6.0, rounds=30)
     main([str(tmp_path)])
@@ -201,21 +201,23 @@ def test_moving_averages_end_peak_and_when_they_reach_an_accuracy(tmp_path, caps
             add_job(tmp_path / algorithm / str(seed), words, course(*accuracies))
     assert main([str(tmp_path), "--smooth", "2", "--reach", "80"]) == 0
     esgd, sgd = rows_of(capsys.readouterr().out)[0]
-    assert sgd["accuracy"].startswith("82.50")  # of 0.9, 0.7 and of 0.8, 0.9
+    assert sgd["accuracy"].startswith("82.50")  # the mean of 0.9 and 0.7, and of 0.8 and 0.9
     assert sgd["best accuracy"].startswith("82.50")
-    assert esgd["best accuracy"].startswith("60.00")  # of 0.5, 0.9 and of 0.5 alone
+    assert esgd["best accuracy"].startswith("60.00")  # the mean of 0.5 and 0.9, and of 0.5 alone
     assert (sgd["reached at"], sgd["payloads until then"]) == ("35", "3.5 kB")  # 40 and 30
-    assert (esgd["reached at"], esgd["payloads until then"]) == ("-", "-")  # neither has
+    # Neither seed reached it.
+    assert (esgd["reached at"], esgd["payloads until then"]) == ("-", "-")
     assert main([str(tmp_path), "--reach", "80"]) == 0  # single evaluations
     esgd, sgd = rows_of(capsys.readouterr().out)[0]
-    assert (sgd["reached at"], esgd["reached at"]) == ("25", "-")  # 30 and 20; one has not
+    # 30 and 20; one esgd seed did not reach it.
+    assert (sgd["reached at"], esgd["reached at"]) == ("25", "-")
     assert main([str(tmp_path), "--reach", "95"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "no run reached 95 %"
     assert main([str(tmp_path)]) == 0
     assert not {"reached at", "payloads until then"} & set(rows_of(capsys.readouterr().out)[0][0])
 
 
-def test_a_history_that_is_gone_is_named(tmp_path, capsys):
+def test_a_missing_history_is_named(tmp_path, capsys):
     add_job(tmp_path / "0", "seed=0")
     (tmp_path / "0" / "history.jsonl").unlink()
     assert main([str(tmp_path), "--reach", "80"]) == 2
@@ -226,7 +228,7 @@ def test_a_history_that_is_gone_is_named(tmp_path, capsys):
     "damage",
     [{"uplink_bytes": None}, {"accuracy": "x"}, {"seed": [1]}, {"failures": "2"}, {"seconds": {}}],
 )
-def test_a_result_that_is_not_what_runs_write_costs_its_own_row_alone(damage, tmp_path, capsys):
+def test_an_invalid_result_affects_its_own_row_only(damage, tmp_path, capsys):
     add_job(tmp_path / "0", "seed=0")
     add_job(tmp_path / "1", "seed=1", **damage)
     assert main([str(tmp_path)]) == 0
@@ -235,7 +237,7 @@ def test_a_result_that_is_not_what_runs_write_costs_its_own_row_alone(damage, tm
     assert f"unfinished or damaged: {tmp_path / '1'}" in out
 
 
-def test_without_evaluations_there_is_nothing_to_average_or_reach(tmp_path, capsys):
+def test_without_evaluations_averages_and_targets_are_empty(tmp_path, capsys):
     add_job(tmp_path / "0", "seed=0", course(None, None), accuracy=None)
     assert main([str(tmp_path), "--smooth", "2", "--reach", "80"]) == 0
     (row,) = rows_of(capsys.readouterr().out)[0]

@@ -25,7 +25,7 @@ def grid(request):
 
 @pytest.fixture
 def queue(monkeypatch):
-    """What worker processes are given and answer: `taken`, ids; `answers`, nodes."""
+    """What worker processes receive and answer: `taken`, message ids; `answers`, nodes."""
 
     class Watched(WorkQueue):
         taken, answers = [], []

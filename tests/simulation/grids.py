@@ -1,4 +1,4 @@
-"""Nodes that say what they were asked, messages to all of them, and what came back."""
+"""Nodes that report what they were asked, messages to all of them, and readers of replies."""
 
 import gc
 import os
@@ -12,13 +12,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 NODES = 7
-FORKED_SECONDS = 30  # how long it stays
+FORKED_SECONDS = 30  # the lifetime of a forked process
 app = ClientApp()
 
 
 @app.train()
 def counting(message, context):
-    """Reply which partition this is, how often it was asked, and a copy of the arrays."""
+    """Reply with the partition, the number of its messages so far, and a copy of the arrays."""
     config = context.state.config_records.get("memory", ConfigRecord({"calls": 0}))
     config["calls"] = int(config["calls"]) + 1
     context.state["memory"] = config
@@ -37,7 +37,7 @@ def counting(message, context):
 
 
 def fork(note):
-    """Leave a process behind, as a DataLoader may; write its id down."""
+    """Fork a process that stays, as a DataLoader may; write its id into a file."""
     if child := os.fork():
         Path(note).write_text(str(child))
         return
@@ -47,7 +47,7 @@ def fork(note):
 
 @app.evaluate()
 def stateless(message, context):
-    """Leave no state behind; put something into the content that others share."""
+    """Store no state; add a record to the content that other messages share."""
     seen = "mark" in message.content
     message.content["mark"] = ConfigRecord({"x": 1})
     metrics = MetricRecord({"seen": int(seen), "partition": context.node_config["partition-id"]})
@@ -79,9 +79,9 @@ def sources(replies):
 
 
 def growth(work, times=60):
-    """Return how many bytes stay behind each time, once nothing is new any more.
+    """Return how many bytes remain after each call, once the first calls have filled caches.
 
-    The less of two counts: what another thread keeps meanwhile is in one of them.
+    The smaller of two measurements counts, because another thread may allocate during one of them.
     """
     after = []
     tracemalloc.start()

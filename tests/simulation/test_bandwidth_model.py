@@ -1,4 +1,4 @@
-"""What a run would take over a line: the same as on a network that is that line."""
+"""The computed time of a run over a link equals its time on a network with that link."""
 
 import random
 
@@ -10,12 +10,12 @@ from tests.simulation.grids import NODES, messages
 
 FREE = {"seconds_per_step": 0.01}
 LINE = {**FREE, "up_mbps": UP_MBPS, "down_mbps": DOWN_MBPS}
-PLAIN = 70_000  # bytes, as Flower sends a model
+PLAIN = 70_000  # a model's bytes in Flower's format
 SIZES = (50_000, 100, 20_000)
 
 
 def rounds(grid, sizes=SIZES, timeout=None):
-    """Some of the nodes in each round, and once what carries no arrays back."""
+    """Run rounds with some of the nodes, and one whose replies carry no arrays."""
     for number, size in enumerate(sizes):
         chosen = random.Random(number).sample(messages(grid, size=size), 4)
         len(grid.send_and_receive(chosen, timeout=timeout))
@@ -23,7 +23,7 @@ def rounds(grid, sizes=SIZES, timeout=None):
 
 
 def pulled_rounds(grid, sizes=SIZES):
-    """The same, sent and fetched by hand."""
+    """Run the same rounds with `push_messages` and `pull_messages`."""
     for number, size in enumerate(sizes):
         ids = list(grid.push_messages(random.Random(number).sample(messages(grid, size=size), 4)))
         while ids:
@@ -33,7 +33,7 @@ def pulled_rounds(grid, sizes=SIZES):
 
 
 def one_by_one(grid, sizes=SIZES * 3):
-    """An asynchronous server: who has answered is sent the next message at once."""
+    """Run an asynchronous server: a node that has replied is sent its next message at once."""
     left = {node: list(sizes) for node in grid.get_node_ids()}
     flight = []
 
@@ -52,7 +52,7 @@ def one_by_one(grid, sizes=SIZES * 3):
 
 @pytest.mark.parametrize("course", [rounds, pulled_rounds, one_by_one])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_on_a_free_network_knows_what_it_takes_over_a_line(grid, course, workers):
+def test_a_run_on_a_free_network_knows_its_time_over_a_link(grid, course, workers):
     free, real, plain = grid(workers, Ideal(**FREE)), grid(1, Ideal(**LINE)), grid(1, Ideal(**LINE))
     free.follow(PLAIN)
     course(free)
@@ -66,7 +66,7 @@ def test_a_run_on_a_free_network_knows_what_it_takes_over_a_line(grid, course, w
 
 
 @pytest.mark.parametrize("course", [rounds, pulled_rounds, one_by_one])
-def test_a_network_with_limits_of_its_own_is_the_line(grid, course):
+def test_a_network_with_limits_is_itself_the_link(grid, course):
     g = grid(1, Ideal(up_mbps=1.0, down_mbps=3.0, latency_ms=20, seconds_per_step=0.01))
     g.follow(PLAIN)
     course(g)
@@ -75,7 +75,7 @@ def test_a_network_with_limits_of_its_own_is_the_line(grid, course):
     assert found["line_seconds"] == pytest.approx(g.virtual_seconds, rel=1e-12)
 
 
-def test_what_is_not_compressed_is_not_encoded(grid):
+def test_uncompressed_data_takes_no_encoding_time(grid):
     g = grid(1, Ideal(seconds_per_step=0.01))
     slow = grid(1, Ideal(seconds_per_step=0.01, encoding_seconds=0.5))
     for each in (g, slow):
@@ -86,7 +86,7 @@ def test_what_is_not_compressed_is_not_encoded(grid):
     assert found["line_seconds"] >= without["line_seconds"] + 0.5
 
 
-def test_waits_and_classes_are_the_nodes_own(grid):
+def test_waits_and_classes_stay_those_of_the_nodes(grid):
     network = {"waiting": "uniform", "waiting_seconds": 1.0}
     free, real = (
         grid(1, Ideal(**FREE, **network), seed=3),
@@ -103,14 +103,14 @@ def test_waits_and_classes_are_the_nodes_own(grid):
     [{"loss": 0.5}, {"crash": 0.5, "rejoin_seconds": 1.0}, {"join_seconds": 1e-9}],
     ids=["losses", "crashes", "joins"],
 )
-def test_nothing_is_said_where_chance_decides_who_answers(grid, network):
+def test_no_time_is_given_where_replies_are_random(grid, network):
     g = grid(1, Ideal(**FREE, **network))
     g.follow(PLAIN)
     assert not g.comparison
 
 
-def test_nothing_is_said_where_an_answer_would_come_too_late(grid):
-    """In time on the free network; over the line the round had ended without some."""
+def test_no_time_is_given_where_a_reply_would_be_late(grid):
+    """All replies arrive in time on the free network; over the link some would be late."""
     for timeout, known in ((10.0, True), (0.1, False)):
         g = grid(1, Ideal(**FREE))
         g.follow(PLAIN)
@@ -118,7 +118,7 @@ def test_nothing_is_said_where_an_answer_would_come_too_late(grid):
         assert bool(g.comparison) is known
 
 
-def test_nothing_is_said_of_rounds_that_do_not_wait_for_all(grid):
+def test_no_time_is_given_for_rounds_that_do_not_wait_for_all(grid):
     g = grid(1, Ideal(**FREE))
     g.follow(PLAIN)
     ids = g.push_messages(messages(g))
@@ -127,14 +127,14 @@ def test_nothing_is_said_of_rounds_that_do_not_wait_for_all(grid):
     assert not g.comparison
 
 
-def test_nothing_is_said_after_a_pull_that_brought_nothing(grid):
+def test_no_time_is_given_after_a_pull_without_a_reply(grid):
     g = grid(1, Ideal(seconds_per_step=1.0))
     g.follow(PLAIN)
     assert g.pull_before(g.push_messages(messages(g)), 0.5) == []
     assert not g.comparison
 
 
-def test_who_does_not_ask_pays_nothing(grid):
+def test_without_a_comparison_nothing_is_stored(grid):
     g = grid(1)
     rounds(g)
     assert not g.comparison

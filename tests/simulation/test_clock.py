@@ -1,4 +1,4 @@
-"""The virtual clock's arithmetic."""
+"""The arithmetic of the virtual clock."""
 
 from dataclasses import dataclass
 
@@ -38,11 +38,11 @@ def test_an_ideal_network_takes_no_time(sent, steps):
 def test_a_node_does_one_thing_at_a_time():
     clock = VirtualClock(Ideal(seconds_per_step=1.0))
     assert clock.arrival(1, 0.0, 0, 5, 0) == 5
-    assert clock.arrival(1, 1.0, 0, 5, 0) == 10  # waits for the first
-    assert clock.arrival(2, 1.0, 0, 5, 0) == 6  # another node does not
+    assert clock.arrival(1, 1.0, 0, 5, 0) == 10  # waits for the first task
+    assert clock.arrival(2, 1.0, 0, 5, 0) == 6  # another node does not wait
 
 
-def test_what_was_trained_is_encoded():
+def test_a_trained_update_takes_encoding_time():
     classes = {"slow": Class(1.0, 0.5)}
     clock = VirtualClock(Ideal(seconds_per_step=1.0, encoding_seconds=0.25, classes=classes))
     assert clock.arrival(1, 0.0, 0, 4, 0) == 8.5
@@ -63,23 +63,23 @@ def lost(clock, node, answers):
     return [clock.arrival(node, 0.0, 0, 1, 0) == NEVER for _ in range(answers)]
 
 
-def test_losses_have_their_share_and_are_drawn_from_seed_node_and_answer():
+def test_losses_have_their_share_and_depend_on_seed_node_and_reply():
     network = Ideal(loss=0.3)
     first = lost(VirtualClock(network, seed=1), 5, 2000)
     assert sum(first) / 2000 == pytest.approx(0.3, abs=0.05)  # 4.9 sigma
     busy = VirtualClock(network, seed=1)
     others = [lost(busy, node, 100) for node in (4, 6)]
-    assert lost(busy, 5, 2000) == first  # whatever other nodes sent before
+    assert lost(busy, 5, 2000) == first  # independent of other nodes' replies
     assert len({*map(tuple, others), tuple(first[:100])}) == 3
     assert lost(VirtualClock(network, seed=2), 5, 2000) != first
 
 
-def test_a_lost_answer_takes_its_node_as_long_as_any_other():
+def test_a_lost_reply_takes_its_node_as_long_as_any_other():
     sure = VirtualClock(Ideal(up_mbps=8e-6, seconds_per_step=1.0))  # a byte a second
     lossy = VirtualClock(Ideal(up_mbps=8e-6, seconds_per_step=1.0, loss=0.5))
     times = [(sure.arrival(1, 0.0, 0, 2, 3), lossy.arrival(1, 0.0, 0, 2, 3)) for _ in range(20)]
     assert [due for due, _ in times] == [5 * n for n in range(1, 21)]
-    assert {here for due, here in times} > {NEVER}  # of 20 some, but not all
+    assert {here for due, here in times} > {NEVER}  # some of 20, not all
     assert all(here in (due, NEVER) for due, here in times)
 
 
@@ -98,7 +98,8 @@ def test_the_servers_link_takes_one_message_after_another():
     clock = VirtualClock(Ideal(server_mbps=8.0, seconds_per_step=1.0))  # 1 MB a second
     mega = 1_000_000
     arrivals = [clock.arrival(node, 0.0, mega, 1, mega) for node in (1, 2, 3)]
-    assert arrivals == [2.0, 3.0, 4.0]  # sent by 1, 2, 3 s; worked a second each; received in turn
+    # Sent at 1, 2 and 3 s; each node works for a second; received one after the other.
+    assert arrivals == [2.0, 3.0, 4.0]
     alone = VirtualClock(Ideal(seconds_per_step=1.0))
     assert [alone.arrival(node, 0.0, mega, 1, mega) for node in (1, 2)] == [1.0, 1.0]
     slow = VirtualClock(Ideal(server_mbps=8.0, up_mbps=0.8))  # the node's own link takes longer
@@ -124,8 +125,8 @@ NETWORKS = st.builds(
     network=NETWORKS,
     messages=st.lists(st.tuples(st.integers(1, 3), NUMBERS, st.integers(0, 5)), max_size=12),
 )
-def test_no_answer_is_there_before_its_bound(network, messages):
-    """A message's bound is known when it is sent; other replies of its node may be open then."""
+def test_no_reply_arrives_before_its_bound(network, messages):
+    """A message's bound is known when it is sent, even while earlier replies are unknown."""
     clock, tasks = VirtualClock(network), []
     for node, sent, steps in sorted(messages, key=lambda message: message[1]):
         tasks.append((clock.send(node, sent, 100), steps))
@@ -138,13 +139,13 @@ def test_no_answer_is_there_before_its_bound(network, messages):
     messages=st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.integers(0, 9)), max_size=20),
     ttl=st.integers(0, 10),
 )
-@example(  # when the third is sent, it is known that the second has expired
+@example(  # when the third message is sent, the second is known to have expired
     network=Ideal(waiting="fixed", waiting_seconds=5.0, seconds_per_step=1.0),
     messages=[(False, 0, 9), (False, 1, 0), (True, 12, 0)],
     ttl=5,
 )
-def test_what_is_known_to_expire_is_never_begun(network, messages, ttl):
-    """Against a node of which nobody knows beforehand what it will begin in time."""
+def test_a_message_that_will_expire_is_never_begun(network, messages, ttl):
+    """The reference node decides about each message when it could begin."""
     clock, tasks, answered = VirtualClock(network), [], {}
 
     def answer_first():
@@ -183,7 +184,7 @@ def test_waiting_times_have_their_mean_and_spread(waiting, spread):
         assert max(waits) <= 6
 
 
-def test_waits_are_drawn_from_seed_and_node_whatever_others_do():
+def test_waits_depend_on_seed_and_node_only():
     network = Ideal(waiting="exponential", waiting_seconds=1.0)
     alone, busy = VirtualClock(network, seed=4), VirtualClock(network, seed=4)
     expected = [alone.send(2, 0.0, 0).waiting for _ in range(5)]
@@ -201,7 +202,7 @@ def test_slower_classes_wait_longer():
     assert {clock.send(n, 0.0, 0).waiting for n in range(1, 30)} == {1.0, 10.0}
 
 
-def test_a_crash_is_after_an_answer_and_for_ever():
+def test_a_crash_comes_after_a_reply_and_is_final():
     clock = VirtualClock(Ideal(seconds_per_step=1.0, crash=0.1), seed=2)
     lives = []
     for node in range(1, 301):
@@ -209,18 +210,18 @@ def test_a_crash_is_after_an_answer_and_for_ever():
         lived = arrivals.index(NEVER) if NEVER in arrivals else 60
         assert arrivals == [*range(1, lived + 1), *[NEVER] * (60 - lived)]
         lives.append(lived)
-    assert min(lives) == 1  # the reply after which it crashes is there
+    assert min(lives) == 1  # the reply before the crash arrives
     assert np.mean(lives) == pytest.approx(10, abs=2)
     clock.now = 1000.0
     present = [clock.present(node) for node in range(1, 301)]
     assert present == [lived == 60 for lived in lives]
 
 
-def test_a_node_that_comes_back_answers_what_was_sent_meanwhile():
+def test_a_returning_node_replies_to_messages_sent_meanwhile():
     network = Ideal(seconds_per_step=1.0, crash=1 - 1e-9, rejoin_seconds=10.0)
     clock = VirtualClock(network)
     assert clock.arrival(1, 0.0, 0, 1, 0) == 1
-    assert clock.arrival(1, 2.0, 0, 1, 0) == 12  # it is back at 11
+    assert clock.arrival(1, 2.0, 0, 1, 0) == 12  # the node is back at 11
     clock.now = 15.0
     assert not clock.present(1)
     assert clock.change([1]) == 22

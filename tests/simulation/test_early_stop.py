@@ -1,4 +1,4 @@
-"""A stop during a command's imports is one line, as any other."""
+"""A stop during a command's imports ends it with one line."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = {"run.py": "runpy.run_path('run.py', run_name='__main__')",
             "simulation": "sys.argv = ['x', 'no app']; runpy.run_module('simulation', "
             "run_name='__main__', alter_sys=True)"}  # fmt: skip
-# the first module of another package is what the signal comes at
+# the signal arrives at the first module of another package
 PROGRAM = """
 import os, runpy, signal, sys
 class Interrupted:
@@ -35,7 +35,7 @@ def test_a_stop_while_modules_are_imported(listening, command, number):
     assert not done.stdout
 
 
-def test_what_is_ignored_stays_ignored():
+def test_an_ignored_signal_stays_ignored():
     program = (
         "import os, signal\nfrom simulation.early_stop import early_stop\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"

@@ -1,4 +1,4 @@
-"""The in-process Grid: same replies for any number of workers; nothing a node does ends the run."""
+"""The local engine's grid: equal replies for any number of workers; no node ends the run."""
 
 import gc
 import signal
@@ -57,7 +57,7 @@ def test_a_node_that_raises_is_an_error_reply(grid, workers):
     assert not any(r.has_error() for r in g.send_and_receive(messages(g)))
 
 
-def test_a_signal_to_the_process_is_no_failure_of_the_node_at_work(grid):
+def test_a_signal_to_the_process_does_not_fail_the_working_node(grid):
     g = grid(1)
     with pytest.raises(Ended) as caught, orderly_exit():
         list(g.send_and_receive(messages(g, **{"end-at": 3})))
@@ -69,14 +69,14 @@ def test_a_worker_that_dies_loses_its_messages_only(grid):
     replies = g.send_and_receive(messages(g, **{"die-at": 2}))
     assert len(replies) == NODES
     failed = [r for r in replies if r.has_error()]
-    assert 1 <= len(failed) <= 2  # what it worked on, and what waited at its door
+    assert 1 <= len(failed) <= 2  # the message it worked on, and the one that waited for it
     assert 3 in [r.metadata.src_node_id for r in failed]
     assert "worker process died" in failed[0].error.reason
     assert not any(r.has_error() for r in g.send_and_receive(messages(g)))
 
 
 @pytest.mark.parametrize("dies", [True, False])
-def test_what_a_node_has_forked_ends_with_its_worker_and_hides_no_death(tmp_path, dies):
+def test_a_forked_process_ends_with_its_worker_and_hides_no_death(tmp_path, dies):
     pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 2)
     g, note, began = LocalGrid(pool, NODES), tmp_path / "pid", time.monotonic()
     where = {"fork-at": 2, "note": str(note), "die-at": 2 if dies else -1}
@@ -92,8 +92,8 @@ def test_what_a_node_has_forked_ends_with_its_worker_and_hides_no_death(tmp_path
         pool.close()
 
 
-def test_a_stop_right_after_a_fork_ends_what_was_forked():
-    """Before the default is back: a handler that does nothing would have taken it."""
+def test_a_stop_right_after_a_fork_ends_the_forked_process():
+    """The signal arrives before the default handler is restored."""
     program = (
         "import os, signal\n"
         "me = os.getpid()\n"
@@ -114,7 +114,7 @@ def test_a_stop_right_after_a_fork_ends_what_was_forked():
 
 
 def alive(pid):
-    """Return whether a process is there, and no zombie that nobody in a container takes away."""
+    """Return whether a process runs; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -128,17 +128,17 @@ def test_nodes_do_not_see_what_others_do_to_a_shared_content(grid, workers):
     assert [r.content["metrics"]["seen"] for r in replies] == [0] * NODES
 
 
-def test_workers_go_on_while_the_server_only_sends(grid, queue):
+def test_workers_compute_while_the_server_only_sends(grid, queue):
     server = grid(2, nodes=500)
     for message in messages(server, "evaluate", size=10):
-        server.push_messages([message])  # and never asks for a reply
+        server.push_messages([message])  # no reply is ever asked for
         if len(queue.answers) > 2 * WINDOW:
             return
         time.sleep(0.01)
     pytest.fail("each worker waits for its first replies to be taken")
 
 
-def test_workers_go_on_while_the_server_measures(grid, queue):
+def test_workers_compute_while_the_server_evaluates(grid, queue):
     server = grid(2, nodes=100)
     ids = server.push_messages(messages(server, "evaluate", size=10))
     for _ in range(1000):
@@ -150,8 +150,8 @@ def test_workers_go_on_while_the_server_measures(grid, queue):
     assert len(server.pull_messages(ids)) == len(ids)
 
 
-def test_what_is_due_first_is_computed_first(grid, queue):
-    """All wait for different times: replies come in bulk, yet in the order of arrival."""
+def test_the_message_due_first_is_computed_first(grid, queue):
+    """Nodes wait for different times; replies arrive in bulk, but in order of arrival."""
     network = Ideal(waiting="uniform", waiting_seconds=1.0)
     arrivals = []
     for workers in (1, 2):
@@ -166,19 +166,19 @@ def test_what_is_due_first_is_computed_first(grid, queue):
                 arrived.append(reply.metadata.reply_to_message_id)
                 ids.remove(arrived[-1])
     assert arrivals[0] == arrivals[1]
-    at_once = queue.taken[: workers * WINDOW]  # before all were there to choose from
+    at_once = queue.taken[: workers * WINDOW]  # taken before all messages were there
     assert queue.taken[len(at_once) :] == [i for i in arrived if i not in at_once]
 
 
-def test_a_round_is_computed_in_its_own_order_whatever_arrives_first(grid, queue):
-    """Who iterates works on the first replies while the nodes work on the last ones."""
+def test_a_round_is_computed_in_the_order_of_its_messages(grid, queue):
+    """The server works on the first replies while the nodes compute the last ones."""
     server = grid(2, nodes=150, network=Ideal(waiting="uniform", waiting_seconds=1.0))
     replies = server.send_and_receive(messages(server, "evaluate", size=10))
     assert queue.taken == [reply.metadata.reply_to_message_id for reply in replies]
 
 
-def test_messages_of_one_sending_may_depend_on_each_other(grid):
-    """A node may crash after the first: whether the second finds its state must be known."""
+def test_messages_sent_together_may_depend_on_each_other(grid):
+    """A node may crash after its first message; then its second one finds no state."""
     network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.5, rejoin_seconds=0.5)
     for workers in (1, 2):
         server = grid(workers, network=network)
@@ -192,7 +192,7 @@ def test_messages_of_one_sending_may_depend_on_each_other(grid):
     assert len(expected) > NODES
 
 
-def test_nobody_waits_for_what_was_not_sent():
+def test_waiting_without_a_sent_message_raises_an_error():
     pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 2)
     try:
         with pytest.raises(RuntimeError, match="nothing to wait for"):
@@ -216,12 +216,12 @@ def test_nodes_without_state_cost_nothing(grid):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_replies_are_a_list_that_fills_while_it_is_gone_through(grid, workers):
+def test_replies_are_a_list_that_fills_during_iteration(grid, workers):
     g = grid(workers, Ideal(seconds_per_step=1.0))
     first = g.send_and_receive(messages(g))
     halfway = iter(first)
     next(halfway)
-    second = g.send_and_receive(messages(g))  # the first round is finished before
+    second = g.send_and_receive(messages(g))  # the first round is finished before this one
     assert [r.metadata.src_node_id for r in first] == list(g.get_node_ids())
     assert first[-1] is list(first)[-1]
     assert not g.send_and_receive([])
@@ -229,8 +229,8 @@ def test_replies_are_a_list_that_fills_while_it_is_gone_through(grid, workers):
     assert len(second) == NODES
 
 
-def test_workers_that_are_spawned_answer_as_well():
-    """Where forking is not safe: with a GPU in use, and on other systems than Linux."""
+def test_spawned_workers_reply_too():
+    """Where forking is unsafe: with a GPU in use, and on systems other than Linux."""
     pool = Processes(NodeHostSpec("benchmarks.echo:app", NODES, 1, {}), 2, method="spawn")
     g = LocalGrid(pool, NODES)
     replies = g.send_and_receive(messages(g)[:3])

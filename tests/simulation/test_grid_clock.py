@@ -1,4 +1,4 @@
-"""The Grid on its virtual clock: what arrives when, what is waited for, what is lost."""
+"""The grid on its virtual clock: when replies arrive, how long pulls wait, what is lost."""
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -8,7 +8,7 @@ from simulation.message_size import size_of
 from tests.simulation.grids import NODES, app, growth, messages, seen, sources
 
 
-def test_pull_goes_on_to_the_next_arrival(grid):
+def test_a_pull_advances_to_the_next_arrival(grid):
     g = grid(2, Ideal(seconds_per_step=1.0))
     ids = g.push_messages(messages(g))
     times, nodes = [], []
@@ -25,8 +25,8 @@ def test_pull_goes_on_to_the_next_arrival(grid):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_pull_goes_no_further_than_its_deadline(grid, workers):
-    g = grid(workers, Ideal(seconds_per_step=1.0))  # node n answers after n seconds
+def test_a_pull_advances_no_further_than_its_deadline(grid, workers):
+    g = grid(workers, Ideal(seconds_per_step=1.0))  # node n replies after n seconds
     ids = g.push_messages(messages(g)[2:5])
     steps = [(g.pull_before(ids, deadline), g.virtual_seconds) for deadline in (2.5, 3.0, 3.5)]
     assert [(sources(got), now) for got, now in steps] == [([], 2.5), ([3], 3.0), ([], 3.5)]
@@ -34,7 +34,7 @@ def test_a_pull_goes_no_further_than_its_deadline(grid, workers):
     assert g.virtual_seconds == 4.0
 
 
-def test_a_late_reply_is_there_for_a_later_pull_at_once(grid):
+def test_a_later_pull_gets_a_late_reply_at_once(grid):
     g = grid(1, Ideal(seconds_per_step=1.0))
     ids = g.push_messages(messages(g))
     fast, slow = ids[:4], ids[4:]
@@ -42,15 +42,15 @@ def test_a_late_reply_is_there_for_a_later_pull_at_once(grid):
     assert g.pull_before([], 6.5) == []  # nothing to wait for: time passes
     assert sources(g.pull_before([slow[2], slow[1], *fast[:1], *slow[:1]], 8.0)) == [6, 1, 5]
     assert g.virtual_seconds == 6.5
-    assert sources(g.pull_before(fast, 0.0)) == [2, 3, 4]  # a deadline that is past
+    assert sources(g.pull_before(fast, 0.0)) == [2, 3, 4]  # this deadline is past
     assert g.virtual_seconds == 6.5
     assert sources(g.pull_messages(slow)) == [7]
     assert g.virtual_seconds == 7.0
-    assert g.pull_before(ids, float("inf")) == []  # all fetched
+    assert g.pull_before(ids, float("inf")) == []  # all are fetched
     assert g.virtual_seconds == 7.0
 
 
-def test_all_that_has_come_by_now_is_returned(grid):
+def test_all_replies_that_have_arrived_are_returned(grid):
     g = grid(1, Ideal(waiting="uniform", waiting_seconds=1.0))
     ids = g.push_messages(messages(g))
     assert g.pull_before([], 100.0) == []
@@ -58,7 +58,7 @@ def test_all_that_has_come_by_now_is_returned(grid):
     assert g.virtual_seconds == 100.0
 
 
-def test_replies_of_one_moment_are_in_the_order_they_are_asked_for(grid):
+def test_replies_of_one_moment_are_in_the_order_of_the_request(grid):
     g = grid(1, Ideal(latency_ms=500))
     ids = g.push_messages(messages(g)[:3])
     asked = [ids[2], ids[0], ids[2], ids[1]]
@@ -75,7 +75,7 @@ def test_a_nodes_queue_is_in_the_order_sent_whatever_is_asked_for_first(grid):
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_two_rounds_with_a_slow_node(grid, workers):
-    """The slow node's first answer comes in the second round, its second one after that."""
+    """The slow node's first reply arrives in the second round, its second reply after that."""
     g = grid(workers, Ideal(seconds_per_step=1.0))
     pending, rounds = [], []
     for deadline in (3.0, 6.0, 20.0):
@@ -90,7 +90,7 @@ def test_two_rounds_with_a_slow_node(grid, workers):
 
 
 def lossy_run(g):
-    """Three rounds pulled up to a deadline, one sent and received: who answered when."""
+    """Run three rounds up to a deadline and one without; return which nodes replied when."""
     pending, trace = [], []
     for deadline in (5.0, 10.0, 40.0):
         pending += g.push_messages(messages(g))
@@ -102,7 +102,7 @@ def lossy_run(g):
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_any_number_of_workers_loses_the_same_answers(grid, workers):
+def test_any_number_of_workers_loses_the_same_replies(grid, workers):
     network = Ideal(seconds_per_step=1.0, latency_ms=10, loss=0.4)
     one, many = (lossy_run(grid(count, network, seed=3)) for count in (1, workers))
     assert many == one
@@ -115,8 +115,8 @@ def test_lost_replies_are_waited_for(grid):
     g = grid(1, Ideal(seconds_per_step=1.0, loss=1 - 1e-9))
     ids = g.push_messages(messages(g))
     assert g.pull_messages(ids) == []
-    assert g.virtual_seconds == 0.0  # nothing will ever arrive
-    for deadline in (2.0, 9.0):  # the server does not know
+    assert g.virtual_seconds == 0.0  # no reply will ever arrive
+    for deadline in (2.0, 9.0):  # the server does not know this
         assert g.pull_before(ids, deadline) == []
         assert g.virtual_seconds == deadline
     assert list(g.send_and_receive(messages(g), timeout=5.0)) == []
@@ -127,7 +127,7 @@ def test_lost_replies_are_waited_for(grid):
 
 @pytest.mark.parametrize("loss", [0.0, 0.5, 1 - 1e-9])
 @pytest.mark.parametrize("timeout", [5.0, None])
-def test_replies_are_forgotten_lost_or_late_or_taken(grid, timeout, loss):
+def test_lost_late_and_fetched_replies_are_forgotten(grid, timeout, loss):
     g = grid(1, Ideal(seconds_per_step=1.0, loss=loss))
     assert growth(lambda: list(g.send_and_receive(messages(g, size=10), timeout=timeout))) < 99
 
@@ -143,7 +143,7 @@ def test_replies_that_were_fetched_are_forgotten(grid):
     assert growth(fetch) < 99
 
 
-def test_what_expires_before_a_busy_node_begins_with_it_is_forgotten(grid):
+def test_a_message_that_expires_at_a_busy_node_is_forgotten(grid):
     g = grid(1, Ideal(waiting="fixed", waiting_seconds=1e9), nodes=1)
     g.push_messages(messages(g, size=10))
 
@@ -163,7 +163,7 @@ def test_without_a_time_out_a_round_ends_with_its_last_arrival(grid):
 
 def test_a_time_out_counts_from_the_end_of_the_round_before(grid):
     g = grid(1, Ideal(seconds_per_step=1.0))
-    g.send_and_receive(messages(g))  # not gone through: 7 s
+    g.send_and_receive(messages(g))  # the replies are not read: 7 s
     assert sources(g.send_and_receive(messages(g), timeout=3.0)) == [1, 2, 3]
     assert g.virtual_seconds == 10.0
 
@@ -185,7 +185,7 @@ def test_a_round_takes_as_long_as_its_slowest_link(grid):
 
 
 class Watched(VirtualClock):
-    """Counts the answers that were waited for."""
+    """A clock that counts the replies waited for."""
 
     answers = 0
 
@@ -195,7 +195,7 @@ class Watched(VirtualClock):
 
 
 def asked_by_the_clock(g, count):
-    """Keep a message with every node; return who answers when, in the order of arrival."""
+    """Keep one message with every node; return which node replies when, in order of arrival."""
     flight, trace = [], []
     for message in messages(g, size=10):
         flight += g.push_messages([message])
@@ -210,7 +210,7 @@ def asked_by_the_clock(g, count):
 
 
 def watching():
-    """Return a list of the nodes that have answered in this process, and the app that fills it."""
+    """Return the list of nodes that replied in this process, and the app that fills it."""
     computed = []
 
     def client(message, context):
@@ -221,16 +221,16 @@ def watching():
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_only_answers_that_could_be_the_next_are_waited_for(grid, workers):
+def test_only_replies_that_could_be_the_next_are_waited_for(grid, workers):
     network = Ideal(waiting="uniform", waiting_seconds=1.0)
     clock = Watched(network)
     trace = asked_by_the_clock(grid(workers, clock=clock), 50)
     assert trace == in_turn(VirtualClock(network), 50)
-    assert clock.answers == 50  # not one was waited for before its time
+    assert clock.answers == 50  # no reply was waited for before its time
 
 
 def in_turn(clock, count):
-    """Return what `asked_by_the_clock` does, of nodes that take no steps."""
+    """Return the expected result of `asked_by_the_clock` for nodes that take no steps."""
     due = [(clock.arrival(node, 0.0, 0, 0, 0), node, 1) for node in range(1, NODES + 1)]
     expected = []
     for _ in range(count):
@@ -242,7 +242,7 @@ def in_turn(clock, count):
 
 
 @pytest.mark.parametrize("limits", [{"up_mbps": 1e-4}, {"server_mbps": 1e-4}])
-def test_where_bytes_decide_what_could_come_earlier_is_waited_for(grid, limits):
+def test_where_bytes_decide_possibly_earlier_replies_are_waited_for(grid, limits):
     network = Ideal(waiting="exponential", waiting_seconds=1.0, seconds_per_step=0.5, **limits)
     traces = [asked_by_the_clock(grid(workers, network), 40) for workers in (1, 2, 3)]
     assert traces[0] == traces[1] == traces[2]
@@ -250,8 +250,8 @@ def test_where_bytes_decide_what_could_come_earlier_is_waited_for(grid, limits):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_not_begun_in_time_is_lost_and_takes_no_time(grid, workers):
-    """Node 3 works three seconds on each message: a fourth one within five is too much."""
+def test_a_message_not_begun_in_time_is_lost_and_takes_no_time(grid, workers):
+    """Node 3 works three seconds on each message, so a fourth message expires within five."""
     g = grid(workers, Ideal(seconds_per_step=1.0))
     ids = [g.push_messages(messages(g)[2:3], ttl=5.0)[0] for _ in range(4)]
     arrived = []
@@ -263,7 +263,7 @@ def test_what_is_not_begun_in_time_is_lost_and_takes_no_time(grid, workers):
 
 
 def test_bounds_hold_where_waiting_messages_are_lost(grid):
-    """A node that drops a message is free earlier than it would have been."""
+    """A node that drops an expired message is free earlier."""
     network = Ideal(waiting="fixed", waiting_seconds=3.0)
     g = grid(1, network)
     ids = [g.push_messages(messages(g)[:1], ttl=ttl)[0] for ttl in (9.0, 1.0, 9.0)]
@@ -275,7 +275,7 @@ def test_bounds_hold_where_waiting_messages_are_lost(grid):
 
 
 def promising(g, steps):
-    """Return messages that promise local steps: partition n answers after n + 1."""
+    """Return messages with declared local steps: partition n replies after n + 1 s."""
     sent = []
     for node, count in steps.items():
         content = RecordDict(dict(messages(g)[node - 1].content))
@@ -284,12 +284,12 @@ def promising(g, steps):
     return sent
 
 
-def test_what_a_message_promises_need_not_be_computed_before_what_comes_first(grid):
+def test_a_message_with_declared_steps_is_not_computed_before_its_turn(grid):
     computed, client = watching()
     g = grid(1, Ideal(seconds_per_step=1.0), client=client)
     ids = g.push_messages(promising(g, {1: 1.0, 5: 5.0}))
     assert sources(g.pull_messages(ids)) == [1]
-    assert computed == [1]  # the other cannot be there before 5
+    assert computed == [1]  # the other reply cannot arrive before 5
     again = g.push_messages(promising(g, {1: 1.0}))
     assert sources(g.pull_messages([*ids[1:], *again])) == [1]
     assert g.virtual_seconds == 2.0
@@ -298,7 +298,7 @@ def test_what_a_message_promises_need_not_be_computed_before_what_comes_first(gr
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_who_promised_more_than_it_did_took_its_time_all_the_same(grid, workers):
+def test_a_node_that_took_fewer_steps_than_declared_still_takes_their_time(grid, workers):
     g = grid(workers, Ideal(seconds_per_step=1.0))
     sent = promising(g, {1: 4.0, 3: 2.0})
     sent[1].content["config"]["raise-at"] = 2  # the partition of node 3

@@ -1,4 +1,4 @@
-"""What a message's content counts: all of its records, as Flower serialises them."""
+"""The size of a message's content: all its records, as Flower serialises them."""
 
 from pathlib import Path
 
@@ -21,25 +21,25 @@ NAMES = st.text(max_size=9)
 
 
 @given(st.dictionaries(NAMES, st.one_of(*ONES, *LISTS), max_size=6))
-def test_a_configuration_is_as_long_as_flower_makes_it(values):
+def test_a_config_is_as_long_as_flower_serialises_it(values):
     record = ConfigRecord(values)
     assert record_bytes(record) == record_bytes(record) == len(record.deflate())
 
 
 @given(st.dictionaries(NAMES, NUMBERS | LISTS[1] | LISTS[2], max_size=6))
-def test_metrics_are_as_long_as_flower_makes_them(values):
+def test_metrics_are_as_long_as_flower_serialises_them(values):
     record = MetricRecord(values)
     assert record_bytes(record) == record_bytes(record) == len(record.deflate())
 
 
-def test_the_link_measures_as_the_engine_does():
-    """Neither may import the other, so it is one text in both."""
+def test_the_link_measures_like_the_engine():
+    """The link and the engine must not import each other, so both have the same file."""
     theirs = Path(compression.flower.__file__).with_name("message_size.py")
     assert Path(message_size.__file__).read_text() == theirs.read_text()
 
 
-def test_what_flower_cannot_send_ends_nothing():
-    """It may well travel within one process."""
+def test_values_that_flower_cannot_send_raise_no_error():
+    """Such values may be sent within one process."""
     assert record_bytes(MetricRecord({"a": 1 << 70})) == 0
     assert record_bytes(ConfigRecord({"a": "\udc80"})) == 0
 

@@ -8,14 +8,14 @@ import pytest
 
 from simulation.processes import ProcessTree, orderly_exit
 
-# A child that starts a grandchild in a session of its own and leaves it behind, deaf to SIGTERM.
+# A child that starts a grandchild in a new session and leaves it; the grandchild ignores SIGTERM.
 GRANDCHILD = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 CHILD = f"""
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", {GRANDCHILD!r}], start_new_session=True)
 """
 
-# One that starts another without the marker, as Ray's agents are once they have their titles.
+# A process that starts another one without the marker, as Ray's agents do after renaming.
 UNMARKED = """
 import subprocess, sys, time
 words = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -40,7 +40,7 @@ def test_a_tree_ends_with_its_orphans(tmp_path: Path) -> None:
         tree.start([sys.executable, "-c", CHILD], {}, log).wait()
         bystander = other.start([sys.executable, "-c", "import time; time.sleep(60)"], {}, log)
     assert len(tree.alive()) == 1  # the orphan
-    time.sleep(0.3)  # until it no longer listens to SIGTERM
+    time.sleep(0.3)  # until it ignores SIGTERM
 
     tree.end(grace=0.2)
 
@@ -51,7 +51,7 @@ def test_a_tree_ends_with_its_orphans(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="parents are known on Linux alone")
-def test_a_tree_ends_with_children_that_bear_no_mark(tmp_path: Path) -> None:
+def test_a_tree_ends_with_children_without_the_mark(tmp_path: Path) -> None:
     tree, name = ProcessTree(), str(tmp_path).encode()
     with (tmp_path / "log").open("wb") as log:
         tree.start([sys.executable, "-c", UNMARKED, str(tmp_path)], {}, log)
@@ -69,7 +69,7 @@ def test_a_tree_ends_with_children_that_bear_no_mark(tmp_path: Path) -> None:
 
 
 def environ_of(pid: int) -> bytes:
-    """What a process was started with; nothing of one that has ended."""
+    """Return the environment that a process was started with; b"" if it has ended."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -85,7 +85,7 @@ def test_interrupts_unwind_the_stack(name: str, code: int) -> None:
     assert (process.returncode, process.stdout.strip()) == (code, "cleaned up")
 
 
-def test_handlers_of_others_stay() -> None:
+def test_other_signal_handlers_stay() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:

@@ -1,4 +1,4 @@
-"""Loopback is reached by no proxy; others are, as the environment says, and messages name it."""
+"""Loopback is reached without a proxy; other hosts use the proxies of the environment."""
 
 import os
 import re
@@ -28,14 +28,15 @@ def proxied(monkeypatch):
 
 
 def by_httpx(url):
-    """Return whether httpx goes by a proxy for a URL."""
-    with httpx.Client(verify=False) as client:  # reading certificates takes longer than all else
+    """Return whether httpx uses a proxy for a URL."""
+    # Reading certificates would take longer than the whole test.
+    with httpx.Client(verify=False) as client:
         return client._transport_for_url(httpx.URL(url)) is not client._transport
 
 
 @pytest.mark.parametrize("said", ["", "a.org, b.org", "127.0.0.1,a.org"])
 @pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
-def test_loopback_is_an_exception_in_both_spellings(name, said, monkeypatch):
+def test_loopback_is_excepted_in_both_spellings(name, said, monkeypatch):
     monkeypatch.setenv(name, said)
     assert by_httpx("http://localhost:8000")
     keep_loopback_direct()
@@ -54,7 +55,7 @@ def test_loopback_is_an_exception_in_both_spellings(name, said, monkeypatch):
     assert ("a.org" in said) is not by_httpx("https://a.org")
 
 
-def test_gprcs_own_exceptions_are_kept_where_there_are_some(monkeypatch):
+def test_grpcs_own_exceptions_are_kept(monkeypatch):
     monkeypatch.delenv("no_grpc_proxy")
     keep_loopback_direct()
     assert "no_grpc_proxy" not in os.environ
@@ -63,7 +64,7 @@ def test_gprcs_own_exceptions_are_kept_where_there_are_some(monkeypatch):
     assert dict(os.environ)["no_grpc_proxy"] == "a.org,localhost,127.0.0.1,::1"
 
 
-def test_another_name_of_loopback_is_one_too():
+def test_another_name_of_loopback_is_excepted_too():
     keep_loopback_direct("127.0.0.2:8000")
     assert not by_httpx("http://127.0.0.2:8000")
     keep_loopback_direct("192.0.2.1:8000")
@@ -75,7 +76,7 @@ def test_another_name_of_loopback_is_one_too():
     ["::1/128", "[::1]", "[::1]/128", "fd00::/8,a.org", "a\tb", "é", "http://a:b", "[", "a.org,*"],
 )
 def test_exceptions_that_httpx_cannot_read_stop_no_client(said, monkeypatch):
-    """It raises for them also where no proxy is set: `no_proxy=::1/128` is in many networks."""
+    """httpx would raise an error for them even without a proxy; `no_proxy=::1/128` is common."""
     monkeypatch.setattr(proxies, "ipv6_networks", {})
     monkeypatch.setenv("no_proxy", said)
     keep_loopback_direct()
@@ -88,10 +89,10 @@ def test_exceptions_that_httpx_cannot_read_stop_no_client(said, monkeypatch):
     ("said", "address"),
     [("fd00::/8", "[fd00::7]:9"), ("10.0.0.0/8", "10.1.2.3:9"), ("[fd00::7]", "[fd00::7]:9")],
 )
-def test_a_network_is_the_server_that_it_holds(said, address, monkeypatch):
+def test_an_excepted_network_covers_the_server_in_it(said, address, monkeypatch):
     monkeypatch.setattr(proxies, "ipv6_networks", {})
     monkeypatch.setenv("no_proxy", said)
-    keep_loopback_direct()  # before it is known where the server is
+    keep_loopback_direct()  # before the server's address is known
     keep_loopback_direct("[fe80::1]:9")
     keep_loopback_direct("11.1.2.3:9")
     assert by_httpx("http://[fe80::1]:9")
@@ -101,7 +102,7 @@ def test_a_network_is_the_server_that_it_holds(said, address, monkeypatch):
     assert proxy_of(address, False) == ""
 
 
-def test_blanks_around_a_proxy_are_not_of_it(monkeypatch):
+def test_blanks_around_a_proxy_are_removed(monkeypatch):
     monkeypatch.setenv("http_proxy", " http://127.0.0.1:9\n")
     keep_loopback_direct()
     expect_usable_proxies("other.org:8000")
@@ -129,7 +130,7 @@ def test_which_proxy_is_in_use(monkeypatch):
     assert by_proxy("other.org:8000", True) == ""
 
 
-def test_what_no_client_can_use_is_one_line(monkeypatch):
+def test_an_unusable_proxy_gives_one_line(monkeypatch):
     expect_usable_proxies()
     monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:9")
     monkeypatch.setattr(proxies, "find_spec", lambda name: None)
@@ -147,7 +148,7 @@ MALFORMED = ["http://foo:bar:baz", "foo:bar:baz", "http://[::1", "http://:3128",
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTPS_PROXY", "all_proxy"])
 @pytest.mark.parametrize("said", [*MALFORMED, "http://a b:1", "http://me:secret@foo:bar:baz"])
-def test_one_that_cannot_be_read_is_named_and_its_password_is_not(name, said, monkeypatch):
+def test_an_unreadable_proxy_is_named_without_its_password(name, said, monkeypatch):
     for spelling in (name.lower(), name.upper()):
         monkeypatch.delenv(spelling)
     monkeypatch.setenv(name, said)
@@ -161,7 +162,7 @@ def test_one_that_cannot_be_read_is_named_and_its_password_is_not(name, said, mo
 
 
 @pytest.mark.parametrize("said", [*MALFORMED, "gopher://127.0.0.1:9"])
-def test_on_loopback_any_proxy_will_do(said, monkeypatch):
+def test_on_loopback_any_proxy_setting_works(said, monkeypatch):
     for kind in ("http", "https", "all"):
         monkeypatch.setenv(f"{kind}_proxy", said)
     with pytest.raises(UsageError, match=r"no SuperLink answers at 127\.0\.0\.1:1: "):
@@ -170,7 +171,7 @@ def test_on_loopback_any_proxy_will_do(said, monkeypatch):
     assert os.environ["http_proxy"] == said
 
 
-def test_a_blank_one_is_none(monkeypatch):
+def test_a_blank_proxy_counts_as_none(monkeypatch):
     for kind in KINDS:
         monkeypatch.setenv(f"{kind}_proxy", "  ")
         monkeypatch.setenv(f"{kind}_proxy".upper(), "  ")
@@ -186,7 +187,7 @@ def new_key():
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def test_who_is_not_reached_by_a_proxy_is_told_so():
+def test_an_error_names_the_proxy_in_use():
     with pytest.raises(UsageError) as said:
         Superlink("192.0.2.1:8000")
     words = f"no SuperLink answers at 192.0.2.1:8000 by the proxy {DEAD[7:]}: "

@@ -1,6 +1,6 @@
-"""Where memory is short messages go through files on disk; where disk is, one line says so.
+"""With little memory, messages pass through files on disk; with little disk, one line reports it.
 
-`/dev/shm` of Docker's default size, 64 MB, is a tmpfs of a few MB here: mounting one takes root.
+A tmpfs of a few MB stands for `/dev/shm` of Docker's default size, 64 MB; mounting it needs root.
 """
 
 import logging
@@ -24,7 +24,7 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture
 def mounted(tmp_path):
-    """Mount a tmpfs of a size, and so many inodes; return its folder."""
+    """Return a function that mounts a tmpfs (size, number of inodes) and returns its folder."""
     folders = []
 
     def mount(name, size, inodes=1000):
@@ -44,7 +44,7 @@ def mounted(tmp_path):
 
 @pytest.fixture
 def run(monkeypatch, caplog):
-    """Send messages of a size to nodes in two workers; return replies, and what the log says."""
+    """Return a function that sends messages to nodes in two workers; it returns replies and log."""
 
     def answers(memory, disk, size, **config):
         monkeypatch.setattr(channel, "MEMORY", str(memory))
@@ -65,12 +65,12 @@ def run(monkeypatch, caplog):
 
 
 def whole(replies, size):
-    """Whether each node's second reply holds what it was sent."""
+    """Return whether each node's second reply holds the bytes sent."""
     data = np.arange(size, dtype=np.uint8).tobytes()
     return [reply[2] == data for reply in replies[NODES:]] == [True] * NODES
 
 
-def test_with_room_in_memory_nothing_goes_to_disk(mounted, run, tmp_path):
+def test_with_room_in_memory_nothing_is_written_to_disk(mounted, run, tmp_path):
     memory = mounted("memory", 64 * MEGABYTE)
     replies, said = run(memory, tmp_path, 2 * MEGABYTE)
     assert whole(replies, 2 * MEGABYTE)
@@ -79,7 +79,7 @@ def test_with_room_in_memory_nothing_goes_to_disk(mounted, run, tmp_path):
 
 
 @pytest.mark.parametrize("size", [MEGABYTE, 3 * MEGABYTE, 20 * MEGABYTE])
-def test_little_memory_is_not_filled_and_the_rest_goes_to_disk(mounted, run, tmp_path, size):
+def test_little_memory_is_not_filled_and_the_rest_is_written_to_disk(mounted, run, tmp_path, size):
     memory, disk = mounted("memory", 4 * MEGABYTE), tmp_path / "disk"
     disk.mkdir()
     replies, said = run(memory, disk, size)
@@ -116,7 +116,7 @@ def test_no_room_anywhere_ends_in_one_line(mounted, run, size, inodes):
 
 
 def test_no_room_for_replies_ends_in_one_line(mounted, run):
-    """The messages fit: the workers find no room for what they answer."""
+    """The messages fit, but the workers find no room for their replies."""
     memory, disk = mounted("memory", MEGABYTE), mounted("disk", 12 * MEGABYTE)
     with pytest.raises(EngineError, match="no room for what nodes and server send each other"):
         run(memory, disk, 2_500_000)
@@ -139,7 +139,7 @@ def test_files_of_workers_that_died_are_gone_at_once(run, tmp_path, monkeypatch)
             replies = list(grid.send_and_receive(messages(grid, size=MEGABYTE, **{"die-at": 3})))
             assert any(reply.has_error() for reply in replies), deaths
             files = [file for file in memory.rglob("*") if file.is_file()]
-            assert len(files) <= 2 * 2 * 2  # workers, ways, slots
+            assert len(files) <= 2 * 2 * 2  # workers, directions, slots
     assert not any(memory.iterdir())
 
 
@@ -150,7 +150,7 @@ def test_a_message_without_large_parts_takes_no_file(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_what_was_too_large_is_as_if_never_sent(tmp_path, monkeypatch):
+def test_a_message_that_is_too_large_has_no_effect(tmp_path, monkeypatch):
     monkeypatch.setattr(channel, "disk_usage", lambda folder: (MEGABYTE, 0, MEGABYTE))
     here, there = channel_pair(tmp_path)
     large, small = (
@@ -170,7 +170,7 @@ def channel_pair(folder):
     return tuple(channel.Channel(end, [folder], "x", 2) for end in ends)
 
 
-def test_memory_is_left_to_others(mounted, tmp_path):
+def test_memory_is_left_for_other_processes(mounted, tmp_path):
     memory = mounted("memory", 8 * MEGABYTE)
     for number, place in enumerate([0, 0, 1, 1]):
         shared = channel.Shared([folder / f"a-{number}" for folder in (memory, tmp_path)])
@@ -178,13 +178,13 @@ def test_memory_is_left_to_others(mounted, tmp_path):
         assert shutil.disk_usage(memory).free >= 2 * MEGABYTE
 
 
-def test_who_has_one_folder_alone_may_fill_it(mounted):
+def test_with_one_folder_only_it_may_be_filled(mounted):
     memory = mounted("memory", 8 * MEGABYTE)
     shared = channel.Shared([memory / "a"])
     assert shared.write([memoryview(bytes(7 * MEGABYTE))]).place == 0
 
 
-def test_a_start_sweeps_what_the_dead_have_left(tmp_path, monkeypatch):
+def test_a_start_removes_files_of_dead_processes(tmp_path, monkeypatch):
     places = [tmp_path / name for name in ("memory", "disk")]
     for place in places:
         (place / "edgewire-1-run-abcdefgh").mkdir(parents=True)

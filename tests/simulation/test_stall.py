@@ -1,4 +1,4 @@
-"""Nobody waits for nodes, or replies, that will never come."""
+"""A wait for nodes or replies that will never come ends with an error."""
 
 import itertools
 import threading
@@ -17,13 +17,13 @@ from simulation.stall import MissingNodesError
 
 
 class Silent:
-    """A pool without a node that is ever asked."""
+    """A pool whose nodes never receive a message."""
 
     def put(self, message, **how):
-        """Take a message."""
+        """Ignore a message."""
 
     def tend(self):
-        """Nobody is at work."""
+        """Do nothing: no worker exists."""
 
 
 def grid_of(nodes, network=None):
@@ -50,8 +50,8 @@ def repeat(function, *arguments):
 
 @settings(deadline=None)
 @given(nodes=st.integers(1, 9), least=st.integers(0, 9), drawn=st.integers(0, 9))
-def test_a_strategy_of_flowers_that_wants_more_nodes_than_there_are_ends(nodes, least, drawn):
-    """It samples with this function, which waits for ever and says so once a second."""
+def test_a_flower_strategy_that_needs_more_nodes_ends(nodes, least, drawn):
+    """Flower's strategies sample with this function, which alone would wait for ever."""
     if (wanted := max(least, drawn)) > nodes:
         with pytest.raises(MissingNodesError, match=rf"waits for {wanted} .* --nodes {wanted} "):
             sample_nodes(grid_of(nodes), least, drawn)
@@ -59,7 +59,7 @@ def test_a_strategy_of_flowers_that_wants_more_nodes_than_there_are_ends(nodes, 
         assert len(sample_nodes(grid_of(nodes), least, drawn)[0]) == drawn
 
 
-def test_a_loop_of_somebodys_own_ends(hurry):
+def test_an_apps_own_loop_ends(hurry):
     grid = grid_of(1)
     with pytest.raises(MissingNodesError, match=r"in vain for 540 s: with 1 node, .*--nodes"):
         repeat(grid.get_node_ids)
@@ -71,29 +71,29 @@ def test_a_loop_for_a_reply_that_is_lost_ends(hurry):
         repeat(grid.pull_messages, ["1-1"])
 
 
-def test_who_sends_between_two_looks_does_not_wait(hurry):
+def test_an_app_that_sends_between_two_calls_does_not_wait(hurry):
     grid = grid_of(2)
     for _ in range(5 * stall.ASKS):
         grid.get_node_ids()
         grid.push_messages([])
 
 
-def test_who_waits_for_a_moment_does_not_wait_for_ever(hurry):
+def test_a_short_wait_is_no_stall(hurry):
     grid = grid_of(2, Ideal(join_seconds=5.0))
     for second in range(5 * stall.ASKS):
         grid.get_node_ids()
         grid.pull_before([], second)
 
 
-def test_who_computes_between_two_looks_does_not_wait(hurry, monkeypatch):
+def test_an_app_that_computes_between_two_calls_does_not_wait(hurry, monkeypatch):
     cpu = itertools.count()
     monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu) * stall.SECONDS / 5)
     for _ in range(5):
         repeat(grid_of(1).get_node_ids)
 
 
-def test_who_only_shows_that_it_waits_waits(monkeypatch, said):
-    """A spinner's thread, beside a loop that asks every three seconds."""
+def test_an_app_with_a_spinner_is_waiting(monkeypatch, said):
+    """A spinner's thread uses CPU time beside a loop that asks every three seconds."""
     seconds = itertools.count()
     monkeypatch.setattr(stall.time, "monotonic", lambda: 3 * next(seconds))
     cpu = itertools.count()
@@ -106,7 +106,7 @@ def test_who_only_shows_that_it_waits_waits(monkeypatch, said):
     assert len(said) == 1
 
 
-def test_who_waits_after_it_has_computed_waits(hurry, monkeypatch):
+def test_an_app_that_waits_after_computing_is_waiting(hurry, monkeypatch):
     cpu = itertools.chain((second * 20 for second in range(30)), itertools.repeat(600))
     monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu))
     grid = grid_of(1)
@@ -116,7 +116,7 @@ def test_who_waits_after_it_has_computed_waits(hurry, monkeypatch):
         repeat(grid.get_node_ids)
 
 
-def test_other_threads_may_look_as_often_as_they_like_and_one_line_says_so(hurry, said):
+def test_other_threads_may_poll_freely_and_one_line_is_logged(hurry, said):
     grid, looks = grid_of(2), []
 
     def look():
@@ -130,7 +130,7 @@ def test_other_threads_may_look_as_often_as_they_like_and_one_line_says_so(hurry
     assert "in vain for 540 s: with 2 nodes" in said[0]
 
 
-def test_it_is_said_before_the_run_ends(monkeypatch, said):
+def test_a_stall_is_logged_before_the_run_ends(monkeypatch, said):
     seconds = itertools.count()
     monkeypatch.setattr(stall.time, "monotonic", lambda: next(seconds))
     grid = grid_of(2)

@@ -1,4 +1,4 @@
-"""A grid that goes on with what another one has come to, at any moment, with any workers."""
+"""A grid continues from another grid's saved state, at any moment and with any workers."""
 
 import copy
 import multiprocessing
@@ -21,7 +21,7 @@ STEPS = 30
 
 
 def asked(grid, steps, open_ids):
-    """Send to whoever is there every third step, take what comes next; return what was seen."""
+    """Send to all present nodes at every third step, pull at each; return the replies seen."""
     trace = []
     for step in steps:
         if step % 3 == 0:
@@ -34,7 +34,7 @@ def asked(grid, steps, open_ids):
 
 
 @pytest.mark.parametrize(("workers", "then"), [(1, 1), (1, 2), (2, 3), (3, 1)])
-def test_a_grid_goes_on_in_the_middle_of_everything(grid, workers, then):
+def test_a_grid_continues_from_a_state_saved_at_any_moment(grid, workers, then):
     first = grid(1, NETWORK, seed=4)
     first.follow(1000)
     whole = asked(first, range(STEPS), [])
@@ -43,14 +43,14 @@ def test_a_grid_goes_on_in_the_middle_of_everything(grid, workers, then):
     first.follow(1000)
     before = asked(first, range(STEPS // 2), ids)
     state = copy.deepcopy(first.save())
-    assert state.early  # replies under way
+    assert state.early  # replies are under way
     second = grid(then, NETWORK, seed=4)
     second.follow(1000)
     second.load(state)
     assert before + asked(second, range(STEPS // 2, STEPS), ids) == whole
 
 
-def test_a_grid_that_was_saved_goes_on_as_if_it_had_not_been(grid):
+def test_saving_does_not_change_a_grid(grid):
     whole = asked(grid(2, NETWORK, seed=4), range(STEPS), [])
     saved, ids, trace = grid(2, NETWORK, seed=4), [], []
     for step in range(STEPS):
@@ -59,7 +59,7 @@ def test_a_grid_that_was_saved_goes_on_as_if_it_had_not_been(grid):
     assert trace == whole
 
 
-def test_what_is_compared_goes_on_too(grid):
+def test_the_comparison_with_a_link_continues_too(grid):
     def sent(made, times):
         for _ in range(times):
             made.send_and_receive(messages(made, size=10_000))
@@ -78,18 +78,18 @@ def test_what_is_compared_goes_on_too(grid):
 
 @pytest.fixture
 def pool():
-    """Two workers, with something that two nodes keep."""
+    """Two workers; two of the nodes have a state."""
     made = make_pool(NodeHostSpec(app, 7, 1, {}), 2)
     made.load({n: RecordDict({"memory": ConfigRecord({"calls": 5})}) for n in (2, 3)})
     yield made
     made.close()
 
 
-def test_nodes_keep_what_they_are_given(pool):
+def test_nodes_keep_the_loaded_states(pool):
     assert {n: each["memory"]["calls"] for n, each in pool.states().items()} == {2: 5, 3: 5}
 
 
-def test_a_worker_that_dies_takes_its_nodes_along(pool):
+def test_a_worker_that_dies_loses_its_nodes_states(pool):
     first = multiprocessing.active_children()
     os.kill(min(child.pid for child in first), signal.SIGKILL)
     left = list(pool.states())

@@ -5,7 +5,7 @@ import task.datasets.mnist as mnist_module
 
 @pytest.fixture(scope="session")
 def published():
-    """Torchvision's own readers; imported here, as that takes seconds and two workers collect."""
+    """Return torchvision's data sets; the import is here, because it takes seconds."""
     from torchvision import datasets
 
     return datasets
@@ -13,6 +13,6 @@ def published():
 
 @pytest.fixture
 def empty_place(tmp_path, monkeypatch):
-    """No data in the current folder, and none from Debian."""
+    """A folder without data sets, and none from Debian."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mnist_module, "DEBIAN", tmp_path / "debian")

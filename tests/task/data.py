@@ -1,4 +1,4 @@
-"""What tests of data sets share: MNIST's files, small, and what an error says."""
+"""Helpers for tests of data sets: small MNIST files, and the text of an error."""
 
 import gzip
 import struct

@@ -1,4 +1,4 @@
-"""Costs of layers, and cuts that balance them."""
+"""The costs of layers, and cuts that balance them."""
 
 from functools import partial
 from itertools import combinations, pairwise
@@ -60,22 +60,22 @@ def test_more_segments_than_layers_are_refused():
         balanced([LayerCosts(1, 0, 1, 0)] * 2, 3)
 
 
-def test_shares_of_the_parts_are_those_of_the_model():
+def test_costs_are_shares_that_add_up_to_1():
     make = partial(build_model, "four_layers", channels=1, size=8, classes=10)
     costs = costs_of(make, parts_of(make, (1, 2), (1, 8, 8)), 10, 32)
     assert sum(cost.forward + cost.backward for cost in costs) == pytest.approx(1)
     assert all(cost.module > 0 for cost in costs[:-1])
     assert costs[-1].module == 0
     alone = costs_of(make, parts_of(make, (), (1, 8, 8)), 10, 0)
-    # a matrix takes two products back, the first layer needs no gradient of its input
+    # A matrix needs two products in the backward pass; the first layer needs no input gradient.
     assert 1.5 < alone[0].backward / alone[0].forward <= 2
 
 
-def test_what_layers_take_is_measured():
+def test_costs_of_layers_are_measured():
     make = partial(build_model, "four_layers", channels=1, size=8, classes=10)
     found = measure(make, torch.randn(16, 1, 8, 8), 10, 32)
     assert all(each.seconds > 0 for each in found)
     assert [each.module_seconds > 0 for each in found] == [True, True, True, False]
     assert found[1].nbytes >= 4 * 4 * (128 * 256 + 256)
-    # a convolution's output, before it is pooled, is kept for the way back
+    # A convolution's output, before pooling, is stored for the backward pass.
     assert found[0].nbytes >= 4 * 16 * 32 * 8 * 8

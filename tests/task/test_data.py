@@ -1,4 +1,4 @@
-"""Data are what the code takes them for, or are refused in one line before anything is trained."""
+"""Invalid data are refused in one line before training."""
 
 from dataclasses import replace
 
@@ -73,7 +73,7 @@ BAD = {
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Return a function that makes `load_data("mine")` return what it is given."""
+    """Return a function that makes `load_data("mine")` return its argument."""
 
     def register(data):
         DATASETS.names()
@@ -84,7 +84,7 @@ def registered(monkeypatch):
 
 @pytest.mark.parametrize("size", [None, 16])
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_data_is_refused_in_one_line(registered, case, size):
+def test_invalid_data_is_refused_in_one_line(registered, case, size):
     data, part = BAD[case]
     registered(data)
     if size and case == "channels last":
@@ -99,7 +99,7 @@ def test_what_is_no_data_is_refused_in_one_line(registered, case, size):
     assert "\n" not in str(error.value)
 
 
-def test_what_is_wrong_of_the_test_set_is_seen_too():
+def test_an_invalid_test_set_is_refused_too():
     bad = replace(DATA, test=Split(GOOD.images / 255, GOOD.labels))
     with pytest.raises(TaskError, match=r"^mine: test\.images are torch\.float32"):
         expect_usable("mine", bad)
@@ -115,7 +115,7 @@ def test_what_is_wrong_of_the_test_set_is_seen_too():
     strided=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_what_is_valid_but_odd_is_taken_and_means_what_it_does_in_plain_pytorch(
+def test_unusual_valid_data_means_the_same_as_in_plain_pytorch(
     count, channels, side, classes, own, strided, seed
 ):
     random = np.random.default_rng(seed)
@@ -139,6 +139,6 @@ def test_what_is_valid_but_odd_is_taken_and_means_what_it_does_in_plain_pytorch(
     ("given", "mean"),
     [(GOOD.images.float(), (0.5,) * 3), (GOOD.images / 255, ()), (GOOD.images, (0.5,))],
 )
-def test_nothing_else_is_normalised_either(given, mean):
+def test_no_other_data_is_normalised(given, mean):
     with pytest.raises(TaskError):
         prepare(given, mean, mean)

@@ -1,4 +1,4 @@
-"""Every data set by its name: read as published, missing, damaged, downloaded and resized."""
+"""Every data set by name: read as published, missing, damaged, downloaded and resized."""
 
 import gzip
 import hashlib
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("empty_place")
 
 
 def write_cifar(root, reader, monkeypatch):
-    """Tiny files of the true form, and torchvision told their MD5 sums."""
+    """Write tiny files in the true format, and give their MD5 sums to torchvision."""
     folder = root / reader.base_folder
     folder.mkdir(parents=True)
     key = "labels" if reader.__name__ == "CIFAR10" else "fine_labels"
@@ -71,7 +71,7 @@ def test_digits_are_those_of_scikit_learn(monkeypatch, file):
     assert sorted(found) == sorted(([i], t) for i, t in zip(images, bunch.target, strict=True))
 
 
-def test_digits_of_a_device_without_scikit_learn(monkeypatch, tmp_path):
+def test_digits_on_a_device_without_scikit_learn(monkeypatch, tmp_path):
     from sklearn import datasets
 
     whole = load_data("digits")
@@ -91,7 +91,7 @@ def test_digits_of_a_device_without_scikit_learn(monkeypatch, tmp_path):
     [b"", b"not a gzip", gzip.compress(b"1,2\n", mtime=0), None],
     ids=["empty", "no gzip", "too few", "a folder"],
 )
-def test_a_file_of_digits_that_is_none(content, tmp_path):
+def test_an_invalid_file_of_digits(content, tmp_path):
     own = tmp_path / "digits.csv.gz"
     own.write_bytes(content) if content is not None else own.mkdir()
     with pytest.raises(TaskError, match="copy it again"):
@@ -120,7 +120,7 @@ def test_digits_are_split_the_same_way_for_ever():
     assert hashlib.sha256(labels).hexdigest()[:16] == "7d108ee8fe30bb90"
 
 
-def test_missing_says_where_it_looked_and_what_to_do(tmp_path):
+def test_an_error_for_missing_data_names_the_place_and_the_remedy(tmp_path):
     with pytest.raises(TaskError) as error:
         load_data("fashion_mnist")
     assert one_line(error) == (
@@ -174,7 +174,7 @@ def test_damaged_cifar_is_named(tmp_path, monkeypatch, published):
         RuntimeError("x\nno such host\n"),
     ],
 )
-def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch, published, name, failure):
+def test_a_failed_download_gives_one_line(tmp_path, monkeypatch, published, name, failure):
     def fail(*_, **__):
         raise failure
 
@@ -195,7 +195,7 @@ def test_a_download_is_read_and_not_repeated(tmp_path, monkeypatch, published):
     first = load_data("fashion_mnist", download=True)
     again = load_data(
         "fashion_mnist", download=True
-    )  # a second fetch would fail: the folder exists
+    )  # a second download would fail, because the folder exists
     assert (tmp_path / "data/FashionMNIST/raw").is_dir()
     assert torch.equal(first.train.images, again.train.images)
 

@@ -61,7 +61,7 @@ def test_layout_is_parameters_then_float_buffers():
     assert flat.num_parameters == sum(p.numel() for p in parameters.values())
     assert flat.state.dtype == torch.float32
     assert torch.equal(flat.state, expected)
-    # everything but the counters that BatchNorm keeps, which stay local
+    # Everything except BatchNorm's counters, which stay local.
     assert set(module.state_dict()) - set(flat.state_dict()) == {
         n for n in module.state_dict() if n.endswith("num_batches_tracked")
     }
@@ -89,7 +89,7 @@ def test_parameters_gradients_and_buffers_share_the_flat_memory():
     assert statistics.any()
 
 
-def test_zero_grad_takes_the_gradients_back_after_they_were_set_to_none():
+def test_zero_grad_restores_the_flat_gradients_after_none():
     flat = FlatModel(build_model("mlp", channels=1, size=8, classes=3))
     flat.module.zero_grad(set_to_none=True)
     flat.parameters.grad = None
@@ -100,8 +100,8 @@ def test_zero_grad_takes_the_gradients_back_after_they_were_set_to_none():
     assert torch.equal(flat.parameters.grad, expected)
 
 
-def test_collected_gradients_are_those_that_views_would_hold():
-    """Whatever was there before, and a parameter that took no part has a gradient of 0."""
+def test_collected_gradients_equal_those_in_views():
+    """Earlier gradients do not matter, and a parameter without a gradient gets 0."""
     flat = FlatModel(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 5)))
     images = torch.randn(2, 1, 4, 4).to(memory_format=torch.channels_last)
     flat.zero_grad()
@@ -149,7 +149,7 @@ def test_load_refuses_another_shape(shape):
 
 
 class Odd(nn.Module):
-    """Shared weights, a frozen layer, a shared buffer, a local buffer, an integer one."""
+    """Shared weights, a frozen layer, a shared buffer, a local buffer and an integer buffer."""
 
     def __init__(self):
         super().__init__()
@@ -203,7 +203,7 @@ def test_shared_frozen_scalar_and_local_tensors():
 
 
 class Replacing(nn.Module):
-    """Puts other tensors in the place of its buffers, as a forward pass may."""
+    """A model whose forward pass replaces its buffers by other tensors."""
 
     def __init__(self):
         super().__init__()
@@ -219,7 +219,7 @@ class Replacing(nn.Module):
         return self.a(x)
 
 
-def test_what_a_forward_pass_puts_in_the_place_of_buffers_is_state_too():
+def test_replaced_buffers_are_state_too():
     flat = FlatModel(Replacing())
     for _ in range(2):
         flat.load(torch.arange(8.0))
@@ -250,7 +250,7 @@ def test_what_a_forward_pass_puts_in_the_place_of_buffers_is_state_too():
     ],
     ids=str,
 )
-def test_native_tensors_are_arrays_and_back(tensor):
+def test_native_tensors_to_arrays_and_back(tensor):
     module = nn.Linear(1, 1)
     module.register_buffer("odd", tensor.clone(memory_format=torch.preserve_format))
     flat = FlatModel(module)

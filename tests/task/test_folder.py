@@ -32,18 +32,18 @@ def test_class_folders_become_a_fixed_80_20_split(tmp_path):
     assert (data.classes, data.mean, data.std) == (2, (0.5,) * 3, (0.25,) * 3)
     again = load_data("imagefolder", root=str(tmp_path))
     assert torch.equal(data.test.images, again.test.images)
-    # every photo has a colour of its own: none is in both parts, none is lost
+    # Each photo has another colour, so none is in both parts and none is lost.
     colours = torch.cat([data.train.images, data.test.images])[:, :, 0, 0].tolist()
     assert len({tuple(colour) for colour in colours}) == 20
 
 
-def test_train_and_test_folders_are_taken_as_they_are(tmp_path):
+def test_train_and_test_folders_are_used_unchanged(tmp_path):
     photos(tmp_path / "train", count=3)
     photos(tmp_path / "test", classes=("dog",), count=2)
     data = load_data("imagefolder", root=str(tmp_path), size=8)
     assert data.train.images.shape == (6, 3, 8, 8)
     assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert data.test.labels.tolist() == [1, 1]  # an id is the class's, though cat is absent
+    assert data.test.labels.tolist() == [1, 1]  # an id is the class's, although cat has no photo
     assert data.train.images[4, :, 3, 3].tolist() == [10, 50, 7]
 
 
@@ -85,10 +85,10 @@ def test_pixels_of_no_known_range_are_refused(tmp_path):
         load_folder(tmp_path)
 
 
-def test_a_photo_taken_with_a_turned_camera_stands_upright(tmp_path):
+def test_a_photo_of_a_turned_camera_is_turned_upright(tmp_path):
     (tmp_path / "a").mkdir()
     pixels = np.zeros((32, 32, 3), np.uint8)
-    pixels[:, :16] = 255  # white on the left; turned by a quarter, at the top
+    pixels[:, :16] = 255  # white on the left; after a quarter turn, at the top
     turned = Image.Exif()
     turned[0x0112] = 6
     Image.fromarray(pixels).save(tmp_path / "a" / "x.jpg", exif=turned)
@@ -97,7 +97,7 @@ def test_a_photo_taken_with_a_turned_camera_stands_upright(tmp_path):
     assert image[18:].max() < 15
 
 
-def test_what_only_looks_like_a_photo_is_passed_over(tmp_path):
+def test_files_that_only_look_like_photos_are_skipped(tmp_path):
     photo(tmp_path / "a" / "x.jpg")
     (tmp_path / "a" / "._x.jpg").write_bytes(b"\0\5\x16\7 a Mac's notes")
     (tmp_path / "a" / "album.jpg").mkdir()
@@ -115,14 +115,14 @@ def test_classes_can_be_named(tmp_path):
     assert data.class_names == ("cat", "dog", "owl")
 
 
-def test_where_classes_are_named_a_failed_downloads_folder_is_none(tmp_path):
+def test_with_named_classes_a_failed_downloads_folder_is_ignored(tmp_path):
     photos(tmp_path)
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     data = load_data("imagefolder", root=str(tmp_path), classes=["cat", "dog"])
     assert data.class_names == ("cat", "dog")
 
 
-def test_large_photos_are_averaged_not_picked(tmp_path):
+def test_large_photos_are_averaged_not_sampled(tmp_path):
     (tmp_path / "a").mkdir()
     board = (np.indices((256, 256)).sum(0) % 2 * 255).astype(np.uint8)
     Image.fromarray(board).save(tmp_path / "a" / "board.png")
@@ -141,7 +141,7 @@ def test_nodes_that_lack_a_class_agree_on_the_ids(tmp_path):
     one_line(error)
 
 
-def test_other_files_and_hidden_folders_are_passed_over(tmp_path):
+def test_other_files_and_hidden_folders_are_skipped(tmp_path):
     photos(tmp_path, count=2)
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "cat" / "notes.txt").write_text("x")
@@ -179,7 +179,7 @@ def cases(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link"])
-def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, kind, monkeypatch):
+def test_a_special_file_is_refused_without_waiting(tmp_path, kind, monkeypatch):
     photos(tmp_path)
     monkeypatch.chdir(tmp_path / "cat")  # a socket's path must be short
     if kind == "socket":
@@ -209,7 +209,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, kind, monkeypat
         ("strange", "owl is no known class"),
     ],
 )
-def test_folders_that_will_not_do(tmp_path, root, says):
+def test_unusable_folders_are_refused(tmp_path, root, says):
     cases(tmp_path)
     with pytest.raises(TaskError, match=says) as error:
         load_data("imagefolder", root=str(tmp_path / root))

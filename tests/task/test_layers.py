@@ -1,4 +1,4 @@
-"""What a layer is, where a model can be cut, and that its segments are the model."""
+"""What counts as a layer, where a model can be cut, and that the segments equal the model."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ def test_layers_are_counted_as_papers_count_them(name, count):
 
 @pytest.mark.parametrize("name", ["four_layers", "eight_layers_plain", "vgg16", "vgg16_plain"])
 @pytest.mark.parametrize("training", [True, False])
-def test_segments_one_after_the_other_are_the_model(name, training):
+def test_segments_in_sequence_equal_the_model(name, training):
     model, x = make(name, 32).train(training), torch.randn(3, 3, 32, 32)
     cuts = range(1, len(layers_of(model)))
     bounds = [0, *cuts, len(layers_of(model))]
@@ -51,14 +51,14 @@ def test_parts_name_every_tensor_of_the_model_once():
     assert parts[2].output == (10,)
 
 
-def test_a_node_gets_memory_for_its_own_layers_alone():
+def test_a_node_allocates_its_own_layers_only():
     segment = empty_segment(make, 6, 7)
     assert {t.device.type for t in (*segment.parameters(), *segment.buffers())} == {"cpu"}
     assert sum(p.numel() for p in segment.parameters()) == 256 * 256 + 3 * 256
 
 
 @pytest.mark.parametrize("cuts", [(0,), (8,), (3, 3), (5, 2), (-1,), (True,), (1.5,), ("2",)])
-def test_cuts_that_do_not_go_are_refused(cuts):
+def test_impossible_cuts_are_refused(cuts):
     with pytest.raises(TaskError, match="numbers of layers from 1 to 7"):
         check_cuts(cuts, 8)
 
@@ -71,13 +71,13 @@ def test_models_that_cannot_be_cut_are_refused():
         layers_of(nn.Sequential(shared, nn.ReLU(), shared))
 
 
-def test_a_module_that_comes_twice_is_there_twice():
+def test_a_module_used_twice_is_listed_twice():
     relu = nn.ReLU()
     model = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), relu)
     assert [len(layer.modules) for layer in layers_of(model)] == [2, 2]
 
 
-def test_odd_rows_have_layers_too():
+def test_unusual_sequences_have_layers_too():
     class Own(nn.Sequential):
         def forward(self, x):
             return super().forward(x) + x
@@ -87,4 +87,4 @@ def test_odd_rows_have_layers_too():
     block = Own(nn.Linear(4, 4), nn.ReLU())
     layers = layers_of(nn.Sequential(nn.Flatten(), ChannelsLast(block, nn.ReLU()), nn.Linear(4, 2)))
     assert [len(layer.modules) for layer in layers] == [3, 1]
-    assert layers[0].modules[1] is block  # it does more than its children: it stays whole
+    assert layers[0].modules[1] is block  # it computes more than its children, so it stays whole

@@ -1,4 +1,4 @@
-"""MNIST's files and Fashion-MNIST's: read as torchvision reads them, and named if broken."""
+"""Files of MNIST and Fashion-MNIST are read as torchvision reads them; broken ones are named."""
 
 import gzip
 
@@ -38,7 +38,7 @@ def test_plain_files_are_read_as_torchvision_reads_them(tmp_path, published):
     assert torch.equal(data.train.labels, expected.targets)
 
 
-def test_fashion_mnist_of_debian(tmp_path):
+def test_fashion_mnist_from_debian(tmp_path):
     written = write_mnist(tmp_path / "debian", zipped=True)
     data = load_data("fashion_mnist")
     assert np.array_equal(data.test.images[:, 0].numpy(), written["t10k"][0])
@@ -46,7 +46,7 @@ def test_fashion_mnist_of_debian(tmp_path):
         load_data("fashion_mnist", root=str(tmp_path))
 
 
-def test_a_missing_one_of_four_files_is_missing_data(tmp_path):
+def test_one_missing_file_of_four_is_missing_data(tmp_path):
     write_mnist(tmp_path / "MNIST" / "raw")
     (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(TaskError, match="mnist not found"):
@@ -79,7 +79,8 @@ def test_broken_idx_file_is_named(tmp_path, damage, zipped):
     assert one_line(error).startswith(f"{path} is broken (")
 
 
-CUT_SHORT = gzip.compress(b"x" * 1000, mtime=0)[:-9]  # 0: names of tests hold no time
+# Mtime=0, because test names must not contain the time.
+CUT_SHORT = gzip.compress(b"x" * 1000, mtime=0)[:-9]
 
 
 @pytest.mark.parametrize("content", [b"no gzip at all", CUT_SHORT])

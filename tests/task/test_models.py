@@ -10,7 +10,7 @@ from task.models import build_model, model_names
 from task.registry import Registry
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-# Parameters on 3x32x32 with 10 classes, as the docstrings say.
+# Parameters for 3x32x32 images and 10 classes, as in the docstrings.
 PARAMETERS = {
     "resnet18": 11_173_962,
     "resnet50": 23_520_842,
@@ -43,7 +43,8 @@ def test_every_model_has_its_yaml_and_the_other_way_round():
         assert path.read_text().startswith("# ")
         keys = set(OmegaConf.load(path))
         assert OmegaConf.load(path).name == path.stem
-        assert keys <= {"name", "lr", "momentum", "batch_size"}  # and what suits it
+        # And the training options that suit the model.
+        assert keys <= {"name", "lr", "momentum", "batch_size"}
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -72,7 +73,7 @@ def test_published_parameter_counts(name, size, parameters):
     assert count(build_model(name, channels=1, size=size, classes=10)) == parameters
 
 
-# VGGs for large images hold 128 million parameters: one case does.
+# VGGs for large images have 128 million parameters, so there is one case.
 SIZES = [
     (name, channels, size)
     for name in sorted(set(model_names()) - {"alexnet", "wideresnet"})
@@ -89,7 +90,7 @@ def test_images_of_other_sizes(name, channels, size):
 
 
 @pytest.mark.parametrize("name", model_names())
-def test_images_too_small_are_refused_and_the_smallest_go_through(name):
+def test_images_that_are_too_small_are_refused(name):
     smallest = SMALLEST.get(name, 1)
     if name in SMALLEST:
         says = rf"{name} needs images of at least .* dataset\.size={smallest} or more"
@@ -111,7 +112,7 @@ def test_large_images_get_torchvisions_own_network(name):
         "mobilenet": models.mobilenet_v2,
         "vgg11": models.vgg11_bn,
     }[name]
-    with torch.device("meta"):  # no numbers: drawing 128 million of them takes seconds
+    with torch.device("meta"):  # without values: drawing 128 million of them takes seconds
         module = build_model(name, channels=3, size=64, classes=10)
         plain = make(weights=None, num_classes=10)
     assert str(module) == str(plain)
@@ -138,7 +139,7 @@ def test_unknown_name_lists_the_names():
     assert "\n" not in str(error.value)
 
 
-def test_a_name_is_given_once():
+def test_each_name_is_used_once():
     registry: Registry[int] = Registry("thing", "task.models")
     registry.register("x")(1)
     with pytest.raises(RuntimeError, match="two things are named x"):

@@ -1,4 +1,4 @@
-"""The server's optimisers: torch's own steps, and the same ones where a gradient is sparse."""
+"""The server's optimisers take torch's steps, and the same steps for sparse gradients."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def rate(number):
 
 
 def whole(seed):
-    """Return (STEPS, SIZE) gradients of very different sizes; some entries are 0."""
+    """Return (STEPS, SIZE) gradients of very different magnitudes; some entries are 0."""
     draw = np.random.default_rng(seed)
     sizes = 10.0 ** draw.integers(-4, 2, SIZE)
     kept = draw.random((STEPS, SIZE)) < 0.9
@@ -28,7 +28,7 @@ def whole(seed):
 
 
 def sets(seed):
-    """Return an index set a step: empty, full, and any in between."""
+    """Return an index set for each step: empty, full, and random ones."""
     draw = np.random.default_rng(seed)
     shares = [0.0, 1.0, *draw.random(STEPS - 2)]
     return [np.flatnonzero(draw.random(SIZE) < share).astype(np.uint32) for share in shares]
@@ -70,7 +70,7 @@ def test_dense_steps_are_torchs(rule):
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_lazy_adam_is_torchs_sparse_adam():
-    """Which adds its eps before the correction of the bias: here it is too small to matter."""
+    """torch adds eps before the bias correction; here eps is too small to matter."""
     rule, gradients, at = Adam(0.7, 0.95, 1e-20, lazy=True), whole(2), sets(2)
     x = torch.linspace(-1, 1, SIZE, dtype=torch.float64).requires_grad_()
     theirs = torch.optim.SparseAdam([x], betas=(rule.beta1, rule.beta2), eps=rule.eps)
@@ -86,7 +86,7 @@ def test_lazy_adam_is_torchs_sparse_adam():
 
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), rule=st.sampled_from(RULES))
-def test_a_sparse_gradient_is_a_dense_one_with_zeros(seed, rule):
+def test_a_sparse_gradient_equals_a_dense_one_with_zeros(seed, rule):
     sparse, dense = [], []
     for gradient, where in zip(whole(seed), sets(seed), strict=True):
         sparse.append((where, gradient[where]))
@@ -97,7 +97,7 @@ def test_a_sparse_gradient_is_a_dense_one_with_zeros(seed, rule):
 
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), at=st.sampled_from([EVERYWHERE, np.arange(SIZE, dtype="u4")]))
-def test_where_all_is_received_being_lazy_changes_nothing(seed, at):
+def test_a_lazy_optimiser_equals_the_dense_one_if_all_entries_are_received(seed, at):
     steps = [(at, gradient) for gradient in whole(seed)]
     for lazy, eager in ((LAZY[0], Momentum(0.8)), (LAZY[1], Adam(0.7, 0.95))):
         assert_same(run(lazy, steps), run(eager, steps))
@@ -105,7 +105,7 @@ def test_where_all_is_received_being_lazy_changes_nothing(seed, at):
 
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), rule=st.sampled_from([*LAZY, SGD()]))
-def test_the_lazy_leave_alone_what_was_not_received(seed, rule):
+def test_a_lazy_optimiser_does_not_change_entries_not_received(seed, rule):
     where, gradients = sets(seed)[5], whole(seed)
     others = np.setdiff1d(np.arange(SIZE), where)
     before = run(rule, [(EVERYWHERE, gradients[0])])
@@ -115,7 +115,7 @@ def test_the_lazy_leave_alone_what_was_not_received(seed, rule):
 
 
 @pytest.mark.parametrize("rule", RULES[1:], ids=repr)
-def test_the_others_go_on_moving_what_was_not_received(rule):
+def test_other_optimisers_keep_moving_entries_not_received(rule):
     first = np.ones(SIZE, dtype=np.float32)
     none = np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.float32)
     before, after = run(rule, [(EVERYWHERE, first)]), run(rule, [(EVERYWHERE, first), none])
@@ -152,7 +152,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("rule", "options", "match"), BAD)
-def test_values_without_sense_are_refused(rule, options, match):
+def test_impossible_values_are_refused(rule, options, match):
     with pytest.raises(TaskError, match=match) as refused:
         rule(**options)
     assert "\n" not in str(refused.value)

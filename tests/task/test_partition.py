@@ -37,7 +37,7 @@ def numpy_state():
 
 
 def labels_of(total, classes=10):
-    """Sorted by class, as folders are."""
+    """Return labels sorted by class, as in folders."""
     return torch.sort(torch.arange(total) % classes).values
 
 
@@ -60,7 +60,7 @@ def test_disjoint_and_complete(kind, data):
     assert set(counts.values()) == {1}
     assert min(counts) >= 0
     assert max(counts) < total
-    # shards are of one size, so the rest that fills none stays unused
+    # Shards have one size, so a rest that fills no shard stays unused.
     left_out = total % (2 * nodes) if kind == "shards" else 0
     assert len(counts) == total - left_out
     assert all(part.dtype == torch.int64 for part in parts)
@@ -70,7 +70,7 @@ def test_disjoint_and_complete(kind, data):
 @pytest.mark.parametrize("kind", [*MAKERS, "sampled"])
 @settings(max_examples=15, deadline=None)
 @given(nodes=st.integers(1, 12), seed=st.integers(0, 2**32 - 1), order=st.randoms())
-def test_same_whatever_the_order_of_access(kind, nodes, seed, order):
+def test_a_partition_does_not_depend_on_the_order_of_access(kind, nodes, seed, order):
     make = MAKERS.get(kind, lambda nodes, seed: Sampled(7))
     labels = labels_of(600)
     first = Partition(make(nodes, seed), labels, nodes, seed)
@@ -96,11 +96,11 @@ def test_shards_and_pathological_nodes_hold_two_classes_and_iid_ones_all():
         partition = Partition(MAKERS[kind](10, 0), labels, 10, 0)
         held = [len(labels[part].unique()) for part in all_indices(partition, 10)]
         assert max(held) == most
-    assert min(held) == 10  # iid, though the labels came sorted
+    assert min(held) == 10  # iid, although the labels were sorted
 
 
 @given(st.integers(1, 30), st.integers(0, 99), st.integers(0, 2**32 - 1))
-def test_equal_shares_are_those_of_flwr_datasets(nodes, more, seed):
+def test_equal_shares_equal_those_of_flwr_datasets(nodes, more, seed):
     labels = labels_of(nodes + more)
     ours, theirs = (
         all_indices(Partition(made, labels, nodes, seed), nodes)
@@ -117,7 +117,7 @@ def test_iid_shares_differ_by_one_at_most():
     assert sizes == [15, 15, 14, 14, 14, 14, 14]
 
 
-def test_same_in_another_process():
+def test_a_partition_is_the_same_in_another_process():
     script = (
         "import sys, torch\n"
         "from task.partition import Partition, Sampled\n"
@@ -140,12 +140,12 @@ def test_same_in_another_process():
         partition = Partition(made, labels, 9, 5)
         for node in (8, 0, 3):
             assert next(lines) == " ".join(map(str, partition.indices(node).tolist()))
-    assert next(lines) == "set()"  # nothing slow was imported that partitions have no use for
+    assert next(lines) == "set()"  # no slow module was imported that partitions do not need
     assert run.stderr == ""
 
 
-def test_flowers_plots_are_there_for_who_wants_them():
-    """They load when they are first asked for, and under their own name."""
+def test_flowers_plots_can_still_be_used():
+    """They load at first use, under their own name."""
     from flwr_datasets import visualization
 
     plot = visualization.plot_label_distributions
@@ -165,7 +165,7 @@ def test_global_random_state_and_the_given_partitioner_are_left_alone(kind):
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-def test_a_hundred_thousand_sampled_nodes_cost_nothing():
+def test_a_hundred_thousand_sampled_nodes_take_little_memory():
     labels = labels_of(50_000)
     tracemalloc.start()
     partition = Partition(Sampled(50), labels, 100_000, 3)
@@ -182,7 +182,7 @@ def test_a_hundred_thousand_sampled_nodes_cost_nothing():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000
-    # 100 nodes hold 5,000 draws of 50,000: some shared, most not
+    # 100 nodes hold 5,000 draws of 50,000: some are shared, most are not.
     assert 4_500 < len(torch.cat(drawn).unique()) < 5_000
 
 
@@ -194,7 +194,7 @@ def test_more_nodes_than_samples():
 
 
 @pytest.mark.parametrize("samples", [0, -1, 51])
-def test_sampled_takes_what_is_there(samples):
+def test_sampled_uses_the_available_samples(samples):
     with pytest.raises(TaskError, match=f"partition.samples={samples}: .* 1 to 50"):
         Partition(Sampled(samples), labels_of(50), 3, 0)
 
@@ -215,7 +215,7 @@ def test_sampled_takes_what_is_there(samples):
         (flower.DirichletPartitioner(40, "label", 0.05, min_partition_size=0), "without a sample"),
     ],
 )
-def test_what_a_partitioner_cannot_do_is_one_line(made, says):
+def test_an_impossible_partition_gives_one_line(made, says):
     with pytest.raises(TaskError, match=says) as error:
         all_indices(Partition(made, labels_of(400), 40, 0), 40)
     assert "\n" not in str(error.value)
@@ -229,7 +229,7 @@ def test_nodes_that_do_not_exist(made, node):
 
 
 @pytest.mark.parametrize(("nodes", "seed"), [(0, 0), (-2, 0), (3, -1)])
-def test_counts_and_seeds_that_will_not_do(nodes, seed):
+def test_impossible_counts_and_seeds_are_refused(nodes, seed):
     with pytest.raises(TaskError, match=f"nodes={nodes}, seed={seed}"):
         Partition(Sampled(3), labels_of(50), nodes, seed)
 

@@ -1,4 +1,4 @@
-"""What a process asks of the C library: memory that is freed is there for the next tensor."""
+"""Settings of the C library: freed memory is reused for the next tensor."""
 
 import os
 import platform
@@ -29,7 +29,7 @@ print(chosen, faults(), torch.get_num_threads())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another")
-def test_large_tensors_are_faulted_in_once_unless_the_user_has_chosen():
+def test_large_tensors_reuse_memory_unless_the_user_chose_settings():
     pages = 32_000_000 / os.sysconf("SC_PAGE_SIZE")  # of one tensor; thirty are made
     done = subprocess.run(
         [sys.executable, "-c", FAULTS],

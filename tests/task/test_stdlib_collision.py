@@ -1,6 +1,6 @@
-"""The name `compression` on Python 3.14, where the standard library has it, tried on each Python.
+"""The name `compression` is also in Python 3.14's standard library; both packages must work.
 
-A folder plays the standard library's.
+On older Pythons a folder stands for the standard library's package.
 """
 
 import pkgutil
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-THEIRS = {"_common", "bz2", "gzip", "lzma", "zlib", "zstd"}  # Python 3.14's
+THEIRS = {"_common", "bz2", "gzip", "lzma", "zlib", "zstd"}  # in Python 3.14
 START = """
 import os, sys
 sys.modules.pop("compression", None)
@@ -22,7 +22,10 @@ os.__file__ = os.path.join(LIBRARY, "os.py")
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a script with the standard library of Python 3.14 played; `path` goes first."""
+    """Return a function that runs a script with a fake standard library of Python 3.14.
+
+    `path`: the folder that comes first in the search path.
+    """
     folder = tmp_path / "library" / "compression"
     (folder / "_common").mkdir(parents=True)
     (folder / "__init__.py").touch()
@@ -41,7 +44,7 @@ def run(tmp_path):
     return call
 
 
-def test_no_module_of_ours_hides_one_of_theirs():
+def test_no_project_module_hides_a_standard_one():
     ours = {module.name for module in pkgutil.iter_modules([str(ROOT / "compression")])}
     assert "codec" in ours
     assert not ours & THEIRS
@@ -52,7 +55,7 @@ def test_no_module_of_ours_hides_one_of_theirs():
         assert there == ours | THEIRS
 
 
-def test_their_modules_are_found_in_ours_with_nothing_installed(run):
+def test_standard_modules_are_found_in_the_projects_package(run):
     script = """
 from compression import zstd
 import compression
@@ -64,7 +67,7 @@ assert not hasattr(compression, "lz4")
 
 @pytest.mark.parametrize("package", ["client", "strategy", "command"])
 @pytest.mark.parametrize("path", [("library", ROOT), (ROOT, "library")], ids=["last", "first"])
-def test_ours_takes_the_place_of_theirs(run, package, path):
+def test_the_projects_package_replaces_the_standard_one(run, package, path):
     script = f"""
 first, sys.path[:2] = sys.path[:2], [LIBRARY]
 import compression.zstd, compression as before
@@ -84,7 +87,7 @@ assert compression.Layout is Layout
     run(script, *path)
 
 
-def test_a_python_without_such_a_package_is_left_as_it_is(run):
+def test_a_python_without_that_package_is_unchanged(run):
     script = """
 sys.stdlib_module_names -= {"compression"}
 import client

@@ -20,7 +20,7 @@ sizes = given(
 
 @settings(max_examples=30, deadline=None)
 @sizes
-def test_prepare_is_the_usual_normalisation(count, channels, side, seed):
+def test_prepare_normalises_as_usual(count, channels, side, seed):
     random = torch.Generator().manual_seed(seed)
     images = torch.randint(256, (count, channels, side, side), dtype=torch.uint8, generator=random)
     mean = tuple(torch.rand(channels, generator=random).tolist())
@@ -39,7 +39,7 @@ def test_prepare_is_the_usual_normalisation(count, channels, side, seed):
 
 @settings(max_examples=30, deadline=None)
 @sizes
-def test_images_are_normalised_by_themselves_where_no_mean_is_given(count, channels, side, seed):
+def test_without_a_mean_each_image_is_normalised_by_itself(count, channels, side, seed):
     random = torch.Generator().manual_seed(seed)
     images = torch.randint(256, (count, channels, side, side), dtype=torch.uint8, generator=random)
     out, least = prepare(images, (), ()), (channels * side * side) ** -0.5
@@ -97,20 +97,20 @@ def test_evaluate_changes_nothing(training):
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert result == evaluate(model, images, labels)
-    model(images).sum().backward()  # and training goes on
+    model(images).sum().backward()  # training still works
 
 
-def test_evaluate_lets_others_do_something_between_batches():
+def test_evaluate_calls_a_function_between_batches():
     model = build_model("mlp", channels=1, size=8, classes=10)
     images, labels, calls = torch.randn(23, 1, 8, 8), torch.randint(10, (23,)), []
     result = evaluate(
         model, images, labels, 5, between=lambda: calls.append(torch.is_inference_mode_enabled())
     )
-    assert calls == [False] * 5  # a worker that is started there must be able to train
+    assert calls == [False] * 5  # a worker that starts here must be able to train
     assert result == evaluate(model, images, labels, 5)
 
 
-def test_evaluate_puts_the_mode_back_after_an_error():
+def test_evaluate_restores_the_mode_after_an_error():
     model = build_model("lenet5", channels=1, size=28, classes=10)
     with pytest.raises(RuntimeError):
         evaluate(model, torch.randn(2, 3, 28, 28), torch.zeros(2, dtype=torch.int64))

@@ -1,4 +1,4 @@
-"""Other people's apps: where their two lines go, and that bytes are counted a second time."""
+"""The benchmark of other apps: where it inserts the link's lines, its own count of bytes."""
 
 import ast
 
@@ -29,7 +29,7 @@ def another(driver):
 
 
 @pytest.mark.parametrize("first", ['"""What it does."""', "rounds = 3"])
-def test_a_main_function_begins_with_the_link_whatever_it_does_with_its_grid(first):
+def test_a_main_function_begins_with_the_link(first):
     text = with_link(MAIN.format(first=first), "from lib import", ', downlink="int8"', tell=True)
     tree = ast.parse(text)
     (main,) = [each for each in tree.body if getattr(each, "name", "") == "main"]
@@ -51,7 +51,7 @@ def test_a_main_function_begins_with_the_link_whatever_it_does_with_its_grid(fir
         ),
     ],
 )
-def test_a_clientapp_has_the_uplink_as_the_first_of_its_mods(made, expected):
+def test_a_clientapps_first_mod_is_the_links(made, expected):
     text = with_uplink(f"import flwr\n\napp = {made}\n", "from lib import", '"int8"')
     _, imported, app = map(ast.unparse, ast.parse(text).body)
     assert imported == "from lib import CompressionMod"
@@ -59,7 +59,7 @@ def test_a_clientapp_has_the_uplink_as_the_first_of_its_mods(made, expected):
 
 
 @pytest.mark.parametrize("text", ["app = ServerApp(server_fn=f)", "app = 3"])
-def test_what_has_no_place_for_a_line_is_said(text):
+def test_an_app_without_a_place_for_a_line_is_reported(text):
     with pytest.raises(ValueError, match=r"0 functions|0 of them"):
         (with_uplink if "3" in text else with_link)(text, "from lib import", "")
 

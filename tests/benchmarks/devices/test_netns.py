@@ -1,4 +1,4 @@
-"""Namespaces for the benchmark of thin lines: what a line carries is counted, and it all ends."""
+"""Network namespaces of the benchmark with slow links: bytes are counted, and all are removed."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
 """
 
 
-def test_a_line_counts_what_it_carries_and_ends():
+def test_a_link_counts_its_bytes_and_is_removed():
     try:
         with lines(2) as made:
             made.shape("10mbit", None)
@@ -28,12 +28,12 @@ def test_a_line_counts_what_it_carries_and_ends():
     except UsageError as error:
         pytest.skip(f"no network namespaces here: {error}")
     sent = after["up"] - before["up"]
-    assert 10_420 <= sent < 13_000  # headers of Ethernet, IP and UDP are 42 bytes each
+    assert 10_420 <= sent < 13_000  # Ethernet, IP and UDP headers take 42 bytes each
     there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert not {made.server, *made.nodes} & set(there.stdout.split())
 
 
-def test_what_is_counted_is_compared():
+def test_counted_bytes_are_compared_with_the_result():
     result = {"uplink_bytes": 1000, "downlink_bytes": 0}
     found = beside(result, {"up": 50, "down": 7}, {"up": 1150, "down": 9})
     assert found == {

@@ -1,4 +1,4 @@
-"""A cut model trains as the uncut one does, bit for bit, wherever it is cut."""
+"""A cut model trains like the uncut model, bit for bit, for every cut."""
 
 import copy
 from functools import partial
@@ -22,13 +22,13 @@ SPLIT = ("algorithm=split_backprop", "batch_size=64")  # a power of two: means a
 
 
 def dropping(*_):
-    """A model of seven modules, three of which draw, one of which counts in integers."""
+    """Return a model of seven modules: three draw random numbers, one counts in integers."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Dropout(0.1),
         nn.Flatten(),
         nn.Linear(64, 32),
-        nn.BatchNorm1d(32, momentum=None),  # its mean over all batches needs the counter
+        nn.BatchNorm1d(32, momentum=None),  # the mean over all batches uses the counter
         nn.ReLU(),
         nn.Dropout(0.5),
         nn.Linear(32, 24),
@@ -40,7 +40,7 @@ def dropping(*_):
 
 @pytest.fixture
 def model(monkeypatch):
-    """Let stages be of another model than the configured one."""
+    """Return a function that makes stages use another model than the configured one."""
 
     def use(make):
         monkeypatch.setattr(client.segment.stage, "model_of", make)
@@ -71,7 +71,7 @@ def batches_of(config, count):
 
 
 def backpropagate(stages, x, y, number, lr, micros=1):
-    """One step of all stages by gradients that are handed back."""
+    """Take one step of all stages, with gradients passed from stage to stage."""
     for micro in range(micros):
         key = f"{number}.{micro}"
         part, labels = x.tensor_split(micros)[micro], y.tensor_split(micros)[micro]
@@ -101,7 +101,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("cuts", [(), (1,), (2,), (1, 3), (1, 2, 3)])
 @pytest.mark.parametrize("name", ["four_layers", "four_layers_plain"])
-def test_true_gradients_handed_in_are_backpropagation_bit_for_bit(name, cuts):
+def test_with_true_gradients_training_is_backpropagation_bit_for_bit(name, cuts):
     config = configured(*SPLIT, f"model={name}")
     data = data_of(config)
     flat = FlatModel(model_of(config, data))
@@ -117,7 +117,7 @@ def test_true_gradients_handed_in_are_backpropagation_bit_for_bit(name, cuts):
 
 
 @pytest.mark.parametrize("cuts", [(1,), (2,), (1, 2)])
-def test_dropout_batchnorm_and_counters_do_what_they_do_in_the_uncut_model(model, cuts):
+def test_dropout_batchnorm_and_counters_are_those_of_the_uncut_model(model, cuts):
     make = model(dropping)
     config = configured(*SPLIT)
     whole, cut = stages_of(config, (), make), stages_of(config, cuts, make)
@@ -129,7 +129,7 @@ def test_dropout_batchnorm_and_counters_do_what_they_do_in_the_uncut_model(model
 
 
 class Perfect(nn.Module):
-    """Predicts the gradient that backpropagation would give, from what comes after."""
+    """A prediction module that gives the true gradient, computed by the modules after it."""
 
     def __init__(self, after):
         super().__init__()
@@ -172,8 +172,8 @@ def test_micro_batches_add_up_to_the_mini_batch():
         torch.testing.assert_close(joined(cut)[name], value, rtol=0, atol=2e-4)
 
 
-def test_a_process_that_has_not_seen_forward_goes_back_all_the_same():
-    """Statistics are not counted twice, dropout falls on the same units."""
+def test_a_process_without_the_forward_pass_can_do_the_backward_pass():
+    """BatchNorm counts the mini-batch once, and dropout drops the same units."""
     config = configured(*SPLIT)
     whole, cut = stages_of(config, (1, 3)), stages_of(config, (1, 3))
     for number, (x, y) in enumerate(batches_of(config, 3)):
@@ -191,7 +191,7 @@ def test_a_process_that_has_not_seen_forward_goes_back_all_the_same():
     same(joined(cut), joined(whole))
 
 
-def test_a_stage_goes_on_from_its_copy_as_if_nothing_had_been():
+def test_a_stage_resumes_from_its_copy_unchanged():
     config = configured("algorithm=synthetic_gradients", "batch_size=64")
     data = data_of(config)
     one = stages_of(config, (1,))[0]
@@ -213,19 +213,20 @@ def test_a_stage_goes_on_from_its_copy_as_if_nothing_had_been():
         np.testing.assert_array_equal(array, other.arrays(whole=True)[name], err_msg=name)
 
 
-def test_a_module_learns_what_it_is_to_predict():
+def test_a_module_learns_its_target():
     config = configured("algorithm=synthetic_gradients", "batch_size=64")
     stage = stages_of(config, (1,))[0]
     (x, y), *_ = batches_of(config, 1)
     h = stage.train(stage.segment.to_wire(x), y, 0, 1e-3).output
-    target = torch.randn(10, 128, generator=torch.Generator().manual_seed(0))[y]  # by the label
+    # Depends on the label.
+    target = torch.randn(10, 128, generator=torch.Generator().manual_seed(0))[y]
     errors = [stage.learn(h, y, target, 1e-2) for _ in range(60)]
-    assert errors[0] == pytest.approx(1)  # it begins with zero
+    assert errors[0] == pytest.approx(1)  # the module predicts zero at first
     assert errors[-1] < 0.1
 
 
 @pytest.mark.parametrize("spoiled", ["input", "weights", "module"])
-def test_what_is_not_finite_is_refused_and_the_segment_stays(spoiled):
+def test_values_that_are_not_finite_are_refused_and_the_segment_stays(spoiled):
     config = configured("algorithm=synthetic_gradients", "batch_size=64")
     stage = stages_of(config, (1, 2))[1]
     torch.manual_seed(0)

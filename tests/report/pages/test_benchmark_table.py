@@ -1,4 +1,4 @@
-"""Tables of what a benchmark printed: kept with its command, looked up by keys."""
+"""Tables of a benchmark's output, which is stored with its command and looked up by keys."""
 
 import json
 
@@ -29,7 +29,7 @@ print(json.dumps({"net, 10": {"f2i": {"both": 11.1619}}, "words": sys.argv[1:]})
 
 @pytest.fixture
 def benchmark(root):
-    """A benchmark that prints sizes."""
+    """Return a benchmark program that prints sizes."""
     (root / "benchmarks").mkdir()
     (root / "benchmarks" / "__init__.py").touch()
     file = root / "benchmarks" / "printing.py"
@@ -62,7 +62,7 @@ def test_a_benchmark_that_has_not_run_has_no_page(root):
     [({"a": 0.0514}, "0.0514"), ({"a": 4}, "4"), ({"a": "lost"}, "lost"), ({}, "-"), ([1], "-")],
     ids=["float", "whole", "text", "nothing", "list"],
 )
-def test_what_is_looked_up_as_a_table_says_it(result, shown):
+def test_a_table_looks_values_up_by_its_keys(result, shown):
     assert Measured("c", "", result).value(["a"]) == shown
 
 
@@ -89,7 +89,7 @@ def test_a_wrong_definition_is_refused_in_a_line(root, capsys, change, said):
     [("print('a table')", "printed no JSON"), ("raise SystemExit(3)", "ended with code 3")],
     ids=["no_json", "failed"],
 )
-def test_a_benchmark_that_tells_nothing_leaves_what_was_kept(root, benchmark, capfd, code, said):
+def test_a_benchmark_without_output_leaves_the_stored_values(root, benchmark, capfd, code, said):
     assert measure(["sizes", "printing"], root) == 0
     before = measured_file(root, "sizes").read_text()
     benchmark.write_text(code)
@@ -98,7 +98,7 @@ def test_a_benchmark_that_tells_nothing_leaves_what_was_kept(root, benchmark, ca
     assert measured_file(root, "sizes").read_text() == before
 
 
-def test_what_is_no_benchmark_is_named(root, capsys):
+def test_an_unknown_benchmark_is_named(root, capsys):
     assert measure(["sizes", "absent"], root) == 2
     assert "no benchmark absent" in capsys.readouterr().err
     assert measure(["sizes"], root) == 2

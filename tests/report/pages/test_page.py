@@ -1,4 +1,4 @@
-"""Pages of results: what a table shows, what its texts say, and the pictures."""
+"""Pages of results: their tables, texts and pictures."""
 
 import json
 import random
@@ -18,7 +18,7 @@ def test_a_table_has_means_intervals_and_differences_of_equal_seeds(ran):
     assert rows["A"]["paper"] == "99.0"
     assert rows["A"]["accuracy, %"] == "80.00 ± 2.48"  # 4.303 * 1 / sqrt(3)
     assert rows["A"]["points against A"] == ""
-    assert rows["B"]["points against A"] == "1.17 ± 0.72"  # of 1, 1.5 and 1
+    assert rows["B"]["points against A"] == "1.17 ± 0.72"  # the mean of 1, 1.5 and 1
     assert rows["B"]["seeds"] == "0, 1, 2"
 
 
@@ -40,7 +40,7 @@ def test_sentences_are_made_from_the_numbers_on_the_page_and_in_the_index(ran):
         ((0.81,), "not yet told apart from", "1.00 (one seed)"),
     ],
 )
-def test_a_difference_is_called_what_it_is(root, ours, verdict, cell):
+def test_a_difference_has_the_right_verdict(root, ours, verdict, cell):
     define(root, PAGE)
     run(root, ACCURACIES | {"lr=2 momentum=True": ours})
     text = written(root)
@@ -48,7 +48,7 @@ def test_a_difference_is_called_what_it_is(root, ours, verdict, cell):
     assert rows_of(text)["B"]["points against A"] == cell
 
 
-def test_one_seed_is_marked_and_what_has_not_run_is_said(root):
+def test_one_seed_is_marked_and_missing_runs_are_named(root):
     define(root, PAGE)
     run(root, {"lr=1": (0.8,)})
     text = written(root)
@@ -68,7 +68,7 @@ def test_diverged_runs_and_failures_are_in_their_row(ran):
     assert row["accuracy, %"] == "10.00 (1 of 2 runs)"
 
 
-def test_what_is_kept_and_in_no_table_of_any_page_is_listed(ran):
+def test_kept_runs_that_no_table_shows_are_listed(ran):
     assert "in no table" not in written(ran)
     run(ran, {"lr=4 momentum=True": (0.5,), "lr=5": (0.5,)})
     text = written(ran)
@@ -105,7 +105,7 @@ def test_the_cpu_of_the_runs_is_below_the_table(ran):
     assert " on AVX2 and a CPU not noted;" in " ".join(written(ran).split())
 
 
-def test_several_tables_are_told_apart(ran):
+def test_several_tables_are_separate(ran):
     tables = PAGE.split("tables:\n")[1]
     first = tables.replace("  - experiment: e", "  - id: one\n    title: One\n    experiment: e")
     second = tables.replace("  - experiment: e", "  - id: two\n    title: Two\n    experiment: f")
@@ -118,7 +118,7 @@ def test_several_tables_are_told_apart(ran):
     assert "B is above A" in text
 
 
-def test_words_common_to_a_table_go_to_each_row(root):
+def test_overrides_common_to_a_table_go_to_each_row(root):
     define(root, PAGE.replace("    against", "    words: nodes=4\n    against"))
     run(root, {"nodes=4 lr=1": (0.8,)})
     assert rows_of(written(root))["A"]["seeds"] == "0"
@@ -143,7 +143,7 @@ def test_a_table_across_a_key_shows_the_highest_in_bold(root):
     assert "; 3 seeds, one where there is no ±" in " ".join(page.split())
 
 
-def test_a_table_across_words_has_no_highest(root):
+def test_a_table_across_settings_marks_no_highest(root):
     across = "    across: {words: {all: '', ten of a hundred: nodes=100 fraction=0.1}}\n"
     table = PAGE.replace("    columns: [paper, accuracy, difference, seeds]\n", across)
     define(root, table.replace("    against: a\n", "").replace(CLAIM, "A claim."))
@@ -152,7 +152,7 @@ def test_a_table_across_words_has_no_highest(root):
     assert found == {"all": "70.00 ± 0.00", "ten of a hundred": "61.00 ± 12.71", "": ""}
 
 
-def test_a_table_across_words_shows_the_column_it_names_in_cells_that_texts_can_name(root):
+def test_a_table_across_settings_shows_its_column_and_texts_can_name_its_cells(root):
     across = "    across: {words: {slow: '', fast: link=fast, none: link=none}}\n"
     table = PAGE.replace("[paper, accuracy, difference, seeds]\n", "[time a round]\n" + across)
     claim = "From {a.slow} to {a.fast}, then {a.none}."
@@ -164,7 +164,7 @@ def test_a_table_across_words_shows_the_column_it_names_in_cells_that_texts_can_
     assert "From 10 s to 0.5 s, then not run yet." in text
 
 
-def test_words_beside_the_experiment_are_of_each_row_and_in_the_command(root):
+def test_overrides_beside_the_experiment_apply_to_each_row(root):
     define(root, PAGE.replace("    against", "    beside: dataset=imagefolder\n    against"))
     run(root, {f"{words} dataset=imagefolder": of for words, of in ACCURACIES.items()})
     text = written(root)
@@ -190,7 +190,7 @@ def test_a_picture_shows_each_row_in_both_directions_and_is_drawn_anew(ran):
     assert main(["--check"], ran) == 0
 
 
-def test_the_pages_are_the_same_however_runs_were_kept(ran):
+def test_pages_do_not_depend_on_the_order_of_kept_runs(ran):
     text = written(ran)
     for _ in range(3):
         runs = json.loads(kept_file(ran, "e").read_text())

@@ -1,4 +1,4 @@
-"""A table as points: none is left out of the picture without a word."""
+"""A table as a picture of points: every point is visible."""
 
 import pytest
 

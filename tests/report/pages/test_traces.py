@@ -1,4 +1,4 @@
-"""Courses of kept runs as curves: what is drawn of which rows, and when it is drawn anew."""
+"""Curves of kept runs: which rows are drawn, and when the picture is drawn again."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_a_row_is_the_mean_of_its_seeds_in_a_band_over_rounds_and_bytes(root):
     keep_run(root, "lr=1", 1, [0.1, 0.7, 0.8])
     (trace,) = drawn(root).rows
     assert trace.label == "A"
-    for curve, first in zip(trace.curves, (0, 1), strict=True):  # no 0 on a logarithmic axis
+    for curve, first in zip(trace.curves, (0, 1), strict=True):  # a logarithmic axis has no 0
         assert curve.x == pytest.approx([0, 10, 20][first:])  # rounds, MB
         assert curve.mean == pytest.approx([10, 60, 75][first:])
         assert curve.low == pytest.approx([10, 50, 70][first:])
@@ -49,7 +49,7 @@ def test_only_rounds_that_all_seeds_measured_are_drawn(root):
     assert drawn(root).rows[0].curves[0].x == pytest.approx([0, 30])
 
 
-def test_a_course_that_was_not_measured_is_no_curve(root):
+def test_a_quantity_that_was_not_measured_has_no_curve(root):
     define(root, CURVES.replace("picture: accuracy", "picture: train_loss"))
     keep_run(root, "lr=1", 0, [0.1, 0.5, 0.7])
     assert drawn(root) is None

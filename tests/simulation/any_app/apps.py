@@ -1,4 +1,4 @@
-"""Flower apps in folders, what they begin with, and the command that runs them."""
+"""Flower apps in folders, the start of their two files, and the command that runs them."""
 
 import re
 import subprocess
@@ -27,7 +27,7 @@ clientapp = "{client}"
 {config}
 """
 
-# The beginnings of an app's two files; what is appended to the first is its main.
+# The start of an app's two files; a test appends the main function to the first.
 SERVER = """
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import ServerApp
@@ -78,7 +78,7 @@ def write(folder, files, server="server:app", client="client:app", config=""):
 
 
 def start(app, *words, cwd=ROOT):
-    """Start the command, from another folder if need be."""
+    """Start the command, in another folder if `cwd` is given."""
     return subprocess.Popen(
         [sys.executable, "-m", "simulation", str(app), *words],
         cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -86,7 +86,7 @@ def start(app, *words, cwd=ROOT):
 
 
 def simulate(app, *words, cwd=ROOT):
-    """Run an app; return what it printed."""
+    """Run an app in a new process; return its output."""
     process = start(app, *words, cwd=cwd)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
@@ -94,9 +94,9 @@ def simulate(app, *words, cwd=ROOT):
 
 
 def simulate_here(monkeypatch, capfd, app, *words):
-    """Run an app in this process, which has imported most of what it needs; return its output.
+    """Run an app in this process, which has imported most modules already; return its output.
 
-    `app`: a folder in a temporary one, whose modules no other app's run here meets.
+    `app`: a folder in a temporary one; its module names are used by no other app in this process.
     """
     monkeypatch.setattr(sys, "argv", ["simulation", str(app), *map(str, words)])
     capfd.readouterr()
@@ -109,7 +109,7 @@ def simulate_here(monkeypatch, capfd, app, *words):
 
 @contextmanager
 def at_home():
-    """Put back what an app that is imported in this process changes: where modules are found."""
+    """Undo what an imported app changes in this process: the module search path and the modules."""
     path, finders, modules = sys.path[:], sys.meta_path[:], set(sys.modules)
     try:
         yield
@@ -121,7 +121,7 @@ def at_home():
 
 
 def summary(printed):
-    """Return the numbers of the summary, by what they are of."""
+    """Return the numbers of the summary by name."""
     found = re.search(
         r"virtual +(?P<virtual>[\d.]+) s, .*\n"
         r"messages +(?P<sent>\d+) sent, (?P<answered>\d+) answered, (?P<failed>\d+) failed\n"

@@ -5,6 +5,6 @@ from tests.simulation.any_app import apps
 
 @pytest.fixture
 def at_home():
-    """Put back what an app that is imported in this process changes: where modules are found."""
+    """Undo what an imported app changes in this process: the module search path and the modules."""
     with apps.at_home():
         yield

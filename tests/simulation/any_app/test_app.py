@@ -1,4 +1,4 @@
-"""What an app's folder and the words for its run say."""
+"""What is read from an app's folder and from the command's arguments."""
 
 import pytest
 from flwr.common.config import get_fused_config_from_dir, parse_config_args
@@ -24,7 +24,7 @@ def app(tmp_path):
     return write(tmp_path / "toy", {}, "toy.server:app", "toy.client:app", CONFIG)
 
 
-def test_an_app_is_what_its_folder_says(app):
+def test_an_app_is_read_from_its_folder(app):
     found = read_app(app, [])
     assert (found.name, found.version, found.folder) == ("somebody/toy", "1.2.3", app)
     assert (found.server_app, found.client_app) == ("toy.server:app", "toy.client:app")
@@ -47,7 +47,7 @@ def test_a_run_has_the_config_that_flower_gives_it(app, words):
     assert expected["model.head.width"] in (8, 9)
 
 
-def test_a_toml_file_will_do(app, tmp_path):
+def test_a_toml_file_is_accepted(app, tmp_path):
     file = tmp_path / "more.toml"
     file.write_text("rate = 2.0\n[model.head]\nwidth = 1\n")
     config = read_app(app, [str(file)]).run_config
@@ -69,7 +69,7 @@ def test_a_toml_file_will_do(app, tmp_path):
         (["pyproject.toml"], "pyproject.toml: No such file"),
     ],
 )
-def test_words_that_cannot_be_are_refused_in_a_line(app, tmp_path, monkeypatch, words, part):
+def test_impossible_options_are_refused_in_one_line(app, tmp_path, monkeypatch, words, part):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as caught:
         read_app(app, words)
@@ -91,7 +91,7 @@ def test_words_that_cannot_be_are_refused_in_a_line(app, tmp_path, monkeypatch, 
         ("[tool.flwr.app.components]", "[tool.other]", "Missing [tool.flwr.app.components]"),
     ],
 )
-def test_a_folder_that_is_no_app_is_refused_in_a_line(app, old, new, part):
+def test_a_folder_without_an_app_is_refused_in_one_line(app, old, new, part):
     file = app / "pyproject.toml"
     text = file.read_text()
     assert old in text
@@ -111,5 +111,5 @@ def test_a_path_that_is_no_folder_is_refused(app):
 
 
 @pytest.mark.parametrize("path", sorted(APPS.iterdir()), ids=lambda path: path.name)
-def test_our_own_examples_are_apps(path):
+def test_the_example_apps_are_valid(path):
     assert read_app(path, []).name

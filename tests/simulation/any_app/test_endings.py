@@ -1,4 +1,4 @@
-"""The command when it cannot go on: mistakes, apps that fail and an interrupt end in one line."""
+"""Mistakes, apps that fail, and an interrupt end the command with one line."""
 
 import signal
 import sys
@@ -12,7 +12,7 @@ from tests.simulation.any_app.apps import APPS, CLIENT, OLD_SERVER, SERVER, star
 
 @pytest.fixture
 def cli(monkeypatch, capfd, at_home):
-    """Run the command's words in this process; return the exit code and its one line."""
+    """Return a function that runs the command in this process: exit code and output."""
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["simulation", *map(str, words)])
@@ -37,7 +37,7 @@ def cli(monkeypatch, capfd, at_home):
         (["--wrokers", "1"], "--wrokers 1"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(cli, words, part):
+def test_a_mistake_gives_one_line_and_exit_code_2(cli, words, part):
     app = [] if len(words) < 2 else [APPS / "sklearn_float64"]
     code, printed = cli(*app, *words)
     assert code == 2
@@ -71,12 +71,12 @@ def test_an_app_that_cannot_be_imported_is_named_with_the_reason(
     assert line.startswith("error: ")
     assert f"broken_server:app of {app}" in line
     assert part in line
-    assert line[-1] != ":"  # an error that says nothing has its type alone
+    assert line[-1] != ":"  # an error without a text has its type only
     assert bool(before) == verbose
     assert ("Traceback" in printed.err) == verbose
 
 
-def test_what_a_serverapp_raises_is_logged_in_full_and_ends_the_run(tmp_path):
+def test_a_serverapps_error_is_logged_in_full_and_ends_the_run(tmp_path):
     server = (
         SERVER + "    grid.send_and_receive(ask(grid, 'train'))\n    raise KeyError('accuracy')"
     )
@@ -91,7 +91,7 @@ def test_what_a_serverapp_raises_is_logged_in_full_and_ends_the_run(tmp_path):
     assert err.count("RuntimeError: no power") == 2
 
 
-def test_a_run_of_which_no_reply_was_of_use_is_none(cli, tmp_path):
+def test_a_run_without_a_usable_reply_fails(cli, tmp_path):
     server = SERVER + "    grid.send_and_receive(ask(grid, 'train'))\n"
     client = CLIENT + "\n@app.train()\ndef train(m, c):\n    raise RuntimeError('no power')\n"
     files = {"failing_server.py": server, "failing_client.py": client}
@@ -123,9 +123,7 @@ CASES = {"strategy": STRATEGY, "loop": LOOP, "old": OLD_SERVER}
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_an_app_that_waits_for_more_nodes_than_there_are_is_told_so(
-    cli, tmp_path, kind, monkeypatch
-):
+def test_an_app_that_waits_for_missing_nodes_gets_an_error(cli, tmp_path, kind, monkeypatch):
     monkeypatch.setattr(stall, "SECONDS", 0.02)
     monkeypatch.setattr(stall, "SAID", 0.02)
     server, client = f"waits_{kind}", f"asked_{kind}"
@@ -158,7 +156,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path, listening):
 
 @pytest.mark.parametrize("place", ["server", "client"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_while_the_app_is_imported_is_no_mistake_of_its(
+def test_a_stop_while_the_app_is_imported_is_not_blamed_on_it(
     listening, cli, tmp_path, place, number
 ):
     names = {each: f"{each}_stopped_{place}_{int(number)}" for each in ("server", "client")}

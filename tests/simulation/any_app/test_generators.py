@@ -1,4 +1,4 @@
-"""Global generators are seeded for a while, and then go on as if nothing had been."""
+"""Global random generators are seeded for a node's work and restored after it."""
 
 import random
 from itertools import pairwise
@@ -13,7 +13,7 @@ def draws():
     return random.random(), np.random.random(), torch.rand(1).item()  # noqa: NPY002
 
 
-def test_the_same_numbers_draw_the_same_and_others_others():
+def test_equal_seeds_draw_equal_numbers_and_others_differ():
     found = []
     for entropy in ((0, 1), (0, 1), (1, 1), (0, 2), (0,)):
         with seeded(*entropy):
@@ -23,7 +23,7 @@ def test_the_same_numbers_draw_the_same_and_others_others():
         assert all(a != b for a, b in zip(one, other, strict=True))
 
 
-def test_what_is_drawn_afterwards_is_what_it_would_have_been():
+def test_later_draws_are_unchanged():
     with seeded(3):
         draws()
         expected = draws()

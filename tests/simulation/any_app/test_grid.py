@@ -1,4 +1,4 @@
-"""The grid of a guest: as strict as Flower's own, and as forgiving."""
+"""The grid that any Flower app gets accepts and refuses what Flower's own grid does."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
 from tests.simulation.grids import NODES, app, messages
 
-LINK = {"up_mbps": 8e-3, "down_mbps": 8e-3}  # a second for 1,000 bytes
+LINK = {"up_mbps": 8e-3, "down_mbps": 8e-3}  # one second for 1,000 bytes
 SIZE = 1000
 
 
@@ -46,8 +46,8 @@ def asked(replies):
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("way", ["round", "push"])
-def test_what_is_sent_is_what_was_there_when_it_was_sent(guest, workers, way):
-    """A server may use one content for all rounds, and change it as soon as it is sent."""
+def test_a_message_keeps_its_content_of_the_moment_it_was_sent(guest, workers, way):
+    """A server may reuse one content and change it at once; nodes get the old values."""
     grid = guest(workers=workers)
     content = messages(grid, size=SIZE)[0].content
     for number in range(4):
@@ -78,8 +78,8 @@ def test_messages_get_ids_and_so_do_replies(guest):
     assert len({*ids, *(m.metadata.message_id for m in [*sent, *replies])}) == 4 * NODES
 
 
-def test_who_polls_in_a_loop_gets_on(guest):
-    """Each pull goes on to the next arrival; what there is nothing of comes back as an error."""
+def test_time_advances_for_an_app_that_polls(guest):
+    """Each pull advances to the next arrival; a reply that cannot come is returned as an error."""
     grid = guest(Ideal(**LINK, seconds_per_step=1.0))
     ids, got = grid.push_messages(messages(grid, size=SIZE)), []
     while len(got) < NODES:
@@ -87,7 +87,7 @@ def test_who_polls_in_a_loop_gets_on(guest):
         assert len(new) == 1  # node n takes n steps
         got += new
         both = size_of(messages(grid, size=SIZE)[0].content) + size_of(new[0].content)
-        assert both > 2 * SIZE  # a millisecond a byte
+        assert both > 2 * SIZE  # one byte takes a millisecond
         assert grid.virtual_seconds == pytest.approx(both / 1000 + len(got))
     assert asked(got) == ids
     again = grid.pull_messages([ids[0], "never"])
@@ -97,7 +97,7 @@ def test_who_polls_in_a_loop_gets_on(guest):
 
 
 @pytest.mark.parametrize("way", ["round", "push"])
-def test_an_error_stands_for_a_reply_that_does_not_come_in_a_messages_life(guest, way):
+def test_a_reply_after_the_messages_ttl_is_an_error(guest, way):
     grid = guest(Ideal(loss=0.5))
     sent = messages(grid, size=SIZE)
     if way == "round":
@@ -114,8 +114,8 @@ def test_an_error_stands_for_a_reply_that_does_not_come_in_a_messages_life(guest
     assert (grid.counts.answered, grid.counts.failed) == (NODES - len(errors), len(errors))
 
 
-def test_each_message_has_a_life_of_its_own(guest):
-    grid = guest(Ideal(**LINK))  # a little more than two seconds there and back
+def test_each_message_has_a_separate_ttl(guest):
+    grid = guest(Ideal(**LINK))  # there and back takes a little more than two seconds
     content = messages(grid, size=SIZE)[0].content
     lives = [1.0, 1.0, 3.0, 0.5, 3.0]
     sent = [Message(content, n, "train", ttl=ttl) for n, ttl in enumerate(lives, 1)]
@@ -126,7 +126,7 @@ def test_each_message_has_a_life_of_its_own(guest):
     assert grid.virtual_seconds == pytest.approx(both / 1000)
 
 
-def test_a_round_ends_with_its_time(guest):
+def test_a_round_ends_with_its_time_out(guest):
     grid = guest(Ideal(seconds_per_step=1.0))
     replies = grid.send_and_receive(messages(grid, size=SIZE), timeout=3.0)
     assert sorted(r.metadata.src_node_id for r in replies) == [1, 2, 3]
@@ -134,7 +134,7 @@ def test_a_round_ends_with_its_time(guest):
     assert grid.send_and_receive([], timeout=3.0) == []
 
 
-def test_who_knows_of_deadlines_can_give_them(guest):
+def test_an_app_can_give_deadlines(guest):
     grid = guest(Ideal(**LINK, seconds_per_step=1.0, join_seconds=0.0))
     ids = grid.push_messages(messages(grid, size=SIZE), ttl=1.5)
     assert grid.pull_before(ids, 2.5) == []  # node 1 needs three seconds
@@ -142,7 +142,8 @@ def test_who_knows_of_deadlines_can_give_them(guest):
     assert asked(grid.pull_before(ids, 9.0)) == ids[:1]
     assert grid.pull_before([], 5.0) == []
     assert grid.now == 5.0
-    late = grid.push_messages(messages(grid, size=SIZE), ttl=0.5)  # it takes a second to get there
+    # The message needs a second to arrive.
+    late = grid.push_messages(messages(grid, size=SIZE), ttl=0.5)
     assert grid.pull_before(late, 100.0) == []
     assert grid.next_change == float("inf")
 
@@ -169,7 +170,7 @@ def test_nodes_are_listed_and_described(guest):
     assert grid.run.run_id == 1
 
 
-def test_bytes_are_those_of_all_records_that_were_sent(guest):
+def test_bytes_of_all_sent_records_are_counted(guest):
     grid = guest()
     sent = messages(grid, size=SIZE, **{"raise-at": 2})
     config = len(sent[0].content["config"].deflate())
@@ -186,7 +187,7 @@ def test_bytes_are_those_of_all_records_that_were_sent(guest):
 
 
 @pytest.mark.parametrize("way", ["late", "left"])
-def test_replies_that_the_server_never_got_were_sent_all_the_same(guest, way):
+def test_replies_that_never_arrive_are_counted(guest, way):
     grid = guest(Ideal(**LINK))
     sent = messages(grid, size=SIZE)
     if way == "late":
@@ -201,8 +202,8 @@ def test_replies_that_the_server_never_got_were_sent_all_the_same(guest, way):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_messages_that_nobody_waits_for_take_their_time(guest, workers):
-    """One way alone: the ServerApp ends before anybody needs their replies."""
+def test_messages_without_awaited_replies_take_time(guest, workers):
+    """Only the way to the nodes counts: the ServerApp ends before it needs their replies."""
     grid = guest(Ideal(**LINK), workers=workers)
     grid.push_messages(messages(grid, size=SIZE))
     config = grid.counts.down_bytes / NODES - SIZE
@@ -210,8 +211,8 @@ def test_messages_that_nobody_waits_for_take_their_time(guest, workers):
     assert grid.last_arrival == pytest.approx((SIZE + config) / 1000)
 
 
-def test_a_model_in_a_configuration_takes_its_time(guest):
-    """Flower's CatBoost example sends its trees so; SecAgg+ its masked vectors."""
+def test_a_model_in_a_config_takes_time(guest):
+    """Flower's CatBoost example sends its trees in a config, SecAgg+ its masked vectors."""
     grid = guest(Ideal(**LINK))
     content = RecordDict({"c": ConfigRecord({"model": bytes(5000)}), "arrays": ArrayRecord()})
     grid.send_and_receive([Message(content, 1, "evaluate")])
@@ -222,8 +223,8 @@ def test_a_model_in_a_configuration_takes_its_time(guest):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_threads_that_wait_wait_at_the_same_virtual_time(guest, workers):
-    """As in Flower's old API: a thread for each node, each with rounds of its own."""
+def test_threads_wait_at_the_same_virtual_time(guest, workers):
+    """Flower's old API has a thread with separate rounds for each node."""
     grid, replies = guest(Ideal(**LINK), workers), {n: [] for n in range(1, NODES + 1)}
     content = messages(grid, size=SIZE)[0].content
     ready = threading.Barrier(NODES)
@@ -244,11 +245,11 @@ def test_threads_that_wait_wait_at_the_same_virtual_time(guest, workers):
         assert [r.metadata.src_node_id for r in found] == [node] * 3
         assert [r.metadata.group_id for r in found] == ["0", "1", "2"]
         assert calls(found) == [1, 2, 3]
-    assert grid.virtual_seconds >= 6.0  # two seconds each, if nobody was late
-    assert grid.virtual_seconds < 2.0 * 3 * NODES  # not one after the other
+    assert grid.virtual_seconds >= 6.0  # two seconds for each round if no node was late
+    assert grid.virtual_seconds < 2.0 * 3 * NODES  # the rounds did not run one after the other
 
 
-def test_a_thread_that_waits_does_not_keep_others_from_sending(guest):
+def test_a_waiting_thread_does_not_block_other_senders(guest):
     grid = guest(Ideal(**LINK))
     content, seen = messages(grid, size=SIZE)[0].content, {}
 

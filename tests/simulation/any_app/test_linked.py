@@ -1,4 +1,4 @@
-"""Apps of Flower's kind with the link's two lines in them: they do as without, in fewer bytes."""
+"""Flower apps with the link's two lines learn as well as without them, with fewer bytes."""
 
 import json
 import re
@@ -14,20 +14,20 @@ from tests.simulation.any_app.apps import APPS, simulate_here, summary
 
 NODES = 4
 OUTPUTS = {
-    "advanced_pytorch": "best.pt",  # in the folder that is named
+    "advanced_pytorch": "best.pt",  # in the folder given by the app's config
     "custom_strategy": "model.pt",
     "quickstart_pytorch": "model.pt",
     "sklearn_float64": "model.npz",
 }
-ROUNDS = {"quickstart_pytorch": 6, "sklearn_float64": 8}  # where an app's own are few
-# A few tens of test samples a node: the last rounds of one and the same plain run differ as much.
+ROUNDS = {"quickstart_pytorch": 6, "sklearn_float64": 8}  # for apps whose own rounds are few
+# Nodes have a few tens of test samples: accuracies vary as much between one run's last rounds.
 NOISE = 0.04
-# Whole models go down first, and headers weigh in models of 20 to 80 kB and one of 5 kB.
+# Whole models are sent first, and headers count in models of 20 to 80 kB and one of 5 kB.
 FEWER = {"up": {"int8": 3.0, "topk": 6.0}, "down": {"int8": 2.5, "topk": 2.5}}
 
 
 def run(app, output, monkeypatch, capfd):
-    """Run an app in this process; return what it printed, and its models and log."""
+    """Run an app in this process; return its output, its models and its log."""
     output.mkdir(exist_ok=True)
     target = output if OUTPUTS[app.name] == "best.pt" else output / OUTPUTS[app.name]
     words = ["--nodes", NODES, "--workers", 1, "-c", f'output="{target}"']
@@ -48,7 +48,7 @@ def accuracy(printed):
 
 @pytest.fixture
 def plain(monkeypatch, capfd, tmp_path_factory, cache={}):  # noqa: B006
-    """Run an app as it is, once."""
+    """Return a function that runs an app without the link, once."""
 
     def get(name):
         if name not in cache:
@@ -62,7 +62,7 @@ def plain(monkeypatch, capfd, tmp_path_factory, cache={}):  # noqa: B006
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_two_lines_change_nothing_but_the_bytes(name, way, plain, tmp_path, monkeypatch, capfd):
+def test_the_links_two_lines_change_only_the_bytes(name, way, plain, tmp_path, monkeypatch, capfd):
     app = linked(APPS / name, tmp_path, WAYS[way])
     expected, model, log = plain(name)
     printed, found, found_log = run(app, tmp_path / "out", monkeypatch, capfd)
@@ -83,17 +83,17 @@ def test_two_lines_change_nothing_but_the_bytes(name, way, plain, tmp_path, monk
         assert before["down"] / after["down"] > FEWER["down"][way]
 
 
-def test_a_run_goes_on_from_a_checkpoint_and_its_log(tmp_path, monkeypatch, capfd):
-    """The strategy's own files of named arrays; nodes begin with nothing, and get all of it."""
+def test_a_run_continues_from_its_saved_model_and_log(tmp_path, monkeypatch, capfd):
+    """The strategy restores its own files; nodes start without a state and get the whole model."""
     app = linked(APPS / "advanced_pytorch", tmp_path, WAYS["topk"])
     _, best, log = run(app, tmp_path / "out", monkeypatch, capfd)
     printed, better, longer = run(app, tmp_path / "out", monkeypatch, capfd)
     assert longer[: len(log)] == log
     assert [entry["round"] for entry in longer] == list(range(1, 2 * len(log) + 1))
-    assert longer[len(log)]["loss"] < log[0]["loss"] / 2  # it did not start anew
+    assert longer[len(log)]["loss"] < log[0]["loss"] / 2  # training did not start anew
     assert list(best) == list(better)
     assert summary(printed)["failed"] == 0
 
 
-def test_our_own_examples_are_all_here():
+def test_all_example_apps_are_tested():
     assert sorted(OUTPUTS) == sorted(path.name for path in Path(APPS).iterdir())

@@ -1,4 +1,4 @@
-"""The command, for real: apps of all kinds, whatever their modules are called."""
+"""The command with real apps of all kinds, with any names of modules."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ from tests.simulation.any_app.apps import (
 
 
 def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path, monkeypatch, capfd):
-    """And its numbers are what was sent: whole models, down for all messages, up for training."""
+    """The summary counts whole models: down for all messages, up for training."""
     nodes, words = 2, "num-server-rounds=2 fraction-evaluate=1.0"
     app = shutil.copytree(APPS / "quickstart_pytorch", tmp_path / "quickstart_pytorch")
     printed, models = [], []
@@ -37,24 +37,27 @@ def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path, monk
         models.append(torch.load(output))
     for name, tensor in models[0].items():
         assert torch.equal(tensor, models[1][name])
-    assert printed[0].splitlines()[:-1] == printed[1].splitlines()[:-1]  # but for real seconds
+    # All lines except the real seconds.
+    assert printed[0].splitlines()[:-1] == printed[1].splitlines()[:-1]
     found, size = summary(printed[0]), flower_bytes(ArrayRecord(models[0]))
     assert found["sent"] == found["answered"] == 4 * nodes
     beside = found["down"] - 4 * nodes * size, found["up"] - 2 * nodes * size
-    assert all(4 * nodes * 20 < each < 4 * nodes * 100 for each in beside)  # a record a message
+    # One record in each message.
+    assert all(4 * nodes * 20 < each < 4 * nodes * 100 for each in beside)
     both = found["down"] / 20e6 + found["up"] / 5e6
     link = 4 * 0.08 + 8 * both / nodes  # latencies, down, up
     assert found["virtual"] == pytest.approx(link, abs=0.005)
 
 
 NAMES = ["client", "strategy", "simulation", "task", "conf", "tests", "command"]
-FILE = "compression" if sys.version_info < (3, 14) else "docs"  # Python has the first one itself
+# Python 3.14 has the first one itself.
+FILE = "compression" if sys.version_info < (3, 14) else "docs"
 WHO = f"import client.who, {FILE}, simulation.who, strategy.who, task"
 
 
 @pytest.mark.parametrize("place", ["checkout", "app", "elsewhere", "spawned"])
 def test_an_apps_modules_may_have_any_name(tmp_path, place):
-    """Ours too, as packages, as plain folders and as files; wherever one stands."""
+    """An app's packages, folders and files may have the names of the project's modules."""
     seen = f"[m.WHO for m in (client.who, {FILE}, simulation.who, strategy.who, task)]"
     client = f"""{CLIENT}
 @app.query()
@@ -82,7 +85,7 @@ def who(message, context):
         "strategy/app.py": server,
         "task.py": "WHO = 5",
     }
-    if place == "app":  # a folder of that name would hide ours from `-m` itself
+    if place == "app":  # a folder of that name would hide the project's package from `-m`
         files["elsewhere/simulation_of_ours.py"] = ""
     if place == "spawned":
         files |= {"tensorflow.py": "", "task.py": "import tensorflow\nWHO = 5"}
@@ -100,7 +103,7 @@ def who(message, context):
     )
 
 
-def test_the_list_of_our_own_names_is_complete():
+def test_the_list_of_the_projects_names_is_complete():
     there = {path.parent.name for path in HOME.glob("*/__init__.py")}
     there |= {path.name for path in HOME.iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert there - {name for name in there if name.startswith((".", "_"))} <= OURS
@@ -134,11 +137,12 @@ def test_apps_of_the_old_api(tmp_path):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert out.splitlines()[:2] == ["round 1 11 1", "round 2 11 1"]
-    assert "round 2: 5727.27" in err  # 500 numbers, twice the mean of all partitions but 3
+    assert "round 2: 5727.27" in err  # 500 numbers, twice the mean of all partitions except 3
     found, size = summary(out), 500 * 8
     assert (found["sent"], found["failed"]) == (48, 2)
-    assert 22 * size < found["up"] < 22 * (size + 500)  # and what its records say beside numbers
-    assert found["virtual"] < 48 * 0.08  # not one after the other
+    # And what the records hold beside the numbers.
+    assert 22 * size < found["up"] < 22 * (size + 500)
+    assert found["virtual"] < 48 * 0.08  # the messages did not run one after the other
 
 
 FEATURES = f"""
@@ -203,7 +207,7 @@ def die(message, context):
 """
 
 
-def test_lives_mods_actions_states_and_polling(tmp_path):
+def test_ttls_mods_actions_states_and_polling(tmp_path):
     files = {"server.py": FEATURES, "client.py": FEATURED_CLIENT}
     app = write(tmp_path / "toy", files, config='name = "toy"\ndie = true')
     words = ["--nodes", "3", "--network", "waits"]
@@ -228,4 +232,4 @@ def test_edgewire_is_a_flower_app_too():
     found = summary(printed)
     assert found["sent"] == found["answered"] == 2
     assert 0 < 3 * found["up"] < found["down"]
-    assert found["virtual"] > 0  # it reports its steps
+    assert found["virtual"] > 0  # the nodes report their steps

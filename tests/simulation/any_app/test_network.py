@@ -1,4 +1,4 @@
-"""A network by its name is what `network=NAME` is."""
+"""`--network NAME` gives the same network as the override `network=NAME`."""
 
 from dataclasses import asdict
 
@@ -12,15 +12,15 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_network_of_a_name(name):
+def test_a_named_network_equals_its_configuration(name):
     expected = asdict(configured(f"network={name}").network)
     found = vars(network_named(name))
     found["classes"] = {key: share._asdict() for key, share in found["classes"].items()}
-    if found["waiting"] == "none":  # nothing else is read
+    if found["waiting"] == "none":  # no other waiting option is read
         expected["waiting_seconds"] = found["waiting_seconds"]
     assert found == expected
 
 
-def test_a_name_that_is_not_there_is_refused_with_those_that_are():
+def test_an_unknown_name_is_refused_with_the_list_of_names():
     with pytest.raises(UsageError, match="there is no isdn; there are: adsl, cable, classes"):
         network_named("isdn")

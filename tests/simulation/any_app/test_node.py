@@ -1,4 +1,4 @@
-"""A guest's node answers as its ClientApp does, and shares nothing with anybody."""
+"""A node of any Flower app replies as its ClientApp does, and shares no data with other nodes."""
 
 import random
 
@@ -57,7 +57,7 @@ def rate(message, context):
 @pytest.fixture
 def host(tmp_path, at_home, monkeypatch):
     for name in ("run_id", "node_id", "task_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)  # Flower's, without which it sends nothing
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)  # Flower sends nothing without these ids
     files = {"guest_node_client.py": CLIENT}
     client = "guest_node_client:app"
     app = read_app(write(tmp_path / "toy", files, client=client, config="rate = 1"), [])
@@ -69,7 +69,7 @@ def host(tmp_path, at_home, monkeypatch):
 
 
 def ask(host, action, node=1, number=1, content=None):
-    """Return what a node answers to its so-and-so-many-th message."""
+    """Return a node's reply to its message number `number`."""
     message = Message(content or RecordDict(), node, f"query.{action}")
     message.metadata.__dict__["_message_id"] = f"{node}-{number}"
     return host.answer(message)[0]
@@ -89,7 +89,7 @@ def test_draws_depend_on_seed_node_and_number_alone(host):
     assert x(ask(host(seed=1), "draw")) not in drawn
 
 
-def test_the_servers_own_draws_go_on_as_if_no_node_were_in_this_process(host):
+def test_the_servers_draws_are_unchanged_by_nodes_in_its_process(host):
     random.seed(3)
     expected = [random.random(), random.random()]
     random.seed(3)
@@ -98,13 +98,13 @@ def test_the_servers_own_draws_go_on_as_if_no_node_were_in_this_process(host):
     assert [*found, random.random()] == expected
 
 
-def test_a_content_that_many_messages_share_is_each_nodes_own(host):
+def test_each_node_gets_its_own_copy_of_a_shared_content(host):
     content, here = RecordDict({"c": ConfigRecord({"x": 1})}), host()
     assert [x(ask(here, "spoil", node, content=content)) for node in (1, 2, 3)] == [1, 1, 1]
     assert content["c"]["x"] == 1
 
 
-def test_an_answer_is_not_the_nodes_state(host):
+def test_a_reply_does_not_share_data_with_the_nodes_state(host):
     here = host()
     reply = ask(here, "keep")
     reply.content["c"]["x"] = 50
@@ -122,7 +122,7 @@ def test_an_answer_is_not_the_nodes_state(host):
         ("other", "No query function registered with name 'other'"),
     ],
 )
-def test_what_cannot_be_is_an_error_and_is_logged_in_full(host, capfd, caplog, action, reason):
+def test_a_failing_node_gives_an_error_and_a_full_log(host, capfd, caplog, action, reason):
     here = host()
     reply = ask(here, action)
     assert reason in reply.error.reason
@@ -132,7 +132,7 @@ def test_what_cannot_be_is_an_error_and_is_logged_in_full(host, capfd, caplog, a
     assert ask(here, "rate", node=2).content["c"]["rate"] == 1
 
 
-def test_a_context_says_who_and_how_many(host):
+def test_a_context_has_the_partition_and_the_number_of_partitions(host):
     found = {}
 
     def look(message, context: Context):

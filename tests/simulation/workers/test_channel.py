@@ -1,4 +1,4 @@
-"""Objects between processes arrive as they were sent, small and large ones mixed."""
+"""Small and large objects arrive at another process unchanged."""
 
 from contextlib import closing
 from multiprocessing import Pipe
@@ -38,7 +38,7 @@ def test_records_arrive_whole(pair):
         np.testing.assert_array_equal(got["flat"]["flat"].vector, np.arange(size // 4))
 
 
-def test_two_parcels_may_be_under_way(pair):
+def test_two_objects_may_be_under_way(pair):
     sender, receiver = pair
     for turn in range(5):
         for i in (0, 1):
@@ -47,7 +47,7 @@ def test_two_parcels_may_be_under_way(pair):
             assert receiver.receive().data == bytes([turn, i]) * 40_000
 
 
-def test_what_was_received_is_not_overwritten_later(pair):
+def test_a_received_object_is_not_overwritten_later(pair):
     sender, receiver = pair
     sender.send(Array("uint8", (1,), "t", b"a" * 100_000))
     first = receiver.receive()

@@ -1,4 +1,4 @@
-"""Worker processes that may use one core and so much memory."""
+"""Worker processes with a limit of one core and of memory."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ def answers(limits, *megabytes):
 
 
 @linux
-def test_a_worker_cannot_have_more_memory_than_it_may_use_and_lives_on():
+def test_a_worker_survives_a_refused_allocation():
     first, second, third = answers(Limits(memory_mb=4000, pin=True), 100, 6000, 100)
     assert first.content["metrics"]["cores"] == 1
     assert second.has_error()
@@ -49,12 +49,12 @@ def test_a_worker_cannot_have_more_memory_than_it_may_use_and_lives_on():
 
 
 @linux
-def test_without_limits_it_has_what_the_machine_has():
+def test_without_limits_a_worker_has_the_machines_resources():
     (reply,) = answers(Limits(), 10)
     assert reply.content["metrics"]["cores"] == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize("memory", [0, -1, float("inf"), float("nan")])
-def test_limits_that_cannot_be_are_refused(memory):
+def test_impossible_limits_are_refused(memory):
     with pytest.raises(UsageError, match="memory_mb must be above 0"):
         Limits(memory).check()

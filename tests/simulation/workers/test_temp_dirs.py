@@ -1,4 +1,4 @@
-"""Folders go with their process, and those of the dead with the next one that makes some."""
+"""A process removes its temporary folders at its end, and those of dead processes."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ time.sleep(60)
 
 @pytest.fixture
 def owner(tmp_path):
-    """Start a process with a folder; return both. `fork`: it has a child that outlives it."""
+    """Start a process with a folder; return both. `fork`: a child of the process outlives it."""
     started = []
 
     def start(kind=""):
@@ -47,7 +47,7 @@ def owner(tmp_path):
         process.wait()
 
 
-def test_what_is_closed_is_gone(tmp_path):
+def test_a_closed_folder_is_removed(tmp_path):
     scratch = TempDirs(tmp_path)
     (scratch.path / "file").touch()
     sweep(tmp_path)
@@ -57,7 +57,7 @@ def test_what_is_closed_is_gone(tmp_path):
     scratch.close()
 
 
-def test_who_was_killed_is_swept_and_who_lives_is_not(owner, tmp_path):
+def test_folders_of_killed_processes_are_removed_and_others_stay(owner, tmp_path):
     (dead, process), (alive, _) = owner(), owner()
     sweep(tmp_path)
     assert dead.is_dir()
@@ -78,12 +78,12 @@ def test_a_worker_that_outlives_its_parent_keeps_the_folder(owner, tmp_path):
     os.killpg(process.pid, 9)
     deadline = time.monotonic() + 20
     while folder.is_dir() and time.monotonic() < deadline:
-        time.sleep(0.02)  # until the child is dead, too
+        time.sleep(0.02)  # until the child is dead too
         sweep(tmp_path)
     assert not folder.exists()
 
 
-def test_folders_of_others_stay(tmp_path):
+def test_other_folders_stay(tmp_path):
     names = ["edgewire-1-abcdefgh", "edgewire-x-run-abcdefgh", "edgewire-1-run-abcdefghi", "other"]
     for name in names:
         (tmp_path / name).mkdir()

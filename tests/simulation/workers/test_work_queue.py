@@ -1,4 +1,4 @@
-"""Who serves which message next: what is due first, a node's in turn, by one worker at a time."""
+"""The order of work: the earliest due message first, and one worker at a time for each node."""
 
 from types import SimpleNamespace
 
@@ -10,8 +10,8 @@ from simulation.workers.work_queue import WorkQueue
 WORKERS = 3
 WORKER = st.integers(0, WORKERS - 1)
 DUE = st.integers(-3, 3) | st.just(float("inf"))
-# One after the other: a message to a node, due then; a worker takes one; a worker answers the
-# first that it has, and keeps state or not; a worker dies.
+# A sequence of events: a message to a node with a due time; a worker takes one; a worker answers
+# its first one and keeps the node's state or not; a worker dies.
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.integers(0, 4), DUE),
@@ -25,15 +25,15 @@ EVENTS = st.lists(
 
 
 class Watched:
-    """A queue beside what is true of it: plain lists, gone through from end to end."""
+    """A queue and its reference: plain lists that are searched from end to end."""
 
     def __init__(self):
         self.queue = WorkQueue(WORKERS)
         self.number = 0
-        self.waiting = []  # (due, number, node), in the order of coming
+        self.waiting = []  # (due, number, node), in order of arrival
         self.at_work = [[] for _ in range(WORKERS)]
         self.state = {}  # node -> worker
-        self.home = {}  # node with messages under way -> worker that took the first of them
+        self.home = {}  # node with messages under way -> the worker that took the first of them
 
     def put(self, node, due):
         given, taken = due, [entry for entries in self.at_work for entry in entries]
@@ -65,7 +65,7 @@ class Watched:
             self.forget(node)
 
     def forget(self, node):
-        """A node without messages under way has no home."""
+        """Remove the worker of a node without messages under way."""
         taken = [entry for entries in self.at_work for entry in entries]
         if not any(n == node for _, _, n in self.waiting + taken):
             self.home.pop(node, None)
@@ -79,12 +79,12 @@ class Watched:
 
 
 @given(events=EVENTS)
-def test_the_first_message_that_a_worker_may_serve_is_what_it_gets(events):
+def test_a_worker_gets_the_first_message_that_it_may_serve(events):
     watched = Watched()
     for name, *arguments in events:
         getattr(watched, name)(*arguments)
         assert len(watched.queue) == len(watched.waiting)
         assert watched.queue.under_way == bool(watched.waiting or any(watched.at_work))
-    for worker in [*range(WORKERS)] * (len(watched.waiting) + 1):  # nothing is left behind
+    for worker in [*range(WORKERS)] * (len(watched.waiting) + 1):  # no message is left
         watched.take(worker)
     assert not watched.waiting

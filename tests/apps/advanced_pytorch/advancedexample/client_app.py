@@ -1,4 +1,4 @@
-"""A device: it remembers how often it has trained, and its optimiser's momenta."""
+"""The ClientApp: a node stores its training losses and its optimiser's momenta between rounds."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -22,7 +22,7 @@ def load_model(msg: Message):
 def train(msg: Message, context: Context):
     """Train the model on local data."""
     state = context.state
-    if len(state) == 0:  # this device's first time
+    if len(state) == 0:  # the first message to this node
         state["momenta"], state["history"] = ArrayRecord(), ConfigRecord({"losses": []})
     model, partition = load_model(msg), context.node_config["partition-id"]
     loader = load_data(partition, context.run_config["batch-size"])
@@ -37,7 +37,7 @@ def train(msg: Message, context: Context):
 
 @app.evaluate()
 def evaluate(msg: Message, context: Context):
-    """Test the model on local data; beside the metrics, how often each kind is taken for which."""
+    """Test the model on local data; return metrics and a confusion matrix."""
     model, data = load_model(msg), waves(64, 1001 + context.node_config["partition-id"])
     loss, accuracy = test_fn(model, data)
     x, kinds = data.tensors

@@ -1,4 +1,4 @@
-"""The server: a strategy of its own, and a test of its own after each round."""
+"""The ServerApp: its own strategy, and a test of the model at the server after each round."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -11,7 +11,7 @@ app = ServerApp()
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Test a model on waves that no device has."""
+    """Test a model on waves that no node has."""
     net = Net()
     net.load_state_dict(arrays.to_torch_state_dict())
     loss, accuracy = test(net, waves(400, 0))

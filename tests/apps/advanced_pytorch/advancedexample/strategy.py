@@ -1,4 +1,4 @@
-"""Federated averaging with a loop of its own: it keeps the best model, and a log of all rounds."""
+"""Federated averaging with its own `start`: it saves the best model, and a log of all rounds."""
 
 import json
 import time
@@ -10,10 +10,10 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 
 class KeepsTheBest(FedAvg):
-    """FedAvg that decays the learning rate, and writes into `folder` if there is one.
+    """FedAvg that decays the learning rate, and writes into `folder` if one is given.
 
-    `best.pt` is the model that was best in the server's own test, `log.json` the metrics of all
-    rounds. Where they are there already, a run goes on from them.
+    `best.pt` is the model that was best in the server's test; `log.json` holds the metrics of all
+    rounds. If these files exist, a run continues from them.
     """
 
     def __init__(self, folder, **options):
@@ -27,7 +27,7 @@ class KeepsTheBest(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round, replies):
-        """Add up the nodes' confusion matrices, then go on as ever."""
+        """Add up the nodes' confusion matrices, then aggregate as FedAvg does."""
         replies = list(replies)
         good = [reply.content for reply in replies if not reply.has_error()]
         matrices = [content.pop("confusion")["counts"].numpy() for content in good]
@@ -35,7 +35,7 @@ class KeepsTheBest(FedAvg):
         return super().aggregate_evaluate(server_round, replies)
 
     def resume(self, arrays):
-        """Return the model to start with: the best so far, if there is one."""
+        """Return the model to start with: the best model of an earlier run, if there is one."""
         if self.folder is None or not (self.folder / "log.json").exists():
             return arrays
         self.log = json.loads((self.folder / "log.json").read_text())
@@ -51,7 +51,7 @@ class KeepsTheBest(FedAvg):
         evaluate_config=None,
         evaluate_fn=None,
     ):
-        """Train; return the result, with the metrics of this run's rounds."""
+        """Train; return the result with the metrics of this run's rounds."""
         arrays, result = self.resume(initial_arrays), Result()
         result.arrays = arrays
         train_config, evaluate_config = train_config or ConfigRecord(), ConfigRecord()
@@ -74,7 +74,7 @@ class KeepsTheBest(FedAvg):
         return result
 
     def note(self, number, arrays, tested, config, began):
-        """Add a round to the log; keep its model if there was none as good before."""
+        """Add a round to the log; save its model if it is the best so far."""
         best = max((entry["accuracy"] for entry in self.log), default=-1.0)
         seconds = time.perf_counter() - began
         self.log.append({"round": number, **tested, "lr": config["lr"], "seconds": seconds})

@@ -1,4 +1,4 @@
-"""Short waves, a small net with BatchNorm that tells their kinds apart, and how it learns."""
+"""Short waves, a small network with BatchNorm that classifies them, and its training."""
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 
 def waves(count, seed):
-    """Sines of four frequencies, of any phase, in noise."""
+    """Return sines of four frequencies with random phases and noise."""
     random = torch.Generator().manual_seed(seed)
     kinds = torch.randint(KINDS, (count,), generator=random)
     phases = 6.28 * torch.rand(count, 1, generator=random)
@@ -36,12 +36,12 @@ def waves(count, seed):
 
 
 def load_data(partition, batch_size):
-    """A partition's own waves."""
+    """Return a partition's waves."""
     return DataLoader(waves(128, 1 + partition), batch_size, shuffle=True, drop_last=True)
 
 
 def train(net, loader, lr, momenta):
-    """Train for an epoch, going on with an optimiser's momenta; return the mean loss, and these."""
+    """Train for an epoch with the given momenta; return the mean loss and the new momenta."""
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.8)
     for parameter, momentum in zip(net.parameters(), momenta, strict=False):
         optimizer.state[parameter]["momentum_buffer"] = momentum

@@ -1,4 +1,4 @@
-"""A device: it trains the body that it is sent, and a head of its own that never leaves it."""
+"""The ClientApp: a node trains the body that it receives, and a head that it never sends."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -11,9 +11,9 @@ app = ClientApp()
 
 
 def begin(msg: Message, context: Context):
-    """Return the model, the head in place of which is this device's own, and the data.
+    """Return the model with this node's own head, and the data.
 
-    A head that the server sends is used where the device has none, and while all learn together.
+    A node uses the server's head while it has none, and while all nodes train whole models.
     """
     own, sent = context.state, msg.content["arrays"].to_torch_state_dict()
     model, together = Net(), msg.content["config"]["together"]
@@ -26,7 +26,7 @@ def begin(msg: Message, context: Context):
 
 @app.train()
 def train(msg: Message, context: Context):
-    """Train body and head; answer with the body, and the head while all learn together."""
+    """Train body and head; reply with the body, and with the head while all train whole models."""
     model, (loader, _), together = begin(msg, context)
     loss = train_fn(model, loader, msg.content["config"]["lr"])
     state = model.state_dict()
@@ -41,7 +41,7 @@ def train(msg: Message, context: Context):
 
 @app.evaluate()
 def evaluate(msg: Message, context: Context):
-    """Test the body with the own head."""
+    """Test the body with this node's head."""
     model, (_, data), _ = begin(msg, context)
     metrics = {"eval_acc": test_fn(model, data), "num-examples": len(data)}
     return Message(content=RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)

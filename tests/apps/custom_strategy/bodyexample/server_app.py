@@ -1,4 +1,4 @@
-"""The server: a strategy that leaves each device its own head."""
+"""The ServerApp: its strategy leaves each node its own head."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context

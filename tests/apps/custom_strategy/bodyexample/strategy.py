@@ -1,4 +1,4 @@
-"""Averages a model at first, then its body alone."""
+"""A strategy that averages whole models at first, then their bodies only."""
 
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
@@ -7,10 +7,10 @@ from bodyexample.task import HEAD
 
 
 class FedBody(FedAvg):
-    """FedAvg of whole models for so many rounds `together`, and of their bodies after that.
+    """FedAvg of whole models for `together` rounds, and of their bodies after that.
 
-    In the first round of bodies the server still sends a whole model, and is answered with bodies;
-    from then on it leaves out the head, too. What it returns is a whole model.
+    In the first round of bodies the server still sends a whole model, and nodes reply with bodies.
+    In later rounds the server sends bodies too. The result is a whole model.
     """
 
     def __init__(self, together, **options):
@@ -18,13 +18,13 @@ class FedBody(FedAvg):
         self.together = together
 
     def configure_train(self, server_round, arrays, config, grid):
-        """Say in which way to answer."""
+        """Tell the nodes whether to reply with whole models."""
         config["together"] = server_round <= self.together
         sent = arrays if server_round <= self.together + 1 else body_of(arrays)
         return super().configure_train(server_round, sent, config, grid)
 
     def aggregate_train(self, server_round, replies):
-        """Average what has come, and keep the head if it has not."""
+        """Average the replies; take the head of an earlier round if the replies have none."""
         mean, metrics = super().aggregate_train(server_round, replies)
         return None if mean is None else self.whole(mean), metrics
 
@@ -36,7 +36,7 @@ class FedBody(FedAvg):
         return ArrayRecord({**mean, **self.head})
 
     def configure_evaluate(self, server_round, arrays, config, grid):
-        """Send what is to be tested."""
+        """Send the model, or its body, to be tested."""
         config["together"] = server_round <= self.together
         sent = arrays if server_round <= self.together else body_of(arrays)
         return super().configure_evaluate(server_round, sent, config, grid)

@@ -1,4 +1,4 @@
-"""Points that every other device names the other way round, and a net of a body and a head."""
+"""Points with labels that are swapped at every other node; a network with a body and a head."""
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ class Net(nn.Module):
 
 
 def points(count, seed, turned):
-    """Points below or above a plane: 0 or 1, and 1 or 0 if `turned`."""
+    """Return points labelled 1 above a plane and 0 below; `turned`: with the labels swapped."""
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(count, FEATURES, generator=random)
     y = (x[:, :8].sum(1) > 0).long()
@@ -31,7 +31,7 @@ def points(count, seed, turned):
 
 
 def load_data(partition, batch_size):
-    """A partition's own points: to train on, and to test on."""
+    """Return a partition's points: a training and a test set."""
     train = points(160, 2 * partition, partition % 2)
     test = points(80, 2 * partition + 1, partition % 2)
     return DataLoader(train, batch_size, shuffle=True), test

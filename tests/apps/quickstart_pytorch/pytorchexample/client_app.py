@@ -1,4 +1,4 @@
-"""A device: it trains the model that it is sent on its own images, or tests it."""
+"""The ClientApp: a node trains or tests the received model on its own images."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -12,7 +12,7 @@ app = ClientApp()
 
 
 def begin(msg: Message, context: Context):
-    """Return the model of a message, and this device's data."""
+    """Return the model of a message, and this node's data."""
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     torch.manual_seed(context.node_config["partition-id"])

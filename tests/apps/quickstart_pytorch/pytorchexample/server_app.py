@@ -1,4 +1,4 @@
-"""The server: federated averaging, and a test of the final model."""
+"""The ServerApp: federated averaging, and a test of the final model."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context

@@ -1,4 +1,4 @@
-"""The model, the data, and how the one learns from the other."""
+"""The model, the data, training and testing."""
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 
 def images(count, seed):
-    """Noise with a bright bar; its class says which way the bar goes, and in which half."""
+    """Return noisy images with a bright bar; the class is the bar's direction and half."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=random)
     x = torch.randn(count, 1, SIZE, SIZE, generator=random)
@@ -37,7 +37,7 @@ def images(count, seed):
 
 
 def load_data(partition, batch_size):
-    """A partition's own images: to train on, and to test on."""
+    """Return a partition's images: a training and a test set."""
     train, test = images(320, 2 * partition), images(80, 2 * partition + 1)
     return DataLoader(train, batch_size, shuffle=True), DataLoader(test, 80)
 

@@ -1,4 +1,4 @@
-"""The server: federated averaging of float64 arrays."""
+"""The ServerApp: federated averaging of float64 arrays."""
 
 import numpy as np
 from flwr.app import ArrayRecord, Context

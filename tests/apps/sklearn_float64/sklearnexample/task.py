@@ -1,4 +1,4 @@
-"""A linear classifier of handwritten digits, and every device's share of them."""
+"""A linear classifier of handwritten digits, and each node's share of the digits."""
 
 import warnings
 
@@ -11,7 +11,7 @@ FEATURES, CLASSES = 64, 10
 
 
 def load_data(partition, partitions):
-    """Every n-th digit; a fifth of them to test on."""
+    """Return every `partitions`-th digit, a fifth of them as the test set."""
     digits = load_digits()
     x, y = digits.data[partition::partitions] / 16, digits.target[partition::partitions]
     cut = len(x) - len(x) // 5
@@ -19,7 +19,7 @@ def load_data(partition, partitions):
 
 
 def make_model(penalty, local_epochs):
-    """A model that goes on from where it is, and knows all classes from the start."""
+    """Return a model that continues from its parameters and knows all classes from the start."""
     model = LogisticRegression(
         C=np.inf if penalty == "none" else 1.0, max_iter=local_epochs, warm_start=True
     )
@@ -30,7 +30,7 @@ def make_model(penalty, local_epochs):
 
 
 def get_params(model):
-    """The model as arrays of float64."""
+    """Return the model as float64 arrays."""
     return [model.coef_, model.intercept_]
 
 
