@@ -128,7 +128,7 @@ class Partition:
 
     def _prepare(self) -> Callable[[int], Any]:
         """Return the function from a node to its indices, with the data set shuffled."""
-        # Shuffle: partitioners of equal shares take contiguous rows, and folders are in class order.
+        # Shuffle: partitioners of equal shares take contiguous rows; folders are sorted by class.
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(len(self._labels))
         cut: Callable[[int], Any]
         if isinstance(self._partitioner, Iid):
