@@ -1,1 +1,1 @@
-"""Real devices: the node on a device, the server that they reach."""
+"""Runs on real devices: the program of a device (node), and the server for the devices."""

@@ -1,4 +1,4 @@
-"""Checks of certificates: which names they are for, and when they expire."""
+"""Checks for the doctor: which names a certificate is valid for, and when it expires."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from deploy.findings import OK, SOON, WARNING, WRONG, Finding
 
 
 def lasting(what: str, name: str, certificate: x509.Certificate, renew: str) -> Finding:
-    """Return a finding on a certificate's dates. `renew`: the advice for one that expires."""
+    """Return a finding on a certificate's dates.
+
+    `what`: the name of the check; `name`: the name of the certificate; `renew`: the advice for an
+    expiring certificate.
+    """
     now = datetime.datetime.now(datetime.UTC)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     days = (ends - now).days
@@ -24,7 +28,7 @@ def lasting(what: str, name: str, certificate: x509.Certificate, renew: str) -> 
 
 
 def names_of(certificate: x509.Certificate) -> str:
-    """Return the names and addresses that a certificate is for, "" for none."""
+    """Return the names and addresses that a certificate is valid for, separated by commas."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

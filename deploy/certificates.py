@@ -1,8 +1,10 @@
-"""Keys and certificates as files: a CA, a server's certificate, nodes' keys. No key is overwritten.
+"""Makes the files of keys and certificates: the CA's, the server's, the nodes'.
 
-ca.key, ca.crt            the CA's; whoever has its key can pose as the server
-server.key, server.crt    the server's
-nodes/NAME.key, .pub      a node's, in OpenSSH's format, which Flower reads
+ca.key, ca.crt            of the CA; anyone who has ca.key can impersonate the server
+server.key, server.crt    of the server
+nodes/NAME.key, .pub      of a node, in OpenSSH's format, which Flower reads
+
+No key is overwritten.
 """
 
 from __future__ import annotations
@@ -29,16 +31,20 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from simulation.errors import UsageError
 
 CA, SERVER, NODES = "ca", "server", "nodes"
-ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes reach it by these
+ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes connect to these names
 CA_DAYS, SERVER_DAYS = 3650, 825
-EARLIER = datetime.timedelta(days=1)  # validity begins earlier: a device's clock may be behind
+# Certificates are valid from a day before: a device's clock may be behind.
+EARLIER = datetime.timedelta(days=1)
 SECRET, PUBLIC = 0o600, 0o644
 HOST = re.compile(r"(?=.{1,253}$)(\*\.)?([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.?)+")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def make_ca(keys: Path) -> list[Path]:
-    """Make a CA unless one exists; return the files that were made."""
+    """Make a CA unless one exists; return the paths of the files that were made.
+
+    Raises `UsageError` if a file cannot be written.
+    """
     if (keys / f"{CA}.key").exists() and (keys / f"{CA}.crt").exists():
         return []
     key = ec.generate_private_key(ec.SECP384R1())
@@ -55,9 +61,10 @@ def make_ca(keys: Path) -> list[Path]:
 
 
 def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]:
-    """Make a server's key, and a certificate for its names and addresses; return the files.
+    """Make a server's key, and a certificate for its names and addresses; return the paths.
 
-    `renew`: make a new certificate for the existing key. Raises `UsageError`.
+    `renew`: make a new certificate for the existing key. Raises `UsageError` for an invalid name,
+    and for a file that cannot be read or written.
     """
     subject = x509.SubjectAlternativeName(alternatives(names))
     ca_key, ca = _ca(keys)
@@ -85,7 +92,10 @@ def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]
 
 
 def make_node(keys: Path, name: str) -> list[Path]:
-    """Make a node's key; return the files. Raises `UsageError`."""
+    """Make a node's key; return the paths of the private and the public key.
+
+    Raises `UsageError` for an invalid name, and for a file that exists or cannot be written.
+    """
     private, public = node_files(keys, name)
     key = ec.generate_private_key(ec.SECP384R1())
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
@@ -97,7 +107,10 @@ def make_node(keys: Path, name: str) -> list[Path]:
 
 
 def node_files(keys: Path, name: str) -> tuple[Path, Path]:
-    """Return the paths of a node's private and public key. Raises `UsageError` for a bad name."""
+    """Return the paths of a node's private and public key.
+
+    Raises `UsageError` for an invalid name.
+    """
     if not NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is no name for a node: letters, digits, . _ -, a letter or digit first"
@@ -106,7 +119,10 @@ def node_files(keys: Path, name: str) -> tuple[Path, Path]:
 
 
 def public_key(keys: Path, name: str) -> bytes:
-    """Return a node's public key in the form that Flower registers. Raises `UsageError`."""
+    """Return a node's public key in PEM, as Flower registers it.
+
+    Raises `UsageError` if the file is missing or holds no key.
+    """
     _, file = node_files(keys, name)
     try:
         key = load_ssh_public_key(file.read_bytes())
@@ -120,7 +136,10 @@ def public_key(keys: Path, name: str) -> bytes:
 
 
 def alternatives(names: list[str]) -> list[x509.GeneralName]:
-    """Return a certificate's names, with this machine's own names. Raises `UsageError`."""
+    """Return the names of a certificate: the given names, and the loopback names of the machine.
+
+    Raises `UsageError` for an invalid name.
+    """
     found: list[x509.GeneralName] = []
     for name in dict.fromkeys([*names, *ALWAYS]):
         try:
@@ -133,7 +152,10 @@ def alternatives(names: list[str]) -> list[x509.GeneralName]:
 
 
 def write_new(path: Path, content: bytes, mode: int) -> Path:
-    """Write a new file; return its path. Raises `UsageError` if it exists."""
+    """Write a new file with these permissions; return its path.
+
+    Raises `UsageError` if the file exists or cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

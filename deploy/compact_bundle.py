@@ -1,25 +1,30 @@
-"""A compact bundle: it leaves out what the receiver can compute.
+"""Compact bundles: a message with its objects, without the hashes that the receiver can compute.
 
-A message of Flower consists of seven small objects. The name of an object is the SHA-256 of its
-content, in 64 hexadecimal digits, and the objects around it repeat the name two or three times.
-This format leaves out a name that is the hash of a small content. It replaces a name within a
-content by the number of the part with that name, and writes any other name in 32 bytes. It deflates
-the rest of all small contents together. Large contents are payloads, which are compressed already:
-it copies them.
+A message of Flower consists of seven small objects and the payload. The name of an object is the
+SHA-256 of its content, in 64 hexadecimal digits. Other objects repeat the name two or three times.
+A bundle is a list of parts, each with a name and a content. The compact format
+
+- omits a name that is the SHA-256 of a small content;
+- replaces a name within a small content by the number of the part with that name;
+- writes any other SHA-256 in 32 bytes;
+- deflates the rest of all small contents together;
+- copies large contents, which are payloads and already compressed.
 
     bundle    u8 number of the format, u32 size of `deflated` in bytes, `deflated`, `raw`
-    raw       large contents, and names of 32 bytes, in the order in which the numbers use them
+    raw       large contents, and names of 32 bytes, in the order in which `numbers` refers to them
 
     deflated  u32 size of `numbers` in bytes, `numbers`, `text`
-    text      names that are no SHA-256, and what lies between the names in a small content
-    numbers   (LEB128) count of the parts; how many of the first parts are moved to the end, because
-              they name other parts; then for each part
-              - its name: 0 the hash of its content; 1 the next 32 bytes of `raw`; else 2 + its
-                bytes in `text`
-              - its size: 0 for a small content, else 1 + its bytes in `raw`
-              - of a small content: how many names are in it; before each name the bytes of text,
-                then the name: 0 the next 32 bytes of `raw`, else the number of the part, from 1;
-                and the bytes of text after the last name
+    text      names that are not a SHA-256, and the pieces of small contents around the names
+    numbers   (LEB128) the number of parts; how many of the first parts are moved to the end; then
+              for each part
+              - its name: 0 if it is the hash of the content; 1 if it is the next 32 bytes of `raw`;
+                else 2 + its length in `text`
+              - its size: 0 for a small content, else 1 + its length in `raw`
+              - only for a small content: the number of names in it; for each name the length of
+                the text before it, and 0 for the next 32 bytes of `raw`, or the number of the
+                part, from 1; the length of the text after the last name
+
+The first parts may name later parts, so they are moved to the end.
 """
 
 from __future__ import annotations
@@ -33,12 +38,12 @@ from collections.abc import Sequence
 from protocol.bundle import LONGEST_NAME, MOST_PARTS
 
 FORM = 1  # raise it with every change of the format or of the dictionary
-SMALL = 1 << 14  # bytes: the names within contents up to this size are replaced
-MOST = 1 << 24  # bytes: the most that is deflated together
+SMALL = 1 << 14  # bytes: the largest small content
+MOST = 1 << 24  # bytes: the largest size of `deflated` after inflating
 _LETTERS = 64  # hexadecimal digits of a SHA-256
 _NAME = re.compile(rb"[0-9a-f]{64}")
 _HEAD, _SIZE = struct.Struct("<BI"), struct.Struct("<I")
-_WORDS = (  # the dictionary of zlib: likely strings, the likeliest last
+_WORDS = (  # the dictionary of zlib: likely strings, the most likely last
     b"evaluate query \x12\x02129 client-app accuracy top5 error proximal-mu server-round segment "
     b"weights gradients label drift exact checksum whole named "
     b"ConfigRecord  31\x00\n\x0f\n\x02lr\x12\t\t\n\x0c\n\x06number\x12\x02\x10"
@@ -56,8 +61,9 @@ _WORDS = (  # the dictionary of zlib: likely strings, the likeliest last
 
 
 def thin(parts: Sequence[tuple[str, bytes]]) -> bytes:
-    """Return the compact bundle of these (name, content); `parts_of` decodes it."""
-    # A part can name only earlier parts, so what comes before the first object is put last.
+    """Return the compact bundle of parts, each (name, content). `parts_of` decodes it."""
+    # A content can refer only to earlier parts. The parts before the first object name objects, so
+    # they are moved to the end.
     first = next((i for i, (name, _) in enumerate(parts) if _hashed(name)), len(parts))
     made = _Writer()
     made.numbers += [len(parts), first]
@@ -67,10 +73,10 @@ def thin(parts: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str, bytes]]:
-    """Return what `thin` was given.
+    """Return the parts of a bundle that `thin` made, each (name, content).
 
-    Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for anything
-    malformed. The deflated part may be at most 16 MB (`MOST`) when it is inflated.
+    Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for a malformed
+    bundle. Its deflated data may be at most 16 MB (`MOST`) after inflating.
     """
     if len(data) > limit:
         raise ValueError(f"a bundle of {len(data)} bytes, and no more than {limit} are taken")
@@ -95,7 +101,7 @@ class _Writer:
         self._text, self._raw = list[bytes](), list[bytes]()
         self._places: dict[bytes, int] = {}  # name -> number of its part, from 1
         self._count = 0
-        self._room = MOST // 2  # bytes left for text; the numbers take less than the other half
+        self._room = MOST // 2  # bytes left for `text`; `numbers` takes less than the other half
 
     def put(self, name: bytes, content: bytes) -> None:
         """Add a part."""
@@ -134,7 +140,7 @@ class _Writer:
         self._text.append(text)
 
     def bundle(self) -> bytes:
-        """Return it all."""
+        """Return the bundle of all added parts."""
         numbers = _varints(self.numbers)
         squeeze = zlib.compressobj(9, wbits=-15, zdict=_WORDS)
         told = b"".join([_SIZE.pack(len(numbers)), numbers, *self._text])
@@ -143,7 +149,11 @@ class _Writer:
 
 
 class _Reader:
-    """Decodes a bundle, part by part. `parts_of` turns all that it raises into one error."""
+    """Decodes a bundle, part by part.
+
+    Its methods raise `ValueError`, `IndexError`, `struct.error` or `zlib.error` for a malformed
+    bundle.
+    """
 
     def __init__(self, data: bytes, limit: int) -> None:
         form, size = _HEAD.unpack_from(data)
@@ -154,10 +164,10 @@ class _Reader:
         self._text.at = self._end = _SIZE.size + _SIZE.unpack_from(told)[0]
         self._raw = _Cursor(data, _HEAD.size + size)
         self._names = list[bytes]()
-        self._room = min(limit, MOST)  # bytes of small contents and names, as `_Writer` counts them
+        self._room = min(limit, MOST)  # bytes of small contents and names that may still follow
 
     def number(self) -> int:
-        """Return the next number."""
+        """Return the next of `numbers`."""
         found = shift = 0
         while shift < 63:
             byte = self._numbers.take(1)[0]
@@ -168,7 +178,7 @@ class _Reader:
         raise ValueError("a number in the bundle is too large")
 
     def part(self) -> tuple[str, bytes]:
-        """Return the next part."""
+        """Return the name and the content of the next part."""
         kind = self.number()
         name = b""
         if kind:
@@ -200,12 +210,12 @@ class _Reader:
         return b"".join(pieces)
 
     def done(self) -> bool:
-        """Return whether nothing is left."""
+        """Return whether the whole bundle has been read."""
         return self._numbers.at == self._end and self._text.left == self._raw.left == 0
 
 
 class _Cursor:
-    """A place in a byte string."""
+    """A byte string, and the position of the next byte to read."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data, self.at = data, at

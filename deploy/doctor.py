@@ -1,10 +1,10 @@
-"""`python -m deploy.doctor`: what is in the way of a node here, or of the server; a line each.
+"""`python -m deploy.doctor`: checks whether a node or the server can run on this machine.
 
-    python -m deploy.doctor --superlink my.server.org:8000 ...    on a device, the node's own words
+    python -m deploy.doctor --superlink my.server.org:8000 ...    on a device: the node's options
     python -m deploy.doctor --server                              on the server's machine
 
-Each line says ok, warning or wrong, and what to do. Nothing is changed. The exit code is 0 if
-nothing is wrong.
+It prints one line per check: ok, warning or wrong, and what to do. It changes no file. The exit
+code is 0 if no line says wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROG = "python -m deploy.doctor"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print the findings; return an exit code."""
+    """Print the findings; return the exit code: 1 if anything is wrong, else 0."""
     words = list(sys.argv[1:] if words is None else words)
     wrong = False
     for finding in findings(_for_server(words) if "--server" in words else _for_node(words)):

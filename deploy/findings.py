@@ -21,7 +21,7 @@ SOON = 30  # days before a certificate expires
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: the level, what was checked, and what to know or do."""
+    """One line of the doctor: the level, what was checked, and the result or the advice."""
 
     level: str
     what: str
@@ -35,7 +35,7 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def findings(checks: Iterable[tuple[str, Check]]) -> Iterable[Finding]:
-    """Yield the findings of the checks, in order; a check that raises makes a finding too."""
+    """Yield the findings of the checks, in order. An exception in a check becomes a finding."""
     for what, check in checks:
         try:
             yield from check()
@@ -44,7 +44,7 @@ def findings(checks: Iterable[tuple[str, Check]]) -> Iterable[Finding]:
 
 
 def python() -> Iterable[Finding]:
-    """Check the version of Python."""
+    """Check that this version of Python is supported."""
     (first, last), found = PYTHONS, sys.version_info[:2]
     says = platform.python_version()
     if first <= found <= last:
@@ -64,7 +64,10 @@ def bits() -> Iterable[Finding]:
 
 
 def memory(free: int | None, enough: int, least: int) -> Iterable[Finding]:
-    """Compare the free bytes of memory with the recommended and with the least amount."""
+    """Check the free memory, in bytes: a warning below `enough`, wrong below `least`.
+
+    `free`: None if it is not known.
+    """
     if free is None:
         yield Finding(WARNING, "memory", "this system does not say how much is free")
         return
@@ -77,20 +80,26 @@ def memory(free: int | None, enough: int, least: int) -> Iterable[Finding]:
 
 
 def free_memory(meminfo: Path = MEMINFO, limits: Path = LIMITS) -> int | None:
-    """Return the bytes of memory for a new process, by Linux and its cgroup's limit; or None."""
+    """Return the bytes of memory that a new process can use; None if Linux does not tell.
+
+    This is the smaller of the machine's free memory and the rest of the cgroup's limit.
+    """
     found = []
     with suppress(OSError, StopIteration, ValueError, IndexError):
         lines = meminfo.read_text().splitlines()
         line = next(each for each in lines if each.startswith("MemAvailable:"))
         found.append(int(line.split()[1]) << 10)
-    with suppress(OSError, ValueError):  # ValueError for "max": the group has no limit
+    with suppress(OSError, ValueError):  # ValueError for "max": the cgroup has no limit
         limit = int((limits / "memory.max").read_text())
         found.append(limit - int((limits / "memory.current").read_text()))
     return min(found, default=None)
 
 
 def disk(folder: Path, option: str) -> Iterable[Finding]:
-    """Check a folder's free space, and that it can be written to; leave nothing in it."""
+    """Check that a folder can be written to and has free space.
+
+    The check leaves no file in the folder. `option`: the name of the folder's command-line option.
+    """
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -115,6 +124,6 @@ def disk(folder: Path, option: str) -> Iterable[Finding]:
 
 
 def secret(file: Path, what: str) -> Iterable[Finding]:
-    """Warn of a key file that other users may read."""
+    """Yield a warning if other users may read a key file."""
     if file.stat().st_mode & 0o077:
         yield Finding(WARNING, what, f"others may read {file}: chmod 600 {file}")

@@ -1,13 +1,13 @@
-"""`python -m deploy.keys`: a CA, the server's certificate, nodes' keys, and who may take part.
+"""`python -m deploy.keys`: makes the CA, certificates and keys, and registers nodes.
 
-    python -m deploy.keys server my.server.org 203.0.113.5    a CA, if there is none, and the rest
-    python -m deploy.keys node kitchen garden                 a key for each of these nodes
-    python -m deploy.keys register kitchen garden             they may take part from now on
-    python -m deploy.keys list                                who may, and who is online
-    python -m deploy.keys revoke garden                       and no more
-    python -m deploy.keys app                  the SHA-256 of this copy's app, for a node's --app
+    python -m deploy.keys server my.server.org 203.0.113.5    make a CA and the server's certificate
+    python -m deploy.keys node kitchen garden                 make a key for each of these nodes
+    python -m deploy.keys register kitchen garden             let these nodes take part in runs
+    python -m deploy.keys list                                list the registered nodes
+    python -m deploy.keys revoke garden                       let this node take part no more
+    python -m deploy.keys app                  print the SHA-256 of this copy's app, for --app
 
-Those that register, list and revoke ask a SuperLink, on its own machine.
+An existing CA is used again. Run register, list and revoke on the machine of the SuperLink.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ GONE = ("unregistered", "deleted")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; return an exit code: 2 and one line for a user's mistake, else 1."""
+    """Run a command; return the exit code: 0, 2 for a user's mistake, 1 for another error.
+
+    An error is printed in one line.
+    """
     given, others = parser().parse_known_args(words)
     try:
         if others:
@@ -139,7 +142,7 @@ def _list(given: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
-    """Yield a client of the given SuperLink. Raises `EngineError`, one line."""
+    """Yield a client of the SuperLink in the options. Raises `EngineError`, one line."""
     root = None if given.insecure else str(given.keys / f"{CA}.crt")
     superlink = Superlink(given.superlink, root, ("--superlink ", "--keys: "))
     control = superlink.control()
@@ -152,7 +155,7 @@ def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
 
 
 def _nodes(control: ControlHttpClient) -> list[NodeInfo]:
-    """Return the nodes that may take part."""
+    """Return the registered nodes."""
     found = control.ListNodes(ListNodesRequest()).nodes_info
     return [each for each in found if each.status not in GONE]
 

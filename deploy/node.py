@@ -1,7 +1,7 @@
-"""`python -m deploy.node`: a device's one process, which keeps the app loaded.
+"""`python -m deploy.node`: the process of a device, which trains for a SuperLink's runs.
 
-It speaks Flower's Fleet API: any SuperLink will do, and any Flower app. It waits through whatever
-comes, and ends when it is told to (SIGTERM, SIGINT).
+It uses Flower's Fleet API, so it works with any SuperLink and any Flower app. After a failure it
+waits and tries again. It ends on SIGTERM or SIGINT.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ try:
     from .device.membership import Membership
     from .device.node_folder import FolderError, NodeFolder
     from .device.node_loop import Device
-except ImportError as error:  # an unsupported release of Flower, or none: `main` says so
+except ImportError as error:  # Flower is missing or unsupported: `main` reports this
     MISSING = error
 
 log = logging.getLogger("edgewire")
 
 
 def main(words: list[str] | None = None, client: type[FleetClient] | None = None) -> None:
-    """Run a node with the options of the command line; exit with code 2 after a mistake in them.
+    """Run a node with the options of the command line; exit with code 2 for an invalid option.
 
-    `client`: the class of the client for the server; None: `FleetClient`.
+    `client`: the class of the client that connects to the server; None: `FleetClient`.
     """
     reader = parser()
     given = reader.parse_args(words)
@@ -68,7 +68,7 @@ def main(words: list[str] | None = None, client: type[FleetClient] | None = None
         Device(fleet, journal, member, config, apps=given.app).serve()
     except OtherApp:
         log.info("another app: this process starts anew for it")
-        # Another app needs a new process; the node stays online, as nothing deactivates it.
+        # Another app needs a new process. `finally` does not run then, so the node stays online.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -82,7 +82,10 @@ class MistakenWord(ValueError):
 
 
 def key_of(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Return a node's private key from a file in OpenSSH's format. Raises `MistakenWord`."""
+    """Return a node's private key from a file in OpenSSH's format.
+
+    Raises `MistakenWord` if the file cannot be read or holds no elliptic-curve key.
+    """
     try:
         key = load_ssh_private_key(file.read_bytes(), None)
     except OSError as error:
@@ -95,7 +98,7 @@ def key_of(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def node_config_of(words: str | None) -> UserConfig:
-    """Return the node's own configuration. Raises `MistakenWord`."""
+    """Return the values of `--node-config`. Raises `MistakenWord` if they cannot be parsed."""
     try:
         config: UserConfig = parse_config_args([words] if words else None)
     except (click.ClickException, OSError, ValueError) as error:
@@ -105,7 +108,7 @@ def node_config_of(words: str | None) -> UserConfig:
 
 
 def expect_digests(words: list[str]) -> None:
-    """Raise `MistakenWord` for a value that is no SHA-256."""
+    """Raise `MistakenWord` for a value that is not a SHA-256 in 64 hexadecimal digits."""
     for word in words:
         if not re.fullmatch("[0-9a-f]{64}", word):
             raise MistakenWord(f"--app {word} is no SHA-256: `python -m deploy.keys app` says it")
@@ -116,7 +119,7 @@ def client_of(
     key: ec.EllipticCurvePrivateKey,
     kind: type[FleetClient] | None = None,
 ) -> FleetClient:
-    """Return a client of the given server. Raises `MistakenWord`."""
+    """Return a client of the server in the options. Raises `MistakenWord` for invalid options."""
     certificates = given.root_certificates
     if given.insecure and certificates is not None:
         raise MistakenWord("--insecure and --root-certificates exclude each other")
@@ -146,12 +149,12 @@ def client_of(
 
 
 def _ended(number: int, frame: object) -> NoReturn:
-    """End the process at once: every file on disk is complete at any moment."""
+    """End the process at once. No file is left incomplete, because files are written atomically."""
     raise SystemExit(0)
 
 
 def parser(prog: str = "python -m deploy.node", text: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of a node's options. `prog`: the command's name; `text`: its text."""
+    """Return the parser of a node's options. `prog`: the command's name; `text`: its help text."""
     made = argparse.ArgumentParser(prog=prog, description=text or __doc__)
     add = made.add_argument
     add("--superlink", required=True, metavar="HOST:PORT", help="the server's Fleet API")

@@ -1,7 +1,8 @@
-"""A node's signature in 130 bytes, in place of Flower's three HTTP headers of 450 bytes.
+"""The signature of a node's request in 130 bytes; Flower's three HTTP headers take 450 bytes.
 
-The server knows the key of each registered node, so a request carries the node's id in place of
-its key. The signed text is the same as Flower's, the time in ISO format, and Flower checks it.
+The server knows the key of each registered node, so the request carries the node's id instead of
+its key. As in Flower, the signed text is the time in ISO format. Flower's own code checks the
+signature. The format:
 
     i64 microseconds since 1970, u64 node id, u16 seconds to wait, u8 length of the signature in
     bytes, the signature
@@ -21,7 +22,10 @@ LONGEST = _SEAL.size + 255  # bytes of the longest signed header
 
 
 class SignedHeader(NamedTuple):
-    """A request's node id, seconds to wait, time stamp and signature."""
+    """The signed header of a request.
+
+    `wait`: for how many seconds the server may hold the request; `stamp`: the time in ISO format.
+    """
 
     node_id: int
     wait: int
@@ -29,12 +33,15 @@ class SignedHeader(NamedTuple):
     signature: bytes
 
     def headers(self, public_key: bytes) -> dict[str, str]:
-        """Return the HTTP headers by which Flower authenticates its nodes."""
+        """Return Flower's HTTP headers of authentication, with the same signature."""
         return headers(public_key, self.stamp, self.signature)
 
 
 def headers(public_key: bytes, stamp: str, signature: bytes) -> dict[str, str]:
-    """Return the HTTP headers by which Flower authenticates its nodes."""
+    """Return the HTTP headers by which Flower authenticates its nodes.
+
+    `public_key`: in PEM; `stamp`: the signed time in ISO format.
+    """
     return {
         "flwr-public-key": b64encode(public_key).decode(),
         "flwr-timestamp": stamp,
@@ -43,7 +50,10 @@ def headers(public_key: bytes, stamp: str, signature: bytes) -> dict[str, str]:
 
 
 def sealed(node_id: int, wait: int, sign: Callable[[bytes], bytes]) -> bytes:
-    """Return the signed header of a request that is sent now, as bytes."""
+    """Return the signed header, as bytes, of a request that is sent now.
+
+    `wait`: seconds; `sign`: returns the signature of a text.
+    """
     now = datetime.now(UTC)
     signature = sign(now.isoformat().encode())
     head = _SEAL.pack((now - _EPOCH) // _TICK, node_id, wait, len(signature))

@@ -1,1 +1,1 @@
-"""The node on a device: its loop, its folder, its client of the server."""
+"""The program of a device (node): main loop, state folder, client of the server."""

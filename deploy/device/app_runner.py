@@ -1,4 +1,4 @@
-"""Runs the app on a message; returns the bytes of its reply, as Flower's own nodes make it."""
+"""Runs the ClientApp on a message, and encodes the reply as Flower's own nodes do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from protocol.lineage import keeping
 
 
 def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Message:
-    """Return the pulled message; its objects are removed from `objects`."""
+    """Return the pulled message, and remove its objects from `objects`.
+
+    Raises `TypeError` if the objects hold no message.
+    """
     name = response.message_object_trees[0].object_id
     message = inflate_object_from_contents(name, objects)
     if not isinstance(message, Message):
@@ -41,11 +44,11 @@ def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Mes
 def answered(
     message: Message, context: Context, load: Callable[[], ClientApp], failing: ThrottledLog
 ) -> bytes:
-    """Run the app on a message; return the reply as a bundle, ready to be sent.
+    """Run the app on a message; return the reply as a bundle.
 
-    An app that does not load, or raises, makes an error reply, as on Flower's own nodes, and
-    `failing` logs it. `context` keeps what the app has stored, even after an error. Raises
-    `OtherApp` as `load` does.
+    `load`: returns the app. If it fails, or the app raises, the reply is an error, as on Flower's
+    own nodes, and `failing` logs the error. `context` holds what the app has stored, even after an
+    error. Raises `OtherApp` if `load` raises it.
     """
     TaskIdentity.run_id, TaskIdentity.node_id = context.run_id, context.node_id
     TaskIdentity.task_id = message.metadata.dst_task_id or context.run_id
@@ -56,7 +59,7 @@ def answered(
     except OtherApp:
         raise
     except Exception as error:  # the app may raise anything
-        cause = error.__cause__ or error  # Flower's wrapper may hide the cause from the server
+        cause = error.__cause__ or error  # Flower's wrapper may have raised its own error
         what = "the app failed"
         failing.say(what, cause) if _is_one_line(cause) else failing.say(what, error=error)
         return refused(message, error, time.perf_counter() - began)
@@ -65,12 +68,12 @@ def answered(
 
 
 def _is_one_line(error: BaseException) -> bool:
-    """Return whether an error's message suffices without a traceback."""
+    """Return whether an error is logged in one line, without a traceback."""
     return getattr(error, "one_line", False)
 
 
 def refused(message: Message, error: Exception, seconds: float = 0.0) -> bytes:
-    """Return the error reply to a message, as a bundle."""
+    """Return an error reply to a message, as a bundle. `seconds`: the time that the app took."""
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     reason = str(error) if _is_one_line(error) else f"{type(error).__name__}: {error}"
     if isinstance(error, AppError):
@@ -79,7 +82,7 @@ def refused(message: Message, error: Exception, seconds: float = 0.0) -> bytes:
 
 
 def _bundle(reply: Message, message: Message, seconds: float) -> bytes:
-    """Return a reply with its objects, and the confirmation of the message, as one bundle."""
+    """Return the bundle of a reply, its objects, and the confirmation of the message."""
     node = ProtoNode(node_id=reply.metadata.src_node_id)
     reply.metadata.group_id = keeping(message.metadata.group_id)
     with no_object_id_recompute():

@@ -1,4 +1,4 @@
-"""Apps on a device: unpacks each bundle once, keeps it by its hash, loads its ClientApp."""
+"""Unpacks apps on a device, stores them by their SHA-256, and loads their ClientApp."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flwr.app import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, fuse_dicts
 
-MOST_APPS, LARGEST_APP = 4, 256 << 20  # apps that stay on disk; bytes of an unpacked one
+MOST_APPS, LARGEST_APP = 4, 256 << 20  # apps on disk; bytes of an unpacked app
 log = getLogger("edgewire")
 
 
@@ -29,13 +29,13 @@ class AppError(Exception):
 
 
 class OtherApp(Exception):
-    """This process has loaded another app: only a new process can load this one."""
+    """This process has loaded another app, so only a new process can load this one."""
 
 
 class Apps:
-    """The apps in a folder; a process can load one of them.
+    """The apps in a folder; one process can load only one of them.
 
-    `only`: SHA-256 of the bundles that this device accepts; empty: whatever its server sends.
+    `only`: the SHA-256 of each bundle that this device accepts; empty: it accepts all.
     """
 
     def __init__(self, folder: Path, only: Collection[str] = ()) -> None:
@@ -45,13 +45,16 @@ class Apps:
         folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, digest: str) -> bool:
-        """Return whether an app is unpacked here. Raises `AppError` for a refused one."""
+        """Return whether an app is unpacked here. Raises `AppError` if `only` excludes the app.
+
+        `digest`: the SHA-256 of the app's bundle.
+        """
         if self._only and digest not in self._only:
             raise AppError("this device takes other apps alone")
         return self._path(digest).is_dir()
 
     def put(self, digest: str, bundle: bytes) -> None:
-        """Unpack a bundle. Raises `AppError` if its hash differs, or if it is no bundle."""
+        """Unpack a bundle. Raises `AppError` if its hash differs or it cannot be unpacked."""
         if hashlib.sha256(bundle).hexdigest() != digest:
             raise AppError("the app's bundle is not the one that the run names")
         draft = self._folder / "draft"
@@ -61,23 +64,24 @@ class Apps:
                 if sum(entry.file_size for entry in archive.infolist()) > LARGEST_APP:
                     raise AppError("the app's bundle unpacks to more than a device can take")
                 archive.extractall(draft)  # it writes nothing outside the folder
-        # BadZipFile: no zip, or a wrong checksum; zlib.error: damaged data; EOFError: it breaks
-        # off; RuntimeError: an encrypted entry, or a compression that zipfile does not know
+        # BadZipFile: no zip file, or a wrong checksum. zlib.error: damaged data. EOFError: the file
+        # is too short. RuntimeError: an encrypted entry, or an unknown compression.
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise AppError(f"the app's bundle cannot be unpacked: {error}") from error
-        os.sync()  # one call is faster than an fsync for each of its many files
+        os.sync()  # one sync is faster than an fsync for each file
         draft.rename(self._path(digest))
         self._forget(digest)
 
     def config(self, digest: str, overrides: UserConfig) -> UserConfig:
-        """Return an app's configuration with a run's overrides applied."""
+        """Return an app's configuration, changed by a run's overrides. Raises `AppError`."""
         own = flatten_dict(self._described(digest).get("config", {}))
         return fuse_dicts(own, overrides)
 
     def load(self, digest: str) -> ClientApp:
-        """Return an app's ClientApp, loaded once.
+        """Return an app's ClientApp. The first call loads it.
 
-        Raises `OtherApp` if this process has loaded another, `AppError` if it does not load.
+        Raises `OtherApp` if this process has loaded another app. Raises `AppError`, or any error of
+        the app's modules, if the app cannot be loaded.
         """
         if self._digest not in ("", digest):
             raise OtherApp(digest)
@@ -95,7 +99,7 @@ class Apps:
         return self._folder / digest
 
     def _described(self, digest: str) -> dict[str, Any]:
-        """Return [tool.flwr.app] of an app's pyproject.toml."""
+        """Return the table `tool.flwr.app` of an app's pyproject.toml. Raises `AppError`."""
         try:
             text = (self._path(digest) / "pyproject.toml").read_text(encoding="utf-8")
             described: dict[str, Any] = tomllib.loads(text)["tool"]["flwr"]["app"]
@@ -104,7 +108,7 @@ class Apps:
         return described
 
     def _forget(self, digest: str) -> None:
-        """Remove the least recently used apps."""
+        """Remove the least recently used apps, but not the app `digest`."""
         others = [f for f in self._folder.iterdir() if f.name != digest]
         others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         for folder in others[MOST_APPS - 1 :]:
@@ -112,7 +116,10 @@ class Apps:
 
 
 def _loaded(reference: str, folder: Path) -> ClientApp:
-    """Import `module:attribute`, with the app's folder first on `sys.path`, as Flower does."""
+    """Return the ClientApp `module:attribute`; put the app's folder first on `sys.path`.
+
+    Flower does the same. Raises `AppError` if the attribute is not a ClientApp.
+    """
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     module, _, attributes = reference.partition(":")

@@ -1,4 +1,4 @@
-"""A node's backoff: what it logs while it waits, and how long it waits. It never gives up."""
+"""A node's backoff after a failure: how long it waits, and what it logs. It never gives up."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ import httpx
 from deploy.device.client import NOT_ACTIVATED, ONLY_REGISTERED, TWIN, ServerRefusal
 from simulation.proxies import by_proxy
 
-FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # first and longest pause in seconds; factor per pause
-# Flower accepts a node's signature if its clock is at most so many seconds ahead, or behind.
+FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # first and longest pause (seconds); growth
+# Flower accepts a node's signature if its clock is at most this many seconds ahead or behind.
 AHEAD, BEHIND = 5.0, 305.0
-INTERVAL = 60.0  # seconds: a node that is silent for twice as long counts as offline
-ONLINE_SECONDS = 2 * INTERVAL  # a server counts a node that has left as online for so long
+INTERVAL = 60.0  # seconds: a node without a heartbeat for twice this time counts as offline
+ONLINE_SECONDS = 2 * INTERVAL  # for how long a node that has ended still counts as online
 log = getLogger("edgewire")
 WORTH_WAITING = (ServerRefusal, httpx.TransportError, OSError)
 
 
 class Wait:
-    """Pauses that grow; it logs one line whenever their reason changes."""
+    """Makes growing pauses after failures, and logs one line when the reason changes."""
 
     def __init__(self, sleep: Callable[[float], object] = time.sleep) -> None:
         self._sleep = sleep
         self._pause, self._reason = FIRST, ""
 
     def after(self, reason: str) -> None:
-        """Pause after a failure for this reason."""
-        kind = re.sub(r"\d+", "", reason)  # the seconds in a line about the clock differ each time
+        """Log the reason of a failure if it is new, then pause."""
+        kind = re.sub(r"\d+", "", reason)  # the line about the clock has other seconds each time
         if kind != self._reason:
             log.warning("waiting: %s", reason)
             self._reason = kind
@@ -40,7 +40,7 @@ class Wait:
         self._pause = min(self._pause * GROWTH, LONGEST)
 
     def over(self) -> None:
-        """Log that the reason to wait is over, if there was one."""
+        """Log that the node continues, if it has paused; start again with the shortest pause."""
         if self._reason:
             log.info("it goes on")
         self._pause, self._reason = FIRST, ""
@@ -49,10 +49,10 @@ class Wait:
 def reason_of(
     error: Exception, address: str, *, known: bool | None = True, secure: bool = True
 ) -> str:
-    """Return one line: why something failed, and what to do.
+    """Return one line that says why something failed, and what to do.
 
-    `known`: whether the server has this node's key; None: not known yet. `secure`: whether the
-    connection uses TLS.
+    `address`: the server's host:port. `known`: whether the server accepts this node's key; None:
+    not known yet. `secure`: whether the connection uses TLS.
     """
     if isinstance(error, ServerRefusal):
         return _of_refusal(error, address + by_proxy(address, secure), known)
@@ -64,7 +64,10 @@ def reason_of(
 
 
 def clock_trouble(ahead: float | None) -> str | None:
-    """Return what is wrong with a clock `ahead` seconds ahead of the server's; None: nothing."""
+    """Return one line of advice if this machine's clock differs too much, else None.
+
+    `ahead`: by how many seconds this clock is ahead of the server's; None: not known.
+    """
     if ahead is None or -BEHIND < ahead < AHEAD:
         return None
     way = "ahead of" if ahead > 0 else "behind"
@@ -119,7 +122,7 @@ def _of_line(error: httpx.TransportError, address: str, secure: bool) -> str:
 
 
 def _advice(words: str) -> str:
-    """Return what to do about a certificate, given OpenSSL's error text."""
+    """Return what to do about a refused certificate, given OpenSSL's error text."""
     if "not yet valid" in words:
         return "is this machine's clock behind?"
     if "expired" in words:
@@ -130,7 +133,7 @@ def _advice(words: str) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the first error in an error's chain of causes."""
+    """Return the error at the end of an error's chain of causes."""
     seen = {id(error)}
     while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in seen:
         error = cause

@@ -1,6 +1,7 @@
-"""Numbered files of a node's folder: each holds a head and blobs, and is written atomically.
+"""Numbered files in a node's folder: each holds a head and blobs, and is written atomically.
 
-Format: u64 length of the head, xxh3 of the head (8 bytes), head (JSON), the blobs end to end.
+A blob is a byte string, such as an array. The head describes the blobs. Format: u64 length of the
+head, xxh3 of the head (8 bytes), the head (JSON), the blobs end to end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SUFFIX = ".state"
 
 @dataclass
 class Blob:
-    """A blob's place: the file's number, the offset after the head, the size, the xxh3."""
+    """Where a blob is: number of its file, offset after the head, size (both in bytes), xxh3."""
 
     file: int
     at: int
@@ -29,14 +30,14 @@ class Blob:
 
 
 class Draft:
-    """The blobs of a file that is not written yet."""
+    """The blobs of a new file, before it is written."""
 
     def __init__(self, number: int) -> None:
         self.blobs = list[memoryview]()
         self._number, self._end = number, 0
 
     def put(self, content: memoryview) -> Blob:
-        """Add a blob; return the place that it will have."""
+        """Add a blob; return where it will be in the file."""
         blob = Blob(self._number, self._end, content.nbytes, xxh3_64_hexdigest(content))
         self.blobs.append(content)
         self._end += content.nbytes
@@ -49,11 +50,11 @@ def path_of(folder: Path, number: int) -> Path:
 
 
 def size_of(folder: Path, number: int) -> int:
-    """Return a file's size in bytes; of a missing one 1 << 62, so that nobody keeps it."""
+    """Return a file's size in bytes; 1 << 62 for a missing file, so that it is not used again."""
     try:
         return path_of(folder, number).stat().st_size
     except OSError:
-        return 1 << 62  # any blob is a negligible share of it, so it is written anew
+        return 1 << 62  # every blob is a small share of this, so it is written again
 
 
 def numbers_in(folder: Path) -> Iterator[int]:
@@ -64,7 +65,7 @@ def numbers_in(folder: Path) -> Iterator[int]:
 
 
 def head_of(folder: Path, number: int) -> bytes:
-    """Return a file's head. Raises `OSError`, and `ValueError` for a damaged one."""
+    """Return a file's head. Raises `OSError`, and `ValueError` for a damaged file."""
     with path_of(folder, number).open("rb") as file:
         size, mark = _begun(file)
         head = file.read(size)
@@ -85,7 +86,7 @@ def _begun(file: BinaryIO) -> tuple[int, bytes]:
 
 
 def read(folder: Path, blob: Blob) -> bytes:
-    """Return a blob. Raises `OSError`, and `ValueError` for a damaged one."""
+    """Return a blob's content. Raises `OSError`, and `ValueError` for a damaged blob."""
     with path_of(folder, blob.file).open("rb") as file:
         size, _ = _begun(file)
         file.seek(_HEAD.size + size + blob.at)
@@ -96,7 +97,7 @@ def read(folder: Path, blob: Blob) -> bytes:
 
 
 def write(folder: Path, number: int, head: bytes, blobs: list[memoryview]) -> None:
-    """Write a file atomically; it is durable when this returns. Raises `OSError`."""
+    """Write a file atomically. It is durable when this function returns. Raises `OSError`."""
     draft = folder / "draft"
     try:
         with draft.open("wb") as file:
@@ -106,7 +107,7 @@ def write(folder: Path, number: int, head: bytes, blobs: list[memoryview]) -> No
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        draft.unlink(missing_ok=True)  # frees the space again on a full disk
+        draft.unlink(missing_ok=True)  # a full disk gets its space back
         raise
     draft.replace(path_of(folder, number))
     sync_folder(folder)

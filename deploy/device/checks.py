@@ -37,7 +37,7 @@ PACKAGES = ("torch", "numpy", "hydra", "safetensors", "PIL", "xxhash", "pcodec",
 
 
 def checks(given: argparse.Namespace) -> Iterable[tuple[str, Check]]:
-    """Return the checks in order: first those of this machine, then those of the server."""
+    """Return the checks with their names, first of this machine, then of the server."""
     here = DeviceChecks(given)
     yield from [("Python", python), ("64 bit", bits), ("memory", here.memory)]
     yield "disk", partial(disk, here.state, "--state")
@@ -47,7 +47,7 @@ def checks(given: argparse.Namespace) -> Iterable[tuple[str, Check]]:
 
 
 class DeviceChecks:
-    """A device, described by its node's command line."""
+    """The checks of a device. `given`: the node's options."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
@@ -56,7 +56,7 @@ class DeviceChecks:
         self._key: ec.EllipticCurvePrivateKey | None = None
 
     def memory(self) -> Iterable[Finding]:
-        """Check the free memory, unless the node runs and has taken its share already."""
+        """Check the free memory, unless a node runs here already."""
         if self._runs:
             yield Finding(OK, "memory", "a node runs here already")
         else:
@@ -72,7 +72,7 @@ class DeviceChecks:
         if "data" in config:
             yield folder_of_classes(Path(str(config["data"])).expanduser())
         elif "partition-id" in config:
-            from conf.submitted_runs import NodeGrants  # not above: they import torch
+            from conf.submitted_runs import NodeGrants  # imported here: they import torch
             from task import DEFAULT_ROOT
             from task.datasets import digits
 
@@ -112,7 +112,7 @@ class DeviceChecks:
         yield from list(secret(path, "key")) or [Finding(OK, "key", str(path))]
 
     def ca(self) -> Iterable[Finding]:
-        """Check the CA's certificate, by which the node knows the server."""
+        """Check the certificate of the CA, with which the node authenticates the server."""
         file = self._given.root_certificates
         if self._given.insecure:
             yield Finding(WARNING, "certificate", "--insecure: anybody on the way reads all of it")
@@ -125,7 +125,7 @@ class DeviceChecks:
             yield lasting("certificate", f"the CA's, {file}", ca, "make a new CA on the server")
 
     def server(self) -> Iterable[Finding]:
-        """Check what the server answers."""
+        """Check the server, through a node's client."""
         try:
             fleet = client_of(self._given, self._key or ec.generate_private_key(ec.SECP384R1()))
         except MistakenWord as error:
@@ -144,7 +144,7 @@ class DeviceChecks:
 
 
 def packages() -> Iterable[Finding]:
-    """Check that every package is installed that this project's app imports on a device."""
+    """Check that the packages are installed that this project's app needs on a device."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         names = ", ".join(missing)
@@ -154,7 +154,7 @@ def packages() -> Iterable[Finding]:
 
 
 def flower() -> Iterable[Finding]:
-    """Check this machine's release of Flower."""
+    """Check that this release of Flower is supported."""
     found = installed()
     if is_known(found):
         yield Finding(OK, "Flower", found)
@@ -163,7 +163,7 @@ def flower() -> Iterable[Finding]:
 
 
 def folder_of_classes(folder: Path) -> Finding:
-    """Check a node's own photos: a folder for each class."""
+    """Check a node's folder of photos, which holds a folder for each class."""
     try:
         classes = [each for each in folder.iterdir() if each.is_dir() and each.name[0] != "."]
         files = sum(len(os.listdir(each)) for each in classes)

@@ -1,8 +1,8 @@
-"""A client of Flower's Fleet API, by its public protobufs and its nodes' signatures.
+"""A client of Flower's Fleet API, with Flower's public protobufs and a node's signatures.
 
-Where the server offers them, two calls of this project replace many of Flower's: one waits for a
-message and returns it with its objects, the other sends a reply with its objects. Where the server
-offers it, both use the compact form (`compact_bundle.py`, `signed_header.py`).
+This project's server offers two calls that replace many calls of Flower. The first call waits for a
+message and returns it with its objects. The second call sends a reply with its objects. If the
+server offers the compact form, both calls use it (`compact_bundle.py`, `signed_header.py`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from deploy.signed_header import headers, sealed
 from protocol.bundle import parts_of
 
 LARGEST = 1 << 32  # bytes of a bundle that a server may send
-BUNDLED = "edgewire"  # the first part of a bundled call's path
-THIN = f"{BUNDLED}-thin"  # the header with the number of the server's compact format
-THIN_WAIT, PLAIN_WAIT = 40, 20  # seconds: how long the server holds a pull, compact or plain
-COUNTED = 45.0  # seconds after a compact pull in which no heartbeat is needed
-TWIN = 409  # the HTTP status for the older of two processes that use one node's key
-RUN_IS_OVER, NOT_ACTIVATED, ONLY_REGISTERED = 2007, 2004, 2001  # Flower's codes of errors
+BUNDLED = "edgewire"  # the path of a bundled call begins with this
+THIN = f"{BUNDLED}-thin"  # HTTP header with the number of the server's compact format
+THIN_WAIT, PLAIN_WAIT = 40, 20  # seconds that the server holds a compact pull, a plain pull
+COUNTED = 45.0  # seconds after a compact pull without need for a heartbeat
+TWIN = 409  # HTTP status: a newer process uses this node's key
+RUN_IS_OVER, NOT_ACTIVATED, ONLY_REGISTERED = 2007, 2004, 2001  # Flower's error codes
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
-# Seconds for which an idle connection stays open: a new one costs 3 kB. A server waits longer.
+# Seconds that an idle connection stays open: a new connection costs 3 kB. The server waits longer.
 _KEPT = 60.0
 _PROTOBUF = "application/protobuf"
 _BINARY = {"content-type": _PROTOBUF, "accept": _PROTOBUF, "accept-encoding": "gzip"}
@@ -58,8 +58,9 @@ _PATHS: dict[type[Message], str] = {
 class ServerRefusal(Exception):
     """The server has answered with an error.
 
-    `status`: the HTTP status; `code`: Flower's code of the error, or None; `ahead`: by how many
-    seconds this machine's clock is ahead of the server's, None for a reply without a date.
+    `status`: the HTTP status; `code`: Flower's error code, or None; `detail`: the error's text;
+    `ahead`: by how many seconds this machine's clock is ahead of the server's, None for a response
+    without a date; `path`: the request's path.
     """
 
     def __init__(self, response: httpx.Response) -> None:
@@ -74,7 +75,9 @@ class FleetClient:
     """Makes signed calls to one server; safe for several threads.
 
     `address`: host:port. `root_certificates`: a PEM file; None: the system's certificates. Every
-    call raises `ServerRefusal`, or `httpx.TransportError` if the server cannot be reached.
+    call may raise `ServerRefusal`, and `httpx.TransportError` if the server cannot be reached.
+    After a compact pull, `counted_until` (on `time.monotonic`) is the time until which the server
+    needs no heartbeat.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class FleetClient:
         ):  # these headers cost 110 bytes a request
             del self._http.headers[name]
         self._thin, self._number = False, os.urandom(SIZE)
-        self.counted_until = 0.0  # on time.monotonic(): no heartbeat is needed before
+        self.counted_until = 0.0  # seconds
 
     def call(self, request: Message, kind: type[Reply], *, timeout: float = _ANSWER) -> Reply:
         """Return the server's response to a request of Flower's Fleet API."""
@@ -113,7 +116,7 @@ class FleetClient:
         return self._parsed(self._post(path, request.SerializeToString(), timeout=timeout), kind)
 
     def bundles(self) -> bool:
-        """Ask the server whether it offers the bundled calls."""
+        """Ask the server which calls it offers; return whether it offers the bundled calls."""
         response = self.get(BUNDLED)
         self._thin = response.headers.get(THIN) == str(compact_bundle.FORM)
         return says_bundled(response)
@@ -125,7 +128,11 @@ class FleetClient:
     def pull(
         self, request: fleet_pb2.PullMessagesRequest
     ) -> tuple[fleet_pb2.PullMessagesResponse, dict[str, bytes]]:
-        """Return the next message and its objects; the server holds the call until one is there."""
+        """Return the next message and its objects by their ids.
+
+        The server holds the call until a message exists, or until its time is over. The response
+        then holds no message.
+        """
         try:
             parts = self._thin_pull(request) if self._thin else self._plain_pull(request)
             (_, head), *objects = parts
@@ -134,7 +141,7 @@ class FleetClient:
         return self._parsed(head, fleet_pb2.PullMessagesResponse), dict(objects)
 
     def push(self, bundle: bytes) -> fleet_pb2.PushMessagesResponse:
-        """Send a reply as a bundle: "request", its objects, and optionally "confirm"."""
+        """Send a reply as a bundle: "request", the objects, and optionally "confirm"."""
         if not self._thin:
             answer = self._post(f"{BUNDLED}/push", bundle, timeout=_ANSWER)
             return self._parsed(answer, fleet_pb2.PushMessagesResponse)
@@ -200,18 +207,18 @@ class FleetClient:
     def _parsed(content: bytes, kind: type[Reply]) -> Reply:
         try:
             parsed: Reply = kind.FromString(content)
-        except DecodeError as error:  # for example a proxy's error page
+        except DecodeError as error:  # for example an error page of a proxy
             raise httpx.RemoteProtocolError(f"no {kind.DESCRIPTOR.name} came") from error
         return parsed
 
 
 def says_bundled(response: httpx.Response) -> bool:
-    """Return whether this response says that the server offers the bundled calls."""
+    """Return whether this response to a GET of `BUNDLED` says that bundled calls are offered."""
     return response.status_code == 200 and response.content.strip() == b"1"
 
 
 def _said(response: httpx.Response) -> tuple[int | None, str]:
-    """Return an error's code of Flower's (None if it has none) and its text."""
+    """Return the Flower error code of a response (None if it has none) and the error's text."""
     try:
         said = json.loads(response.text)
         code, detail = said.get("code"), str(said.get("detail", ""))
@@ -221,7 +228,10 @@ def _said(response: httpx.Response) -> tuple[int | None, str]:
 
 
 def ahead_of(response: httpx.Response) -> float | None:
-    """Return by how many seconds this machine's clock is ahead of a dated response's."""
+    """Return by how many seconds this machine's clock is ahead of the response's date.
+
+    None: the response has no valid date.
+    """
     try:
         theirs = parsedate_to_datetime(response.headers["date"])
         return (datetime.datetime.now(datetime.UTC) - theirs).total_seconds()

@@ -1,4 +1,4 @@
-"""A node's membership at its server: it comes online, sends heartbeats, and leaves."""
+"""A node's membership at its server: it comes online, sends heartbeats, and goes offline."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from deploy.device.client import FleetClient, ServerRefusal
 from deploy.device.node_folder import NodeFolder
 
 _BEATS, _AGAIN = 20.0, 5.0  # seconds between two heartbeats; after a failed one
-_BEAT, _LEAVING = 10.0, 3.0  # time limits in seconds: of a heartbeat, of the last call
-_KEY_IN_USE = 23  # Flower's code of the error
+_BEAT, _LEAVING = 10.0, 3.0  # time limits in seconds: of a heartbeat, of going offline
+_KEY_IN_USE = 23  # Flower's error code
 log = getLogger("edgewire")
 
 
 class Membership:
     """A node's membership. After `stop` or `leave` it no longer uses `fleet`.
 
-    `registers`: the node has made its own key, and registers it itself. `beats`: seconds between
-    two heartbeats; it sends none before `fleet.counted_until`.
+    `registers`: the node has made its own key, so it registers the key itself. `beats`: seconds
+    between two heartbeats. No heartbeat is sent before `fleet.counted_until`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Membership:
 
     @property
     def active(self) -> bool:
-        """Whether the server counts this node as online, as far as is known."""
+        """Whether the server counts this node as online, as far as the node knows."""
         return self._active.is_set()
 
     @property
@@ -57,11 +57,11 @@ class Membership:
         return ProtoNode(node_id=self.node_id)
 
     def enter(self) -> None:
-        """Come online, or stay online: a node that was killed keeps its id.
+        """Come online, under the earlier id if the node has one.
 
-        For a node that knows its id a heartbeat suffices. If it deactivated its earlier activation
-        first, the server would answer the message in hand itself, with an error. Raises what the
-        calls of `FleetClient` raise.
+        For an earlier id a heartbeat is enough. The node must not deactivate that id first:
+        otherwise the server itself would reply to the node's current message, with an error. Raises
+        the errors of `FleetClient`.
         """
         before = self._journal.node_id(self._fleet.address, self._fleet.public_key)
         if before is None or not self._goes_on(before):
@@ -78,17 +78,17 @@ class Membership:
             self._beats.start()
 
     def lose(self) -> None:
-        """Note that the server no longer counts this node as online."""
+        """Record that the server no longer counts this node as online."""
         self._active.clear()
 
     def stop(self) -> None:
-        """Stop the heartbeats without telling the server; wait for one that is under way."""
+        """Stop the heartbeats without going offline; wait for a heartbeat in progress."""
         self._stopped.set()
         if self._beats.is_alive():
             self._beats.join(_LEAVING)
 
     def leave(self) -> None:
-        """Go offline; wait at most 3 s (`_LEAVING`) for the server."""
+        """Stop the heartbeats and go offline; wait at most 3 s (`_LEAVING`) for the server."""
         self.stop()
         if self.node_id:
             with suppress(httpx.TransportError, ServerRefusal):
@@ -133,7 +133,7 @@ class Membership:
                     self.lose()
             except httpx.TransportError:
                 pause = _AGAIN
-            except Exception:  # nobody would notice the end of this thread
+            except Exception:  # otherwise the thread would end without a message
                 if self._stopped.is_set() or self._fleet.closed:
                     return
                 log.exception("a heartbeat failed")

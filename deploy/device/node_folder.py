@@ -1,10 +1,10 @@
-"""A node's folder: its identity, the message in hand, and its state of each run.
+"""A node's state folder: the node's identity, its current message, and its state of each run.
 
-lock            locked while a node runs on this folder
-key             the node's own key, where none is given (an open network, for trying out)
-node.json       the server's address, the public key, and the node id at that server
+lock            locked while a node uses this folder
+key             the node's own private key, if no key is given on the command line
+node.json       the server's address, the public key, and the node's id at that server
 claim           the last message pulled from the server, without its objects
-runs/ID/        the state of a run (`store.py`)
+runs/ID/        the node's state of a run (`store.py`)
 apps/HASH/      an unpacked app (`apps.py`)
 """
 
@@ -31,7 +31,7 @@ from xxhash import xxh3_64_digest
 from deploy.device.blobs import sync_folder
 from deploy.device.store import NodeStore, open_shelf
 
-MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # how many of the newest runs stay, and how long
+MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # stored runs; seconds without use
 _CLAIM = struct.Struct("<Q8s")
 log = getLogger("edgewire")
 
@@ -58,7 +58,7 @@ class NodeFolder:
         self._lock.close()
 
     def key(self) -> ec.EllipticCurvePrivateKey:
-        """Return the folder's own private key; the first call makes it."""
+        """Return the private key in the folder; make a key if the folder has none."""
         file = self.folder / "key"
         if not file.exists():
             made, _ = generate_key_pairs()
@@ -68,7 +68,10 @@ class NodeFolder:
     # who this node is
 
     def node_id(self, server: str, public_key: bytes) -> int | None:
-        """Return the id of this key at this server; None if it has not been registered there."""
+        """Return the node's id with this key at this server; None if the folder holds none.
+
+        `server`: host:port; `public_key`: in PEM.
+        """
         return known_id(self.folder, server, public_key)
 
     def remember(self, server: str, public_key: bytes, node_id: int) -> None:
@@ -79,7 +82,7 @@ class NodeFolder:
     # the message in hand
 
     def claim(self, response: PullMessagesResponse) -> None:
-        """Write the pulled message to disk; it is durable when this returns."""
+        """Write a pulled message to disk. It is durable when this method returns."""
         content = response.SerializeToString()
         handle = os.open(self.folder / "claim", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -89,13 +92,13 @@ class NodeFolder:
             os.close(handle)
 
     def claimed(self) -> PullMessagesResponse | None:
-        """Return the message that `claim` wrote last; None if there is none."""
+        """Return the message that `claim` wrote last; None if the file is missing or damaged."""
         try:
             data = (self.folder / "claim").read_bytes()
             size, mark = _CLAIM.unpack_from(data)
             content = data[_CLAIM.size : _CLAIM.size + size]
             if xxh3_64_digest(content) != mark:
-                return None  # the write broke off; the server sends the message again, or lost it
+                return None  # the write broke off; this project's server sends the message again
             response = PullMessagesResponse.FromString(content)
         except (FileNotFoundError, struct.error, DecodeError):
             return None
@@ -104,7 +107,7 @@ class NodeFolder:
     # the state of runs
 
     def shelf(self, series: int) -> NodeStore:
-        """Return the store of a run (or of a series of runs that share their state)."""
+        """Return the store of a run, or of a series of runs that share their state."""
         if series not in self._shelves:
             while len(self._shelves) >= 2:
                 del self._shelves[next(iter(self._shelves))]
@@ -115,7 +118,7 @@ class NodeFolder:
         return self._shelves[series]
 
     def _forget(self) -> None:
-        """Remove the stores of runs that ended long ago, and those beyond `MOST_RUNS`."""
+        """Remove stores unused for `KEPT_SECONDS`, and the oldest stores beyond `MOST_RUNS`."""
         folders = [(_time(f), f) for f in (self.folder / "runs").iterdir()]
         folders.sort(reverse=True)
         for number, (used, folder) in enumerate(folders):
@@ -126,7 +129,10 @@ class NodeFolder:
 
 
 def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the key that a node has made for itself. Raises `FolderError` and `OSError`."""
+    """Return the private key in a file that `NodeFolder.key` has written.
+
+    Raises `FolderError` for a damaged file, and `OSError`.
+    """
     try:
         key = load_pem_private_key(file.read_bytes(), None)
     except (ValueError, TypeError) as error:
@@ -137,7 +143,7 @@ def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
-    """Return the id of a key at a server, as stored in this folder; None if it is not stored."""
+    """Return the node's id with a key at a server, as stored in this folder; None without one."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         said = json.loads((folder / "node.json").read_text())
         if (said["server"], said["key"]) == (server, public_key.hex()):
@@ -146,7 +152,7 @@ def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
 
 
 def is_taken(folder: Path) -> bool:
-    """Return whether a node runs on this folder now; this changes nothing in it."""
+    """Return whether a node uses this folder now. The folder is not changed."""
     try:
         with (folder / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -159,7 +165,7 @@ def is_taken(folder: Path) -> bool:
 
 def _time(path: Path) -> float:
     with suppress(OSError):
-        return path.stat().st_mtime  # a run's folder changes whenever its state is written
+        return path.stat().st_mtime  # the folder of a run changes when its state is written
     return 0.0
 
 
@@ -176,7 +182,7 @@ def _locked(file: Path) -> TextIO:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Write a small file atomically, readable by this user alone."""
+    """Write a small file atomically; only this user may read it."""
     draft = file.with_suffix(".draft")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as stream:

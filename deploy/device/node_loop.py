@@ -1,7 +1,7 @@
-"""A node's main loop: it brings one message after another from the server to the app and back.
+"""A node's main loop: it pulls a message, runs the app on it, and sends the reply.
 
-The node writes a message to disk before it works on it, and the reply before it sends it. It may be
-killed at any moment: after a restart it continues where it was.
+The node writes each message to disk before it runs the app, and each reply before it sends the
+reply. So after a kill at any moment and a restart, it continues where it was.
 
     pull -> claim on disk -> objects -> app -> state and reply on disk (atomically) -> push
 """
@@ -35,9 +35,10 @@ log = getLogger("edgewire")
 
 
 class Device:
-    """One node. `serve` never returns.
+    """A node; `serve` runs it.
 
-    `apps`: SHA-256 of the apps that it accepts, empty: all; `wait`: the backoff after a failure.
+    `apps`: the SHA-256 of each app that the node accepts, empty: all; `wait`: the backoff after a
+    failure.
     """
 
     def __init__(
@@ -57,13 +58,13 @@ class Device:
         self._wait, self._failing = wait or Wait(), ThrottledLog()
         self._run: Run | None = None
         self._claim = journal.claimed()
-        self._written = True  # the claim is on disk
-        self._bundle: bytes | None = None  # the reply, until it is on disk
+        self._written = True  # the current message is on disk
+        self._bundle: bytes | None = None  # the reply to the current message, before it is sent
 
     def serve(self) -> NoReturn:
-        """Answer messages for ever; retry whatever fails.
+        """Reply to messages for ever; after a failure wait and try again.
 
-        Raises `OtherApp` for a message of an app other than the one that this process has loaded.
+        Raises `OtherApp` if a message needs another app than the one that this process has loaded.
         """
         while True:
             try:
@@ -81,9 +82,9 @@ class Device:
                 self._wait.after(reason)
 
     def step(self) -> None:
-        """Come online if necessary; answer the message in hand, or else the next one.
+        """Come online if necessary; reply to the current message, or pull the next one first.
 
-        Raises the errors in `WORTH_WAITING`; no work is lost then, and the next call continues.
+        Raises the errors in `WORTH_WAITING`. No work is lost then: the next call continues.
         """
         if not self._member.active:
             self._member.enter()
@@ -105,7 +106,7 @@ class Device:
         self._claim = self._bundle = None
 
     def _answer(self, claim: PullMessagesResponse) -> None:
-        """Send the reply to a message; a stored reply is sent again, not computed again."""
+        """Send the reply to a message. If the reply is stored, the app does not run again."""
         metadata = claim.messages_list[0].metadata
         run = self._known_run(metadata.run_id)
         lineage = heard(metadata.group_id, run.run_id)
@@ -120,7 +121,7 @@ class Device:
         self._carrier.push(self._bundle if self._bundle is not None else shelf.reply())
 
     def _compute(self, claim: PullMessagesResponse, run: Run, shelf: NodeStore, name: str) -> None:
-        if self._bundle is None:  # else the app has replied, and writing the reply has failed
+        if self._bundle is None:  # else only writing the reply has failed
             self._bundle = self._reply(claim, run, shelf)
         shelf.commit(shelf.state, name, self._bundle)
 
@@ -129,7 +130,7 @@ class Device:
         try:
             objects = self._carrier.objects(claim, self._member.node)
         except ObjectGone as error:
-            log.error("a message's objects are gone; %s", TOLD)  # perhaps it was answered already
+            log.error("a message's objects are gone; %s", TOLD)  # perhaps it has a reply already
             return refused(head, error)
         try:
             message = message_of(claim, objects)
@@ -170,5 +171,5 @@ class Device:
 
 
 def _series(run: Run) -> int:
-    """Return the id under which Flower stores a run's state; the runs of a series share it."""
+    """Return the id of a run's state, as Flower chooses it: runs of a series share one id."""
     return getattr(run, "series_id", 0) or run.run_id

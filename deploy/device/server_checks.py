@@ -1,7 +1,8 @@
-"""The doctor's checks of the server, from a device; they change nothing there.
+"""The doctor's checks of the server, from a device.
 
-At a plain server of Flower an offline node comes online and leaves again: no other call tells
-whether the server knows its key.
+They change nothing on the server, with one exception. At Flower's own SuperLink, an offline node
+comes online and goes offline again, because no other call tells whether the SuperLink knows the
+node's key.
 """
 
 from __future__ import annotations
@@ -33,23 +34,24 @@ from deploy.findings import OK, WARNING, WRONG, Finding
 from protocol.flower_releases import installed, is_known
 
 STATUS = f"{BUNDLED}/status"
-TIMES, SLOW = 5, 1.0  # how many round trips are timed; seconds from which one is slow
+TIMES, SLOW = 5, 1.0  # number of measured round trips; seconds of a slow one
 REGISTER = "`python -m deploy.keys register NAME`, on the server"
 
 
 class ServerView:
-    """A server, as the client of one device sees it.
+    """A server, seen from one device.
 
-    `state`: the node's folder; `runs`: whether a node runs on it now.
+    `state`: the node's state folder; `runs`: whether a node uses this folder now.
     """
 
     def __init__(self, fleet: FleetClient, state: Path, runs: bool) -> None:
         self._fleet, self._state, self._runs = fleet, state, runs
 
     def findings(self, *, has_key: bool, named: bool) -> Iterable[Finding]:
-        """Make all checks; stop where the server cannot be reached.
+        """Make all checks; stop if the server cannot be reached.
 
-        `has_key`: the node has a key already; `named`: the key was given, so somebody registers it.
+        `has_key`: the node has a key already; `named`: the key was given on the command line, so
+        the node does not register the key itself.
         """
         try:
             first = self._fleet.get(BUNDLED)
@@ -83,7 +85,7 @@ class ServerView:
         return time.perf_counter() - begun
 
     def _certificate(self, first: httpx.Response) -> Finding:
-        """Check the dates of the server's certificate, which was accepted."""
+        """Check the dates of the server's certificate, which the client has accepted."""
         line: ssl.SSLObject = first.extensions["network_stream"].get_extra_info("ssl_object")
         shown = line.getpeercert(True)  # as DER
         certificate = x509.load_der_x509_certificate(shown or b"")
@@ -91,12 +93,14 @@ class ServerView:
         return lasting("certificate", words, certificate, "renew it on the server")
 
     def _asked(self, bundled: bool, has_key: bool, named: bool) -> Iterable[Finding]:
-        """Ask the server about this node's key."""
+        """Check whether the server knows this node's key."""
         if not has_key:
             yield Finding(OK, "registered", "not yet: the node registers its key itself")
             return
         response = self._fleet.get(STATUS) if bundled else None
-        if response is None or response.status_code == 404:  # an older version of our server
+        if (
+            response is None or response.status_code == 404
+        ):  # an older version of this project's server
             yield from self._plainly(named)
         elif response.status_code != 200:
             yield Finding(WRONG, "registered", self._reason(ServerRefusal(response)))
@@ -104,7 +108,7 @@ class ServerView:
             yield from self._told(response, named)
 
     def _told(self, response: httpx.Response, named: bool) -> Iterable[Finding]:
-        """Read the answer of a server of this project."""
+        """Yield findings from the status that this project's server has returned."""
         said: dict[str, Any] = response.json()
         if not said.get("registered"):
             if named:
@@ -119,7 +123,7 @@ class ServerView:
         yield _versions(str(said.get("flwr", "")), str(said.get("python", "")))
 
     def _online(self, there: bool) -> Finding:
-        """Compare whether the server counts this node as online with whether it runs here."""
+        """Compare `there`, whether the server counts the node as online, with whether it runs here."""
         if there and not self._runs:
             return Finding(
                 WARNING,
@@ -132,7 +136,7 @@ class ServerView:
         return Finding(OK, "online", "the node that runs here" if there else "no, none runs here")
 
     def _plainly(self, named: bool) -> Iterable[Finding]:
-        """Ask a plain server of Flower with a node's own calls."""
+        """Check whether Flower's own SuperLink knows the key, with the calls of a node."""
         before = known_id(self._state, self._fleet.address, self._fleet.public_key)
         if not named and before is None:
             yield Finding(OK, "registered", "not yet: the node registers its key itself")

@@ -1,8 +1,8 @@
 """A node's store of one run on disk: the run's `Context.state`, and the node's last reply.
 
-One file holds both and is written atomically, so a state never exists without its reply, or a
-reply without its state. Arrays are stored as raw bytes. An unchanged array stays in the file that
-holds it (`blobs.py`); a file is removed when nothing refers to it. The store also keeps the state
+One file holds the state and the reply, and is written atomically. So they always match. Arrays are
+stored as raw bytes. An unchanged array is not written again: the new file refers to the file that
+holds it (`blobs.py`). A file is removed when nothing refers to it. The store also holds the state
 that this node had at the run's last checkpoint.
 """
 
@@ -38,32 +38,33 @@ from deploy.device.blobs import (
 )
 from protocol.lineage import Checkpoint, RunLineage, Turn, turn_of
 
-_SMALL = 4096  # bytes: an array up to this size is written every time
-_ANSWERED = 16  # ids of answered messages: a redelivered one is not computed again
-Arrays = dict[tuple[str, str], Blob]  # (name of the record, name of the array in it) -> its place
+_SMALL = 4096  # bytes: an array up to this size is always written again
+_ANSWERED = 16  # stored ids of answered messages, to recognise a redelivered one
+Arrays = dict[tuple[str, str], Blob]  # (record's name, array's name) -> place on disk
 log = getLogger("edgewire")
 
 
 @dataclass
 class CheckpointedState:
-    """The node's state at a checkpoint: its records in the form of a file's head."""
+    """The node's state at a checkpoint. `records`: as in the head of a file."""
 
     checkpoint: Checkpoint
     records: list[Any]
 
     @property
     def files(self) -> set[int]:
-        """The numbers of the files that hold it."""
+        """The numbers of the files that hold this state."""
         return {blob.file for blob in _blobs(self.records)}
 
 
 @dataclass
 class NodeStore:
-    """The folder of one run. `open_shelf` reads it.
+    """The stored state of one run; `open_shelf` loads it.
 
-    `state`: the run's state after the last reply; `answered`: the ids of the last answered
-    messages, the newest at the end; `life`: the number of the run's life (`RunLineage`) at that
-    time; `node`: the id of the node whose state it is (0: not known).
+    `state`: the run's state after the last reply. `answered`: the ids of the last answered
+    messages, the newest at the end. `life`: the id of the Flower run that sent the last message: a
+    resumed run is a new Flower run (`protocol.lineage`). `node`: the id of the node to which the
+    state belongs (0: not known).
     """
 
     folder: Path
@@ -78,18 +79,21 @@ class NodeStore:
     _past: CheckpointedState | None = None
 
     def reply(self) -> bytes:
-        """Return the last reply that `commit` was given. Raises `OSError` and `ValueError`."""
+        """Return the last reply that `commit` has written.
+
+        Raises `OSError`, and `ValueError` for a missing or damaged reply.
+        """
         if self._reply is None:
             raise ValueError("no reply is kept")
         return read(self.folder, self._reply)
 
     def take_up(self, node: int, lineage: RunLineage | None) -> None:
-        """Set `state` to the state that the current message builds on; `commit` will write it.
+        """Set `state` to the state that the current message builds on; `commit` writes it later.
 
-        When a resumed run's server has gone back to a checkpoint, that is not the last state but
-        the one at the checkpoint. A state of another node, or of a part of the run that the server
-        has gone back behind, is dropped with a line in the log. `lineage`: the lineage that the
-        message carries; None: it carries none.
+        Usually this is the newest state. If the server has gone back to a checkpoint, it is the
+        state at that checkpoint. If the node lacks that state, or if the state belongs to another
+        node, `state` becomes empty, and the log says so. `lineage`: the run's lineage in the
+        message; None: the message holds no lineage.
         """
         turn = Turn.STAY
         if lineage is not None:
@@ -123,7 +127,7 @@ class NodeStore:
     def commit(self, state: RecordDict, message: str, reply: bytes) -> None:
         """Write the state and the reply to `message` atomically; both are durable on return.
 
-        Raises `OSError` if they cannot be written; then nothing has changed.
+        Raises `OSError` if they cannot be written. The stored state does not change then.
         """
         number = self._number + 1
         draft = Draft(number)
@@ -163,10 +167,10 @@ class NodeStore:
         remove_others(self.folder, needed | (past.files if past else set()))
 
     def _unchanged(self, found: dict[tuple[str, str], memoryview]) -> Arrays:
-        """Return the arrays that need not be written again.
+        """Return the arrays that need not be written again, with their places on disk.
 
-        Such an array is unchanged and larger than `_SMALL`, and such arrays make more than half of
-        its file: else a file would stay on disk for a small share of its bytes.
+        These are unchanged arrays of more than `_SMALL` bytes. If they are less than half of a
+        file, they are written again, so that the file can be removed.
         """
         same, live = Arrays(), dict[int, int]()
         for place, content in found.items():
@@ -181,7 +185,7 @@ class NodeStore:
 
 
 def open_shelf(folder: Path) -> NodeStore:
-    """Return the store in a run's folder; an empty one if it is missing or damaged."""
+    """Return the store in a run's folder; an empty store if it is missing or damaged."""
     folder.mkdir(parents=True, exist_ok=True)
     newest = max(numbers_in(folder), default=0)
     if newest:
@@ -195,7 +199,7 @@ def open_shelf(folder: Path) -> NodeStore:
 def _opened(folder: Path, number: int) -> NodeStore:
     head = json.loads(head_of(folder, number))
     reply = Blob(**head["reply"])
-    read(folder, reply)  # raises if it is damaged: the state is of no use without its reply
+    read(folder, reply)  # raises if it is damaged: a state without its reply is useless
     state, arrays = _restored(folder, head["records"])
     past = head.get("past")
     return NodeStore(
@@ -213,7 +217,7 @@ def _opened(folder: Path, number: int) -> NodeStore:
 
 
 def _restored(folder: Path, records: list[Any]) -> tuple[RecordDict, Arrays]:
-    """Return the state that a file's head describes, and the places of its arrays."""
+    """Return the state that the head of a file describes, and the places of its arrays."""
     state, arrays = RecordDict(), Arrays()
     for name, kind, content in records:
         if kind == "arrays":
@@ -228,7 +232,7 @@ def _restored(folder: Path, records: list[Any]) -> tuple[RecordDict, Arrays]:
 
 
 def _blobs(records: list[Any]) -> Iterator[Blob]:
-    """Yield the places of all blobs that a file's head describes."""
+    """Yield the places of all blobs in the head of a file."""
     for _, kind, content in records:
         for place in [each[2] for each in content] if kind == "arrays" else [content]:
             yield Blob(**place)
@@ -247,7 +251,11 @@ def _plain(kind: str, content: bytes) -> ConfigRecord | MetricRecord:
 
 
 def _bytes_of(array: Array) -> tuple[list[Any], memoryview]:
-    """Return an array's description, and its bytes: raw ones if numpy has serialized it."""
+    """Return an array's description [dtype, shape, stype], and its bytes.
+
+    A numpy array is stored as raw bytes, with stype "". Any other array is stored as Flower has
+    serialized it.
+    """
     vector = getattr(array, "vector", None)
     if isinstance(vector, np.ndarray) and not vector.dtype.hasobject:
         flat = np.ascontiguousarray(vector).reshape(-1)

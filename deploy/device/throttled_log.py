@@ -1,4 +1,4 @@
-"""Logs messages that a node cannot answer: the first time at once, then ever less often."""
+"""Logs repeated failures of a node's messages less and less often."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections import Counter
 from logging import getLogger
 
-TOLD = "the server is told so"  # the reply is an error
+TOLD = "the server is told so"  # by an error reply
 AGAIN = "messages are answered again; before that there failed"
-_MOST = 100  # different reasons that it counts
+_MOST = 100  # different reasons that are counted
 log = getLogger("edgewire")
 
 
 class ThrottledLog:
-    """Counts the consecutive messages that a node could not answer.
+    """Counts consecutive messages that a node could not answer.
 
-    It logs each reason the first, second, fourth, eighth time and so on. At the next answered
-    message it logs how many have failed.
+    It logs each reason at the first, second, fourth, eighth time, and so on. After the next success
+    it logs how many messages have failed.
     """
 
     def __init__(self) -> None:
@@ -24,10 +24,14 @@ class ThrottledLog:
         self._times = Counter[str]()
 
     def say(self, what: str, reason: object = "", error: Exception | None = None) -> None:
-        """Log a failure. `error`: logged with its traceback, once."""
+        """Log the failure of a message.
+
+        `what`, `reason`: the text; `error`: an exception, logged with its traceback at the first
+        time.
+        """
         self._failed += 1
         line = f"{what}; {TOLD}{f': {reason}' if str(reason) else ''}"
-        kind = re.sub(r"\d+", "", f"{line} {error!r}")  # numbers differ each time
+        kind = re.sub(r"\d+", "", f"{line} {error!r}")  # ignore numbers, which differ each time
         if len(self._times) >= _MOST and kind not in self._times:
             self._times.clear()
         self._times[kind] += 1
@@ -38,7 +42,7 @@ class ThrottledLog:
             log.error("%s%s (%d times now)", line, "" if error is None else f": {error!r}", times)
 
     def over(self) -> None:
-        """Note that a message was answered."""
+        """Reset the counts after a success."""
         if self._failed:
             log.info("%s %d", AGAIN, self._failed)
         self._failed = 0

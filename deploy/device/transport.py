@@ -1,4 +1,4 @@
-"""Pulls messages and pushes replies: in one request each, or by Flower's own calls."""
+"""Pulls messages and pushes replies, with one request each, or with Flower's own calls."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from flwr.proto.node_pb2 import Node as ProtoNode
 from deploy.device.client import LARGEST, FleetClient
 from protocol.bundle import parts_of
 
-REQUEST, CONFIRM = "request", "confirm"  # names of the first and the last part of a reply's bundle
-# Polling of a server that cannot hold a pull: shortest and longest pause (seconds), its growth.
+REQUEST, CONFIRM = "request", "confirm"  # names of a reply bundle's first and last part
+# Polling, if the server cannot hold a pull: shortest and longest pause (seconds), growth.
 _EAGER, _IDLE, _GROWTH = 0.05, 3.0, 1.3
-_SOON, _LATE = 0.02, 1.0  # seconds: first and longest pause before an object is asked for again
+_SOON, _LATE = 0.02, 1.0  # seconds: first and longest pause before a missing object is pulled again
 _AT_ONCE = 4  # objects that are sent in parallel
 log = getLogger("edgewire")
 
@@ -41,7 +41,7 @@ class ObjectGone(Exception):
 
 
 class Transport:
-    """Pulls messages and pushes replies. Every call raises what `FleetClient` raises."""
+    """Pulls messages and pushes replies. Every call may raise the errors of `FleetClient`."""
 
     def __init__(self, fleet: FleetClient, sleep: Callable[[float], object] = time.sleep) -> None:
         self._fleet, self._sleep = fleet, sleep
@@ -58,7 +58,7 @@ class Transport:
             log.warning("the server has no bundled calls: plain Fleet calls, which are slower")
 
     def pull(self, node: ProtoNode) -> PullMessagesResponse | None:
-        """Return the next message; wait a while for one, then return None."""
+        """Wait for the next message and return it; return None if none arrives for some time."""
         request = PullMessagesRequest(node=node)
         if self._bundles:
             response, self._came = self._fleet.pull(request)
@@ -73,7 +73,10 @@ class Transport:
         return None
 
     def objects(self, response: PullMessagesResponse, node: ProtoNode) -> dict[str, bytes]:
-        """Return all objects of a message by their ids. Raises `ObjectGone`."""
+        """Return all objects of a message by their ids; pull those that have not arrived yet.
+
+        Raises `ObjectGone` if the server no longer has an object.
+        """
         run = response.messages_list[0].metadata.run_id
         needed = ids_of(response.message_object_trees[0])
         came, self._came = self._came, {}
@@ -85,7 +88,7 @@ class Transport:
     def push(self, bundle: bytes) -> None:
         """Send a reply with its objects, and confirm the message that it answers.
 
-        The call may be repeated: the server ignores a reply that it has already.
+        The call may be repeated: the server ignores a reply that it already has.
         """
         if self._bundles:
             self._fleet.push(bundle)
@@ -97,9 +100,9 @@ class Transport:
             needed = [each for each in objects if each[0] in wanted]
             self._push_objects(request, response.session_id, needed)
         else:
-            # The server has the reply from an attempt that broke off, and does not ask for the
-            # objects again; nobody knows which ones are stored. Flower's server accepts the missing
-            # ones from a request that names no session.
+            # An earlier attempt was interrupted. The server has the reply and does not ask for its
+            # objects again, but some objects may be missing. So send all of them. Flower's server
+            # accepts missing objects in a request without a session.
             self._push_objects(request, "", objects)
         confirm = ConfirmMessageReceivedRequest.FromString(last)
         self._fleet.call(confirm, ConfirmMessageReceivedResponse)
@@ -119,8 +122,8 @@ class Transport:
     def _push_objects(
         self, reply: PushMessagesRequest, session: str, objects: list[tuple[str, bytes]]
     ) -> None:
-        """Send the objects, the reply itself last: if it has arrived, the others have too."""
-        # In parallel: Flower's grid waits a whole second for objects that come after their reply.
+        """Send the objects, the reply itself last, so that it arrives after all other objects."""
+        # In parallel, because Flower's grid waits one second for objects that arrive late.
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             stored = list(pool.map(lambda each: self._stored(reply, session, *each), objects[:-1]))
         if not all([*stored, self._stored(reply, session, *objects[-1])]) and session:

@@ -1,1 +1,1 @@
-"""The server that devices connect to: Flower's SuperLink behind this project's ASGI wrappers."""
+"""The server for devices: Flower's SuperLink, wrapped in this project's ASGI middleware."""

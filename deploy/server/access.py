@@ -1,15 +1,16 @@
 """Access control for a SuperLink: other machines reach only the API that nodes need.
 
-A SuperLink serves three APIs on one port: the Fleet API to nodes, the Runtime API to the
-ServerApp's process, the Control API to whoever starts runs. The Control API has no authentication:
-whoever reaches it can start a run, and so run code on the server and on every node. So only the
-Fleet API is open to other machines. Where nodes have keys, the calls that register nodes are closed
-too.
+A SuperLink serves three APIs on one port: the Fleet API for nodes, the Runtime API for the
+ServerApp's process, and the Control API for users who start runs. The Control API has no
+authentication. Anyone who reaches it can start a run, and so run code on the server and on every
+node. So only the Fleet API is open to other machines. If nodes have keys, the calls that register
+nodes are closed to other machines too.
 
-A client is local if it connects from this machine, by 127.0.0.1, ::1 or a Unix socket: that means
-every user of the machine. A header that claims an origin is not trusted. A request with one of the
-headers that proxies add (`FORWARDED`) always counts as remote. A proxy on this machine that adds
-none of them lets everybody in: configure it to forward `/v1/fleet/` alone.
+A client is local if it connects from this machine, through 127.0.0.1, ::1 or a Unix socket. So
+every user of the machine is local. A header that claims a local origin is not trusted. A request
+with one of the headers that proxies add (`FORWARDED`) always counts as remote. If a proxy on this
+machine adds none of these headers, all its clients count as local. So configure such a proxy to
+forward only `/v1/fleet/`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ FORWARDED = frozenset(name.encode() for name in f"{_ORIGINS} true-client-ip x-cl
 class LocalOnly:
     """Wraps an ASGI app: a remote request for a local API gets status 403.
 
-    `closed`: whether nodes can be registered from this machine only, as they are with keys.
+    `closed`: nodes can be registered only from this machine.
     """
 
     def __init__(self, app: App, closed: bool = True) -> None:
@@ -41,7 +42,7 @@ class LocalOnly:
         self._closed = closed
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Forward a request, or refuse it."""
+        """Forward a request that is allowed; refuse any other."""
         if scope["type"] == "lifespan" or self.admits(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -50,7 +51,7 @@ class LocalOnly:
             await send({"type": "websocket.close", "code": 1008})
 
     def admits(self, scope: Scope) -> bool:
-        """Return whether a request may go on."""
+        """Return whether a request is allowed."""
         if is_inside(scope):
             return True
         path = scope["path"]
@@ -59,7 +60,7 @@ class LocalOnly:
 
 
 def is_inside(scope: Scope) -> bool:
-    """Return whether a connection comes from this machine and shows no sign of a proxy."""
+    """Return whether a request comes from this machine, without a proxy's headers."""
     if any(name.lower() in FORWARDED for name, _ in scope.get("headers", ())):
         return False
     client, server = scope.get("client"), scope.get("server")
@@ -74,7 +75,7 @@ def is_inside(scope: Scope) -> bool:
 
 
 async def refuse(send: Send, status: int, reason: str) -> None:
-    """Answer with a status and one line with the reason."""
+    """Send a response with this HTTP status and a one-line reason."""
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     body = json.dumps({"detail": reason}).encode()

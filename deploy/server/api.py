@@ -1,27 +1,30 @@
-"""This project's calls beside Flower's: long polling, and messages in one bundle.
+"""HTTP calls that this project adds to Flower's: long polling, and whole messages in one request.
 
     GET  /v1/fleet/edgewire          "1": this server has all of these calls
-    GET  /v1/fleet/edgewire/status   JSON: what the server knows of the node that signs the request
-    POST /v1/fleet/edgewire/pull     a node's next message with its objects, when there is one; the
-                                     last message again if the node has not replied to it
-    POST /v1/fleet/edgewire/push     a node's reply with its objects; confirms the message
+    GET  /v1/fleet/edgewire/status   JSON: what the server knows about the node that asks
+    POST /v1/fleet/edgewire/pull     wait for a node's next message; return it with its objects
+    POST /v1/fleet/edgewire/push     store a node's reply with its objects
     POST /v1/fleet/edgewire/thin/pull, /push   the same in fewer bytes; a pull is also a heartbeat
-    POST /v1/runtime/edgewire/pull   replies for a ServerApp, when there are any
-    POST /v1/runtime/edgewire/push   a ServerApp's messages
+    POST /v1/runtime/edgewire/pull   wait for replies to a ServerApp; return them with their objects
+    POST /v1/runtime/edgewire/push   store a ServerApp's messages with their objects
     GET  /v1/control/edgewire/runs/RUN         JSON: the names and sizes of a run's files
     GET  /v1/control/edgewire/runs/RUN/FILE    one of these files, from byte `?start=` on
 
-The body of a pull is Flower's request of that name. The body of a push is a bundle
-(`protocol.bundle`) with Flower's request as its first part, "request". A pull returns a
-bundle, a push Flower's response. The header `edgewire-wait` holds the seconds to wait. The body of
-a thin call begins with a signed header (`deploy.signed_header`), and its bundles are compact
-(`deploy.compact_bundle`). A thin pull carries the number of the node's process
-(`deploy.server.duplicates`); its response is empty where there is no message. Requests are
-authenticated as by Flower: a node by its signature, a ServerApp by its token. The other calls are
-for this machine alone (`deploy.server.access`).
+The body of a pull is Flower's request of that name. The header `edgewire-wait` says for how many
+seconds the server may hold the pull. The response is a bundle (`protocol.bundle`) with Flower's
+response as its first part, "response". If the node has not replied to its last message, a pull
+returns that message again.
 
-Flower's own calls work as before, and wake the waiting pulls. An app's bundle is compressed for
-clients that accept that.
+The body of a push is a bundle with Flower's request as its first part, "request". The response is
+Flower's. A node's push also confirms the message that it replies to.
+
+The body of a thin call begins with a signed header (`deploy.signed_header`). Its bundles are
+compact (`deploy.compact_bundle`). A thin pull also carries the random number of the node's process
+(`deploy.server.duplicates`). Its response is empty if there is no message.
+
+As in Flower, a node is authenticated by its signature, and a ServerApp by its token. The other
+calls are open only to this machine (`deploy.server.access`). Flower's own calls work as before, and
+wake the waiting pulls. The server compresses an app's bundle for clients that accept gzip.
 """
 
 from __future__ import annotations
@@ -72,9 +75,10 @@ THIN = f"{OURS}-thin"
 APP, OBJECT = "/v1/fleet/get-fab", "/v1/fleet/push-object"
 WAIT = f"{OURS}-wait"
 USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
-NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0  # seconds between two checks without a wake-up
-OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds for a message's missing objects; between checks
-AT_A_TIME = 2  # concurrent pushes of a node: a broken one may not have ended yet
+# Seconds between two checks for new messages and replies, if no call wakes the pull before.
+NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0
+OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds: wait for missing objects; between checks
+AT_A_TIME = 2  # parallel pushes of a node: one may be broken and not ended yet
 WAKING = ("/v1/fleet/push-messages", "/v1/runtime/push-messages", "/v1/control/stop-run")
 PLAIN = "application/octet-stream"
 Kind = TypeVar("Kind", bound=Protobuf)
@@ -84,7 +88,7 @@ Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
 class BundleApi:
     """Wraps a SuperLink's ASGI app, and answers this project's own calls.
 
-    `output`: the folder below which its ServerApps write their results; None: no files are served.
+    `output`: the folder that holds each run's folder of results; None: no files are served.
     """
 
     def __init__(self, app: App, output: Path | None = None) -> None:
@@ -165,7 +169,10 @@ class BundleApi:
     async def _found(
         self, request: Request, wanted: PullMessagesRequest, seconds: float
     ) -> list[tuple[str, bytes]]:
-        """Return the parts of a node's next message; of an empty response after `seconds`."""
+        """Wait for a node's next message; return the parts of its bundle.
+
+        After `seconds` without a message the parts hold an empty response.
+        """
         state, node = get_linkstate(request), wanted.node.node_id
 
         def look() -> Awaitable[store.Load | None]:
@@ -191,7 +198,10 @@ class BundleApi:
     async def _stored(
         self, request: Request, found: list[tuple[str, bytes]], asks: int | None
     ) -> Response:
-        """Store a node's reply. `asks`: the id of the node if it is authenticated already."""
+        """Store a node's reply from the parts of its bundle.
+
+        `asks`: the id of the node if it is authenticated already, else None.
+        """
         parts = dict(found)
         pushed = _read(PushMessagesRequest, parts.pop("request", b""))
         confirm = parts.pop("confirm", None)
@@ -214,7 +224,7 @@ class BundleApi:
         wanted = _read(PullAppMessagesRequest, await _body(request))
 
         async def look() -> list[Reply] | None:
-            await _task(request)  # when a run is stopped meanwhile its token becomes invalid
+            await _task(request)  # fails if the run has been stopped meanwhile
             return await run_in_threadpool(
                 store.for_server, wanted, self._arriving, self._sends, state, task
             )
@@ -244,15 +254,15 @@ class BundleApi:
 
 
 async def _as_node(request: Request, claimed: Protobuf) -> None:
-    """Let Flower check that a request is from the node that it claims to be from."""
+    """Let Flower check the signature of a request; `claimed` names the node that it claims."""
     request.state.protobuf_request = claimed
     await run_in_threadpool(authenticate_node, request)
 
 
 async def _sealed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]:
-    """Return the authenticated sender of a thin request, and the rest of its body in pieces.
+    """Return the authenticated signed header of a thin request, and the rest of its body in pieces.
 
-    Of an unknown sender's request only the signed header is read.
+    If the sender is unknown, the rest of the body is not read.
     """
     _expect_length(request)
     pieces, first = request.stream(), b""
@@ -282,7 +292,7 @@ async def _rest(pieces: AsyncIterator[bytes]) -> bytes:
 
 
 async def _task(request: Request) -> Any:
-    """Return the task of a ServerApp's token, which Flower checks."""
+    """Return the task of a ServerApp, after Flower has checked its token."""
     token = request.headers.get(TASK_TOKEN_HEADER)
     return await run_in_threadpool(authenticate_task, request, token, get_linkstate(request))
 
@@ -300,7 +310,7 @@ def _expect_length(request: Request) -> None:
 async def _parts(
     body: bytes, most: int = MOST_PARTS, read: Reader = parts_of
 ) -> list[tuple[str, bytes]]:
-    """Return a bundle's parts, parsed in a thread: even a small bundle may take a second."""
+    """Return a bundle's parts. Parsing may take a second, so it runs in a thread."""
     try:
         return await run_in_threadpool(read, body, LIMIT, most)
     except ValueError as error:
@@ -316,7 +326,7 @@ def _read(kind: type[Kind], content: bytes) -> Kind:
 
 
 def _seconds(request: Request) -> float:
-    """Return for how many seconds a pull may wait."""
+    """Return for how many seconds the server may hold a pull."""
     try:
         asked = float(request.headers.get(WAIT, USUAL_WAIT))
     except ValueError as error:
@@ -326,7 +336,7 @@ def _seconds(request: Request) -> float:
 
 @contextmanager
 def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
-    """Within this context the key's count is one higher."""
+    """Increase the key's count by one within this context."""
     counter[key] += 1
     try:
         yield
@@ -337,7 +347,7 @@ def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
 
 
 async def _loaded(load: store.Load | None) -> list[tuple[str, bytes]]:
-    """Return the parts of a message once all objects are there, or after `OBJECTS_WAIT` seconds."""
+    """Wait at most `OBJECTS_WAIT` seconds for a message's objects; return its bundle's parts."""
     if load is None:
         return [("response", b"")]
     until = time.monotonic() + OBJECTS_WAIT

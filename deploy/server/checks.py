@@ -46,7 +46,7 @@ RENEW = "`python -m deploy.keys server --renew NAME`"
 
 
 def checks(options: argparse.Namespace) -> Iterable[tuple[str, Check]]:
-    """Return the checks in order."""
+    """Return the checks with their names, in order."""
     yield from [("Python", python), ("64 bit", bits)]
     yield "memory", lambda: memory(free_memory(), ENOUGH, LEAST)
     yield "disk", partial(disk, options.state, "--state")
@@ -57,7 +57,7 @@ def checks(options: argparse.Namespace) -> Iterable[tuple[str, Check]]:
 
 
 def flower() -> Iterable[Finding]:
-    """Check that this release of Flower supports the access control and the bundles."""
+    """Check that this release of Flower supports the access control and bundles."""
     found = installed()
     if module("flwr.superlink.routers.fleet") is None:
         yield Finding(WRONG, "Flower", f"{found} serves no nodes over HTTP: install {WANTED}")
@@ -116,7 +116,7 @@ def nodes(options: argparse.Namespace) -> Iterable[Finding]:
 
 
 def results(options: argparse.Namespace) -> Iterable[Finding]:
-    """Check the folder in which runs leave their results."""
+    """Check the folder to which runs write their results."""
     folder = output_of(options)
     before = os.environ.get(OUTPUT)
     if before and Path(before).resolve() != folder:
@@ -139,7 +139,7 @@ def data(options: argparse.Namespace) -> Iterable[Finding]:
 
 
 def server(options: argparse.Namespace) -> Iterable[Finding]:
-    """Check the server, if it runs."""
+    """Check the server if it is running."""
     address = f"{_near(options.host)}:{options.port}"
     root = None if options.insecure else str(options.keys / f"{CA}.crt")
     try:
@@ -176,7 +176,7 @@ def _running(superlink: Superlink, *, local: bool) -> Iterable[Finding]:
 
 
 def _near(host: str) -> str:
-    """Return the address by which this machine reaches a server that listens on `host`."""
+    """Return the address at which this machine reaches a server that listens on `host`."""
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{here}]" if ":" in here else here
 

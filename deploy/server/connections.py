@@ -1,10 +1,11 @@
 """Limits on connections: size and time of a request's head, speed of bodies, idle connections.
 
-uvicorn reads a request's whole head, however long it is. It waits for ever for a client that
-connects and sends nothing, that breaks off in the middle, or that does not read its response. This
-protocol limits the length of a head and of trailers, the time for a head, the pace of a body and of
-a response, and the bytes of a body that arrive after the response. It keeps only the newest of the
-connections without any request. (asyncio itself limits the TLS handshake to 60 s.)
+A request's head is its first line and its headers. uvicorn reads a head of any length. It waits for
+ever for a client that sends nothing, stops in the middle, or does not read its response.
+
+The protocol here limits the length of a head and of trailers, the time for a head, the speed of a
+body and of a response, and the bytes of a body that arrive after the response. It closes the oldest
+connections without any request. asyncio itself limits the TLS handshake to 60 s.
 """
 
 from __future__ import annotations
@@ -18,26 +19,29 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 LONGEST_HEAD = 1 << 16  # bytes of a request's first line and headers; also of its trailers
 MOST_UNUSED = 1 << 26  # bytes of a body that arrive after the response, as after a refusal
-HEAD_SECONDS = 20.0  # for a head, from the connection's start or from the head's first byte
-STALLED_SECONDS = 60.0  # without a byte of an awaited body, or of a response that is being read
-SLOWEST = 64  # bytes a second of a body, after a minute: half of a link of 1 kbit/s
+HEAD_SECONDS = 20.0  # for a head, from the connection's begin or the head's first byte
+STALLED_SECONDS = 60.0  # without a new byte of a body or of a response
+SLOWEST = 64  # bytes per second of a body, after a minute: half of a link of 1 kbit/s
 MOST_UNASKED = 256  # connections without any request yet
-LOOKS = 5.0  # seconds between two checks of each connection
+LOOKS = 5.0  # seconds between two checks of a connection
 _Unasked = WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[BoundedProtocol, None]"]
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol with these limits."""
+    """uvicorn's HTTP/1.1 protocol with the limits of this module."""
 
     _unasked: ClassVar[_Unasked] = WeakKeyDictionary()  # by the event loop, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Note a connection; close the oldest of too many connections without a request."""
+        """Register a new connection.
+
+        If more than `MOST_UNASKED` connections have no request, abort the oldest of these.
+        """
         super().connection_made(transport)
-        self._head_bytes = 0  # received bytes of a head or of trailers, since a body's last byte
+        self._head_bytes = 0  # received bytes of this head, or of trailers
         self._in_head, self._in_body, self._begun = True, False, True
         self._body_bytes, self._unused, self._buffered = 0, 0, 0
-        self._since = self._moved = time.monotonic()  # when this part began; its last byte
+        self._since = self._moved = time.monotonic()  # when the head or body began; the last byte
         self._look = self.loop.call_later(LOOKS, self._looked)
         unasked = self._unasked.setdefault(self.loop, {})
         unasked[self] = None
@@ -54,11 +58,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; refuse a head or a body that is too long."""
-        if self.transport.is_closing():  # TLS delivers data until the peer has closed, too
+        if self.transport.is_closing():  # TLS delivers data until the peer has closed too
             return
         self._moved = time.monotonic()
         self._head_bytes += len(data)
-        # The newest piece may hold the end of the head and a body: count only what came before.
+        # The newest piece may hold the end of the head and a body, so it is not counted.
         if self._head_bytes - len(data) > LONGEST_HEAD:
             part = "head is" if self._in_head else "trailers are"
             self._refuse(431, f"the request's {part} too long")
@@ -68,12 +72,12 @@ class BoundedProtocol(HttpToolsProtocol):
             super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Note the begin of a head."""
+        """Register the start of a head."""
         self._since, self._begun = time.monotonic(), True
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Pass on a header of a head; drop trailers, which nothing here uses."""
+        """Forward a header of a head; drop trailers, which no app here uses."""
         if self._in_head:
             super().on_header(name, value)
 
@@ -89,7 +93,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Pass on a piece of a request's body."""
+        """Forward a piece of a request's body."""
         self._head_bytes = 0
         self._body_bytes += len(body)
         if not self.transport.is_closing():  # else the request was refused
@@ -98,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note the end of a request: the next bytes are another request's head."""
+        """Register the end of a request. The next bytes are the head of another request."""
         self._in_head, self._in_body, self._head_bytes = True, False, 0
         if not self.transport.is_closing():
             super().on_message_complete()
@@ -107,7 +111,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unasked.get(self.loop, {}).pop(self, None)
 
     def _looked(self) -> None:
-        """Check every `LOOKS` seconds that the connection makes progress."""
+        """Abort the connection if it makes no progress; runs every `LOOKS` seconds."""
         now = time.monotonic()
         self._look = self.loop.call_later(LOOKS, self._looked)
         left = self.transport.get_write_buffer_size()
@@ -118,21 +122,24 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _is_over(self, now: float, left: int) -> bool:
-        """Return whether to give the connection up. `left`: unsent bytes of the response."""
+        """Return whether to abort the connection.
+
+        `now`: in seconds, as `time.monotonic`; `left`: unsent bytes of the response.
+        """
         if left:
             return now - self._moved > STALLED_SECONDS
         if self.transport.is_closing():
             return True
-        if self._in_body and not self.flow.read_paused:  # else the server itself does not read
+        if self._in_body and not self.flow.read_paused:  # if paused, the server does not read
             slow = self._body_bytes < (now - self._since - STALLED_SECONDS) * SLOWEST
             return slow or now - self._moved > STALLED_SECONDS
         answered = self.cycle is None or self.cycle.response_complete
         return self._begun and answered and now - self._since > HEAD_SECONDS
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Answer, unless a response has begun, and close the connection."""
+        """Send an error response, unless another response has begun, and close the connection."""
         if self._in_head:
-            free = self.cycle is None or self.cycle.response_complete  # of the previous request
+            free = self.cycle is None or self.cycle.response_complete  # the previous request
         else:
             free = not self.pipeline and not self.cycle.response_started
         if not free:
@@ -155,5 +162,5 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def uvicorn_options() -> dict[str, Any]:
-    """Return uvicorn's options for this protocol; websockets are off, as nothing uses them."""
+    """Return uvicorn's options for this protocol; they switch unused websockets off."""
     return {"http": BoundedProtocol, "ws": "none"}

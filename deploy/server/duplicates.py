@@ -1,9 +1,9 @@
-"""Detects two machines with one node's key and state: only the newer one gets messages.
+"""Detects two machines with the key and the state of one node: only the newer one gets messages.
 
-Flower takes both for the same node, so they would take each other's messages, and the state of one
-does not fit what the server has sent to the other. A node's process sends its random number with
-each thin pull. A number that returns after a different one belongs to a second machine, because a
-restarted process has a new number.
+Flower treats the two machines as one node. Each machine would get some of the node's messages, and
+a message would not match the machine's state. So each process of a node chooses a random number and
+sends this number with each thin pull. A restarted process has a new number. If an old number
+returns after a new one, two processes run at the same time.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from logging import getLogger
 
-SIZE = 4  # bytes of a number
-GONE = 120.0  # seconds without a pull, from a node without a message in hand
+SIZE = 4  # bytes of a process's random number
+# Seconds without a pull after which a process is gone, unless it is working on a message.
+GONE = 120.0
 _MOST = 64  # earlier numbers that are remembered for a node
 log = getLogger("edgewire")
 
 
 @dataclass
 class _Lives:
-    """A node's current number, when it came last, and its earlier numbers."""
+    """The processes of a node: the current number, the time of its last pull, earlier numbers.
+
+    `told`: the log has named this case already.
+    """
 
     now: bytes
     when: float
@@ -31,17 +35,18 @@ class _Lives:
 
 
 class DuplicateNodes:
-    """Which process pulls as which node, by the processes' numbers. `clock`: seconds."""
+    """Decides which process of a node gets messages. `clock`: returns the time in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._nodes: dict[int, _Lives] = {}
 
     def is_ousted(self, node: int, number: bytes, busy: Callable[[], bool]) -> bool:
-        """Return whether a newer process has taken this one's place and is still there.
+        """Return whether a newer process of this node exists and still runs; log the first case.
 
-        It logs the first such case. A process without a number is never ousted. `busy`: returns
-        whether the node has a message in hand: then it may not pull for long.
+        `number`: the random number of the process that pulls, 4 bytes (`SIZE`). The result is False
+        for any other length. `busy`: returns whether the node is working on a message, so that it
+        may not pull for a long time.
         """
         if len(number) != SIZE:
             return False

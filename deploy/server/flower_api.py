@@ -1,8 +1,8 @@
-"""Whether this Flower's own functions take what `deploy.server.api` and `deploy.server.store` give
-them.
+"""Checks that Flower's internal functions accept the arguments that this server passes.
 
-These functions are no public interface, and a release may change their arguments. The server checks
-that before the first message.
+These functions are no public interface, so a release of Flower may change their arguments. The
+server checks them before the first message. `deploy.server.api` and `deploy.server.store` call
+them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def expect_handlers() -> None:
-    """Raise `ImportError`, one line, if a function of this Flower takes other arguments."""
+    """Raise `ImportError`, one line, if a function is missing or takes other arguments."""
     from flwr.supercore.dependencies.task import authenticate_task
     from flwr.supercore.error import http_error_translator
     from flwr.superlink.dependencies.linkstate import get_linkstate

@@ -1,8 +1,9 @@
 """Holds replies for a ServerApp until all of their objects have arrived.
 
-A SuperLink hands out a reply as soon as it is announced; its objects may arrive later, one by one,
-or never. Complete replies do not wait for incomplete ones. A reply whose objects stop arriving is
-handed on without them, and counts as that node's failure.
+A node may first announce a reply, and then send its objects one by one, or stop sending. A
+SuperLink hands out a reply as soon as the node has announced it. This module hands out a reply when
+it is complete. Complete replies do not wait for incomplete ones. If a reply's objects stop
+arriving, the reply is handed out without them, and counts as a failure of its node.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from flwr.proto.message_pb2 import Message, ObjectTree
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
-EXPIRES = 10.0  # seconds without a new object, and without one being sent
-FORGOTTEN = 3600.0  # seconds after which a reply is dropped: its run must be over
+EXPIRES = 10.0  # seconds in which no object arrives and the node sends none
+FORGOTTEN = 3600.0  # seconds after which a reply is dropped, because its run must be over
 
 
 @dataclass
 class Reply:
-    """A reply and its objects so far. `since`: when the last of them arrived."""
+    """A reply and the objects that have arrived. `since`: when the last object arrived."""
 
     message: Message
     tree: ObjectTree
@@ -32,14 +33,14 @@ class Reply:
 
 
 class IncompleteReplies:
-    """The incomplete replies of all runs. `clock`: seconds."""
+    """The incomplete replies of all runs. `clock`: returns the time in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._replies: dict[int, dict[str, Reply]] = {}  # run -> reply's id -> reply
 
     def add(self, run: int, response: PullAppMessagesResponse) -> None:
-        """Add the replies that a SuperLink hands out; it hands out each reply once."""
+        """Add the replies of a SuperLink's response; a SuperLink hands out each reply only once."""
         now = self._clock()
         messages, trees = response.messages_list, response.message_object_trees
         with self._lock:
@@ -56,11 +57,11 @@ class IncompleteReplies:
         fetch: Callable[[str], bytes | None],
         sends: Callable[[int], bool],
     ) -> list[Reply]:
-        """Return and forget the complete replies, and those that will not be completed.
+        """Remove and return the complete replies, and replies that will never be complete.
 
-        `asked`: the ids of the messages whose replies are wanted; `fetch`: returns an object, None
-        before it has arrived, and raises `LookupError` if it never will; `sends`: whether a node is
-        sending an object now.
+        `asked`: return only replies to messages with these ids. `fetch`: returns an object, or None
+        before the object has arrived; raises `LookupError` if it will never arrive. `sends`:
+        returns whether the node with this id is sending an object now.
         """
         found, asked = list[Reply](), {*asked, ""}  # "": for a message that is no reply
         with self._lock:
@@ -73,7 +74,10 @@ class IncompleteReplies:
         return found
 
     def not_yet(self, run: int, asked: Iterable[str]) -> list[str]:
-        """Return the ids without a reply here: for the others Flower would report an error."""
+        """Return the ids of messages whose replies are not held here.
+
+        Flower has handed out the other replies already, so it would report an error for them.
+        """
         with self._lock:
             there = {
                 each.message.metadata.reply_to_message_id
@@ -114,7 +118,7 @@ class IncompleteReplies:
 
 
 def parts_of_replies(replies: Iterable[Reply]) -> list[tuple[str, bytes]]:
-    """Return replies and their objects as the named parts of a bundle."""
+    """Return replies and their objects as the parts of a bundle, each (name, content)."""
     replies = list(replies)
     response = PullAppMessagesResponse(
         messages_list=[each.message for each in replies],

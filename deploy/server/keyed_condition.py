@@ -12,13 +12,13 @@ Found = TypeVar("Found")
 
 
 class KeyedCondition:
-    """Wakes the coroutines that wait for a key; to be used in one event loop."""
+    """Wakes coroutines that wait for a key. All calls must be made in one event loop."""
 
     def __init__(self) -> None:
         self._waiting: defaultdict[Hashable, list[asyncio.Event]] = defaultdict(list)
 
     def ring(self, *keys: Hashable) -> None:
-        """Wake the waiters of these keys; without keys, wake all."""
+        """Wake the coroutines that wait for these keys; without keys, wake all."""
         for key in keys or list(self._waiting):
             for event in self._waiting.get(key, ()):
                 event.set()
@@ -31,11 +31,11 @@ class KeyedCondition:
         at_least_every: Callable[[], float],
         alone: bool = False,
     ) -> Found | None:
-        """Call `look` until it returns something; return that, or None after `seconds`.
+        """Call `look` until its result is not None; return the result, or None after `seconds`.
 
-        It calls `look` at once, whenever `ring` is called for the key, and at least every
-        `at_least_every()` seconds. `alone`: only the newest waiter of the key goes on; an older
-        one, whose client may be gone, returns None. So does a waiter when the server ends.
+        It calls `look` at once, after each `ring` for the key, and at least every
+        `at_least_every()` seconds. `alone`: only the newest call for a key continues. An older call
+        returns None, because its client may be gone. All calls return None when the server ends.
         """
         mine, others = asyncio.Event(), self._waiting[key]
         others.append(mine)

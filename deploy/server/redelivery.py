@@ -1,13 +1,15 @@
 """Redelivery of messages that a node has pulled and not replied to.
 
-Flower's SuperLink counts a message as delivered once a node has pulled it. If the response to the
-pull is lost, or the node is killed before it has the message on disk, nobody would reply. A node of
-this project pulls only when it has no message in hand, so an earlier message without a reply has
-not reached it. If the message has reached it after all, the node recognizes it and sends the same
-reply.
+Flower's SuperLink counts a message as delivered once a node has pulled it. But the response to the
+pull may be lost, or the node may be killed before it has the message on disk. Then Flower's
+SuperLink would wait for the reply until the run's time-out.
 
-This state is in memory, a few entries a node: a SuperLink's runs end with it anyway. At a plain
-SuperLink of Flower such a message is lost until the run's time-out.
+A node of this project pulls only when it has no unanswered message. So if it pulls, an earlier
+message without a reply has not reached it, and the server sends that message again. If the message
+has reached the node after all, the node recognizes the message's id and sends the same reply again.
+
+This state is in memory, because a SuperLink's runs also end when its process ends. It takes a few
+entries per node.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from flwr.proto.fleet_pb2 import PullMessagesResponse
 
 
 class Redelivery:
-    """The messages that each node has pulled, by their ids, the oldest first."""
+    """For each node the messages that it has pulled and not replied to, the oldest first."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, dict[str, PullMessagesResponse]] = {}
 
     def note(self, node: int, response: PullMessagesResponse) -> None:
-        """Note the message that a node is given."""
+        """Store the message of a pull's response."""
         for message in response.messages_list:
             self._nodes.setdefault(node, {})[message.metadata.message_id] = response
 
     def replied(self, node: int, message_id: str) -> None:
-        """Forget a message whose reply has arrived."""
+        """Remove a message whose reply has arrived."""
         held = self._nodes.get(node, {})
         held.pop(message_id, None)
         if not held:
@@ -40,8 +42,8 @@ class Redelivery:
     def again(self, node: int, state: Any) -> PullMessagesResponse | None:
         """Return the oldest message that a node has not replied to; None if there is none.
 
-        It forgets messages whose reply nobody awaits: answered by another call, expired, or of a
-        run that is over.
+        It removes messages for which no reply is expected any more: those answered by another
+        call, expired messages, and messages of finished runs.
         """
         for message_id, response in list(self._nodes.get(node, {}).items()):
             if _is_open(message_id, response.messages_list[0].metadata, state):
@@ -51,7 +53,7 @@ class Redelivery:
 
 
 def _is_open(message_id: str, metadata: Any, state: Any) -> bool:
-    """Return whether a SuperLink still awaits the reply to a delivered message."""
+    """Return whether the SuperLink still expects a reply to this message."""
     run = state.get_run_info(run_ids=[metadata.run_id])
     return (
         bool(run)

@@ -1,9 +1,9 @@
-"""Stores the registered nodes in a file, so that they survive a restart; runs do not.
+"""Stores the registered nodes in a file, so that they survive a restart of the server.
 
-A SuperLink's database executes 240 statements a message, which is most of the time of a round with
-small messages. A run's rows would be of no use after a restart: its ServerApp is gone, and a
-resumed run is a new run. So the SuperLink's state is in memory, and this file holds the registered
-nodes with their ids.
+This replaces a SuperLink's database, which executes 240 statements per message. With small messages
+these statements take most of a round's time. A run's rows would be useless after a restart, because
+its ServerApp is gone, and a resumed run is a new run. So the SuperLink holds its state in memory,
+and only the registered nodes and their ids are written to a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"
 
 
 class Registry:
-    """Wraps a SuperLink's ASGI app: restores the nodes at its start, and saves every change."""
+    """Wraps a SuperLink's ASGI app: loads the nodes at the start, and saves every change."""
 
     def __init__(self, app: App, file: Path) -> None:
         self._app = app
@@ -38,7 +38,7 @@ class Registry:
         self._keeps = True
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Forward a request; save a registration before its response is sent."""
+        """Forward a request; after a change of the nodes, save them before the response is sent."""
         if scope["type"] == "lifespan":
             state = state_of(scope)
             self._keeps = all(hasattr(state, each) for each in KEPT)
@@ -67,7 +67,7 @@ def save(state: Any, file: Path) -> None:
     with state.lock:
         known = state.node_public_key_to_node_id
         for each in state.nodes.values():
-            # Flower keeps an unregistered node's key, so the key could not be registered again.
+            # Flower stores the key of an unregistered node, and refuses to register that key again.
             if each.status == GONE and known.get(each.public_key) == each.node_id:
                 del known[each.public_key]
         nodes = [MessageToDict(each) for each in state.nodes.values() if each.status != GONE]
@@ -95,7 +95,7 @@ def restore(state: Any, file: Path) -> None:
 
 
 def load(file: Path) -> list[NodeInfo]:
-    """Return the nodes of a file, none if it is missing. Raises `UsageError` for a damaged file."""
+    """Return the nodes of a file, [] for a missing file. Raises `UsageError` for a damaged file."""
     try:
         return [ParseDict(each, NodeInfo()) for each in json.loads(file.read_text())]
     except FileNotFoundError:
@@ -105,7 +105,11 @@ def load(file: Path) -> list[NodeInfo]:
 
 
 def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
-    """Return what the server knows of the node with a key, and its own versions if it knows it."""
+    """Return the status of the node with this public key, as JSON for the node.
+
+    For a registered node it holds its id and status, and the server's versions of Flower and
+    Python.
+    """
     number = state.get_node_id_by_public_key(public_key)
     found = [] if number is None else state.get_node_info(node_ids=[number])
     if not found:
@@ -115,5 +119,5 @@ def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
 
 
 def state_of(scope: Scope) -> Any:
-    """Return the SuperLink's state, given the ASGI scope of a request or of the start."""
+    """Return the SuperLink's state, from the ASGI scope of a request or of the lifespan."""
     return scope["app"].state.linkstate_factory.state()

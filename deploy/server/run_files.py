@@ -1,4 +1,4 @@
-"""Serves the files that runs have left on the server to the client that started them."""
+"""Serves the files that a run has written on the server to the client that started the run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from fastapi import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-PIECE = 1 << 20  # bytes of one read
+PIECE = 1 << 20  # bytes that are read at once
 
 
 async def results_of(output: Path | None, request: Request) -> Response:
-    """Return the list of a run's files, or one of them from byte `start` on.
+    """Return the sizes of a run's files, or one file from byte `start` on.
 
-    The path ends in RUN or RUN/FILE; `output` holds a folder for each run. Raises status 404.
+    The request's path ends in RUN or RUN/FILE. `output`: the folder that holds each run's folder.
+    Raises `HTTPException` 404 for an unknown run or file, 400 for an invalid `start`.
     """
     run, _, name = request.url.path.partition("/runs/")[2].partition("/")
     folder = None if output is None else output / run
@@ -41,10 +42,10 @@ def _pieces(path: Path, start: int) -> Iterator[bytes]:
 
 
 def _is_own(path: Path) -> bool:
-    """Return whether a path is a regular file: no symbolic link, and not hidden."""
+    """Return whether a path is a regular file that is neither hidden nor a symbolic link."""
     return _plain(path.name) and path.is_file() and not path.is_symlink()
 
 
 def _plain(name: str) -> bool:
-    """Return whether a name is a plain file name: without a folder, and not hidden."""
+    """Return whether a name names no folder and is not hidden."""
     return bool(name) and not name.startswith(".") and not {"/", "\\", "\0"} & set(name)

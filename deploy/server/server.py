@@ -1,14 +1,14 @@
 """`python -m deploy.server`: Flower's SuperLink for real devices, with access control.
 
-It uses TLS and the nodes' keys, which `python -m deploy.keys` makes. Everything except the API of
-nodes is for this machine alone (`deploy.server.access`). The server holds a node's pull until there
-is a message, and sends a message in one bundle (`deploy.server.api`). A file stores the registered
-nodes (`deploy.server.registry`). With `--database` Flower's database stores all state, and a round
-takes several times as long.
+`python -m deploy.keys` makes its keys and certificates. Other machines reach only the API for nodes
+(`deploy.server.access`). The server holds a node's pull until a message exists, and sends the
+message and its objects in one bundle (`deploy.server.api`). A file stores the registered nodes
+(`deploy.server.registry`). With `--database`, Flower's database stores all state, and a round takes
+several times as long.
 
-With a release of Flower that has no hook for the access control, the server listens on this machine
-alone; with one that does not support bundles, it offers Flower's own calls only. It prints a line
-in each case.
+Some releases of Flower have no hook for the access control. With such a release the server accepts
+only a loopback address as `--host`. With a release that does not support bundles, the server offers
+only Flower's own calls. It prints a warning in both cases.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ from simulation.proxies import expect_usable_proxies, keep_loopback_direct
 
 PORT = 8000  # Flower's default
 NODES, LOCK = "nodes.json", "lock"  # files in the folder --state
-KEPT = 75  # seconds for which an idle connection stays open: a new one costs a node 3 kB
-ENDING = 2  # seconds for open requests at the server's end: nodes repeat their pulls
+KEPT = 75  # seconds that an idle connection stays open: a new one costs a node 3 kB
+ENDING = 2  # seconds for open requests when the server ends: nodes repeat their pulls
 EXTENSIONS = "flwr.superlink.extensions"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Serve until a signal arrives; return an exit code: 2 and one line for a user's mistake."""
+    """Run the server until a signal arrives; return the exit code: 0, or 2 for a user's mistake.
+
+    A mistake is printed in one line.
+    """
     options, rest = parser().parse_known_args(words)
     keep_loopback_direct(options.host)
     try:
@@ -112,10 +115,10 @@ def command_line(options: argparse.Namespace) -> list[str]:
 
 
 def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the ASGI middleware of the SuperLink: classes, outermost first, and their options.
+    """Return the ASGI middleware for the SuperLink: classes and their options, outermost first.
 
-    Empty where Flower has no hook for middleware. Raises `UsageError` if the SuperLink would be
-    open to other machines without access control.
+    The list is empty if this release of Flower has no hook for middleware. Raises `UsageError` if
+    the SuperLink would be open to other machines without access control.
     """
     if module("flwr.superlink.routers.fleet") is None:
         raise UsageError(
@@ -154,7 +157,11 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def has_place(extensions: ModuleType | None, app: ModuleType | None) -> bool:
-    """Return whether a SuperLink's app asks Flower's extensions for middleware."""
+    """Return whether this release of Flower has a hook for ASGI middleware.
+
+    `extensions`: Flower's module with the hook; `app`: the module of the SuperLink's app, which
+    must use the hook.
+    """
     hook = getattr(extensions, "get_middleware", None)
     return hook is not None and (
         getattr(app, "extensions", None) is extensions or getattr(app, "get_middleware", 0) is hook
@@ -162,7 +169,7 @@ def has_place(extensions: ModuleType | None, app: ModuleType | None) -> bool:
 
 
 def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
-    """Start Flower's SuperLink in this process, with the middleware, by `sys.argv`."""
+    """Run Flower's SuperLink in this process, with this middleware and `sys.argv` as options."""
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
@@ -187,7 +194,7 @@ def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
 def bounds() -> dict[str, Any]:
     """Return uvicorn's options that limit the size and time of requests.
 
-    Empty for a uvicorn with other internals; then it prints a warning.
+    If this release of uvicorn has other internals, it prints a warning and returns {}.
     """
     try:
         from deploy.server.connections import uvicorn_options
@@ -198,7 +205,7 @@ def bounds() -> dict[str, Any]:
 
 
 def many_connections() -> None:
-    """Raise this process's limit of open files to the maximum: each connection needs one."""
+    """Raise this process's limit of open files to the maximum: each connection needs a file."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -207,7 +214,8 @@ def many_connections() -> None:
 def taken(folder: Path) -> TextIO:
     """Lock a server's folder; return the open file that holds the lock.
 
-    Raises `UsageError` if another server runs on it: each would overwrite the other's nodes.
+    Raises `UsageError` if the folder cannot be used, or if another server uses it. Two servers
+    would overwrite each other's registered nodes.
     """
     try:
         handle = (folder / LOCK).open("a")
@@ -224,19 +232,19 @@ def taken(folder: Path) -> TextIO:
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """Return the environment variables of the SuperLink and of the processes that it starts.
 
-    It makes the server's folder. Raises `UsageError` if it cannot.
+    It also makes the server's folder. Raises `UsageError` if the folder cannot be made.
     """
     try:
         options.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         output_of(options).mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"--state {options.state} cannot be used: {error.strerror}") from error
-    # Flower's processes start each other by bare name, even if the environment is not activated.
+    # Flower starts programs by name only, which must also work without an activated environment.
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     found = {
         "PATH": path,
         OUTPUT: str(output_of(options)),
-        "FORWARDED_ALLOW_IPS": "127.0.0.1,::1",  # nobody else may claim a client's address
+        "FORWARDED_ALLOW_IPS": "127.0.0.1,::1",  # only a proxy here may set a client's address
         "FLWR_HOME": os.environ.get("FLWR_HOME", str((options.state / "flwr").resolve())),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -249,7 +257,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def output_of(options: argparse.Namespace) -> Path:
-    """Return the folder below which runs write their results."""
+    """Return the folder that holds each run's folder of results."""
     return Path(options.state).resolve() / "runs"
 
 
@@ -262,7 +270,7 @@ def is_local(host: str) -> bool:
 
 
 def module(name: str) -> ModuleType | None:
-    """Return a module of Flower, None if this release has none of that name."""
+    """Return the module with this name, None if it does not exist in the installed release."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -270,5 +278,5 @@ def module(name: str) -> ModuleType | None:
 
 
 def warn(line: str) -> None:
-    """Print a warning in one line."""
+    """Print a one-line warning."""
     print(f"warning: {line}", file=sys.stderr)

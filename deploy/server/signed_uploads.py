@@ -1,8 +1,8 @@
-"""Refuses large requests of the Fleet API before reading them unless a registered node signed them.
+"""Refuses large requests to the Fleet API, before reading them, without a registered signature.
 
-Flower, and this project's own calls, read a whole request before they authenticate its sender:
-anybody who reaches the port could fill the server's memory. The signature of a thin request is at
-the start of its body, and `deploy.server.api` checks it before it reads on.
+Flower reads a whole request before it authenticates the sender, and so do this project's own calls.
+So anyone who reaches the port could fill the server's memory. Thin requests are an exception: their
+signature is at the start of the body, and `deploy.server.api` checks it before it reads the rest.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from starlette.requests import Request
 
 from deploy.server.access import FLEET, LIMIT, App, Scope, Send, refuse
 
-SMALL = 1 << 16  # bytes that anybody may send: enough for Flower's calls without contents
+SMALL = 1 << 16  # bytes that anyone may send: enough for Flower's calls without contents
 THIN_CALLS = f"{FLEET}edgewire/thin/"
 
 
 class SignedUploads:
     """Wraps an ASGI app: large requests to the Fleet API get status 401 unless they are signed.
 
-    A signed request, too, must state its length (else 411), which may not exceed that of the
-    largest message (else 413).
+    A large signed request gets status 411 if it does not state its length, and status 413 if its
+    length exceeds 2 GB (`LIMIT`).
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Forward a request, or refuse it before its body is read."""
+        """Forward a request that is allowed; refuse any other before its body is read."""
         if is_large(scope):
             try:
                 await expect_known(Request(scope, receive))
@@ -76,6 +76,6 @@ async def expect_known(request: Request) -> None:
     node = get_linkstate(request).get_node_id_by_public_key(key) if key else None
     if node is None:
         raise HTTPException(401)
-    signed = Request(dict(request.scope, state={}))  # the app behind this must not see the claim
+    signed = Request(dict(request.scope, state={}))  # a copy: the app must not see this node
     signed.state.protobuf_request = PullMessagesRequest(node=Node(node_id=node))
     await run_in_threadpool(authenticate_node, signed)

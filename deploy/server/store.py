@@ -1,7 +1,7 @@
-"""Stores messages with their objects in a SuperLink's state, and loads them, by Flower's handlers.
+"""Stores messages with their objects in a SuperLink's state, and loads them.
 
-The handlers that Flower calls for one HTTP request each are called here for each part of a bundle,
-in one transaction if the state is a database.
+Flower has one handler for each kind of HTTP request. This module calls these handlers for each part
+of a bundle. If the state is a database, all changes of a bundle are one transaction.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ Reader = Callable[[PullObjectRequest], PullObjectResponse]
 
 @dataclass
 class Load:
-    """The result of a pull: the response, and those of its objects that have arrived.
+    """The result of a pull: Flower's response, and its objects that have arrived.
 
-    `missing`: the ids of the other objects, each with its run.
+    `read`: loads an object from the state; `objects`: id -> content; `missing`: id -> run id, of
+    the objects that have not arrived.
     """
 
     response: PullMessagesResponse
@@ -55,13 +56,13 @@ class Load:
     missing: dict[str, int] = field(default_factory=dict)
 
     def parts(self) -> list[tuple[str, bytes]]:
-        """Return the response and the objects as the named parts of a bundle."""
+        """Return the response and the objects as the parts of a bundle, each (name, content)."""
         return [("response", self.response.SerializeToString()), *self.objects.items()]
 
     def fetch(self) -> None:
-        """Load the missing objects that have arrived; forget those that never will.
+        """Load missing objects that have arrived; remove objects that will never arrive.
 
-        Raises Flower's error if the run is over.
+        Raises `FlowerError` if the run is over.
         """
         for name, run in list(self.missing.items()):
             found = self.read(PullObjectRequest(node=self.node, run_id=run, object_id=name))
@@ -72,7 +73,7 @@ class Load:
 
 
 def whole(state: Any) -> AbstractContextManager[Any]:
-    """Within this context all changes of the state are one transaction, if it is a database."""
+    """Return a context in which all changes of a database are one transaction."""
     return getattr(state, "session", nullcontext)()
 
 
@@ -83,16 +84,17 @@ def key_of(node_id: int, state: Any) -> bytes:
 
 
 def heard(node_id: int, state: Any) -> None:
-    """Note that a node is online, as a heartbeat does."""
+    """Mark a node as online, as a heartbeat does."""
     found = state.get_node_info(node_ids=[node_id])
     if found and found[0].heartbeat_interval > 0:
         state.acknowledge_node_heartbeat(node_id, found[0].heartbeat_interval)
 
 
 def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Load | None:
-    """Return a message for a node, with its objects; None if there is none.
+    """Return the next message for a node, with its objects; None if no message exists.
 
-    `handed`: the messages to redeliver: a node that pulls has lost what it was given before.
+    `handed`: messages that the node has pulled and not replied to. They are sent again first,
+    because a node that pulls has not received them.
     """
     node = request.node.node_id
 
@@ -114,9 +116,11 @@ def from_node(
     handed: Redelivery,
     state: Any,
 ) -> PushMessagesResponse:
-    """Store a node's reply and its objects; forget the message that it answers.
+    """Store a node's reply and its objects; remove the message that it answers from `handed`.
 
-    The response lists the missing objects as `objects_to_push`; the node pushes them one by one.
+    `confirm`: the node's confirmation of that message, if any. The response lists missing objects
+    as `objects_to_push`, and the node pushes these one by one. Raises `FlowerError` if the run is
+    over or unknown.
     """
     run = request.messages_list[0].metadata.run_id
     with whole(state):
@@ -142,7 +146,7 @@ def from_node(
 
 
 def expect_known(run: int, state: Any) -> None:
-    """Raise Flower's error for a run that is over if the server does not know the run."""
+    """Raise the `FlowerError` of a finished run if the server does not know the run."""
     if not state.get_run_info(run_ids=[run]):
         raise FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, f"run {run} is unknown")
 
@@ -154,10 +158,10 @@ def for_server(
     state: Any,
     task: Any,
 ) -> list[Reply] | None:
-    """Return the replies to a ServerApp's messages that are ready; None if there are none.
+    """Return the replies to a ServerApp's messages that are ready; None if no reply is ready.
 
-    `arriving`: the incomplete replies; `sends`: whether the node with a public key is sending an
-    object now.
+    `arriving`: the incomplete replies; `sends`: returns whether the node with this public key is
+    sending an object now; `task`: the ServerApp's task.
     """
 
     def fetch(name: str) -> bytes | None:
@@ -182,7 +186,7 @@ def for_server(
 
 
 def received(replies: Iterable[Reply], state: Any) -> None:
-    """Delete the replies that a ServerApp has received, the incomplete ones too."""
+    """Delete replies that a ServerApp has received, also incomplete ones."""
     with whole(state):
         for each in replies:
             state.object_store.delete(each.message.metadata.message_id)
@@ -191,7 +195,10 @@ def received(replies: Iterable[Reply], state: Any) -> None:
 def from_server(
     request: PushAppMessagesRequest, objects: Mapping[str, bytes], state: Any, task: Any
 ) -> PushAppMessagesResponse:
-    """Store a ServerApp's messages and their objects; `objects_to_push` as in `from_node`."""
+    """Store a ServerApp's messages and their objects.
+
+    The response lists missing objects as `objects_to_push`. `task`: the ServerApp's task.
+    """
     with whole(state):
         response = runtime.push_messages(request, state, task)
 
@@ -210,7 +217,10 @@ def from_server(
 
 
 def _load(response: Any, node: Node, read: Reader) -> Load | None:
-    """Return a response's objects to fetch, in the order of its object trees; None: no message."""
+    """Return a `Load` in which all objects of the response are missing; None without a message.
+
+    The objects have the order of the response's object trees.
+    """
     if not response.messages_list:
         return None
     load = Load(response, node, read)
@@ -233,7 +243,7 @@ def _fetched(load: Load) -> bool:
 
 
 def _store(response: Any, objects: Mapping[str, bytes], store: Callable[[str], bool]) -> None:
-    """Store the objects that a response asks for; leave only the missing ones in its list."""
+    """Store the objects of `objects_to_push`; leave only the missing ones in that list."""
     missing = [name for name in response.objects_to_push if name not in objects or not store(name)]
     del response.objects_to_push[:]
     response.objects_to_push.extend(missing)
