@@ -1,4 +1,4 @@
-"""A node's side: the ClientApp, local training, the node's own data."""
+"""The code of a node: the ClientApp, local training, the node's data."""
 
 from task.stdlib_collision import avoid_stdlib_collision
 

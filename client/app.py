@@ -1,4 +1,4 @@
-"""The ClientApp: one message in, local training or evaluation, one reply out."""
+"""The ClientApp: for each message it trains or evaluates on the node's data, and replies."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from conf.submitted_runs import is_local
 
 
 class LocalError(RuntimeError):
-    """An error at this node whose text stays in this node's own log."""
+    """An error at this node. Its text is written only to this node's log."""
 
-    one_line = True  # whoever logs it leaves the traceback out
+    one_line = True  # it is logged without a traceback
 
 
 def discreet(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Hide the text of errors that may name this node's folders, files or classes from a server.
+    """Hide from the server the text of errors that may name this node's folders, files or classes.
 
-    Flower sends the exception's text as the reason of an error reply. Errors about the server's own
-    configuration and payloads pass. The text of any other error stays in the node's log.
+    Flower sends the text of an exception in the error reply. Errors about the server's own
+    configuration and payloads are sent. Any other error is replaced by a `LocalError` without that
+    text.
     """
     try:
         return call_next(message, context)
@@ -45,27 +46,27 @@ app = ClientApp(mods=[discreet])
 
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
-    """Return a message's model, float32 (n,), its training orders, and its native tensors."""
+    """Return a message's model, float32 (n,), its training settings, and its native tensors."""
     config = cast(ConfigRecord, message.content["config"])
     arrays = cast(ArrayRecord, message.content["arrays"])
     return to_vector(arrays), TrainConfig.of(config), natives_of(arrays)
 
 
 def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
-    """Return the reply; the mod fills in the real seconds, which include its own work."""
+    """Return the reply. The mod fills in the seconds, which include the mod's own work."""
     measured = filled(MetricRecord, {**metrics, SECONDS: 0.0})
     content = filled(RecordDict, {"arrays": arrays, "metrics": measured})
     return Message(content, reply_to=message)
 
 
 def _known(context: Context) -> tuple[Config, str | None, Node]:
-    """Return the run's configuration, checked for this node; the node's data folder; the node."""
+    """Return the run's checked configuration, the node's data folder (or None), and the node."""
     node = node_of(context)
     return load_config(context.run_config, node.count, context.node_config), node.folder, node
 
 
 def _trainer(context: Context) -> tuple[Trainer, Node]:
-    """Return this process's trainer for the run's configuration (built once), and the node."""
+    """Return the trainer for the run's configuration, built once per process, and the node."""
     config, folder, node = _known(context)
     return trainer_for(config, folder), node
 
@@ -78,7 +79,7 @@ def uplink(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 @app.train(mods=[uplink])
 def train(message: Message, context: Context) -> Message:
-    """Train from the received model; reply with the new one (the mod sends a compressed delta)."""
+    """Train the received model; reply with the new model, which the mod sends as a delta."""
     trainer, node = _trainer(context)
     vector, metrics = trainer.train(node, *_read(message))
     return _reply(message, with_natives(flat_record(vector), trainer.flat.natives()), metrics)
@@ -86,7 +87,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.train("step", mods=[uplink])
 def step(message: Message, context: Context) -> Message:
-    """Reply to EdgeWire's own strategies with an update of the received model."""
+    """Reply to a strategy of EdgeWire with an update of the received model."""
     trainer, node = _trainer(context)
     update, metrics = trainer.update(node, *_read(message))
     return _reply(message, with_natives(update_record(update), trainer.flat.natives()), metrics)
@@ -94,14 +95,14 @@ def step(message: Message, context: Context) -> Message:
 
 @app.train("segment")
 def segment(message: Message, context: Context) -> Message:
-    """Train a segment of a cut model (`client.segment`)."""
+    """Train this node's segment of a model that is cut into segments (`client.segment`)."""
     config, folder, _ = _known(context)
     return segments_for(config, folder).answer(message, context)
 
 
 @app.evaluate(mods=[uplink])
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the received model on the node's held-back samples (all of them if none are)."""
+    """Evaluate the received model on the node's held-back samples, or on all if none are."""
     trainer, node = _trainer(context)
     arrays = cast(ArrayRecord, message.content["arrays"])
     metrics = trainer.evaluate(node, to_vector(arrays), natives_of(arrays))

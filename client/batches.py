@@ -1,4 +1,4 @@
-"""A node's own samples: their indices, the prepared tensors, and mini-batches of them."""
+"""The samples of each node: their indices, the prepared tensors, and mini-batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class Order(NamedTuple):
 
 
 class SampleCache:
-    """A cache of prepared samples up to a number of bytes; the least recently used go first."""
+    """A cache of prepared samples of up to `capacity` bytes.
+
+    It removes the least recently used samples first.
+    """
 
     def __init__(self, capacity: int = PREPARED_BYTES) -> None:
         self._kept: OrderedDict[tuple[int, bool], Batch] = OrderedDict()
@@ -47,7 +50,10 @@ class SampleCache:
         return size <= self._left
 
     def put(self, key: tuple[int, bool], samples: Batch) -> Batch:
-        """Cache samples if they fit, after removing the least recently used; return them."""
+        """Cache samples, removing the least recently used if necessary; return the samples.
+
+        Samples larger than the whole cache are not cached.
+        """
         size = sum(t.nbytes for t in samples)
         while self._kept and size > self._left:
             _, oldest = self._kept.popitem(last=False)
@@ -61,8 +67,8 @@ class SampleCache:
 class Samples:
     """The samples of all nodes of a process.
 
-    `whole`: one node has the whole training set, without a partition. `folder`: a real device has
-    its own data in place of a partition of the training set.
+    `whole`: one node has the whole training set, so no partition is made. `folder`: the data folder
+    of a real device, which has no partition of a common training set.
     """
 
     def __init__(
@@ -72,19 +78,20 @@ class Samples:
         self.data = data
         self.whole = whole or folder is not None
         self.device = device_of(config)
-        # With one node, preparing each mini-batch takes 0.3 ms; a cache would only take memory.
+        # With one node, preparing a mini-batch takes 0.3 ms, so a cache would only use memory.
         self._prepared = SampleCache(0 if whole else PREPARED_BYTES)
         self._orders: dict[int, Order] = {}  # of each node
 
     @functools.cached_property
     def partition(self) -> Any:
-        """The partition of the training set over the nodes, made at the first use."""
+        """The partition of the training set over the nodes; it is made at the first use."""
         return partition_of(self.config, self.data)
 
     def batch(self, node: Node, number: int) -> Batch:
-        """Return the node's mini-batch `number` (from 0); it depends on (seed, node, number) alone.
+        """Return the node's mini-batch `number`, from 0: images (B, C, H, W) and labels (B,).
 
-        Each epoch has its own order. Samples that do not fill a last mini-batch are left out.
+        It depends only on (seed, node, number). Each epoch has a new order. Samples that do not
+        fill a last mini-batch are left out.
         """
         order = self._orders.get(node.index)
         total = len(self._part(node, held_back=False)) if order is None else len(order.samples)
@@ -99,7 +106,10 @@ class Samples:
         return images.index_select(0, chosen), labels.index_select(0, chosen)
 
     def _shuffled(self, node: Node, epoch: int) -> Order:
-        """Return an epoch's order, of the prepared samples if the cache has room for them."""
+        """Return the order of an epoch.
+
+        Its positions are those of the prepared samples if the cache has room for them.
+        """
         part = self._part(node, held_back=False)
         order = torch.randperm(len(part), generator=self.generator(node, epoch))
         size = 4 * len(part) * math.prod(self.data.train.images.shape[1:])
@@ -122,7 +132,10 @@ class Samples:
         return self._prepared_samples(self._part(node, held_back))
 
     def _part(self, node: Node, held_back: bool) -> Tensor:
-        """Return the indices of the samples that the node trains on, or holds back, int64 (s,)."""
+        """Return the indices of the node's training or held-back samples, int64 (s,).
+
+        Raises `ValueError` if the node has no such samples.
+        """
         indices = self._indices(node)
         kept = len(indices) - int(len(indices) * self.config.dataset.holdout)
         indices = indices[kept:] if held_back else indices[:kept]
@@ -149,6 +162,6 @@ class Samples:
         return torch.randperm(total, generator=self.generator(node, 0))
 
     def generator(self, node: Node, number: int) -> torch.Generator:
-        """Return the node's own generator for a round or an epoch."""
+        """Return a node's random generator for the round or epoch `number`."""
         seed = stream_seed(self.config.seed, node.index, number)
         return torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The node's place in the run, from Flower's `node_config`."""
+"""The identity of a node in a run, from Flower's `node_config`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from flwr.app import Context
 
 @dataclass(frozen=True)
 class Node:
-    """A node's place in the run.
+    """The identity of a node in a run.
 
-    `index`: its partition, 0 to `count` - 1, the same on every engine (Flower's node ids are
-    random). `folder`: the folder with its own data, a folder for each class, on a real device.
+    `index`: the number of the node's partition, 0 to `count` - 1. It is the same on every engine,
+    whereas Flower's node ids are random. `folder`: on a real device, the folder with the node's
+    data, which holds a folder for each class.
     """
 
     index: int
@@ -23,7 +24,7 @@ class Node:
 def node_of(context: Context) -> Node:
     """Read `partition-id`, `num-partitions` and `data` from the node's configuration.
 
-    Raises `ValueError` if it names neither a partition nor a folder.
+    Raises `ValueError` if the configuration has neither `partition-id` nor `data`.
     """
     config = context.node_config
     folder = str(config["data"]) if "data" in config else None

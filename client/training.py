@@ -1,4 +1,4 @@
-"""Local training: a node's model update from the server's model and the node's own data."""
+"""Local training: computes a node's update from the server's model and the node's data."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Metrics = dict[str, MetricRecordValues]
 class Trainer:
     """Model, data and optimiser of one configuration, shared by all nodes of a process.
 
-    Each call gets what differs between nodes. Between calls a trainer keeps only caches, so results
-    do not depend on which process serves which node, or in which order.
+    The arguments of each call hold all that differs between nodes. Between calls a trainer stores
+    only caches. So results do not depend on which process trains for which node, or in which order.
     """
 
     def __init__(self, config: Config, folder: str | None = None) -> None:
@@ -48,8 +48,8 @@ class Trainer:
         self.data = data_of(config, folder)
         self.flat = FlatModel(model_of(config, self.data), config.device)
         self.optimizer = optimizer_of(config, [self.flat.parameters])
-        # torch's `step` without its wrappers (profiler, hooks), which take 0.4 of its time on a
-        # small model.
+        # torch's `step` without its wrappers (profiler, hooks). On a small model the wrappers take
+        # 0.4 of the time.
         self._step = inspect.unwrap(type(self.optimizer).step)
         self.loss = nn.CrossEntropyLoss()
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
@@ -62,12 +62,12 @@ class Trainer:
     def update(
         self, node: Node, model: Vector, orders: TrainConfig, natives: Arrays = NO_ARRAYS
     ) -> tuple[Vector, Metrics]:
-        """Return the update that a server's optimiser subtracts from `model`, and metrics.
+        """Return the update that the server's optimiser subtracts from `model`, and metrics.
 
-        The update, float32 (n,) as `model`, is the gradient of one mini-batch, or the model before
-        local steps minus the model after them. Its entries for BatchNorm's statistics are their new
-        values. It may be a view that the next call overwrites; so may `flat.natives()`. `natives`:
-        the native tensors beside the model, by name.
+        The update is float32 (n,), as `model`. It is the gradient of one mini-batch, or the model
+        before local steps minus the model after them. For BatchNorm's statistics the update holds
+        their new values. The next call may overwrite the update and `flat.natives()`. `natives`:
+        the model's native tensors, which are not in `model`, by name.
         """
         if self.config.strategy["update"] == "gradient":
             return self.gradient(node, model, natives, number=orders.number - 1)
@@ -81,9 +81,9 @@ class Trainer:
     ) -> tuple[Vector, Metrics]:
         """Train from the model `start`, float32 (n,); return the new model and metrics.
 
-        The new model is a view that the next call overwrites. Randomness depends on (seed, node,
-        number of the update) alone. `orders.proximal_mu`: mu of FedProx's proximal term
-        mu / 2 |x - start|^2 (Li et al. 2020, equation 2).
+        The next call overwrites the new model. Random numbers depend only on (seed, node, number of
+        the update). `orders.proximal_mu`: mu of FedProx's proximal term mu / 2 |x - start|^2 (Li et
+        al. 2020, equation 2).
         """
         flat, optimizer = self.flat, self.optimizer
         images, labels = self.samples.of(node, held_back=False)
@@ -120,9 +120,9 @@ class Trainer:
     ) -> tuple[Vector, Metrics]:
         """Return the gradient of the node's mini-batch `number` (from 0) at `model`, and metrics.
 
-        The gradient is float32 (n,) as `model`; its entries for BatchNorm's statistics are their
-        new values. It may be a view that the next call overwrites. The mini-batch depends on (seed,
-        node, number) alone.
+        The gradient is float32 (n,), as `model`. For BatchNorm's statistics it holds their new
+        values. The next call may overwrite the gradient. The mini-batch depends only on (seed,
+        node, number).
         """
         flat = self.flat
         flat.load(model, natives)
@@ -142,9 +142,10 @@ class Trainer:
         return gradient, metrics
 
     def evaluate(self, node: Node, state: Vector, natives: Arrays = NO_ARRAYS) -> Metrics:
-        """Evaluate a model, float32 (n,), on the node's samples; return metrics and their number.
+        """Evaluate a model, float32 (n,), on the node's held-back samples.
 
-        The samples are the held-back ones; all of the node's samples if `dataset.holdout` is 0.
+        If `dataset.holdout` is 0, evaluate it on all samples of the node. Return metrics, and the
+        number of samples.
         """
         images, labels = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state, natives)
@@ -153,17 +154,17 @@ class Trainer:
         return {**measured._asdict(), EXAMPLES: len(labels)}
 
     def _layers_draws(self, node: Node, number: int) -> IsolatedRng:
-        """Return the context in which the model draws (dropout, for example) from its own stream.
+        """Return the context with the random stream for the model's layers, such as dropout.
 
-        The stream depends on (seed, node, number). Every step needs it, because a model's modules
-        do not show whether it draws (`F.dropout`, `nn.LSTM(dropout=)`).
+        The stream depends on (seed, node, number). Every step uses this context, because a model's
+        modules do not show whether they use random numbers (`F.dropout`, `nn.LSTM(dropout=)`).
         """
         return IsolatedRng(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
 
     def batches(
         self, images: Tensor, labels: Tensor, generator: torch.Generator
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled mini-batches: whole epochs, or exactly `local_steps` of them."""
+        """Yield shuffled mini-batches: `local_epochs` epochs, or `local_steps` mini-batches."""
         config = self.config
         limit = config.local_steps
         epochs = repeat(None) if limit is not None else repeat(None, config.local_epochs)
@@ -173,7 +174,7 @@ class Trainer:
 
 
 def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> CompressionMod:
-    """Return the configured compression mod; `initial`: the model's native tensors."""
+    """Return the configured compression mod. `initial`: the initial native tensors."""
     return CompressionMod(
         codec_of(config),
         layout=layout,
@@ -188,7 +189,7 @@ _trainers: dict[tuple[int, str | None], Trainer] = {}
 
 
 def trainer_for(config: Config, folder: str | None = None) -> Trainer:
-    """Return this process's trainer for a configuration (cached: building one takes seconds)."""
+    """Return this process's trainer for a configuration. It is cached: building takes seconds."""
     key = (id(config), folder)  # `load_config` returns the same object for the same text
     if key not in _trainers:
         _trainers.clear()

@@ -1,7 +1,7 @@
-"""Reports errors to the user: one line, and an exit code.
+"""Reports an error to the user: one line, and an exit code.
 
-2: the user's own mistake; 1: a run that has failed or diverged; 128 plus a signal's number
-(130: Ctrl-C, 143: SIGTERM): stopped.
+The exit code is 2 for the user's own mistake, and 1 for a run that has failed or diverged. For a
+stopped run it is 128 plus the signal's number (130: Ctrl-C, 143: SIGTERM).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ STOPPED = 130  # exit code after Ctrl-C
 
 
 class Diverged(Exception):
-    """The run has ended with a useless model; the message says what to try."""
+    """The run has diverged, so its model is useless. The message says what to try."""
 
 
 class Failed(SystemExit):
-    """A failure that was printed already: its exit code and its line."""
+    """A failure that is printed already. `code`: the exit code; `line`: the printed line."""
 
     def __init__(self, code: int, line: str) -> None:
         super().__init__(code)
@@ -44,10 +44,10 @@ class Failed(SystemExit):
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Within this context print one line for a failure, and raise `Failed` (code 2 or 1).
+    """In this context an error is printed in one line, and `Failed` is raised.
 
-    Code 2 is a user's mistake. A stop prints one line, too, with the notes of the exception, and
-    raises `SystemExit`.
+    The exit code of `Failed` is 2 for a user's mistake, else 1. If the run is stopped, one line
+    with the notes of the exception is printed, and `SystemExit` is raised.
     """
     code, kind, failed = 0, "error", Exception()
     try:
@@ -64,7 +64,7 @@ def clear_errors() -> Iterator[None]:
     except MemoryError as error:
         code, failed = 1, EngineError(f"there is not enough memory: {error or 'for this run'}")
     except (ValueError, TypeError, AttributeError, AssertionError) as error:
-        # for which Hydra has no class
+        # errors for which Hydra has no class
         parts = Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts
         if not {"hydra", "omegaconf"} & set(parts):
             raise
@@ -83,7 +83,7 @@ def clear_errors() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message as one line, Hydra's lists joined by commas."""
+    """Return an error's message as one line; items of Hydra's lists are joined by commas."""
     text = str(error)
     cause = str(error.__cause__)
     if isinstance(error, OverrideParseException):
@@ -107,10 +107,13 @@ def one_line(error: BaseException) -> str:
 
 
 def wrong_kind(key: str, reason: str) -> str:
-    """Return the message for a value of `key` of the wrong kind (list, mapping, value), or ""."""
+    """Return the message for a value of the wrong kind (list, mapping, value), or "".
+
+    `key`: the key of the value; `reason`: Hydra's text.
+    """
     known = key in known_keys()
     owner, _, name = key.rpartition(".")
-    if "'{}'" in reason and owner and not known:  # Hydra made it a mapping for the key
+    if "'{}'" in reason and owner and not known:  # Hydra has made a mapping for the key
         return f"there is no key {owner}.{name}: {owner} is one value"
     lists = "List[" in reason or "is not a ListConfig" in reason
     if lists and known:
@@ -123,7 +126,7 @@ def wrong_kind(key: str, reason: str) -> str:
 
 
 def key_of_a_value(words: list[str]) -> str:
-    """Return the message for an override of a key inside a plain value or a list; "": none."""
+    """Return the message for the first override of a key inside a value or a list, or ""."""
     known = known_keys()
     for word in words:
         key, equals, _ = word.lstrip("+").partition("=")
@@ -135,11 +138,11 @@ def key_of_a_value(words: list[str]) -> str:
 
 
 def unknown_key(key: str, reason: str) -> str:
-    """Return the message for a key that Hydra refused for this reason."""
+    """Return the message for a key that Hydra has refused. `reason`: Hydra's text."""
     if re.search(r"reference_type=Dict\[str, (?!Any)", reason):
         return new_name(key)
     inside = re.search(r"full_key: (\S+)", reason)
-    if inside and inside[1].startswith(f"{key}."):  # a key in a mapping that was given as a whole
+    if inside and inside[1].startswith(f"{key}."):  # a key in a mapping on the command line
         key = inside[1]
     known = known_keys()
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
@@ -154,11 +157,11 @@ def unknown_key(key: str, reason: str) -> str:
 
 
 def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
-    """Return the known key that is most similar to `key`; None if none is similar.
+    """Return the known key that is most similar to `key`; None if no key is similar.
 
-    It looks in the key's own group first. A key that the group lacks may be a key of the run
-    (`optimizer.lr` is `lr`) or of another choice of the group. A key that the run lacks may be a
-    key of a group (`momentum`).
+    It searches the key's own group first. If the group lacks the key, the right key may be a key of
+    the run (`lr` for `optimizer.lr`), or a key of another choice of the group. If the run lacks the
+    key, the right key may be a key of a group (`optimizer.momentum` for `momentum`).
     """
     group, _, name = key.rpartition(".")
     ends = sorted(k for k in known if k.endswith(f".{key}") and not group)
@@ -181,7 +184,7 @@ def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
 
 
 def new_name(key: str) -> str:
-    """Return the message on how to add a new name; `key` is in a group with free names."""
+    """Return the message on how to add a new name. `key`: a key in a group with free names."""
     known = known_keys()
     parts = key.split(".")
     prefixes = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
@@ -197,7 +200,7 @@ def known_keys() -> list[str]:
 
 
 def _owners(group: str, key: str) -> str:
-    """Return the choices of a group that have this key, or a subgroup of this name."""
+    """Return the choices of a group that have this key, or a subgroup with this name."""
     found = []
     for file in sorted((CONF / group).glob("*.yaml")) if key else []:
         content = cast(DictConfig, OmegaConf.load(file))

@@ -1,6 +1,6 @@
-"""Runs one job: a composed configuration, from its checks to its summary. Hydra's task function.
+"""Hydra's task function `job`: checks a composed configuration, runs it, prints its summary.
 
-Launchers of sweeps pickle `job` by its name, and call it in their own processes.
+Launchers of sweeps pickle `job` by its name, and call it in other processes.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from strategy.flower_checks import expect_limits
 from strategy.run.checkpoint_file import FILE as CHECKPOINT
 
 ROOT = Path(__file__).parents[1]
-SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits its runs to a server
-RATES = ("eta", "server_learning_rate", "server_lr")  # strategies' names of the server's rate
+SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits runs to a server
+RATES = ("eta", "server_learning_rate", "server_lr")  # names of the server's learning rate
 console = Console(highlight=False)
 
 
 def job(composed: DictConfig) -> None:
-    """Run one configuration. In a sweep, note a failure in its folder: the other jobs go on."""
+    """Run one configuration. In a sweep, write a failure into its folder: other jobs continue."""
     folder = Path(HydraConfig.get().runtime.output_dir)
     sweep = HydraConfig.get().mode is RunMode.MULTIRUN
     forget_failure(folder)
     try:
-        # Hydra prints its own line about an exception that it catches, so errors are handled here.
+        # Errors are handled here, because Hydra would print a line for an exception.
         with under_way(), clear_errors(), orderly_exit():
             try:
                 run(composed, folder)
@@ -114,7 +114,7 @@ def how_to_go_on(folder: Path, *, sweep: bool) -> str:
 
 @contextmanager
 def result_aside(folder: Path) -> Iterator[None]:
-    """Within this context, hide an earlier result; restore it if a resumed run could not start."""
+    """Remove an earlier result in this context; restore it if a resumed run writes no result."""
     file = folder / "result.json"
     before = file.read_bytes() if resumes() and file.exists() else None
     file.unlink(missing_ok=True)
@@ -134,19 +134,19 @@ def has_diverged(folder: Path) -> bool:
 
 
 def alone() -> bool:
-    """Whether no other job of a sweep prints on the screen at the same time."""
+    """Return whether no other job of a sweep prints on the screen at the same time."""
     hydra = HydraConfig.get()
     return hydra.mode is not RunMode.MULTIRUN or hydra.launcher["_target_"] == BASIC
 
 
 def job_name() -> str:
-    """Return the prefix of the lines of a sweep's job; "" for a single run."""
+    """Return the prefix for the lines of a job in a sweep; "" for a single run."""
     hydra = HydraConfig.get()
     return f"job {hydra.job.num}: " if hydra.mode is RunMode.MULTIRUN else ""
 
 
 def refuse_sweep() -> None:
-    """Raise `ConfigError` for an experiment of several jobs that is run without a sweep."""
+    """Raise `ConfigError` if an experiment of several jobs is run without `-m`."""
     hydra = HydraConfig.get()
     experiment, sweeper = hydra.runtime.choices.get("experiment"), hydra.sweeper
     several = sweeper.get("params") or sweeper.get("cases")
@@ -155,10 +155,10 @@ def refuse_sweep() -> None:
 
 
 def what_to_try(config: Config) -> str:
-    """Return the settings that may keep such a run from diverging."""
+    """Return one line: the settings that may keep this run from diverging."""
     tries = [f"a lower lr= (it is {config.lr:g})"]
     strategy = config.strategy
-    gradients = strategy.get("update") == "gradient"  # its learning rate is `lr`
+    gradients = strategy.get("update") == "gradient"  # then the learning rate is `lr`
     tries += [
         f"a lower strategy.{rate}= (it is {strategy[rate]:g})"
         for rate in RATES
@@ -178,9 +178,10 @@ def is_submitted(config: Config) -> bool:
 
 
 def as_the_server_reads(config: Config) -> Config:
-    """Return the configuration with the data folder in the server's form, for a submitted run.
+    """Return a submitted run's configuration with the data folder as the server resolves it.
 
-    Else `dataset.root` would be one folder here and another on the server. Raises `ConfigError`.
+    So `dataset.root` means the same folder here and on the server. Any other configuration is
+    returned unchanged. Raises `ConfigError` for a folder that the server would refuse.
     """
     if is_submitted(config):
         config = replace(config, dataset=replace(config.dataset))
@@ -189,9 +190,10 @@ def as_the_server_reads(config: Config) -> Config:
 
 
 def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
-    """Return the engine's function, after it has checked the job and its options.
+    """Return the engine's function, after a check of the job and the engine's options.
 
-    `refuse(job, **options)` in the engine's module raises for what the engine cannot honour.
+    The check is `refuse(job, **options)` in the engine's module. It raises an error for settings
+    that the engine cannot honour.
     """
     engine = check_target("engine", config.engine)
     module = import_module(engine.make.__module__)
@@ -201,11 +203,11 @@ def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
 
 
 def prepare(config: Config) -> None:
-    """Load what the run needs in this process: mistakes show now, and forked workers share it.
+    """Load data and model once, so mistakes show before the run and forked workers share memory.
 
-    It imports torch, which takes seconds, so all checks that do not need torch come before.
+    This imports torch, which takes seconds. So all checks without torch are made first.
     """
-    if str(config.strategy.get("_target_")).startswith("flwr."):  # this project's import torch
+    if str(config.strategy.get("_target_")).startswith("flwr."):  # others import torch
         expect_limits(build("strategy", config.strategy), config)
     check_targets(config)
     from conf.build import (
@@ -219,19 +221,19 @@ def prepare(config: Config) -> None:
     from strategy.factory import scheme_for, scheme_of
     from strategy.lr_schedule import Schedule
 
-    scheme_of(config)  # before the data are read; the checks that need the data follow
+    scheme_of(config)  # this check needs no data; the checks below need data
     data = server_data_of(config) if is_submitted(config) else data_of(config)
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))
     device_of(config)
     scheme_for(config, data)
     Schedule(config.schedule, config.lr).step(loss=1.0)
-    if len(data.train.labels):  # else only the nodes have training data
+    if len(data.train.labels):  # if there are none, only the nodes have training data
         partition_of(config, data).indices(0)
 
 
 def set_up_logging(verbose: bool) -> None:
-    """Show this project's warnings on the console; if `verbose`, all its and Flower's messages."""
+    """Show this project's warnings on the console; if `verbose`, all messages, also Flower's."""
     handler = RichHandler(console=console, show_path=False, show_time=False)
     for name, level in (("edgewire", logging.WARNING), ("flwr", logging.ERROR)):
         logger = logging.getLogger(name)

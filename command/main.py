@@ -1,4 +1,4 @@
-"""The command line: Hydra composes its configuration, and calls `command.job` with it."""
+"""The command line: Hydra composes a configuration, and calls `command.job.job` with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ main = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config
 
 
 def cli() -> None:
-    """Run the command line; exit with the run's code, or the worst code of a sweep's jobs."""
+    """Run the command line; exit with the run's code, or the highest code of a sweep's jobs."""
     SweepEnd.code = 0
     keep_loopback_direct()
     with clear_errors(), orderly_exit(), unchecked_help():
@@ -38,7 +38,10 @@ def cli() -> None:
 
 @contextmanager
 def unchecked_help() -> Iterator[None]:
-    """Let Hydra 1.3 make its parser: one help text is no string, which Python 3.14 refuses."""
+    """Let Hydra 1.3 make its parser with a help text that is no string.
+
+    Python 3.14 checks each help text and would refuse this one.
+    """
     check = "_check_help"  # the method that checks each help text
     setattr(ArgumentParser, check, lambda parser, action: None)
     try:
@@ -49,9 +52,10 @@ def unchecked_help() -> Iterator[None]:
 
 @contextmanager
 def one_repository() -> Iterator[None]:
-    """Let Hydra list its groups for `--help` with one copy of its repository in place of 120.
+    """Let Hydra list its groups for `--help` with one copy of its repository instead of 120.
 
-    Only the listing uses the shared copy: composing a configuration changes its copy.
+    Only this listing uses the shared copy. Composing a configuration changes its copy, so it makes
+    a new one.
     """
     list_options = ConfigLoaderImpl.get_group_options
 

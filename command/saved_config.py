@@ -1,6 +1,7 @@
-"""Saved configurations: `--config-path RUN/.hydra --config-name config` runs one again.
+"""Saved configurations of earlier runs: how to run one again, and how to resume a run.
 
-`resume=RUN` continues the run from its checkpoint: the same configuration, the same folder.
+`--config-path RUN/.hydra --config-name config` runs the configuration of a run folder again.
+`resume=RUN` continues a run from its checkpoint, with the same configuration in the same folder.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from conf.load import compose_config
 from simulation.job import PLACE
 from strategy.run.checkpoint_file import expect
 
-# Hydra's own settings in conf/config.yaml; the file that Hydra saves has none of them.
+# Hydra's settings in conf/config.yaml. The file that Hydra saves does not contain them.
 SETTINGS = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
@@ -27,7 +28,7 @@ SETTINGS = (
 )
 
 
-RESUME = "resume"  # the override's key, and the name of Hydra's job then
+RESUME = "resume"  # the override's key; then also the name of Hydra's job
 BESIDE = ("engine.", "verbose=", "checkpoint_every=")  # overrides that `resume=` allows
 
 
@@ -37,7 +38,10 @@ def resumes() -> bool:
 
 
 def resuming(words: list[str]) -> list[str]:
-    """Return Hydra's command line for one with `resume=RUN`. Raises `ConfigError`, one line."""
+    """Return Hydra's command line for the command line `words`, which contains `resume=RUN`.
+
+    Raises `ConfigError` for other overrides than `BESIDE`, and for a run that cannot be resumed.
+    """
     found = [word.partition("=")[2] for word in words if word.startswith(f"{RESUME}=")]
     others = [word for word in words if not word.startswith(f"{RESUME}=")]
     for word in others:
@@ -49,7 +53,7 @@ def resuming(words: list[str]) -> list[str]:
     if len(found) > 1 or not found[0]:
         raise ConfigError("resume= takes the folder of one run, such as outputs/DATE/TIME")
     folder = Path(found[0]).expanduser().absolute()
-    if not (folder / PLACE).is_file():  # with that file the checkpoint is at a SuperLink
+    if not (folder / PLACE).is_file():  # if the file exists, the checkpoint is at a SuperLink
         expect(folder)
     if not (folder / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
@@ -60,10 +64,10 @@ def resuming(words: list[str]) -> list[str]:
 
 
 def command_line(words: list[str]) -> list[str]:
-    """Return Hydra's command line for the user's.
+    """Return Hydra's command line for the user's command line `words`.
 
-    A relative `--config-path` is relative to the working directory, as users expect; in Hydra it is
-    relative to the module that it calls.
+    A relative `--config-path` is relative to the working directory, as users expect. In Hydra it
+    would be relative to the module of the task function. Raises `ConfigError`.
     """
     if any(word.startswith(f"{RESUME}=") for word in words):
         return resuming(words)
@@ -80,8 +84,8 @@ def command_line(words: list[str]) -> list[str]:
 def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
     """Return Hydra's parsed options, and the command line with all options first.
 
-    Hydra refuses an override after an option after an override: `nodes=2 -m seed=0,1`. Raises
-    `ConfigError` for an unknown option.
+    Hydra refuses an option between two overrides: `nodes=2 -m seed=0,1`. Raises `ConfigError` for
+    an unknown option.
     """
     parser = get_args_parser()
 
@@ -90,7 +94,7 @@ def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
             f"{message}; python run.py --help lists the keys, --hydra-help the options"
         )
 
-    setattr(parser, "error", refuse)  # noqa: B010  # else it prints ten lines of usage
+    setattr(parser, "error", refuse)  # noqa: B010  # argparse would print ten lines
     given = parser.parse_intermixed_args(words)
     options = list(words)
     for word in given.overrides:
@@ -99,9 +103,11 @@ def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
 
 
 def completed(composed: DictConfig) -> DictConfig:
-    """Return a configuration merged with its schema; in a saved one, apply new choices of groups.
+    """Return a configuration merged with its schema; apply new choices of groups to a saved one.
 
-    Hydra knows no groups in a saved file: `network=adsl` has replaced the group's keys by the word.
+    In a saved file Hydra knows no groups. So an override such as `network=adsl` has replaced the
+    keys of `network` by the text `adsl`, and this function loads the keys of that choice. Raises
+    `ConfigError` for a choice of an algorithm or experiment.
     """
     if OmegaConf.get_type(composed) is Config:
         return composed

@@ -1,6 +1,6 @@
-"""Notes of a sweep's failed jobs, and their list at the sweep's end.
+"""Records the failed jobs of a sweep, and lists them at the end of the sweep.
 
-Jobs may run in other processes or on other machines, so they communicate by their folders alone.
+Jobs may run in other processes or on other machines, so each job writes a file into its folder.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 from simulation.early_stop import under_way
 from simulation.processes import orderly_exit
 
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs one job after another
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs jobs one after another
 FAILED = "failed.json"
-SKEW = 5.0  # seconds by which the clocks of two machines may differ
-_elsewhere = ExitStack()  # for a sweep whose jobs run in other processes
+SKEW = 5.0  # seconds: the most that two machines' clocks may differ
+_elsewhere = ExitStack()  # contexts of a sweep with jobs in other processes
 
 
 def note_failure(folder: Path, code: int, line: str) -> None:
@@ -30,17 +30,17 @@ def note_failure(folder: Path, code: int, line: str) -> None:
 
 
 def forget_failure(folder: Path) -> None:
-    """Remove an earlier job's note from the folder."""
+    """Remove the file that an earlier failed job has written into the folder."""
     (folder / FAILED).unlink(missing_ok=True)
 
 
 class SweepEnd(Callback):
-    """Lists the failed jobs when all have ended; `code` is their worst exit code."""
+    """Lists the failed jobs at the end of a sweep. `code`: the highest exit code of a job."""
 
     code: ClassVar[int] = 0
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Note the start time: the folder may hold jobs of an earlier sweep."""
+        """Store the start time, to ignore jobs of an earlier sweep in the same folder."""
         self._began = time.time() - SKEW
         if config.hydra.launcher["_target_"] != BASIC:
             _elsewhere.enter_context(under_way())

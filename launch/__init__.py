@@ -1,1 +1,1 @@
-"""The two engines besides the local one: Flower's Simulation Runtime (Ray), and a SuperLink."""
+"""The engines that use Flower's SuperLink: `engine=ray` (simulation), `engine=superlink`."""

@@ -1,4 +1,4 @@
-"""Submits and follows runs by a SuperLink's Control API, and finds why they have failed."""
+"""Submits and follows runs through a SuperLink's Control API; finds why a run has failed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from simulation.errors import EngineError, UsageError
 
 screen = getLogger("edgewire")
 _POLL_SECONDS = 0.5
-_PENDING_SECONDS = 30.0  # before the log says that a run waits to be started
+_PENDING_SECONDS = 30.0  # wait before a warning that the run has not started
 _WARNING = "WARNING:edgewire:"
-_LAST_LINES_SECONDS = 3.0  # for the last log lines of a finished run to arrive
+_LAST_LINES_SECONDS = 3.0  # wait for the last log lines of a finished run
 
 
 def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
-    """Return a bundle of the app's files that `fab-include` lists, and its `[tool.flwr.app]`.
+    """Return a bundle of the app's files in `fab-include`, and the app's `[tool.flwr.app]`.
 
     Raises `EngineError` for a folder without an app, `UsageError` for a key of `run_config` that
     the app does not have.
@@ -52,7 +52,7 @@ def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
 
 
 def deflated(fab: Fab) -> Fab:
-    """Return the app in a compressed bundle: 0.4 times the bytes of Flower's own."""
+    """Return the app in a compressed bundle, which has 0.4 times the bytes of Flower's bundle."""
     made = BytesIO()
     with ZipFile(BytesIO(fab.content)) as plain, ZipFile(made, "w", ZIP_DEFLATED) as target:
         for entry in plain.infolist():
@@ -63,7 +63,10 @@ def deflated(fab: Fab) -> Fab:
 
 
 def _files(app_dir: Path) -> dict[str, bytes | Path]:
-    """Return the files that `flwr run` collects; skip hidden folders (a `.venv` takes seconds)."""
+    """Return the files that `flwr run` collects, but skip hidden folders.
+
+    A hidden `.venv` would take seconds.
+    """
     files: dict[str, bytes | Path] = {}
     for entry in app_dir.resolve().iterdir():
         if entry.is_file():
@@ -76,9 +79,10 @@ def _files(app_dir: Path) -> dict[str, bytes | Path]:
 def follow(
     client: ControlHttpClient, run_id: int, log: Path, on_poll: Callable[[], None] | None
 ) -> RunStatus:
-    """Wait for the run's end, and copy its output to `log`; return its last status.
+    """Wait for the end of a run, and copy its output to `log`; return its last status.
 
-    While nothing starts the run, the log says so, at ever longer intervals.
+    `on_poll`: called twice a second. If the run does not start, warnings say so, at intervals that
+    double.
     """
     began, say_after = time.monotonic(), _PENDING_SECONDS
     copier = threading.Thread(target=_copy_log, args=(client, run_id, log), daemon=True)
@@ -110,16 +114,16 @@ def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
 
 
 class LogRelay:
-    """Repeats the app's own warnings, found in a ServerApp's log, in this process's log.
+    """Repeats the warnings in a ServerApp's log in the log of this process.
 
-    They are the lines of the logger `edgewire` in `logging.BASIC_FORMAT`.
+    These are the lines of the logger `edgewire`, in `logging.BASIC_FORMAT`.
     """
 
     def __init__(self, file: Path) -> None:
         self._file, self._read = file, 0
 
     def repeat(self) -> None:
-        """Repeat the warnings since the last call."""
+        """Repeat the warnings that were written since the last call."""
         with self._file.open("rb") as text:
             text.seek(self._read)
             new = text.read()
@@ -142,7 +146,10 @@ _EMPTY_WORDS = {
 
 
 def cause_of(status: RunStatus, log: str) -> str:
-    """Return one line: why the run failed; the ServerApp's exception, or the log's first."""
+    """Return one line: why the run failed.
+
+    This is the ServerApp's exception, or the first exception in the log.
+    """
     if status.sub_status == "stopped":
         return "the run was stopped"
     details = status.details
@@ -152,12 +159,12 @@ def cause_of(status: RunStatus, log: str) -> str:
     lines = [_COLOUR.sub("", line).strip() for line in log.splitlines()]
     raised = [match for match in map(_RAISED.fullmatch, lines) if match]
     if details not in _EMPTY_WORDS:
-        # Flower's details lack the exception's type, and a KeyError then says only 'name'.
+        # Flower's details lack the exception's type. A KeyError would then say only 'name'.
         named = (match["line"] for match in raised if match["message"] == details)
         return next(named, details)
     return raised[0]["line"] if raised else _EMPTY_WORDS[details]
 
 
 def one_line(text: str) -> str:
-    """Return a text on one line."""
+    """Return a text as one line."""
     return " ".join(text.split())

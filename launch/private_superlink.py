@@ -1,4 +1,4 @@
-"""A SuperLink in simulation mode that belongs to one run: its own port, home folder and Ray."""
+"""A SuperLink in simulation mode for one run, with a separate port, home folder and Ray."""
 
 import os
 import secrets
@@ -24,7 +24,7 @@ from simulation.proxies import expect_usable_proxies, keep_loopback_direct
 from simulation.workers.node_host import log
 from simulation.workers.temp_dirs import TempDirs, sweep
 
-_START_SECONDS = 90.0  # it takes 3 s on a laptop; small boards import slowly
+_START_SECONDS = 90.0  # a start takes 3 s on a laptop; small boards import slowly
 _GRACE_SECONDS = 3.0
 
 
@@ -32,17 +32,18 @@ _GRACE_SECONDS = 3.0
 def private_superlink(
     log_file: Path, ray_address: str | None = None
 ) -> Iterator[tuple["subprocess.Popen[bytes]", ControlHttpClient]]:
-    """Start a SuperLink; yield it and a client of its Control API; at the end remove all traces.
+    """Start a SuperLink; yield its process and a client of its Control API; end it afterwards.
 
-    Its state is in memory, and Flower's home is a temporary folder: the user's `~/.flwr` and other
-    SuperLinks are not touched. All processes that it has started end with it, Ray's too, except a
-    cluster at `ray_address`. On Linux it serves this user alone, and so does Ray; elsewhere the log
-    warns that any user of the machine can reach it.
+    The SuperLink's state is in memory, and Flower's home is a temporary folder. So the user's
+    `~/.flwr` and other SuperLinks are not changed. At the end, all processes that the SuperLink has
+    started are ended, also Ray. A cluster at `ray_address` continues. On Linux the SuperLink and
+    Ray serve only this user. On other systems, a warning says that any user of the machine can
+    reach them.
 
     Raises:
-        EngineError: it did not start; its output is then in `log_file`.
+        EngineError: the SuperLink did not start; its output is in `log_file`.
     """
-    # Ray keeps sockets in its temporary folder, and their paths must stay under 104 characters.
+    # Ray makes sockets in its temporary folder; their paths must have less than 104 characters.
     short = ray_address is not None or len(tempfile.gettempdir()) < 11
     parent = tempfile.gettempdir() if short else "/tmp"
     keep_loopback_direct()
@@ -78,34 +79,34 @@ def private_superlink(
 
 
 def _superlink(path: str) -> list[str]:
-    """Return the command that starts a SuperLink, on Linux for this user alone."""
+    """Return the command that starts a SuperLink; on Linux it serves only this user."""
     if same_user_only.can_tell():
         return [
             sys.executable,
             "-P",
             same_user_only.__file__,
-        ]  # -P: without it this folder's modules would come before all others
+        ]  # -P: do not search this folder for modules first
     log.warning("any user of this machine can list, read and stop this run while it goes on")
     return [shutil.which("flower-superlink", path=path) or "flower-superlink"]
 
 
 def _settings(home: Path, ray_address: str | None) -> dict[str, str]:
-    """Return the environment variables that the SuperLink's processes get besides the user's."""
+    """Return the environment variables that are added for the SuperLink's processes."""
     scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
     settings = {
-        # They start each other by bare name, even if the Python environment is not activated.
+        # These processes start programs by name, also without an activated environment.
         "PATH": os.pathsep.join([scripts, path]),
         "FLWR_HOME": str(home / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ADDRESS": ray_address or "",  # empty counts as none
+        "RAY_ADDRESS": ray_address or "",  # "" means no address
     }
     if ray_address is None:
-        # In its usual folder Ray would find, and join, a cluster that `ray start` has noted there.
+        # In its usual folder, Ray would find and join a cluster that `ray start` has started.
         settings["RAY_TMPDIR"] = str(home)
-        if "RAY_AUTH_MODE" not in os.environ:  # this Ray then accepts only clients with its token
+        if "RAY_AUTH_MODE" not in os.environ:  # Ray accepts only clients with this token
             settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     return settings
 
@@ -117,7 +118,7 @@ def _free_port() -> int:
 
 
 def _wait_until_up(server: "subprocess.Popen[bytes]", port: int) -> str:
-    """Wait until the SuperLink answers; return "" then, else what is wrong with it."""
+    """Wait until the SuperLink answers; return "", or the reason if it does not answer."""
     health = f"http://127.0.0.1:{port}/health"
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:

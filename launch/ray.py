@@ -1,9 +1,9 @@
-"""`engine=ray`: the app in Flower's Simulation Runtime, by the path of `flwr run`.
+"""`engine=ray`: runs the app in Flower's Simulation Runtime, as `flwr run` does.
 
-this process                        started for this run, ended with it
-------------                        -----------------------------------
-run_ray  -- Control API (HTTP) -->  flower-superlink --simulation, on a loopback port of its own,
-  |                                   for this user alone (same_user_only.py)
+this process                        processes that are started and ended with this run
+------------                        --------------------------------------------------
+run_ray  -- Control API (HTTP) -->  flower-superlink --simulation, on a free loopback port,
+  |                                   only for this user (same_user_only.py)
   |                                   `- flower-superexec
   |                                        `- flwr-simulation   the ServerApp, Ray's driver
   `<----- status and log lines ------           `- Ray          gcs, raylet, ClientApp actors
@@ -34,16 +34,17 @@ from .control import bundle, cause_of, follow, one_line
 from .private_superlink import private_superlink
 
 RESULT = "result.json"
-STOP = "stop"  # the file in the run folder that tells this project's ServerApp to end
-_END_SECONDS = 20.0  # for the ServerApp to finish its round and write its files
+STOP = "stop"  # if this file is in the run folder, this project's ServerApp ends
+_END_SECONDS = 20.0  # wait for the ServerApp to finish its round and write its files
 
 
 def run_on_ray(
     job: Job, *, actors: int = 0, gpus_per_client: float = 0.0, address: str | None = None
 ) -> None:
-    """Run a job to its end; options as in `run_ray`; `actors` 0: one per core. Its log: `ray.log`.
+    """Run a job to its end; the log is `ray.log` in the job's folder.
 
-    Raises `UsageError` for settings that Ray would ignore silently, and what `run_ray` raises.
+    The options are those of `run_ray`, and `actors` 0 means one actor per core. Raises `UsageError`
+    for settings that Ray would ignore silently, and the errors of `run_ray`.
     """
     refuse(job, actors=actors, gpus_per_client=gpus_per_client, address=address)
     stop = job.folder / STOP
@@ -64,10 +65,10 @@ def run_on_ray(
 
 
 def ask_to_end(folder: Path) -> None:
-    """Ask a run to end with a result after its current round; wait at most 20 s for that.
+    """Ask a run to end with a result after its current round; wait at most 20 s for the result.
 
-    A second interrupt ends the wait. A run that has not begun has nothing to write, so it is not
-    waited for.
+    A second interrupt ends the wait. If the run has not begun, there is no wait, because the run
+    has no result to write.
     """
     if not (folder / "history.jsonl").exists():
         return
@@ -117,21 +118,22 @@ def run_ray(
         app_dir: the app; a bundle of the files in `fab-include` is sent.
         run_config: overrides of `[tool.flwr.app.config]`; every key must exist there.
         num_nodes: simulated SuperNodes, with `partition-id` 0 to `num_nodes` - 1.
-        actors: concurrent ClientApps (default: the number of cores). Not with `address`: an
-            existing cluster runs one for each of its CPUs.
+        actors: parallel ClientApps (default: the number of cores). Not allowed with `address`: an
+            existing cluster runs one ClientApp per CPU.
         gpus_per_client: the share of a GPU that each ClientApp gets.
-        address: an existing Ray cluster (as in RAY_ADDRESS), which stays running. The cluster's
-            machines must have the same Python packages and the same temporary folder.
-        log_file: the file of the run's log; None: a temporary file, which stays after a failure.
+        address: an existing Ray cluster, in the form of RAY_ADDRESS. It continues after the run.
+            Its machines must have the same Python packages and the same temporary folder.
+        log_file: the file for the run's log; None: a temporary file, removed after success.
         on_poll: called about twice a second during the run.
-        on_stop: called when this process is told to stop, before it ends the run's processes, which
-            receive no signals themselves.
+        on_stop: called when this process gets a signal to stop, before it ends the run's
+            processes. These processes do not get the signal.
 
     The ServerApp and the ClientApps run in this process's working directory, with its environment.
 
     Raises:
         UsageError: an argument is invalid.
-        EngineError: the run could not start, failed or was stopped; names the log's file.
+        EngineError: the run could not start, failed or was stopped. The message names the log's
+            file.
     """
     expect_options(num_nodes, actors, gpus_per_client, address)
     if address is not None:
@@ -186,22 +188,28 @@ def expect_options(
 
 
 def _check_gpus(share: float, address: str | None) -> None:
-    """Raise `UsageError` for a share of a GPU for which Ray would wait silently."""
+    """Raise `UsageError` for an invalid share of a GPU, or for more GPUs than this machine has.
+
+    Ray would wait for them without a message.
+    """
     if not 0 <= share < float("inf"):
         raise UsageError(f"engine.gpus_per_client must be 0 or more, not {share:g}")
     if not share or address is not None:
         return
-    import torch  # only now: it takes seconds, and most runs ask for no GPU
+    import torch  # imported here: it takes seconds, and most runs need no GPU
 
     if share > (there := torch.cuda.device_count()):
         raise UsageError(f"engine.gpus_per_client={share:g}, but this machine has {there} GPUs")
 
 
 def _reach(address: str) -> None:
-    """Raise `UsageError` for a cluster that cannot be reached; Ray itself would wait silently."""
+    """Raise `UsageError` if the cluster at `address` cannot be reached.
+
+    Ray would wait for it without a message.
+    """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
-        return  # "auto" and other words that Ray resolves itself
+        return  # "auto" and other values that Ray resolves
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except OSError as error:
@@ -209,9 +217,9 @@ def _reach(address: str) -> None:
 
 
 def _refuse_namesakes(app: dict[str, Any], app_dir: Path) -> None:
-    """Raise `UsageError` for modules in the working directory that would hide the app's own.
+    """Raise `UsageError` if a module in the working directory would hide a module of the app.
 
-    Ray's actors search the working directory before the app.
+    Ray's actors search the working directory before the app's folder.
     """
     here = Path.cwd()
     for reference in app["components"].values():

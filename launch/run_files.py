@@ -1,4 +1,4 @@
-"""Copies a run's files here from another machine or folder, the history while it grows."""
+"""Copies a run's files from the server or a folder: the history during the run, then all files."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Protocol
 
 import httpx
 
-GROWING = "history.jsonl"  # the file copied during the run; the others are copied at its end
-_PART = ".part"  # the ending of a file whose copy is incomplete
+GROWING = "history.jsonl"  # copied during the run; all other files are copied at its end
+_PART = ".part"  # suffix of an incomplete copy
 
 
 class Source(Protocol):
-    """The place of a run's files."""
+    """The place from which a run's files are copied."""
 
     def sizes(self) -> dict[str, int]:
-        """Return the files' names and sizes in bytes; empty if there is no such run."""
+        """Return the files' names and sizes in bytes; {} if the run does not exist."""
 
     def read(self, name: str, start: int, into: Path) -> None:
         """Append a file's content from byte `start` on to the local file `into`."""
 
 
 class ServedFiles:
-    """Files that this project's server serves (`deploy.server.run_files`)."""
+    """The files of a run on this project's server (`deploy.server.run_files`)."""
 
     def __init__(self, http: httpx.Client, run: str) -> None:
         self._http, self._path = http, f"/v1/control/edgewire/runs/{run}"
@@ -47,7 +47,7 @@ class ServedFiles:
 
 
 class LocalFiles:
-    """Files in a folder on this machine."""
+    """The files of a run in a folder on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,11 +68,11 @@ class LocalFiles:
 
 
 def follow_history(source: Source, folder: Path) -> None:
-    """Append to the folder's history the new bytes of the run's history."""
+    """Append the new bytes of the run's history to the history in `folder`."""
     here = folder / GROWING
     have = here.stat().st_size if here.exists() else 0
     there = source.sizes().get(GROWING, 0)
-    if there < have:  # a resumed run has cut off the rows after its checkpoint
+    if there < have:  # a resumed run has removed the rows after its checkpoint
         here.unlink()
         have = 0
     if there > have:
@@ -80,7 +80,7 @@ def follow_history(source: Source, folder: Path) -> None:
 
 
 def fetch_all(source: Source, folder: Path) -> list[str]:
-    """Copy all of a run's files into the folder, each atomically; return their names."""
+    """Copy all files of a run into `folder`, each atomically; return their names."""
     names = [name for name in source.sizes() if not name.endswith(_PART)]
     for name in names:
         partial = folder / f"{name}{_PART}"

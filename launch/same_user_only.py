@@ -1,11 +1,11 @@
 """Starts Flower's SuperLink so that it serves only the user who has started it.
 
-A SuperLink does not authenticate local clients: any user of the machine could list its runs, read
-their logs and stop them, or submit a run that executes as its owner. On Linux /proc/net/tcp tells
-the user of a connection within the machine (identd used the same table). This module checks it at
-each request. SuperExec and the ServerApp, which Flower starts, belong to the same user.
+A SuperLink does not authenticate local clients. So any user of the machine could list runs, read
+their logs and stop them. Any user could also submit a run, which would execute as the SuperLink's
+user. On Linux, /proc/net/tcp tells the user of a local connection, as for identd. This module
+checks that user at each request. Flower starts SuperExec and the ServerApp as the same user.
 
-This file runs as a script, by its path: it imports no module of this project.
+This file is run as a script, by its path. So it imports no module of this project.
 """
 
 import os
@@ -16,19 +16,22 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path("/proc/net/tcp")
-_ESTABLISHED = "01"  # for a connection in another state the table may lack the user
+_ESTABLISHED = "01"  # in other states the table may lack the user
 Scope = MutableMapping[str, Any]
 Send = Callable[[Scope], Awaitable[None]]
 App = Callable[[Scope, Any, Send], Awaitable[None]]
 
 
 def can_tell() -> bool:
-    """Return whether this system tells the users of connections."""
+    """Return whether this system tells the user of a connection."""
     return sys.platform == "linux" and os.access(TABLE, os.R_OK)
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the id of the user with the client's end of a local IPv4 connection; None: unknown."""
+    """Return the id of the user of the client of a local IPv4 connection; None: unknown.
+
+    `client`, `server`: the address and port of each end.
+    """
     ends = [_as_in_table(client), _as_in_table(server)]
     for line in TABLE.read_text().splitlines()[1:]:
         fields = line.split()
@@ -43,13 +46,13 @@ def _as_in_table(end: tuple[str, int]) -> str:
 
 
 class SameUserOnly:
-    """Wraps an ASGI app: a request of another user gets status 403."""
+    """Wraps an ASGI app: a request from another user gets status 403."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
-        """Forward a request, or refuse it."""
+        """Forward a request of this user; refuse any other."""
         if scope["type"] == "lifespan" or self._is_own(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":

@@ -1,11 +1,12 @@
 """`engine=superlink`: runs a job on real devices, at a SuperLink that is already running.
 
 The ServerApp is a process on the SuperLink's machine, and writes its files there. This engine
-copies them into the run folder: from this project's server (`deploy.server`), or from this
-machine's own EDGEWIRE_OUTPUT; else a line says where they are.
+copies the files into the run folder. It copies them from this project's server (`deploy.server`),
+or from the folder EDGEWIRE_OUTPUT on this machine. If it can do neither, an error says where the
+files are.
 
-A run that has not reached its end is resumed at the SuperLink, in the same folder there. Until the
-run ends, `superlink.json` holds that folder's name.
+An unfinished run is resumed at the SuperLink, in the same folder there. Until the run ends,
+`superlink.json` in the run folder holds the name of that folder.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ from .control import DIED, LogRelay, bundle, cause_of, deflated, follow
 from .run_files import GROWING, LocalFiles, ServedFiles, Source, fetch_all, follow_history
 from .superlink_client import Superlink, one_line_errors
 
-RESULT, CHECKPOINT = "result.json", "checkpoint"  # files of the app that tell its progress
+RESULT, CHECKPOINT = "result.json", "checkpoint"  # files that the app writes
 RESUME = "resume"  # the app's run-config key for a run that continues
-_MOST_RUNS = 100  # the newest runs of a SuperLink among which it looks for one
+_MOST_RUNS = 100  # number of a SuperLink's newest runs that are searched for a run
 _LOOK_SECONDS = 1.0
-_END_SECONDS = 15.0  # for a stopped ServerApp to write its files
+_END_SECONDS = 15.0  # wait for a stopped ServerApp to write its files
 _OUTPUT = "EDGEWIRE_OUTPUT"
 
 
 def run_on_superlink(
     job: Job, *, address: str | None = None, certificate: str | None = None, wait: float = 3600.0
 ) -> None:
-    """Run a job to its end at the SuperLink at `address`. Its log: `superlink.log`.
+    """Run a job to its end at the SuperLink at `address`; the log is `superlink.log`.
 
     `certificate`: the file of the CA that has signed the SuperLink's certificate; None: no TLS.
-    `wait`: the most seconds to wait until the job's number of nodes is online.
+    `wait`: for how many seconds to wait, at most, until as many nodes as the job needs are online.
 
-    Raises `UsageError` for invalid settings, `EngineError` for a run that failed, was stopped, or
-    has left no result.
+    Raises `UsageError` for invalid settings. Raises `EngineError` for a run that failed, was
+    stopped, or has left no result.
     """
     refuse(job, address=address, certificate=certificate, wait=wait)
     superlink = Superlink(str(address), certificate)
@@ -107,7 +108,7 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     (job.folder / GROWING).unlink(missing_ok=True)
     status, values = None, dict(job.run_config, output=name)
     if resumed and (run_id := _under_way(control, name)):
-        # nobody has stopped it, or the server has not noticed yet that it is dead
+        # it still runs, or the server has not noticed that its process is dead
         log.warning("the run is still under way at the SuperLink: it is followed")
         status = _followed(control, run_id, output, source, job.folder)
     if resumed and source is not None and CHECKPOINT not in source.sizes():
@@ -141,7 +142,7 @@ def _forget(place: Path) -> None:
 
 
 def _new_name(place: Path) -> str:
-    """Return a new name for the run's folder at the server; write it down for a later resume."""
+    """Return a new name for the run's folder at the server; store it for a later resume."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     place.write_text(json.dumps({"output": name}) + "\n")
     return name
@@ -157,7 +158,7 @@ def _name_in(place: Path) -> str:
 
 
 def expect_there(source: Source | None, folder: Path, name: str) -> None:
-    """Raise `EngineError` if the server has no files of a run that had got past its start."""
+    """Raise `EngineError` if a run has begun and the server has no files of the run."""
     begun = any(f.exists() and f.stat().st_size for f in (folder / CHECKPOINT, folder / GROWING))
     if source is not None and begun and not source.sizes():
         raise EngineError(
@@ -167,7 +168,7 @@ def expect_there(source: Source | None, folder: Path, name: str) -> None:
 
 
 def _under_way(control: ControlHttpClient, name: str) -> int:
-    """Return the id of the unfinished run with this folder; 0 if there is none."""
+    """Return the id of the unfinished run with this folder name; 0 if none exists."""
     runs = control.ListRuns(ListRunsRequest(limit=_MOST_RUNS)).run_dict
     for run_id, run in runs.items():
         values = user_config_from_proto(run.override_config)
@@ -177,12 +178,12 @@ def _under_way(control: ControlHttpClient, name: str) -> int:
 
 
 def _has_finished(source: Source, folder: Path) -> bool:
-    """Copy a run's files; return whether the run has reached its end."""
+    """Copy the files of a run; return whether the run has finished."""
     if RESULT not in fetch_all(source, folder):
         return False
     try:
         ended: object = json.loads((folder / RESULT).read_text())["ended"]
-    except (ValueError, KeyError, TypeError):  # truncated: the run goes on from its checkpoint
+    except (ValueError, KeyError, TypeError):  # truncated: the run continues from its checkpoint
         return False
     return ended == "finished"
 
@@ -196,7 +197,7 @@ def _start(
 ) -> int:
     """Wait for the nodes, then submit a run with these values; return its id."""
     fab, _ = bundle(job.app_dir, values)
-    if not superlink.bundles:  # this project's server compresses the whole, which is smaller
+    if not superlink.bundles:  # this project's server compresses the app better
         fab = deflated(fab)
     wait_for_nodes(control, job.nodes, wait, more=bool(values.get(RESUME)))
     request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
@@ -209,7 +210,7 @@ def _start(
 def _followed(
     control: ControlHttpClient, run_id: int, output: Path, source: Source | None, folder: Path
 ) -> RunStatus:
-    """Follow a run; return its last status. It stops the run if this process is told to end."""
+    """Follow a run; return its last status. If this process is stopped, stop the run too."""
     output.write_bytes(b"")
     said = LogRelay(output)
 
@@ -229,7 +230,7 @@ def _followed(
 
 
 def source_of(superlink: Superlink, name: str) -> Source | None:
-    """Return the place of a run's files; None if this machine cannot read them."""
+    """Return the place from which a run's files are copied; None if they cannot be read here."""
     if superlink.bundles:
         return ServedFiles(superlink.http, name)
     if folder := os.environ.get(_OUTPUT):
@@ -242,8 +243,9 @@ def wait_for_nodes(
 ) -> None:
     """Wait until `wanted` nodes are online; log their number whenever it changes.
 
-    `more`: more nodes may be online, because the run knows its own ones. Raises `UsageError` if
-    there are more without `more`, `EngineError` if there are fewer after `seconds`.
+    `more`: more nodes may be online, because a resumed run knows its nodes. Raises `UsageError` if
+    more nodes are online and `more` is False. Raises `EngineError` if fewer nodes are online after
+    `seconds`.
     """
     deadline, before = time.monotonic() + seconds, -1
     while (there := online(control)) < wanted:
@@ -264,14 +266,14 @@ def wait_for_nodes(
 
 
 def online(control: ControlHttpClient) -> int:
-    """Return how many nodes are online."""
+    """Return the number of nodes that are online."""
     found = control.ListNodes(ListNodesRequest())
     now = datetime.fromisoformat(found.now).timestamp()  # the server's clock
     return sum(each.status == "online" and each.online_until > now for each in found.nodes_info)
 
 
 def _stop(control: ControlHttpClient, run_id: int, source: Source | None, folder: Path) -> None:
-    """Stop a run, and copy the files that it writes as it ends."""
+    """Stop a run, and copy the files that it writes at its end."""
     kept: Callable[[], Any] = dict if source is None else source.sizes
     with suppress(httpx.HTTPError, click.ClickException, SystemExit):
         if control.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status.status == (

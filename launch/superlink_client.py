@@ -24,12 +24,13 @@ _SECONDS = 10.0
 
 
 class Superlink:
-    """A running SuperLink at an address; its Control API is open to its own machine only.
+    """A running SuperLink at an address, and its clients.
 
     `certificate`: the file of the CA that has signed the SuperLink's certificate; None: no TLS.
-    `words`: the names of these two options, for error messages.
+    `words`: the names of the options for address and certificate, for error messages.
 
-    Raises `UsageError`, one line, if no SuperLink answers, or if it uses TLS otherwise.
+    Raises `UsageError`, one line, if no SuperLink answers, if only one side uses TLS, or if the
+    SuperLink accepts only clients on its machine.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Superlink:
 
     @property
     def bundles(self) -> bool:
-        """Whether it is this project's server (`deploy.server`)."""
+        """Whether the SuperLink is this project's server (`deploy.server`)."""
         found = self.http.get("/v1/fleet/edgewire")
         return found.status_code == 200 and found.text == "1"
 
@@ -116,7 +117,7 @@ def _read(certificate: str, word: str) -> bytes:
     try:
         content = Path(certificate).read_bytes()
         ssl.create_default_context(cadata=content.decode("ascii"))
-    except (ValueError, ssl.SSLError) as error:  # the latter is an OSError
+    except (ValueError, ssl.SSLError) as error:  # `SSLError` is an `OSError` too
         raise UsageError(f"{word}{certificate}: this is no certificate") from error
     except OSError as error:
         raise UsageError(f"{word}{certificate}: {error.strerror}") from error
@@ -125,12 +126,12 @@ def _read(certificate: str, word: str) -> bytes:
 
 @contextmanager
 def one_line_errors(address: str) -> Iterator[None]:
-    """Raise the Control API's errors, and a lost connection, as `EngineError`."""
+    """In this context, errors of the Control API and lost connections become `EngineError`."""
     try:
         with flwr_cli_exc_handler():
             yield
     except click.ClickException as error:
-        if "is unavailable" in error.message:  # the message names a file that is not here
+        if "is unavailable" in error.message:  # Flower's message names a missing file
             raise EngineError(f"the SuperLink at {address} is gone") from error
         raise EngineError(f"the SuperLink at {address} says: {one_line(error.message)}") from error
     except httpx.HTTPError as error:

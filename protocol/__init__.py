@@ -1,1 +1,1 @@
-"""What both ends of a message need: bundles of a message with its objects, a run's lineage."""
+"""Code for both the server and the nodes: bundles of a message, and the lineage of a run."""

@@ -1,7 +1,7 @@
 """Bundles: several named byte strings in one, so that one request carries a message's objects.
 
-A bundle is a file of little-endian records, one after the other: u32 length of the name, u64 length
-of the content, the name (UTF-8), the content.
+A bundle is a sequence of little-endian records. A record is: u32 length of the name in bytes, u64
+length of the content in bytes, the name (UTF-8), the content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HEAD = struct.Struct("<IQ")
 
 
 def frames(parts: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the bundle of these (name, content), in the given order."""
+    """Return the bundle of parts, each (name, content), in the given order."""
     pieces: list[bytes] = []
     for name, content in parts:
         encoded = name.encode()
@@ -24,10 +24,10 @@ def frames(parts: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str, bytes]]:
-    """Return what `frames` was given.
+    """Return the parts of a bundle that `frames` made, each (name, content).
 
-    Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for anything
-    malformed.
+    Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for a malformed
+    bundle.
     """
     if len(data) > limit:
         raise ValueError(f"a bundle of {len(data)} bytes, and no more than {limit} are taken")

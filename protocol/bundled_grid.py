@@ -1,9 +1,9 @@
-"""A ServerApp's grid that sends and receives each message in one bundle with its objects.
+"""A ServerApp's grid that sends and receives messages with their objects in bundles.
 
-Flower's own grid sends each object in its own request, and polls for replies. This grid sends all
-messages with their objects in one request, and the server holds its pull until there is a reply
-(`deploy.server.api`). `protocol.choose_grid.bundled` chooses it where this release of Flower
-supports it.
+Flower's own grid needs a request for each object, and polls for replies. This grid sends all
+messages with their objects in one request. To get replies it sends one request, and the server
+holds this request until a reply exists (`deploy.server.api`). `protocol.choose_grid.bundled`
+chooses this grid if the release of Flower supports it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from compression.flower.timeouts import FOREVER, gathered
 from protocol.bundle import OF_MANY, frames, parts_of
 from protocol.errors import STOPPED, RunEnded
 
-LONGEST_WAIT = 20.0  # seconds for which the server holds one pull
-MARGIN = 30.0  # seconds: a request's time-out is this much longer
+LONGEST_WAIT = 20.0  # seconds that the server holds one pull
+MARGIN = 30.0  # seconds that a request's time-out is longer than its wait
 LIMIT = 4 << 30  # bytes of a pull
 
 
 class Connection:
-    """Sends requests to the server with the address, certificate and token of Flower's grid.
+    """Sends requests to the server, with the address, certificate and token of Flower's grid.
 
-    They are private attributes of Flower's. Raises `AttributeError` if a version lacks them.
+    These three are private attributes of Flower's grid. Raises `AttributeError` if this release of
+    Flower lacks them.
     """
 
     def __init__(self, grid: Any) -> None:
@@ -63,14 +64,16 @@ class Connection:
         )
 
     def takes_bundles(self) -> bool:
-        """Return whether the server says that it takes bundles."""
+        """Return whether the server accepts bundles."""
         found = self._http.get("/v1/fleet/edgewire")
         return found.status_code == 200 and found.text == "1"
 
     def post(self, what: str, content: bytes, wait: float = 0.0) -> bytes:
-        """Call "push" or "pull"; retry while the server is away for a moment.
+        """Send a request to the call `what`, "push" or "pull"; return the response's body.
 
-        Raises `RunEnded`, or `ConnectionError` once the server has been away for a while.
+        `wait`: for how many seconds the server may hold a pull. If the server cannot be reached,
+        the request is repeated for some seconds. Raises `RunEnded` if the run was stopped,
+        `ConnectionError` if the server stays unreachable, and `httpx.HTTPStatusError`.
         """
         headers = {**self._headers, "edgewire-wait": f"{wait:g}"}
         pause = 0.1
@@ -92,7 +95,7 @@ class Connection:
 
 
 class BundledGrid(PolledGrid):
-    """A `TimedGrid` over Flower's grid, to a server of this project; safe for several threads."""
+    """A `TimedGrid` for this project's server, made from Flower's grid; safe for threads."""
 
     def __init__(self, grid: Any, connection: Connection) -> None:
         super().__init__(grid)
@@ -100,7 +103,10 @@ class BundledGrid(PolledGrid):
         self._run_id: int = grid.run.run_id
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> list[str]:
-        """Send messages with their objects; `ttl` (seconds) shortens a longer `ttl` of theirs."""
+        """Send messages with their objects; return their ids.
+
+        `ttl`: the most seconds that a message is valid; a message may have a shorter `ttl`.
+        """
         messages = list(messages)
         if not messages:
             return []
@@ -120,11 +126,11 @@ class BundledGrid(PolledGrid):
         return list(response.message_ids)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Fetch the replies that have arrived."""
+        """Return the replies to these messages that have arrived."""
         return self._pull(list(message_ids), 0.0)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Wait for the next replies in a pull that the server holds; see `TimedGrid`."""
+        """Wait for the next replies, until `deadline` at the latest; see `TimedGrid`."""
         ids = list(message_ids)
         if not ids:
             return super().pull_before(ids, deadline)
@@ -137,7 +143,7 @@ class BundledGrid(PolledGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send messages and wait for the replies."""
+        """Send messages; return their replies, at the latest after `timeout` seconds."""
         return gathered(self, list(messages), FOREVER if timeout is None else timeout)
 
     def _pull(self, message_ids: list[str], wait: float) -> list[Message]:
@@ -152,7 +158,7 @@ class BundledGrid(PolledGrid):
         ]
 
     def _message(self, said: Any, tree: Any, contents: dict[str, bytes]) -> Message:
-        """Return a message made from its objects; an error if some of them are missing."""
+        """Return a message from its objects; return an error message if an object is missing."""
         if not all(each.object_id in contents for each in iterate_object_tree(tree)):
             return self._unavailable(said.reply_to_message_id)
         found = inflate_object_from_contents(
@@ -165,7 +171,10 @@ class BundledGrid(PolledGrid):
         return message
 
     def _unavailable(self, asked: str) -> Message:
-        """Return the error that Flower's own grid gives for a reply whose objects never came."""
+        """Return the error message that Flower's own grid returns for an incomplete reply.
+
+        `asked`: the id of the message that the reply answers.
+        """
         metadata = Metadata(
             run_id=self._run_id,
             message_id="",

@@ -1,7 +1,7 @@
-"""Chooses a ServerApp's grid: one that sends bundles, where the server takes them.
+"""Chooses a ServerApp's grid: a grid that sends bundles, if the server accepts bundles.
 
-The function imports what it uses of Flower's internals: with another release of Flower a run logs a
-warning and goes on.
+The function imports Flower's internals only when it is called. If a release of Flower lacks them,
+it logs a warning, and the run continues with Flower's grid.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = getLogger("edgewire")
 
 
 def bundled(grid: Grid | TimedGrid) -> Grid | TimedGrid:
-    """Return a `BundledGrid` for a grid of Flower's whose server takes bundles, else `grid`."""
+    """Return a `BundledGrid` if `grid` is Flower's and its server accepts bundles, else `grid`."""
     try:
         from flwr.superlink.grid.http_grid import HttpGrid
 

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-FIRST, LAST = (1, 40), (1, 42)  # the first with a Fleet API over HTTP; the last tested one
+FIRST, LAST = (1, 40), (1, 42)  # first with a Fleet API over HTTP; last tested release
 WANTED = "flwr>=1.40,<1.43"
 
 
 def installed(package: str = "flwr") -> str:
-    """Return the version of an installed package, "" if it is not installed."""
+    """Return the version of an installed package; "" if the package is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -20,12 +20,12 @@ def installed(package: str = "flwr") -> str:
 
 
 def is_known(found: str) -> bool:
-    """Return whether a release of Flower is one of the tested ones."""
+    """Return whether a release of Flower is between the first and the last supported one."""
     return FIRST <= _release(found) <= LAST
 
 
 def lacking(error: ImportError) -> str:
-    """Return one line: this release of Flower is not supported, and what to do."""
+    """Return one line that says that Flower is missing or unsupported, and what to do."""
     found = installed()
     if not found:
         return f"Flower is not installed: `pip install '{WANTED}'`"
@@ -33,10 +33,10 @@ def lacking(error: ImportError) -> str:
 
 
 def older_superlink(words: Sequence[str] | None = None) -> str | None:
-    """Return one line if this run is at a SuperLink of an older Flower, else None.
+    """Return a one-line warning if this run's SuperLink is from an older Flower, else None.
 
-    `flwr run` uses any SuperLink that listens on its port, even one that an older Flower has left
-    running. `words`: the command line of the run's process; None: this process's.
+    `flwr run` uses any SuperLink that listens on its port, even if an older Flower has started that
+    SuperLink. `words`: the command line of the run's process; None: the line of this process.
     """
     found = {name: _release(name) for name in (installed(), _superlinks_own(words or sys.argv))}
     older = [name for name, release in found.items() if () < release < LAST]
@@ -51,16 +51,16 @@ def older_superlink(words: Sequence[str] | None = None) -> str | None:
 
 
 def _release(found: str) -> tuple[int, ...]:
-    """Return a version's first two numbers; () for a text that is no version."""
+    """Return a version's first two numbers; () for a text without numbers."""
     return tuple(int(each) for each in re.findall(r"\d+", found)[:2])
 
 
 def _superlinks_own(words: Sequence[str]) -> str:
-    """Return the version of the SuperLink on the command line of a Flower process; "": unknown.
+    """Return the version of the SuperLink on a process's command line; "": unknown.
 
-    A running SuperLink keeps its version when the installed package is replaced.
+    A running SuperLink still has its old version after the installed package was replaced.
     """
-    import httpx  # not above: without Flower there is no httpx, and the node must say so
+    import httpx  # imported here: without Flower httpx is missing too, and the node must say so
 
     try:
         address = words[list(words).index("--runtime-api-address") + 1]

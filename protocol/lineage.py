@@ -1,15 +1,16 @@
-"""A resumed run's lineage in its messages: nodes go back to the checkpoint with their server.
+"""The lineage of a resumed run, by which a node returns to the server's checkpoint.
 
-For Flower a resumed run is a new run. Its server starts from a checkpoint, so its nodes' states are
-newer than its own. Each of these Flower runs is called a life of one course. A node keeps its
-current state of the course and its state at the newest checkpoint; in a new life it goes back to
-the latter.
+For Flower a resumed run is a new run, with a new run id. Here each of these Flower runs is called a
+life, and all lives together are called the course. A new life starts from the checkpoint of an
+earlier life. At that moment the nodes' states are newer than the checkpoint. So a node stores two
+states of the course: the current state, and its state at the newest checkpoint. In a new life the
+node returns to its state at the checkpoint.
 
-The lineage is the end of a message's group id, which Flower passes on:
-"17 kept/KEY/LIFE:DONE/LIFE:DONE". KEY is the number of the first life, under which nodes store the
-state; then follows each life's last checkpoint, with what was done by then. The number of the
-message's own life is left out: "kept//:16". A node that stores its state this way ends its reply's
-group id with "keeps".
+The lineage is written at the end of a message's group id, which Flower forwards to the node:
+"17 kept/KEY/LIFE:DONE/LIFE:DONE". LIFE is the run id of a life, and DONE is the progress of its
+last checkpoint (rounds or updates). KEY is the run id of the first life. A node stores its state
+under KEY. The message's own run id is left out: "kept//:16". A node that stores its states this way
+writes "keeps" at the end of its reply's group id.
 """
 
 from __future__ import annotations
@@ -20,18 +21,22 @@ from typing import NamedTuple
 
 _SAID = re.compile(r"(.*) kept/(\d{0,20})((?:/\d{0,20}:\d{1,20})*)", re.DOTALL)
 _KEEPS = " keeps"
-MOST = 100  # lives in a message: the newest ones
+MOST = 100  # the most lives in a message; older ones are left out
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint: the number of the life that wrote it, and how much was done by then."""
+    """A checkpoint: the run id of the life that wrote it, and the progress at that moment."""
 
     life: int
     done: int
 
 
 class RunLineage(NamedTuple):
-    """A course's first life, its current life, and each life's last checkpoint, the newest last."""
+    """The lineage of a course.
+
+    `key`: the run id of the first life; `life`: of the current life; `checkpoints`: each life's
+    last checkpoint, the newest last.
+    """
 
     key: int
     life: int
@@ -39,42 +44,46 @@ class RunLineage(NamedTuple):
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The checkpoint that a resumed run would start from; None: there is none yet."""
+        """The checkpoint from which a new life would start; None: no checkpoint exists yet."""
         return self.checkpoints[-1] if self.checkpoints else None
 
     def of(self, life: int) -> Checkpoint | None:
-        """Return the last checkpoint of a life, where the course has left it; None: not known."""
+        """Return the last checkpoint of a life, where the next life started; None: not known."""
         return next((each for each in self.checkpoints if each.life == life), None)
 
     def kept(self, done: int) -> RunLineage:
-        """Return the lineage after a new checkpoint of the current life."""
+        """Return the lineage after a new checkpoint of the current life, with progress `done`."""
         before = [each for each in self.checkpoints if each.life != self.life]
         return self._replace(checkpoints=(*before[1 - MOST :], Checkpoint(self.life, done)))
 
 
 class Turn(Enum):
-    """The state that a node uses for a message: the current, the checkpoint's, or an empty one."""
+    """Which state a node uses for a message.
+
+    STAY: the current state; BACK: the state at the newest checkpoint; ANEW: an empty state.
+    """
 
     STAY, BACK, ANEW = range(3)
 
 
 def turn_of(lineage: RunLineage, life: int, past: Checkpoint | None) -> Turn:
-    """Return which state a node uses, given the life of its current state (0: it has none).
+    """Return which state a node uses for a message with this lineage.
 
-    `past`: the newest checkpoint that the node has heard of; it has its state of that moment.
+    `life`: the run id of the life of the node's current state; 0: the node has no state. `past`:
+    the newest checkpoint at which the node has stored its state; None: no checkpoint.
     """
     if life in (0, lineage.life):
         return Turn.STAY
     left = lineage.of(life)
-    if left is None:  # the course keeps nothing of that life
+    if left is None:  # the lineage has no checkpoint of that life
         return Turn.BACK if past in lineage.checkpoints else Turn.ANEW
     if past is None or past.life != life or past.done < left.done:
-        return Turn.STAY  # no message after the checkpoint `left` has reached the node
+        return Turn.STAY  # the node got no message after the checkpoint `left`
     return Turn.BACK if past == left else Turn.ANEW
 
 
 def told(group: str, lineage: RunLineage) -> str:
-    """Return a message's group id with this lineage at its end."""
+    """Return a message's group id with the lineage at its end."""
     key = "" if lineage.key == lineage.life else lineage.key
     words = [
         f"/{'' if life == lineage.life else life}:{done}" for life, done in lineage.checkpoints
@@ -83,7 +92,10 @@ def told(group: str, lineage: RunLineage) -> str:
 
 
 def heard(group: str, life: int) -> RunLineage | None:
-    """Return the lineage in the group id of a message of a life; None if it has none."""
+    """Return the lineage in a message's group id; None if the group id has none.
+
+    `life`: the run id of the message.
+    """
     found = _SAID.fullmatch(group)
     if found is None:
         return None
@@ -99,5 +111,5 @@ def keeping(group: str) -> str:
 
 
 def keeps(group: str) -> bool:
-    """Return whether a reply's group id says that its node stores its state by the lineage."""
+    """Return whether a reply's group id says that its node stores its states by the lineage."""
     return group.endswith(_KEEPS)

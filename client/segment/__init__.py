@@ -1,1 +1,1 @@
-"""A segment of a cut model on a node: its steps, its state between messages."""
+"""Trains one segment of a model that is cut into segments, one segment per node."""

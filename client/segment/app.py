@@ -1,9 +1,18 @@
-"""A node of a cut model: train a segment on received activations; reply activations, gradients.
+"""A node's side of a model in segments: trains a segment on the activations in a message.
 
-A message's ArrayRecord holds `input`, the output of the previous segment; `labels`; `gradients-T`,
-the gradients of what this node sent for the mini-batches from T on; `copy`, a copy of the segment
-to begin with. A reply holds `output`; `labels`, from the first node; `gradients`, of the input;
-`copy`, if the server asks for one. Each is one payload.
+A message's ArrayRecord may hold these payloads:
+
+- `input`: the output of the previous segment;
+- `labels`: the labels of the mini-batches;
+- `gradients-T`: gradients of the outputs that this node sent for the mini-batches from T on;
+- `copy`: a snapshot of the segment, from which this node begins.
+
+A reply's ArrayRecord may hold these payloads:
+
+- `output`: the segment's output;
+- `labels`: the labels of the mini-batches, only from the first segment's node;
+- `gradients`: the gradients of the segment's input;
+- `copy`: a snapshot of the segment, if the server has asked for it.
 """
 
 from __future__ import annotations
@@ -56,7 +65,7 @@ from task.process import configure_process
 
 
 class Segments:
-    """Answers messages to all nodes of a process that hold segments of a configuration's model."""
+    """Replies to messages to all nodes of a process that train segments of a model."""
 
     def __init__(self, config: Config, folder: str | None) -> None:
         configure_process()
@@ -71,8 +80,8 @@ class Segments:
     def answer(self, message: Message, context: Context) -> Message:
         """Do the task of a message; return the reply.
 
-        Raises `PayloadError` for a wrong shape, values that are not finite, or a segment that this
-        node does not hold. The segment does not change then.
+        Raises `PayloadError` for a wrong shape, for values that are not finite, and if the node
+        does not hold the message's segment. The step that failed does not change the segment.
         """
         start = time.perf_counter()
         config = cast(ConfigRecord, message.content["config"])
@@ -84,7 +93,7 @@ class Segments:
         turn = SegmentStep(self, stage, work, arrays, kept)
         try:
             turn.take()
-        finally:  # steps of the message before the error stay
+        finally:  # after an error, save the steps before it
             kept.save(stage)
         sent = payload_records(turn.sent)
         metrics = {**turn.metrics, STEPS: float(work.num_steps)}
@@ -96,7 +105,10 @@ class Segments:
     def _stage(
         self, work: SegmentTask, arrays: ArrayRecord, kept: SegmentState, node: int
     ) -> Stage:
-        """Return the segment that a node holds, or begins to hold with this message's copy."""
+        """Return the stage of a node's segment; load the message's snapshot if it has one.
+
+        Raises `PayloadError` if the node does not hold the segment and the message has no snapshot.
+        """
         place, life = Place(work.segment, tuple(work.cuts)), work.life
         stage = self._stages.get(node)
         if "copy" in arrays:
@@ -109,7 +121,7 @@ class Segments:
             raise PayloadError(f"{NO_SEGMENT} {place.segment}, or not the one that is meant")
         if stage is None or stage.place != place or not kept.has(stage):
             stage = self._stages[node] = Stage(self.config, self.data, place)
-            stage.load(*kept.segment())  # another process trained it last
+            stage.load(*kept.segment())  # another process trained this segment last
         return stage
 
 
@@ -117,7 +129,7 @@ hosts: dict[tuple[int, str | None], Segments] = {}
 
 
 def segments_for(config: Config, folder: str | None) -> Segments:
-    """Return this process's segments of a configuration's model (cached: building takes long)."""
+    """Return this process's `Segments` of a configuration. It is cached: building takes long."""
     key = (id(config), folder)  # `load_config` returns the same object for the same text
     if key not in hosts:
         hosts.clear()
@@ -126,7 +138,7 @@ def segments_for(config: Config, folder: str | None) -> Segments:
 
 
 class SegmentStep:
-    """One message's work on a segment."""
+    """The work of one message on a segment."""
 
     def __init__(
         self,
@@ -142,9 +154,9 @@ class SegmentStep:
         self.metrics: dict[str, Any] = {}
 
     def take(self) -> None:
-        """Train the module on the received gradients, then do the message's task.
+        """Do the message's task; train the synthetic-gradient module on received gradients first.
 
-        This decodes the input first: an error in it leaves the segment unchanged.
+        The input is decoded before both, so an error in the input leaves the segment unchanged.
         """
         if self._work.phase == "backward":
             self._backward()
@@ -160,7 +172,7 @@ class SegmentStep:
             self.sent["copy"] = pack_copy(vectors, self._stage.beside())
 
     def _learn(self) -> None:
-        """Train the module on received gradients of sent outputs; count the unusable ones."""
+        """Train the module on received gradients of sent outputs; count gradients with errors."""
         errors: list[float] = []
         refused = 0
         for name, payload in self._arrays.items():
@@ -169,7 +181,7 @@ class SegmentStep:
             first = int(name.removeprefix(GRADIENTS))
             sent = self._kept.taken(first)
             self._kept.forget(first)
-            if sent is None:  # the outputs are at the node that this one took over from
+            if sent is None:  # the outputs are at the node that had this segment before
                 continue
             try:
                 errors += self._lesson(first, payload, *sent)
@@ -181,7 +193,10 @@ class SegmentStep:
             self.metrics[REFUSED] = refused
 
     def _lesson(self, first: int, payload: bytes, outputs: Any, labels: Any) -> list[float]:
-        """Train the module on the mini-batches of one payload; return the errors."""
+        """Train the module on the gradients in one payload; return the module's relative errors.
+
+        `first`: the number of the first mini-batch; `outputs`, `labels`: what this node has sent.
+        """
         shape = (outputs.shape[1], *self._stage.part.output)
         targets = unpack(payload, len(outputs), shape, f"{GRADIENTS_OF} {first}")
         errors: list[float] = []
@@ -222,7 +237,7 @@ class SegmentStep:
             self.sent["labels"] = pack_labels(every, self._host.data.classes)
 
     def _forward(self, inputs: list[Tensor], labels: list[Tensor] | None) -> None:
-        """Do a micro-batch's forward pass; in the last segment the loss and backward pass too."""
+        """Do a micro-batch's forward pass; in the last segment also its loss and backward pass."""
         work, stage, (x,) = self._work, self._stage, inputs
         key = f"{work.batch}.{work.micro}"
         if work.micro == 0:
@@ -269,7 +284,7 @@ class SegmentStep:
             self._stage.finish(work.lr[0])
 
     def _again(self) -> Tensor:
-        """Return the input of a forward pass that another process did."""
+        """Return the input of a forward pass that another process has done."""
         if self._stage.place.begins:
             return self._images()[0][0]
         kept = self._kept.taken(self._work.batch, self._work.micro)
@@ -278,7 +293,7 @@ class SegmentStep:
         return self._tensor(kept[0][0])
 
     def _inputs(self) -> tuple[list[Tensor], list[Tensor] | None]:
-        """Return the mini-batches' inputs, and their labels if this segment sees them."""
+        """Return the inputs of the mini-batches, and their labels if the message holds labels."""
         work = self._work
         if self._stage.place.begins:
             return self._images()
@@ -297,7 +312,7 @@ class SegmentStep:
         return inputs, list(torch.from_numpy(labels).to(self._host.samples.device))
 
     def _images(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the first node's mini-batches (or one micro-batch) in wire layout, and labels."""
+        """Return the first segment's mini-batches or micro-batch in wire layout, and labels."""
         work, inputs, labels = self._work, [], []
         for number in range(work.batch, work.batch + work.batches):
             x, y = self._host.samples.batch(Node(0, 1), number)
@@ -320,12 +335,12 @@ class SegmentStep:
         self.sent[name] = pack(tensors, codec, memory=memory, seed=seed)
 
     def _tensor(self, array: Any) -> Tensor:
-        """Return a writable tensor; copies an array in a payload's memory, which is read only."""
+        """Return an array as a writable tensor. A read-only array, as from a payload, is copied."""
         if array.flags.writeable:
             return torch.from_numpy(array).to(self._host.samples.device)
         return torch.tensor(array, device=self._host.samples.device)
 
 
 def _stacked(arrays: list[Any]) -> NDArray[Any]:
-    """Return the arrays stacked along a new first axis; a view if there is only one."""
+    """Return the arrays stacked along a new first axis; a single array is not copied."""
     return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)

@@ -1,4 +1,4 @@
-"""One node's part of a cut model: a segment, its optimiser and its synthetic-gradient module."""
+"""Trains one segment of a model: the segment, its optimiser, its synthetic-gradient module."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ from task.layers import Segment, empty_segment, parts_of
 from task.rng import IsolatedRng, stream_seed
 
 Vector = NDArray[np.float32]
-LARGEST = 1e18  # bound of a gradient's entries: their squares are finite in float32
-_LAYER, _MODULE = 0x1A7E, 0x30D  # separate the random streams of layers and of modules
+LARGEST = 1e18  # bound of a gradient's entries, so that their squares are finite in float32
+_LAYER, _MODULE = 0x1A7E, 0x30D  # separate random streams of layers and modules
 
 
 class Place(NamedTuple):
-    """The number of a segment, from 0, in a model cut before the layers `cuts`."""
+    """The number of a segment, from 0, in a model whose segments begin at layer 0 and `cuts`."""
 
     segment: int
     cuts: tuple[int, ...]
 
     @property
     def begins(self) -> bool:
-        """Whether its input is the images."""
+        """Whether the segment's input is the images."""
         return self.segment == 0
 
     @property
     def ends(self) -> bool:
-        """Whether its output goes into the loss."""
+        """Whether the segment's output goes into the loss."""
         return self.segment == len(self.cuts)
 
 
 class StepResult(NamedTuple):
     """The results of a mini-batch; tensors are float32 (B, ...) in wire layout."""
 
-    output: Tensor | None  # None at the model's end
-    back: Tensor | None  # the gradient of the input; None at its beginning
-    loss: float | None  # the mini-batch's mean, at the model's end
+    output: Tensor | None  # None in the last segment
+    back: Tensor | None  # the gradient of the input; None in the first segment
+    loss: float | None  # the mini-batch's mean loss; None except in the last segment
 
 
 class TrainedModule:
@@ -73,10 +73,9 @@ class TrainedModule:
         self._step = inspect.unwrap(type(self.optimizer).step)
 
     def step(self, lr: float, samples: int) -> None:
-        """Take a step; the gradient is that of a sum over `samples` samples, made a mean here.
+        """Take a step along the mean gradient: the stored gradient, a sum, divided by `samples`.
 
-        Raises `PayloadError` if the gradient is not finite, or its squares, which Adam keeps, would
-        not be.
+        Raises `PayloadError` if the gradient or its square is not finite. Adam stores the squares.
         """
         gradient = self.flat.collect_grad()
         self.flat.parameters.grad = gradient.mul_(1 / samples)
@@ -87,9 +86,9 @@ class TrainedModule:
         self._step(self.optimizer)
 
     def arrays(self, name: str, whole: bool) -> dict[str, Vector]:
-        """Return the state as vectors, which share its memory on a CPU.
+        """Return the state as vectors by name. On a CPU they share the memory of the state.
 
-        `whole`: include the optimiser's state.
+        `name`: the name of the module's vector; `whole`: include the optimiser's state.
         """
         found = {name: self.flat.state}
         if whole:
@@ -112,11 +111,11 @@ class TrainedModule:
 
 
 class Stage:
-    """Trains a segment along the gradients that its module predicts, or along received ones.
+    """Trains a segment with the gradients that its module predicts, or with received gradients.
 
-    A layer's random draws depend on (seed, layer, mini-batch), so they are the same wherever the
-    model is cut. The loss is a sum over the mini-batch, so that gradients of activations are of
-    order 1 for each sample (Jaderberg et al. 2017). Parameters step along the mean.
+    A layer's random numbers depend on (seed, layer, mini-batch). So they do not depend on where the
+    model is cut. The loss is a sum over the mini-batch, so gradients of activations are of order 1
+    for each sample (Jaderberg et al. 2017). Parameters take steps along the mean gradient.
     """
 
     def __init__(self, config: Config, data: Data, place: Place) -> None:
@@ -129,7 +128,7 @@ class Stage:
         self.main = TrainedModule(self.segment, config)
         self._loss = nn.CrossEntropyLoss(reduction="sum")
         self._graphs: dict[str, tuple[Tensor, Tensor]] = {}
-        self._samples = 0  # samples of the micro-batches since the last step
+        self._samples = 0  # number of samples since the last step
         self._config, self._classes = config, data.classes
         self.module: TrainedModule | None = None
         if config.strategy["synthetic"] and not place.ends:
@@ -143,9 +142,10 @@ class Stage:
         self.module = TrainedModule(module, self._config)
 
     def arrays(self, whole: bool) -> dict[str, Vector]:
-        """Return the segment's state as a vector by name; on a CPU it shares the memory.
+        """Return the segment's state as vectors by name. On a CPU they share the state's memory.
 
-        `whole`: include all that training needs to go on: optimisers, module, unfinished gradient.
+        `whole`: include all that is needed to continue training: optimisers, module, and the
+        gradient of an unfinished mini-batch.
         """
         found = self.main.arrays(STATE, whole)
         if whole and self.module is not None:
@@ -156,25 +156,25 @@ class Stage:
         return found
 
     def beside(self) -> dict[str, NDArray[Any]]:
-        """Return the tensors that are not in the state vector, by name: counters, constants."""
+        """Return the tensors that are not in the state vector (counters, constants), by name."""
         return {name: to_array(t) for name, t in self.segment.beside().items()}
 
     @property
     def copy_form(self) -> SnapshotForm:
-        """The form (sizes and types) of a copy of this segment."""
+        """The sizes and types of a snapshot of this segment."""
         module = 0 if self.module is None else self.module.flat.state.numel()
         size, trained = self.main.flat.state.numel(), self.main.flat.num_parameters
         return SnapshotForm(size, trained, module, types_of(self.beside()), self._config.batch_size)
 
     def begin(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
-        """Begin with a copy from the server; initialise the module if the copy lacks it."""
+        """Begin with a snapshot from the server; initialise the module if the snapshot lacks it."""
         if self.module is not None and MODULE not in arrays:
             self._make_module()
         self._graphs.clear()
         self.load(arrays, beside)
 
     def load(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
-        """Set the state to what `arrays` and `beside` returned."""
+        """Set the state from the results of the methods `arrays` and `beside`."""
         self.main.load(STATE, arrays)
         if self.module is not None and MODULE in arrays:
             self.module.load(MODULE, arrays)
@@ -187,9 +187,10 @@ class Stage:
             put_array(tensor, beside[name])
 
     def train(self, x: Tensor, labels: Tensor | None, number: int, lr: float) -> StepResult:
-        """Take one step with a mini-batch; `x` in wire layout, `number`: its place in the run.
+        """Take one step with a mini-batch.
 
-        Raises `PayloadError` if any value is not finite; the stage does not change then.
+        `x`: float32 (B, ...) in wire layout; `number`: the mini-batch's number in the run. Raises
+        `PayloadError` if any value is not finite. The stage does not change then.
         """
         with self._statistics_kept():
             self.main.flat.drop_grad()
@@ -210,10 +211,11 @@ class Stage:
         return passed
 
     def learn(self, h: Tensor, labels: Tensor | None, target: Tensor, lr: float) -> float | None:
-        """Take a step of the module M on ||M(h, y) - target||^2; return it over ||target||^2.
+        """Take a step of the module M on ||M(h, y) - target||^2; return the relative error.
 
-        `h`, `target`: float32 (B, ...). Returns None for a target of zeros, which a next segment
-        sends before its own module has learned anything.
+        The relative error is ||M(h, y) - target||^2 / ||target||^2. `h`, `target`: float32
+        (B, ...). Returns None if the target is zero. The next segment sends zeros before its own
+        module has learned anything.
         """
         assert self.module is not None
         self.module.flat.drop_grad()
@@ -226,7 +228,7 @@ class Stage:
         return error.item() / size if size else None
 
     def forward(self, x: Tensor, key: str) -> Tensor:
-        """Do a forward pass, and keep it for `backward`; return the output in wire layout."""
+        """Do a forward pass and store it for `backward`; return the output in wire layout."""
         with self._statistics_kept():
             x, h = self._forward(x, key)
             wire = self.segment.to_wire(h)
@@ -235,11 +237,12 @@ class Stage:
         return wire
 
     def backward(self, key: str, given: Tensor, again: Callable[[], Tensor], first: bool) -> Tensor:
-        """Return the gradient of the input from that of the output, both in wire layout.
+        """Do a backward pass; return the gradient of the input in wire layout.
 
-        `first`: whether this is the mini-batch's first micro-batch; gradients begin at zero then.
-        `again`: returns the input, for a process that did not do `forward`. Its second forward pass
-        does not change BatchNorm's statistics.
+        `key`: as in `forward`. `given`: the gradient of the output in wire layout. `again`: returns
+        the input; it is called if another process has done the forward pass. The forward pass is
+        then repeated, and does not change BatchNorm's statistics. `first`: this is the first
+        micro-batch of a mini-batch, so the stored gradient is set to zero first.
         """
         if key not in self._graphs:
             with self._statistics_kept(failed_only=False):
@@ -250,7 +253,7 @@ class Stage:
         return self._back(x)  # type: ignore[return-value]  # the first segment's caller ignores it
 
     def loss(self, x: Tensor, labels: Tensor, key: str, first: bool) -> StepResult:
-        """Do forward pass, loss and backward pass of a micro-batch, in the last segment."""
+        """In the last segment, do a micro-batch's forward pass, loss and backward pass."""
         with self._statistics_kept():
             x, h = self._forward(x, key)
             loss = self._loss(h, labels)
@@ -260,9 +263,9 @@ class Stage:
             return StepResult(None, self._back(x), loss.item() / len(h))
 
     def finish(self, lr: float) -> None:
-        """Take a step along the mean gradient over all micro-batches of the mini-batch.
+        """Take a step along the mean gradient of all micro-batches of the mini-batch.
 
-        Raises `PayloadError` if the gradient is not finite; the parameters do not change then.
+        Raises `PayloadError` if the gradient is not finite. The parameters do not change then.
         """
         samples, self._samples = self._samples, 0
         self.main.step(lr, samples)
@@ -274,7 +277,7 @@ class Stage:
         self._samples += samples
 
     def forget(self, before: int) -> None:
-        """Drop the kept forward passes of mini-batches before the number `before`."""
+        """Remove the stored forward passes of mini-batches with numbers below `before`."""
         for key in [key for key in self._graphs if int(key.partition(".")[0]) < before]:
             del self._graphs[key]
 
@@ -308,9 +311,9 @@ class Stage:
 
     @contextmanager
     def _statistics_kept(self, failed_only: bool = True) -> Iterator[None]:
-        """Restore running statistics and other buffers after a failed block.
+        """Restore running statistics and other buffers after this context if it fails.
 
-        With `failed_only=False`, restore them after any block.
+        With `failed_only=False`, restore them in any case.
         """
         flat, segment = self.main.flat, self.segment
         statistics = flat.state[flat.num_parameters :]
@@ -335,6 +338,6 @@ def _back_from(h: Tensor, gradient: Tensor | None = None) -> None:
 
 
 def _expect_finite(tensor: Tensor, what: str) -> None:
-    # One pass, where `isfinite` takes three. A sum beyond float32 is an error too.
+    # This takes one pass; `isfinite` takes three. A sum beyond float32 is an error too.
     if not math.isfinite(tensor.detach().sum().item()):
         raise PayloadError(f"{what} is not finite: {DIVERGED}; lower lr=")

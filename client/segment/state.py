@@ -1,4 +1,4 @@
-"""The state of a node of a cut model between messages, in Flower's `Context.state`."""
+"""The state of a node with a segment of the model between messages, in `Context.state`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MEMORY = "memory-"  # prefix of the records with a codec's residual
 
 
 class SegmentState:
-    """A node's segment, the tensors that it has sent without gradients so far, codecs' residuals.
+    """A node's segment, sent tensors without gradients so far, and the residuals of its codecs.
 
-    Arrays are shared with the `Context`, not copied. In the process that made them, a `Stage`
+    Arrays are shared with the `Context`, not copied. In the process that made the arrays, a `Stage`
     trains in the same memory.
     """
 
@@ -30,7 +30,10 @@ class SegmentState:
         self._memories: dict[str, Memory] = {}
 
     def begin(self, segment: int, life: int) -> None:
-        """Begin with a segment that the server has now handed out `life` times."""
+        """Remove all state, and begin with a segment.
+
+        `life`: how many times the server has handed out this segment.
+        """
         for name in tuple(self._state):
             del self._state[name]
         self._sent.clear()
@@ -38,7 +41,7 @@ class SegmentState:
         self._state[PLACE] = ConfigRecord({"segment": segment, "life": life})
 
     def holds(self, segment: int, life: int) -> bool:
-        """Return whether the node holds this segment, as handed out for the `life`-th time."""
+        """Return whether the node holds this segment, with the same `life` as in `begin`."""
         held = cast(ConfigRecord, self._state.get(PLACE, ConfigRecord()))
         return dict(held) == {"segment": segment, "life": life}
 
@@ -50,34 +53,37 @@ class SegmentState:
         )
 
     def segment(self) -> tuple[dict[str, Vector], Arrays]:
-        """Return the segment's state, for `Stage.load`."""
+        """Return the segment's state: the arguments of `Stage.load`."""
         return kept(self._state, SEGMENT), kept(self._state, BESIDE)
 
     def put(self, batch: int, tensors: NDArray[Any], labels: Any, micro: int = 0) -> None:
-        """Keep a message's tensors, (mini-batches, samples, ...), and their labels."""
+        """Store tensors, (mini-batches, samples, ...), and their labels.
+
+        `batch`: the number of the first mini-batch; `micro`: the number of the micro-batch.
+        """
         self._sent[f"{batch}.{micro}"] = tensors
         if labels is not None:
             self._sent[f"{batch}.{micro} labels"] = labels
 
     def taken(self, batch: int, micro: int = 0) -> tuple[Any, Any] | None:
-        """Remove and return what `put` stored, tensors and labels; None if there is nothing."""
+        """Remove and return the tensors and labels that `put` has stored; None without any."""
         tensors = self._sent.pop(f"{batch}.{micro}", None)
         labels = self._sent.pop(f"{batch}.{micro} labels", None)
         return None if tensors is None else (tensors, labels)
 
     def forget(self, before: int) -> None:
-        """Drop what `put` stored for mini-batches before the number `before`."""
+        """Remove what `put` has stored for mini-batches with numbers below `before`."""
         for key in [key for key in self._sent if int(key.partition(".")[0]) < before]:
             del self._sent[key]
 
     def memory(self, name: str) -> Memory:
-        """Return a codec's memory (residual), which the codec changes in place."""
+        """Return a codec's residual. The codec changes it in place."""
         if name not in self._memories:
             self._memories[name] = kept(self._state, MEMORY + name)
         return self._memories[name]
 
     def save(self, stage: Stage) -> None:
-        """Write everything into the node's `Context.state`."""
+        """Write the state, and the state of `stage`, into the node's `Context.state`."""
         keep(self._state, SEGMENT, stage.arrays(whole=True))
         keep(self._state, BESIDE, stage.beside())
         keep(self._state, SENT, self._sent)

@@ -98,9 +98,7 @@ class ServerView:
             yield Finding(OK, "registered", "not yet: the node registers its key itself")
             return
         response = self._fleet.get(STATUS) if bundled else None
-        if (
-            response is None or response.status_code == 404
-        ):  # an older version of this project's server
+        if response is None or response.status_code == 404:  # an older server of this project
             yield from self._plainly(named)
         elif response.status_code != 200:
             yield Finding(WRONG, "registered", self._reason(ServerRefusal(response)))
@@ -123,7 +121,10 @@ class ServerView:
         yield _versions(str(said.get("flwr", "")), str(said.get("python", "")))
 
     def _online(self, there: bool) -> Finding:
-        """Compare `there`, whether the server counts the node as online, with whether it runs here."""
+        """Check that the node is online exactly if it runs here.
+
+        `there`: whether the server counts the node as online.
+        """
         if there and not self._runs:
             return Finding(
                 WARNING,
