@@ -207,7 +207,8 @@ def prepare(config: Config) -> None:
 
     This imports torch, which takes seconds. So all checks without torch are made first.
     """
-    if str(config.strategy.get("_target_")).startswith("flwr."):  # others import torch
+    # Not for this project's strategies: they import torch.
+    if str(config.strategy.get("_target_")).startswith("flwr."):
         expect_limits(build("strategy", config.strategy), config)
     check_targets(config)
     from conf.build import (

@@ -28,7 +28,7 @@ SETTINGS = (
 )
 
 
-RESUME = "resume"  # the override's key; then also the name of Hydra's job
+RESUME = "resume"  # the override's key; also the name of Hydra's job in a resumed run
 BESIDE = ("engine.", "verbose=", "checkpoint_every=")  # overrides that `resume=` allows
 
 
@@ -106,7 +106,7 @@ def completed(composed: DictConfig) -> DictConfig:
     """Return a configuration merged with its schema; apply new choices of groups to a saved one.
 
     In a saved file Hydra knows no groups. So an override such as `network=adsl` has replaced the
-    keys of `network` by the text `adsl`, and this function loads the keys of that choice. Raises
+    keys of `network` by the text `adsl`. This function loads the keys of that choice. Raises
     `ConfigError` for a choice of an algorithm or experiment.
     """
     if OmegaConf.get_type(composed) is Config:

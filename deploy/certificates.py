@@ -33,7 +33,7 @@ from simulation.errors import UsageError
 CA, SERVER, NODES = "ca", "server", "nodes"
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # the server's own processes connect to these names
 CA_DAYS, SERVER_DAYS = 3650, 825
-# Certificates are valid from a day before: a device's clock may be behind.
+# A certificate is valid from one day before it is made, because a device's clock may be behind.
 EARLIER = datetime.timedelta(days=1)
 SECRET, PUBLIC = 0o600, 0o644
 HOST = re.compile(r"(?=.{1,253}$)(\*\.)?([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.?)+")

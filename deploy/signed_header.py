@@ -61,7 +61,7 @@ def sealed(node_id: int, wait: int, sign: Callable[[bytes], bytes]) -> bytes:
 
 
 def opened(data: bytes) -> tuple[SignedHeader, bytes]:
-    """Return the signed header and the bytes after it. Raises `ValueError` for a malformed one."""
+    """Return the signed header and the bytes after it. Raises `ValueError` for malformed data."""
     try:
         ticks, node_id, wait, size = _SEAL.unpack_from(data)
         stamp = (_EPOCH + ticks * _TICK).isoformat()

@@ -1,7 +1,7 @@
 """Chooses a ServerApp's grid: a grid that sends bundles, if the server accepts bundles.
 
-The function imports Flower's internals only when it is called. If a release of Flower lacks them,
-it logs a warning, and the run continues with Flower's grid.
+`bundled` imports Flower's internals only when it is called. If a release of Flower lacks them,
+`bundled` logs a warning, and the run continues with Flower's grid.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A client of Flower's Fleet API, with Flower's public protobufs and a node's signatures.
 
-This project's server offers two calls that replace many calls of Flower. The first call waits for a
-message and returns it with its objects. The second call sends a reply with its objects. If the
+This project's server offers two bundled calls, which replace many calls of Flower. The first call
+waits for a message and returns the message with its objects. The second call sends a reply with its
+objects. If the
 server offers the compact form, both calls use it (`compact_bundle.py`, `signed_header.py`).
 """
 
@@ -130,8 +131,8 @@ class FleetClient:
     ) -> tuple[fleet_pb2.PullMessagesResponse, dict[str, bytes]]:
         """Return the next message and its objects by their ids.
 
-        The server holds the call until a message exists, or until its time is over. The response
-        then holds no message.
+        The server holds the call until a message exists. After `THIN_WAIT` or `PLAIN_WAIT` seconds
+        it sends a response without a message.
         """
         try:
             parts = self._thin_pull(request) if self._thin else self._plain_pull(request)

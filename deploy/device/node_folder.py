@@ -79,7 +79,7 @@ class NodeFolder:
         said = {"server": server, "key": public_key.hex(), "node": node_id}
         _write(self.folder / "node.json", json.dumps(said).encode())
 
-    # the message in hand
+    # the current message
 
     def claim(self, response: PullMessagesResponse) -> None:
         """Write a pulled message to disk. It is durable when this method returns."""

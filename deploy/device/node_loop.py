@@ -3,7 +3,7 @@
 The node writes each message to disk before it runs the app, and each reply before it sends the
 reply. So after a kill at any moment and a restart, it continues where it was.
 
-    pull -> claim on disk -> objects -> app -> state and reply on disk (atomically) -> push
+    pull -> message on disk -> objects -> app -> state and reply on disk (atomically) -> push
 """
 
 from __future__ import annotations

@@ -169,8 +169,8 @@ class NodeStore:
     def _unchanged(self, found: dict[tuple[str, str], memoryview]) -> Arrays:
         """Return the arrays that need not be written again, with their places on disk.
 
-        These are unchanged arrays of more than `_SMALL` bytes. If they are less than half of a
-        file, they are written again, so that the file can be removed.
+        These are unchanged arrays of more than `_SMALL` bytes. Arrays that make up at most half of
+        their file are written again, so that the file can be removed.
         """
         same, live = Arrays(), dict[int, int]()
         for place, content in found.items():

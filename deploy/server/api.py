@@ -22,9 +22,9 @@ The body of a thin call begins with a signed header (`deploy.signed_header`). It
 compact (`deploy.compact_bundle`). A thin pull also carries the random number of the node's process
 (`deploy.server.duplicates`). Its response is empty if there is no message.
 
-As in Flower, a node is authenticated by its signature, and a ServerApp by its token. The other
-calls are open only to this machine (`deploy.server.access`). Flower's own calls work as before, and
-wake the waiting pulls. The server compresses an app's bundle for clients that accept gzip.
+A node is authenticated by its signature, and a ServerApp is authenticated by its token, as in
+Flower. The other calls are open only to this machine (`deploy.server.access`). Flower's own calls
+work as before, and wake the waiting pulls. The server compresses an app's bundle for clients that accept gzip.
 """
 
 from __future__ import annotations

@@ -3,9 +3,14 @@
 A request's head is its first line and its headers. uvicorn reads a head of any length. It waits for
 ever for a client that sends nothing, stops in the middle, or does not read its response.
 
-The protocol here limits the length of a head and of trailers, the time for a head, the speed of a
-body and of a response, and the bytes of a body that arrive after the response. It closes the oldest
-connections without any request. asyncio itself limits the TLS handshake to 60 s.
+The protocol here limits
+
+- the length of a head and of trailers, and the time for a head;
+- the speed of a body and of a response;
+- the bytes of a body that arrive after the response;
+- the number of connections without any request: it closes the oldest ones.
+
+asyncio itself limits the TLS handshake to 60 s.
 """
 
 from __future__ import annotations

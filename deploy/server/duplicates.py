@@ -45,8 +45,8 @@ class DuplicateNodes:
         """Return whether a newer process of this node exists and still runs; log the first case.
 
         `number`: the random number of the process that pulls, 4 bytes (`SIZE`). The result is False
-        for any other length. `busy`: returns whether the node is working on a message, so that it
-        may not pull for a long time.
+        for any other length. `busy`: returns whether the node is working on a message. During
+        this work a process may not pull for a long time.
         """
         if len(number) != SIZE:
             return False

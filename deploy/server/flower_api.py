@@ -1,8 +1,8 @@
 """Checks that Flower's internal functions accept the arguments that this server passes.
 
 These functions are no public interface, so a release of Flower may change their arguments. The
-server checks them before the first message. `deploy.server.api` and `deploy.server.store` call
-them.
+server checks them before the first message. The calls are in `deploy.server.api` and
+`deploy.server.store`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Refuses large requests to the Fleet API, before reading them, without a registered signature.
+"""Refuses a large request to the Fleet API before reading it, unless a registered node signed it.
 
 Flower reads a whole request before it authenticates the sender, and so do this project's own calls.
 So anyone who reaches the port could fill the server's memory. Thin requests are an exception: their

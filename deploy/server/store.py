@@ -116,9 +116,9 @@ def from_node(
     handed: Redelivery,
     state: Any,
 ) -> PushMessagesResponse:
-    """Store a node's reply and its objects; remove the message that it answers from `handed`.
+    """Store a node's reply and its objects; remove the answered message from `handed`.
 
-    `confirm`: the node's confirmation of that message, if any. The response lists missing objects
+    `confirm`: the node's confirmation of the answered message, or None. The response lists missing objects
     as `objects_to_push`, and the node pushes these one by one. Raises `FlowerError` if the run is
     over or unknown.
     """
