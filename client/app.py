@@ -30,7 +30,7 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
 
     Flower sends the text of an exception in the error reply. Errors about the server's own
     configuration and payloads are sent. Any other error is replaced by a `LocalError` without that
-    text.
+    text. In a run that this machine's command line has composed, every error is sent.
     """
     try:
         return call_next(message, context)

@@ -4,10 +4,10 @@
     python -m deploy.keys node kitchen garden                 make a key for each of these nodes
     python -m deploy.keys register kitchen garden             let these nodes take part in runs
     python -m deploy.keys list                                list the registered nodes
-    python -m deploy.keys revoke garden                       remove this node from the registered nodes
+    python -m deploy.keys revoke garden                       end the registration of this node
     python -m deploy.keys app                  print the SHA-256 of this copy's app, for --app
 
-If a CA exists, `server` uses that CA. Run register, list and revoke on the machine of the SuperLink.
+If a CA exists, `server` uses this CA. Run register, list and revoke on the SuperLink's machine.
 """
 
 from __future__ import annotations

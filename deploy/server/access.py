@@ -3,8 +3,8 @@
 A SuperLink serves three APIs on one port: the Fleet API for nodes, the Runtime API for the
 ServerApp's process, and the Control API for users who start runs. The Control API has no
 authentication. Anyone who reaches this API can start a run, and so run code on the server and on
-every node. So only the Fleet API is open to other machines. If nodes have keys, the calls that register
-nodes are closed to other machines too.
+every node. So only the Fleet API is open to other machines. If nodes have keys, the calls that
+register nodes are closed to other machines too.
 
 A client is local if it connects from this machine, through 127.0.0.1, ::1 or a Unix socket. So
 every user of the machine is local. A header that claims a local origin is not trusted. A request

@@ -23,8 +23,10 @@ compact (`deploy.compact_bundle`). A thin pull also carries the random number of
 (`deploy.server.duplicates`). Its response is empty if there is no message.
 
 A node is authenticated by its signature, and a ServerApp is authenticated by its token, as in
-Flower. The other calls are open only to this machine (`deploy.server.access`). Flower's own calls
-work as before, and wake the waiting pulls. The server compresses an app's bundle for clients that accept gzip.
+Flower. The other calls are open only to this machine (`deploy.server.access`).
+
+Flower's own calls work as before, and wake the waiting pulls. The server compresses an app's bundle
+for clients that accept gzip.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ THIN = f"{OURS}-thin"
 APP, OBJECT = "/v1/fleet/get-fab", "/v1/fleet/push-object"
 WAIT = f"{OURS}-wait"
 USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
-# Seconds between two checks for new messages and replies, if no call wakes the pull before.
+# Seconds after which a waiting pull checks for new messages and replies, if no call wakes it.
 NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0
 OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds: wait for missing objects; between checks
 AT_A_TIME = 2  # parallel pushes of a node: one may be broken and not ended yet

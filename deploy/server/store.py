@@ -118,9 +118,9 @@ def from_node(
 ) -> PushMessagesResponse:
     """Store a node's reply and its objects; remove the answered message from `handed`.
 
-    `confirm`: the node's confirmation of the answered message, or None. The response lists missing objects
-    as `objects_to_push`, and the node pushes these one by one. Raises `FlowerError` if the run is
-    over or unknown.
+    `confirm`: the node's confirmation of the answered message, or None. The response lists missing
+    objects as `objects_to_push`, and the node pushes these one by one. Raises `FlowerError` if the
+    run is over or unknown.
     """
     run = request.messages_list[0].metadata.run_id
     with whole(state):
