@@ -1,8 +1,8 @@
-"""`python -m simulation PATH`: any Flower app on the local engine. `--help` says the options.
+"""Runs any Flower app on the local engine: `python -m simulation PATH`; `--help` lists the options.
 
-This process imports the app's modules, which may have any name: `client`, `strategy`,
-`compression`, `task`, even `simulation`. So this package runs under another name (`alias/`), and
-imports no other package of this project.
+This process imports the app's modules. An app's module may have the same name as a package of this
+project, for example `client`, `strategy` or `simulation`. So this package runs under another name
+(`alias/`) and imports no other package of this project.
 """
 
 import os

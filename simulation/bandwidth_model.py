@@ -1,15 +1,17 @@
 """Models how long a run's messages take over a link, compressed and as Flower would send them.
 
-Two more virtual clocks follow the run's messages besides the run's own clock: one with the real
-bytes, one with the bytes of plain Arrays in place of payloads. When a message would be sent over
-such a link depends on the replies that the server had taken before:
+Two additional virtual clocks follow the run's messages. One clock uses the real bytes. The other
+uses the bytes of Flower's Arrays instead of the payloads. The model must know when the server would
+have sent each message over such a link. It distinguishes two cases:
 
-* A message sent while no other was under way waited for all of them, as in synchronous training.
-* A message sent alone, while others were under way or to a node whose reply had just come, waited
-  for that node's last reply, as in asynchronous training.
+* No other message is under way when a message is sent. Then the server had waited for all replies,
+  as in synchronous training.
+* A message is sent alone, while other messages are under way, or to a node whose reply the server
+  has just taken. Then the server had waited for the last reply of this node, as in asynchronous
+  training.
 
-In any other case the model cannot know when the message would have been sent. It cannot either
-where crashes, losses or time-outs decide which nodes answer.
+In all other cases the model cannot know when the message would have been sent. It also cannot know
+this if crashes, losses or time-outs decide which nodes answer.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import NamedTuple
 from .clock import ClockState, Network, VirtualClock
 from .message_size import Size, other_than_payloads
 
-DOWN_MBPS, UP_MBPS = 10.0, 2.0  # a slow link, for networks in which no link is limited
+DOWN_MBPS, UP_MBPS = 10.0, 2.0  # the modelled link if the network does not limit any link
 
 
 class Comparison(NamedTuple):
@@ -59,12 +61,14 @@ class Traced(NamedTuple):
 
 @dataclass
 class BandwidthModelState:
-    """What the model has noted so far.
+    """The state of the model.
 
-    `known`: the run would have made the same decisions over this link; `calls`: those since the
-    last taken replies; `last`: when each node's last reply arrived; `now`: when the last of all
-    taken replies arrived; `idle`: no message was under way after the last taken replies; `heard`:
-    the nodes that sent these.
+    `known`: whether the run would have made the same decisions over this link. `calls`: the calls
+    that sent messages since the server last took replies. `sent`: unanswered messages by id.
+    `arrivals`: node and arrival times of the replies that are not taken yet. `last`: the arrival
+    times of each node's last reply. `now`: the arrival times of the last taken reply. `idle`:
+    whether no message was under way after the server last took replies. `heard`: the nodes that
+    sent the replies which the server took last.
     """
 
     known: bool
@@ -79,9 +83,9 @@ class BandwidthModelState:
 
 
 class BandwidthModel:
-    """Follows a run on one clock for the real bytes and on another for Flower's.
+    """Follows a run on two clocks: one for the real bytes, one for the bytes in Flower's format.
 
-    `plain_bytes`: the bytes of the model as Flower sends it, in place of a message's payloads.
+    `plain_bytes`: the bytes of the model as Flower sends it, which replace a message's payloads.
     """
 
     def __init__(self, network: Network, seed: int, plain_bytes: int) -> None:
@@ -111,13 +115,13 @@ class BandwidthModel:
         return Comparison(self._network.down_mbps, self._network.up_mbps, *self.state.now)
 
     def push(self, messages: list[tuple[str, int, Size]], timeout: float) -> None:
-        """Note the messages of one call: their ids, nodes and sizes."""
+        """Record the messages of one call: their ids, nodes and sizes."""
         if self.state.known:
             sent = [(i, node, size[2], self._plain_bytes(size)) for i, node, size in messages]
             self.state.calls.append(PushedMessages(sent, timeout))
 
     def send(self) -> None:
-        """Decide when the messages noted last were sent; to be called before any is answered."""
+        """Decide when the last recorded messages were sent. Call it before their first answer."""
         calls, self.state.calls = self.state.calls, []
         if not calls:
             return
@@ -135,7 +139,7 @@ class BandwidthModel:
         self.state.idle = False
 
     def answer(self, message_id: str, steps: float, up: Size) -> None:
-        """Note a reply's local steps and size; to be called in each node's order."""
+        """Record a reply's local steps and size. Call it in the order of each node's replies."""
         if (sent := self.state.sent.pop(message_id, None)) is None:
             return
         (real, plain), (node, down, down_plain, at, timeout) = self._clocks, sent
@@ -148,7 +152,7 @@ class BandwidthModel:
             self.lose_track()
 
     def take(self, message_ids: Iterable[str]) -> None:
-        """Note that the server has taken replies."""
+        """Record that the server has taken these replies."""
         if not self.state.known:
             return
         now = self.state.now
@@ -164,7 +168,7 @@ class BandwidthModel:
         return other_than_payloads(size) + (self._plain if size[0] else 0)
 
     def lose_track(self) -> None:
-        """Note that over this link the run would have made a different decision."""
+        """Record that the run would have made a different decision over this link."""
         self.state.known = False
         for kept in (self.state.calls, self.state.sent, self.state.arrivals, self.state.last):
             kept.clear()

@@ -1,4 +1,4 @@
-"""Ends a command that is stopped before it has begun: with one line and no traceback."""
+"""Ends a command that is stopped before its run begins, with one line and no traceback."""
 
 import os
 import signal
@@ -23,8 +23,8 @@ _before: dict[signal.Signals, Any] = {}  # the handlers that `_leave` has replac
 def early_stop() -> Iterator[None]:
     """Within this context SIGINT, SIGTERM and SIGHUP end the process: one line, code 128 + signal.
 
-    The process ends at once, without an exception, which running code could catch. A signal that
-    has a handler already, or is ignored (nohup), stays as it is.
+    The process ends at once. It raises no exception, because running code could catch it. A signal
+    that already has a handler, or is ignored (nohup), is not changed.
     """
     usual = (signal.SIG_DFL, signal.default_int_handler)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -40,7 +40,7 @@ def early_stop() -> Iterator[None]:
 
 @contextmanager
 def under_way() -> Iterator[None]:
-    """Within `early_stop`, restore the earlier handlers: now there is something to clean up."""
+    """Within this context the earlier handlers are back, because a run needs a cleanup."""
     for number, handler in _before.items():
         signal.signal(number, handler)
     try:

@@ -2,11 +2,11 @@
 
 
 class EngineError(RuntimeError):
-    """An engine failed; the message is one line: what went wrong, and what to do or read."""
+    """An engine failed. The message is one line with the reason and what the user can do."""
 
 
 class Ended(SystemExit):
-    """This process was told to end; it is no failure of the node that was at work."""
+    """This process received a signal to end. It does not count as a failure of a node."""
 
 
 class UsageError(EngineError):

@@ -31,9 +31,9 @@ class LocalGrid(Grid):
     """Sends messages to nodes in this process or its workers.
 
     Replies and their order are the same for any number of workers. Time-outs and `virtual_seconds`
-    are on the virtual clock; `pull_messages` advances it to the next arrival. A node works on a
-    message as soon as it is sent; the grid waits for it only when its reply could be the next to
-    arrive. A reply that the network loses is never returned, and is dropped.
+    are on the virtual clock, and `pull_messages` advances this clock to the next arrival. A node
+    starts to work on a message when the message is sent. The grid waits for the node only when the
+    node's reply may be the next to arrive. A reply that the network loses is dropped.
     """
 
     def __init__(self, pool: Pool, nodes: int, clock: VirtualClock | None = None) -> None:
@@ -44,9 +44,9 @@ class LocalGrid(Grid):
         self._state = GridState(clock=self._clock.state)
         self._open: Replies | None = None
         self._line: BandwidthModel | None = None
-        self._note = ""  # the name of the record that accompanies payloads
+        self._note = ""  # the name of the header record
         self.stall = StallGuard()
-        self.replied_bytes = 0  # bytes of all replies, also of those that are lost or not fetched
+        self.replied_bytes = 0  # bytes of all replies, with lost and unfetched ones
 
     @property
     def virtual_seconds(self) -> float:
@@ -58,9 +58,9 @@ class LocalGrid(Grid):
 
     @property
     def last_arrival(self) -> float:
-        """The virtual second by which all messages and replies have arrived, as far as known now.
+        """The virtual second at which the last known message or reply arrives.
 
-        A reply that nobody has waited for is not computed, so only its message counts.
+        A reply that is not computed yet has no known arrival time; then only its message counts.
         """
         self.settle()
         messages = [task.received for task in self._state.sent.values()]
@@ -68,16 +68,16 @@ class LocalGrid(Grid):
         return max(self._clock.now, *messages, *replies, 0.0)
 
     def follow(self, plain_bytes: int, note: str = "") -> None:
-        """From now on, compare the traffic with models of `plain_bytes` in place of payloads.
+        """From now on, compare the traffic with models of `plain_bytes` instead of payloads.
 
-        `note`: the name of a record that would not be sent without payloads.
+        `note`: the name of the header record, which Flower would not send.
         """
         self._line = BandwidthModel(self._clock.network, self._clock.seed, plain_bytes)
         self._note = note
 
     @property
     def comparison(self) -> dict[str, float | None]:
-        """The fields of `bandwidth_model.Comparison`; empty without `follow`, or if not known."""
+        """The fields of `bandwidth_model.Comparison`; empty if unknown, or without `follow`."""
         self.settle()
         found = self._line.comparison if self._line else None
         return {} if found is None else found._asdict()
@@ -89,10 +89,10 @@ class LocalGrid(Grid):
             self._state.early[reply.metadata.reply_to_message_id] = reply
 
     def save(self) -> GridState:
-        """Return the run's state in this engine; read it at once, as it goes on changing.
+        """Compute all replies under way; return the run's state in this engine.
 
-        It computes the replies under way first. Raises `OSError` if there is no memory or disk for
-        the transfer of the nodes' states.
+        Use the state before the next call of this grid, which changes it. Raises `OSError` if
+        memory or disk space for the transfer of the nodes' states is missing.
         """
         self.drain()
         line = self._line.state if self._line else None
@@ -144,7 +144,7 @@ class LocalGrid(Grid):
         return found
 
     def tend(self) -> None:
-        """Keep the workers busy while nobody pulls messages."""
+        """Keep the workers busy while the ServerApp pulls no messages."""
         self._pool.tend()
 
     @property
@@ -157,9 +157,9 @@ class LocalGrid(Grid):
     ) -> list[str]:
         """Send messages; return their ids.
 
-        `ttl`: a node that has not begun with a message after so many virtual seconds never will.
-        (The messages' own `ttl` is on the wall clock.) `in_turn`: they are computed in the order of
-        `messages`, not in the order in which their replies could arrive.
+        `ttl`: virtual seconds. A node drops a message that it has not begun with after this time.
+        (The `ttl` in a message is on the wall clock.) `in_turn`: the nodes compute their replies in
+        the order of `messages`. Without it, they compute the reply that may arrive first.
         """
         return self._push(messages, ttl, ttl, in_turn)
 
@@ -169,14 +169,14 @@ class LocalGrid(Grid):
         self.settle()
         self.stall.moved()
         state = self._state
-        if not state.sent:  # the remaining bounds are those of computed replies
+        if not state.sent:  # the remaining bounds are of computed replies
             state.bounds.clear()
         messages, sizes = list(messages), dict[int, tuple[Size, float]]()
         followed: list[tuple[str, int, Size]] = []
         for message in messages:
             node, state.number = message.metadata.dst_node_id, state.number + 1
             state.count[node] += 1
-            message_id = f"{node}-{state.count[node]}"  # independent of messages to other nodes
+            message_id = f"{node}-{state.count[node]}"  # does not depend on messages to other nodes
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
@@ -197,7 +197,7 @@ class LocalGrid(Grid):
             self._pool.put(message, anew=anew, due=0.0 if in_turn else task.earliest)
         if self._line:
             self._line.push(followed, timeout)
-        self.tend()  # the caller may compute for long before its next call
+        self.tend()  # the caller may compute for a long time before its next call
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -205,10 +205,10 @@ class LocalGrid(Grid):
         return self.pull_before(message_ids, NEVER)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Advance to the next arrival among these messages, at most to `deadline`, virtual seconds.
+        """Advance the clock to the next reply to these messages, at most to `deadline`.
 
-        Return the replies that have arrived by then, in the order of `message_ids`. If some have
-        arrived already, the clock stays. Later replies remain for a later pull.
+        `deadline` is in virtual seconds. Return the replies that have arrived by then, in the order
+        of `message_ids`. If some replies have already arrived, the clock does not advance.
         """
         self.settle()
         if self._line:
@@ -230,9 +230,10 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Replies:
-        """Send messages; return the replies that arrive in time, in the messages' order, lazily.
+        """Send messages; return a lazy sequence of the replies that arrive before `timeout`.
 
-        A caller that iterates handles the first replies while the nodes compute the last ones.
+        The replies have the order of the messages. A caller that iterates over the sequence gets
+        the first replies while the nodes compute the last ones.
         """
         timeout = NEVER if timeout is None else timeout
         deadline = self.virtual_seconds + timeout
@@ -265,10 +266,11 @@ class LocalGrid(Grid):
     def _compute_until_sure(self, ids: Collection[str], deadline: float) -> None:
         """Compute replies until it is certain which reply to `ids` arrives next.
 
-        Each uncomputed reply has a lower bound of its arrival. The method computes the reply with
-        the lowest bound until that bound is later than the earliest known arrival. It computes
-        replies to other messages, too: on a limited server link the order of all messages matters,
-        and when a node is free again depends on all its messages.
+        Each uncomputed reply has a lower bound of its arrival time. The method computes the reply
+        with the lowest bound, and repeats this until the lowest bound is later than the earliest
+        known arrival. It also computes replies to messages that are not in `ids`. They matter for
+        two reasons: all messages share a limited server link, and a node handles its messages one
+        after another.
         """
         first = min(
             (self._state.arrivals[i][0] for i in ids if i in self._state.arrivals), default=NEVER
@@ -284,20 +286,20 @@ class LocalGrid(Grid):
     def _compute(self, message_id: str, in_bulk: bool = False) -> None:
         """Wait for a reply; store it with its arrival time, unless it is lost.
 
-        `in_bulk`: the pool may wait for some other replies that are due soon, too.
+        `in_bulk`: the pool may also wait for some other replies that are due soon.
         """
         if message_id not in self._state.sent:
             return
         node = self._state.sent[message_id].node
         queue = self._state.queues[node]
-        # In the order of sending, so that a node's queue and losses are the same for any pool.
+        # The order of sending makes a node's queue and losses the same for any pool.
         while message_id in self._state.sent:
             self._arrive(queue.popleft(), in_bulk)
         if not queue:
             del self._state.queues[node]
 
     def _settle_crashes(self, node: int) -> None:
-        """Compute the replies after which a node crashes: its next message may find no state."""
+        """Compute the replies after which this node crashes: its next message may find no state."""
         if self._clock.steady or self._clock.network.server_mbps is not None:
             return  # on a limited server link all replies are computed in the order of sending
         for message_id in tuple(self._state.queues.get(node, ())):

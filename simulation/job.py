@@ -22,11 +22,11 @@ PLACE = "superlink.json"  # the file in `folder` for an unfinished run at a Supe
 class Job:
     """One run: the app's folder, its Flower `run_config`, the number of nodes, their network.
 
-    `folder`: the folder for log files. `only_virtual`: the network's settings that need a virtual
-    clock, and what to set instead; `device`: the device on which the nodes compute; `verbose`:
-    whether to show logs. An engine refuses settings that it cannot honour.
-    `server_app` and `client_app` are references as in
+    `folder`: the folder for log files. `server_app` and `client_app`: references as in
     pyproject.toml's `tool.flwr.app.components`; within one machine they may be the apps themselves.
+    `only_virtual`: the network's settings that need a virtual clock, and what to set instead.
+    `device`: the device on which the nodes compute. `verbose`: whether to show logs. An engine
+    refuses settings that it does not support.
     """
 
     app_dir: Path

@@ -1,4 +1,4 @@
-"""`engine=local`: ServerApp and ClientApps in this process and its workers, on a virtual clock."""
+"""The local engine (`engine=local`): runs a ServerApp and its ClientApps on a virtual clock."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from .workers.pool import make_pool
 def run_local(
     job: Job, *, workers: int = 0, memory_mb: float | None = None, pin: bool = False
 ) -> None:
-    """Run a job to its end. `workers`: processes for the nodes; 1: this one, 0: one per core.
+    """Run a job to its end.
 
-    `memory_mb`, `pin`: the limits of each of these processes (`simulation.workers.limits`). With
-    limits a single worker is a process of its own, too.
+    `workers`: the number of processes for the nodes. 0: one per core. 1: the nodes run in this
+    process. `memory_mb`, `pin`: the limits of each of these processes
+    (`simulation.workers.limits`). With limits, a single worker is a separate process, too.
     """
     refuse(job, workers=workers, memory_mb=memory_mb, pin=pin)
     limits = Limits(memory_mb, pin)
@@ -52,10 +53,11 @@ _within = [False]
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Within this context the garbage collector skips existing objects: forked pages stay shared.
+    """Within this context the garbage collector skips all objects that exist at its start.
 
-    If the objects were frozen before, they stay frozen. That is checked once, because the count
-    walks over all of them.
+    So the collector does not write to these objects, and forked workers share their memory pages.
+    Objects that were frozen before stay frozen. A nested context does not count the frozen objects
+    again, because counting visits all of them.
     """
     before = _within[0]
     frozen = before or gc.get_freeze_count() > 0

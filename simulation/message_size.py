@@ -1,4 +1,4 @@
-"""Counts the bytes of a message's content: of all its records, as they are sent."""
+"""Counts the bytes of all records in a message's content, as Flower sends them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-PLAIN = "numpy.ndarray"  # the kind of Flower's own Arrays; Arrays of other kinds hold payloads
-FEW = 64  # looking at so many values of a list is still cheaper than serialising the record
-MOST_KEPT, LONGEST = 4096, 1024  # cached lengths; the most characters of all names in a record
+PLAIN = "numpy.ndarray"  # `stype` of Flower's own Arrays; Arrays with another stype hold payloads
+FEW = 64  # up to this length it is cheaper to read a list's values than to serialise the record
+# The most cached lengths; the most characters in all names of a record with a cached length.
+MOST_KEPT, LONGEST = 4096, 1024
 _lengths: dict[Hashable, int] = {}
 
 
-# Bytes of a content: of its payloads, of its header (a record of its own), and of all its records.
+# Three counts of bytes: of a content's payloads, of its header's record, and of all its records.
 Size = tuple[int, int, int]
 
 
@@ -24,12 +25,12 @@ def other_than_payloads(size: Size) -> int:
 
 
 def size_of(content: RecordDict) -> int:
-    """Return the bytes of a content: the data of all Arrays, the serialised other records."""
+    """Return the bytes of a content: of all Arrays' data and of the serialised other records."""
     return measured(content, "")[2]
 
 
 def measured(content: RecordDict, note: str) -> Size:
-    """Return the bytes of a content, counted as by `size_of`; `note`: the header's name."""
+    """Return the three counts of a content's bytes; `note`: the name of the header's record."""
     payloads = noted = whole = 0
     for name, record in content.__dict__["_data"].items():
         if not isinstance(record, ArrayRecord):
@@ -45,10 +46,10 @@ def measured(content: RecordDict, note: str) -> Size:
 
 
 def record_bytes(record: ConfigRecord | MetricRecord) -> int:
-    """Return the length of a record as Flower serialises it; 0 for a record that it cannot send.
+    """Return the bytes of a record as Flower serialises it; 0 if Flower cannot serialise it.
 
-    Serialising takes 70 µs. The length depends only on the names and on the lengths of the values,
-    so it is measured once and cached for all such records.
+    Serialising takes 70 µs. The length depends only on the names and on the lengths of the values.
+    So the length is measured once and cached for all records with equal names and lengths.
     """
     values = record.__dict__["_data"]
     try:
@@ -59,13 +60,13 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
                 if len(_lengths) >= MOST_KEPT:
                     _lengths.clear()
                 _lengths[key] = length
-    except (ValueError, TypeError, OverflowError):  # it never leaves this process
+    except (ValueError, TypeError, OverflowError):  # Flower cannot send this record
         return 0
     return length
 
 
 def _alike(value: Any) -> Hashable:
-    """Return a key that values of the same serialised length share; None: too costly to find."""
+    """Return a key that determines a value's serialised length; None if it costs too much."""
     kind = type(value)
     if kind is float or kind is bool:
         return kind.__name__

@@ -1,10 +1,10 @@
-"""Starts process trees of other programs, and ends every process of them.
+"""Starts other programs, and ends them together with all processes that they have started.
 
-Flower's and Ray's processes start their own sessions and outlive the processes that started them,
-so neither a process group nor a parent's id finds them again. But each of them inherits the
-environment: `ProcessTree` sets a marker variable there, and searches all processes for it. Ray's
-agents overwrite their environment with their title, so it searches the children of the found
-processes, too.
+Flower's and Ray's processes start new sessions, and continue after their parents have ended. So a
+process group or a parent's id does not find them. But each process inherits the environment.
+`ProcessTree` sets a marker variable in it, and searches all processes for the marker. Ray's agents
+overwrite their environment with their title, so it also searches the children of the processes that
+it has found.
 """
 
 import os
@@ -26,14 +26,14 @@ _MARKER = "EDGEWIRE_PROCESS_TREE"
 _INTERRUPTS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 _Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
-# Linux then ends the process when its parent ends, even by SIGKILL; the setting survives the exec.
+# Linux then ends a process when its parent ends, even by SIGKILL. The setting survives the exec.
 _TIED = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
 )
 
 
 class ProcessTree:
-    """Processes started by `start`, and everything they start in turn."""
+    """The processes that `start` has started, and all their descendants."""
 
     def __init__(self) -> None:
         self._mark = f"{_MARKER}={uuid.uuid4().hex}"
@@ -43,7 +43,7 @@ class ProcessTree:
     def start(
         self, command: list[str], environment: dict[str, str], output: IO[bytes]
     ) -> "subprocess.Popen[bytes]":
-        """Start `command` in its own session, so that the terminal's Ctrl-C does not reach it."""
+        """Start `command` in a new session, where Ctrl-C in the terminal does not reach it."""
         if sys.platform == "linux":
             command = [sys.executable, "-c", _TIED, *command]
         name, value = self._mark.split("=")
@@ -92,7 +92,7 @@ class ProcessTree:
         return len(pids)
 
     def _look(self) -> list[int]:
-        """Return the processes that have the marker, were found before, or are children of such."""
+        """Return the processes with the marker, those found before, and the children of both."""
         processes = {int(each.name): _stat(each) for each in Path("/proc").glob("[0-9]*")}
         now = {pid: stat for pid, stat in processes.items() if stat is not None}
         found = {pid for pid, began in self._found.items() if pid in now and now[pid][1] == began}
@@ -122,9 +122,9 @@ def _stat(process: Path) -> tuple[int, str] | None:
 
 @contextmanager
 def orderly_exit() -> Iterator[None]:
-    """Within this context SIGTERM and SIGHUP raise, as Ctrl-C does, so that `finally` blocks run.
+    """Within this context SIGTERM and SIGHUP raise, as Ctrl-C does, so `finally` blocks run.
 
-    A signal that has a handler already, or is ignored (nohup), stays as it is.
+    A signal that already has a handler, or is ignored (nohup), is not changed.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -137,7 +137,7 @@ def orderly_exit() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore interrupts during a cleanup: a second Ctrl-C must not leave it half done."""
+    """Within this context interrupts are ignored: a second Ctrl-C must not stop a cleanup."""
     with _handled(_INTERRUPTS, signal.SIG_IGN):
         yield
 

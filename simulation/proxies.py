@@ -1,9 +1,10 @@
-"""Proxies: connections to this machine use none, others those of the environment.
+"""Proxies: connections to this machine use no proxy, other connections use the environment's.
 
-`http_proxy`, `https_proxy`, `all_proxy` and `no_proxy`, in lower or upper case, apply to every
-connection to another machine. Flower's clients, httpx, gRPC and Ray all read them, and would send a
-request for 127.0.0.1 to the proxy, whose 127.0.0.1 is another machine. So before this process
-connects or starts anything, it adds loopback to `no_proxy`, for itself and for all its children.
+The variables `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy`, in lower or upper case, apply
+to every connection to another machine. Flower's clients, httpx, gRPC and Ray all read these
+variables. They would send a request for 127.0.0.1 to the proxy, for which 127.0.0.1 is the proxy's
+own machine. So this process adds loopback to `no_proxy` before it connects or starts another
+process. The setting also applies to all its children.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _GRPC = "no_grpc_proxy"  # if it is set, gRPC ignores `no_proxy`
 
 
 def keep_loopback_direct(address: str = "") -> None:
-    """Make loopback reachable without a proxy, in this process and in those that it starts.
+    """Make loopback reachable without a proxy, in this process and in its children.
 
-    `address`: a host or HOST:PORT that may be another name of loopback (for example 127.0.0.2), or
-    may be in a network that `no_proxy` names. Entries that httpx cannot read are removed from
-    `no_proxy`: httpx would raise for every new client, even if no proxy is set.
+    `address`: a host or HOST:PORT. It may be another address of loopback (for example 127.0.0.2),
+    or in a network that is listed in `no_proxy`. This function removes entries that httpx cannot
+    read from `no_proxy`, because httpx would raise for every new client, even without a proxy.
     """
     host = host_of(address)
     wanted = [*LOOPBACK, host] if is_loopback(host) else LOOPBACK
@@ -48,7 +49,7 @@ def keep_loopback_direct(address: str = "") -> None:
 
 
 def _readable(said: list[str], host: str) -> Iterator[str]:
-    """Yield the entries of `no_proxy` that httpx can read, and the host if a network contains it.
+    """Yield the entries that httpx can read, and the host if one of the networks contains it.
 
     httpx raises for IPv6 networks (::1/128, fd00::/8), for brackets and for invalid names.
     """
@@ -73,9 +74,9 @@ def _readable(said: list[str], host: str) -> Iterator[str]:
 def expect_usable_proxies(address: str = "") -> None:
     """Raise `UsageError`, one line, for a proxy in the environment that clients cannot use.
 
-    It checks the proxies for all schemes, because clients parse all of them, even for a connection
-    without a proxy. `address`: HOST:PORT of the only machine that the caller connects to, within
-    `unproxied`; if it is on loopback, any proxies are accepted.
+    It checks the proxies of all schemes, because clients parse all of them, even for a connection
+    without a proxy. `address`: HOST:PORT of the only machine to which the caller connects, within
+    `unproxied`. If this address is on loopback, any proxies are accepted.
     """
     if is_loopback(host_of(address)):
         return
@@ -93,7 +94,7 @@ def expect_usable_proxies(address: str = "") -> None:
 
 @contextmanager
 def unproxied(address: str) -> Iterator[None]:
-    """Within this context new clients for an address on loopback do not read the proxies."""
+    """Within this context the proxy variables are unset, if the address is on loopback."""
     if not is_loopback(host_of(address)):
         yield
         return
@@ -106,14 +107,14 @@ def unproxied(address: str) -> Iterator[None]:
 
 
 def _proxies() -> dict[str, str]:
-    """Return the environment's proxies by the scheme they are for, without blank ones."""
+    """Return the environment's non-blank proxies by the scheme to which they apply."""
     found = getproxies()
     return {kind: found[kind].strip() for kind in _KINDS if found.get(kind, "").strip()}
 
 
 def _parts(proxy: str) -> tuple[str, str]:
     """Return a proxy's scheme, and its HOST:PORT or HOST; "" for parts that cannot be read."""
-    import httpx  # not above: callers that connect have imported it, others need not
+    import httpx  # not at the top: only callers that connect need it
 
     url = proxy if "://" in proxy else f"http://{proxy}"
     try:

@@ -9,7 +9,7 @@ from flwr.app import Message
 
 
 class Replies(Sequence[Message]):
-    """The replies to a round's messages: a sequence that takes them from a stream on access."""
+    """A sequence of the replies to a round's messages, which takes them from a stream on access."""
 
     def __init__(self, stream: Iterator[Message]) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Detects a ServerApp that waits for nodes or replies that will never come."""
+"""Detects a ServerApp that waits for nodes or replies that will never arrive."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from flwr.supercore import log
 
 from .errors import EngineError
 
-# Calls in vain before it reacts; seconds until it logs a line; seconds until it ends the run.
+# Calls without a result before the guard reacts; seconds until it logs a line; seconds until it
+# raises.
 ASKS, SAID, SECONDS = 10, 10.0, 60.0
-# A process that uses more CPU than this is working: CPU seconds a call (a loop without a sleep uses
-# little in each), and CPU seconds a second (a spinner on a terminal uses 0.01).
+# A process that uses more CPU time than both limits is working. IDLE: CPU seconds per call (a loop
+# without a sleep uses little per call). SHARE: CPU seconds per second (a progress spinner on a
+# terminal uses 0.01).
 IDLE, SHARE = 0.01, 0.1
 FEWER = "let its strategy ask for fewer: min_available_nodes, min_train_nodes, min_evaluate_nodes"
 
@@ -25,7 +27,7 @@ class MissingNodesError(EngineError):
 
 
 class _Wait(NamedTuple):
-    """A thread's calls in vain: their count, and the wall and process CPU time of the first one."""
+    """A thread's calls without a result: their count, and wall and CPU time of the first call."""
 
     asks: int
     began: float
@@ -33,12 +35,13 @@ class _Wait(NamedTuple):
 
 
 class StallGuard:
-    """Logs, and later raises, that a ServerApp polls for something that cannot change.
+    """Reports a ServerApp that polls for nodes or replies that will never arrive.
 
-    The set of nodes is fixed, and the virtual clock stands still while nothing is under way, so a
-    ServerApp that waits for more nodes waits for ever. A process that computes between its calls is
-    not waiting. After `SAID` seconds the guard logs one line; after `SECONDS` it raises in the
-    ServerApp's thread, which has made the guard. Other threads may poll as long as they like.
+    The set of nodes is fixed. The virtual clock does not advance while no message is under way. So
+    a ServerApp that waits for more nodes waits for ever. A process that computes between its calls
+    is not waiting. After `SAID` seconds the guard logs one line. After `SECONDS` it raises, but
+    only in the thread that created the guard, which is the ServerApp's. Other threads may poll
+    without a limit.
     """
 
     def __init__(self) -> None:
@@ -47,11 +50,11 @@ class StallGuard:
         self._said = False
 
     def moved(self) -> None:
-        """Note that a message was sent, or that a reply has arrived."""
+        """Record that a message was sent, or that a reply has arrived."""
         self._waits.clear()
 
     def asked(self, nodes: int) -> None:
-        """Note that a call for nodes or replies has found `nodes` nodes and nothing new.
+        """Record that a call for nodes or replies has found `nodes` nodes and nothing new.
 
         Raises `MissingNodesError` if the caller has waited for `SECONDS`.
         """
@@ -59,7 +62,7 @@ class StallGuard:
         thread, now, cpu = threading.get_ident(), time.monotonic(), time.process_time()
         asks, began, before = self._waits.get(thread, _Wait(0, now, cpu))
         if cpu - before > max(IDLE * (asks + ASKS), SHARE * (now - began)):
-            asks, began, before = 0, now, cpu  # it was working: a wait can begin only now
+            asks, began, before = 0, now, cpu  # the process was working, so a wait begins only now
         self._waits[thread] = _Wait(asks + 1, began, before)
         if asks + 1 < ASKS or now - began < SAID:
             return
@@ -92,10 +95,10 @@ def _nodes(count: int) -> str:
 
 
 def _wanted() -> int:
-    """Return how many nodes Flower's `sample_nodes` waits for if it is the caller; else 0.
+    """Return the number of nodes that Flower's `sample_nodes` waits for, or 0 for other callers.
 
-    `sample_nodes` polls its grid once a second until there are enough nodes, and tells the number
-    only to its log, so it is read from its stack frame.
+    `sample_nodes` polls the grid once a second until enough nodes are online. It only logs the
+    number that it needs, so this function reads the number from the stack frame of `sample_nodes`.
     """
     frame = inspect.currentframe()
     while frame is not None:

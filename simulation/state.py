@@ -1,4 +1,4 @@
-"""The state of a local run in one dataclass: a checkpoint holds it, and a resumed run loads it."""
+"""The state of a local run, which a checkpoint contains and a resumed run loads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from .clock import ClockState, Journey
 
 @dataclass
 class GridState:
-    """The state of a run in the local engine when every message under way has been computed.
+    """The state of a run in the local engine after all replies under way have been computed.
 
-    `number`: the number of messages; `count`: the same by node; `sent`: message id -> journey;
-    `queues`: a node's unhandled messages in order; `bounds`: a heap of lower bounds of the arrivals
-    of replies; `early`: computed replies that are not handled yet; `arrivals`: handled replies with
-    their arrival times; `lives`: the life of each node at its last message; `nodes`: their states.
+    `number`: the number of messages so far. `count`: the number of messages to each node. `sent`:
+    message id -> its journey, for replies without an arrival time yet. `queues`: the ids of a
+    node's messages in `sent`, in order. `bounds`: a heap of lower bounds of the arrival times of
+    replies. `early`: computed replies without an arrival time yet. `arrivals`: replies with their
+    arrival times. `lives`: for each node, the number of its crashes before its last message.
+    `nodes`: the nodes' states.
     """
 
     number: int = 0

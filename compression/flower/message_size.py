@@ -60,7 +60,7 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
                 if len(_lengths) >= MOST_KEPT:
                     _lengths.clear()
                 _lengths[key] = length
-    except (ValueError, TypeError, OverflowError):  # such a record cannot be sent
+    except (ValueError, TypeError, OverflowError):  # Flower cannot send this record
         return 0
     return length
 

@@ -1,1 +1,1 @@
-"""Any Flower app, unchanged, on the local engine: `python -m simulation PATH`."""
+"""Runs any Flower app, unchanged, on the local engine: `python -m simulation PATH`."""

@@ -1,4 +1,4 @@
-"""Reads a Flower app from a folder: its pyproject.toml and its two components."""
+"""Reads a Flower app from a folder: its pyproject.toml, its ServerApp and its ClientApp."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ PAIRS = re.compile(r"\S+?=(?:'[^']*'|\"[^\"]*\"|\S+)")  # as in Flower's own par
 
 @dataclass(frozen=True)
 class App:
-    """An app's folder, its name (`publisher/name`), its two components' references, its run config.
+    """A Flower app as its pyproject.toml describes it.
 
-    `run_config`: `[tool.flwr.app.config]`, flattened, with the overrides applied.
+    `name`: `publisher/name`. `server_app`, `client_app`: references to the components, such as
+    `package.module:app`. `run_config`: `[tool.flwr.app.config]`, flattened, with the overrides.
     """
 
     folder: Path
@@ -39,7 +40,7 @@ class App:
     run_config: UserConfig
 
     def load(self, reference: str, kind: type[T]) -> T:
-        """Import a component. Raises `UsageError` from whatever the app's code raised."""
+        """Import a component. Raises `UsageError` if the app's code raises or has another type."""
         enter(self.folder)
         try:
             found = load_object(reference)
@@ -55,7 +56,7 @@ class App:
         return found
 
     def load_both(self) -> tuple[ServerApp, ClientApp]:
-        """Import both components, in the same order in every process: modules may draw numbers."""
+        """Import both components, always in this order, because modules may draw random numbers."""
         return self.load(self.server_app, ServerApp), self.load(self.client_app, ClientApp)
 
 
@@ -72,7 +73,7 @@ def read_app(path: Path, overrides: list[str]) -> App:
     try:
         config = tomllib.loads(file.read_text(encoding="utf-8"))
         _, problems, _ = validate_config(config, check_module=False)
-    except (ValueError, AttributeError, TypeError) as error:  # Flower's checks assume some types
+    except (ValueError, AttributeError, TypeError) as error:  # the last two: from Flower
         problems = [str(error)]
     if problems:
         raise UsageError(f"{file}: {'; '.join(p.strip().splitlines()[0] for p in problems)}")
@@ -91,7 +92,7 @@ def read_app(path: Path, overrides: list[str]) -> App:
 
 
 def _run_config(defaults: UserConfig, overrides: list[str], file: Path) -> UserConfig:
-    """Return an app's own values with the overrides applied."""
+    """Return the values of an app's pyproject.toml with the overrides applied."""
     given = _parsed(overrides)
     for key in given.keys() - defaults.keys():
         near = get_close_matches(key, defaults, n=1)
@@ -103,7 +104,7 @@ def _run_config(defaults: UserConfig, overrides: list[str], file: Path) -> UserC
 
 
 def _parsed(overrides: list[str]) -> UserConfig:
-    """Return the parsed overrides. Raises `UsageError` for what Flower's parser would ignore."""
+    """Return the parsed overrides. Raises `UsageError` for text that Flower's parser ignores."""
     for word in overrides:
         left = PAIRS.sub("", word).strip()
         if left and not word.endswith(".toml"):

@@ -1,4 +1,4 @@
-"""Seeds the global random generators, so that apps draw the same for any number of workers."""
+"""Seeds the global random generators, so apps draw the same for any number of workers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 @contextmanager
 def seeded(*entropy: int) -> Iterator[None]:
-    """Within this context, seed the global generators of Python, NumPy and torch (if imported).
+    """Seed the global generators of Python, NumPy and torch (if imported) within this context.
 
-    Afterwards their earlier state is restored. `entropy`: integers of at least 0.
+    At the end their earlier states are restored. `entropy`: integers of at least 0.
     """
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what apps draw from

@@ -1,4 +1,4 @@
-"""The grid for any app's ServerApp: the local grid with the checks of Flower's own grids."""
+"""The grid for the ServerApp of any app: the local grid with the checks of Flower's grids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GATHERING = 0.02  # seconds in which other threads may send messages before the 
 
 @dataclass
 class Counts:
-    """Counts of the ServerApp's messages and replies. Bytes are as by `message_size.size_of`."""
+    """Counts of the ServerApp's messages and replies. `message_size.size_of` counts the bytes."""
 
     sent: int = 0
     answered: int = 0
@@ -46,24 +46,24 @@ class Open(NamedTuple):
 
 
 class GuestGrid(Grid):
-    """A `LocalGrid` for apps that rely on all that Flower's own grids guarantee.
+    """A `LocalGrid` with the guarantees of Flower's own grids, on which any app may rely.
 
-    It copies a message's content when it is sent. A message is valid for its `ttl`, in virtual
-    seconds; after that an error takes the place of the reply. Any thread may call it. Several
-    threads that wait, as in Flower's old API, wait at the same virtual time. A pull advances the
-    clock to the next arrival, so a polling loop makes progress.
+    It copies a message's content when the message is sent. A message is valid for its `ttl`, in
+    virtual seconds. If no reply has arrived by then, an error replaces the reply. Any thread may
+    call the grid. Threads that wait together, as in Flower's old API, wait at the same virtual
+    time. A pull advances the clock to the next arrival, so a polling loop makes progress.
     """
 
     def __init__(self, grid: LocalGrid, run: Run) -> None:
         self.counts = Counts()
         self._grid, self._run = grid, run
         self._open: dict[str, Open] = {}
-        self._there: dict[str, Message] = {}  # message id -> reply that is not fetched yet
+        self._there: dict[str, Message] = {}  # message id -> arrived reply that is not fetched yet
         self._turn = threading.Condition()
         self._threads = set[int]()  # ids of the threads that have sent or pulled
         self._calls: dict[object, tuple[Collection[str], float]] = {}  # waited ids, and deadline
         self._pushes = 0
-        self._driven = False  # one thread moves the clock now; the others wait for it
+        self._driven = False  # whether a thread is advancing the clock; other threads then wait
 
     @property
     def virtual_seconds(self) -> float:
@@ -79,7 +79,7 @@ class GuestGrid(Grid):
 
     @property
     def unfetched_bytes(self) -> int:
-        """Bytes of the replies that the ServerApp has not got: lost, late, or never fetched."""
+        """Bytes of the replies that the ServerApp did not get: lost, late or unfetched replies."""
         return self._grid.replied_bytes - self.counts.up_bytes
 
     @property
@@ -106,7 +106,7 @@ class GuestGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The run: its id, its app, its overrides."""
+        """The run, with its id, its app and its overrides."""
         return copy(self._run)
 
     def create_message(
@@ -131,10 +131,10 @@ class GuestGrid(Grid):
             return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message], ttl: float = NEVER) -> list[str]:
-        """Send messages; return their ids. A message to an offline node is dropped, and logged.
+        """Send messages; return their ids. A message to an offline node is dropped and logged.
 
-        `ttl`: no node begins with a message after so many virtual seconds. Raises `ValueError` for
-        a message that is a reply, or whose own `ttl` is not positive.
+        `ttl`: a node drops a message that it has not begun with after this many virtual seconds.
+        Raises `ValueError` for a message that is a reply, or that has a `ttl` of at most 0.
         """
         with self._turn:
             return self._push(self._checked(messages), ttl)
@@ -153,7 +153,7 @@ class GuestGrid(Grid):
         return [message for message in messages if message.metadata.dst_node_id in nodes]
 
     def _copies(self, messages: list[Message]) -> list[Message]:
-        """Count the messages; return copies of them. Messages with one content share its copy."""
+        """Count the messages; return copies. Messages with the same content share a copy of it."""
         contents: dict[int, tuple[RecordDict, int]] = {}
         for message in messages:
             if id(message.content) not in contents:
@@ -173,14 +173,14 @@ class GuestGrid(Grid):
         return _named_alike(messages, copies)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Advance the clock to the next arrival among these messages; return the replies by then.
+        """Advance the clock to the next reply to these messages; return the replies until then.
 
-        For an unknown id, or one whose reply was fetched, it returns an error.
+        For an id that is unknown, or for which the reply was fetched before, it returns an error.
         """
         return self.pull_before(message_ids, NEVER)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """As `pull_messages`, but advance at most to the deadline, a virtual second."""
+        """Do the same as `pull_messages`, but advance at most to the virtual second `deadline`."""
         with self._turn:
             ids = dict.fromkeys(message_ids)
             self._threads.add(threading.get_ident())
@@ -208,7 +208,7 @@ class GuestGrid(Grid):
             return replies
 
     def _round(self, messages: list[Message], timeout: float) -> list[Message]:
-        """Send and receive in one call of the inner grid: no other thread uses this grid."""
+        """Send and receive in one call of `LocalGrid`. Only one thread uses this grid."""
         copies, ttl = self._copies(messages), messages[0].metadata.ttl
         replies = self._grid.send_and_receive(copies, timeout=min(timeout, ttl))
         there = {reply.metadata.reply_to_message_id: reply for reply in replies}
@@ -218,10 +218,10 @@ class GuestGrid(Grid):
         return [self._counted(reply) for reply in there.values()]
 
     def _next(self, ids: Collection[str], deadline: float) -> list[Message]:
-        """Wait for the next replies to these messages; return none if the deadline comes first.
+        """Wait for the next replies to these messages; return none if the deadline is earlier.
 
-        One of the waiting threads advances the clock (`_go_on`) for all of them, to the first event
-        that any of them awaits; the others sleep meanwhile.
+        If several threads wait, one thread advances the clock (`_go_on`) to the first event for
+        which any thread waits. The other threads sleep until then.
         """
         call = object()
         self._calls[call] = ids, deadline
@@ -238,7 +238,7 @@ class GuestGrid(Grid):
             del self._calls[call]
 
     def _go_on(self) -> bool:
-        """Advance the clock to the next awaited reply, expiry or deadline; False without one."""
+        """Advance the clock to the next awaited reply, expiry or deadline; False if none exists."""
         self._driven = True
         try:
             self._gather()
@@ -258,14 +258,14 @@ class GuestGrid(Grid):
             self._turn.notify_all()
 
     def _gather(self) -> None:
-        """Wait until no other thread sends any more: all is sent at this virtual moment."""
+        """Wait until no other thread sends messages: they are sent at the same virtual time."""
         seen = -1
         while len(self._threads) > 1 and seen != self._pushes:
             seen = self._pushes
             self._turn.wait(GATHERING)
 
     def _take(self, message_id: str) -> Message:
-        """Return a reply, and forget its message."""
+        """Return a reply, and remove its message from the open ones."""
         del self._open[message_id]
         return self._counted(self._there.pop(message_id))
 
@@ -281,7 +281,7 @@ class GuestGrid(Grid):
 
 
 def _named_alike(messages: list[Message], copies: list[Message]) -> list[str]:
-    """Give messages the ids of their copies; return the ids."""
+    """Give each message the id of its copy; return the ids."""
     ids = [copied.metadata.message_id for copied in copies]
     for message, own in zip(messages, ids, strict=True):
         message.metadata.__dict__["_message_id"] = own
@@ -289,13 +289,13 @@ def _named_alike(messages: list[Message], copies: list[Message]) -> list[str]:
 
 
 def _expired(message: Message) -> Message:
-    """Return the error in place of a reply that did not arrive within the message's `ttl`."""
+    """Return the error that replaces a reply which did not arrive within the `ttl`."""
     reason = f"no reply within the message's time to live, {message.metadata.ttl:g} s"
     return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, reason), reply_to=message)
 
 
 def _unknown(message_id: str, run_id: int) -> Message:
-    """Return the error in place of the reply to an unknown message."""
+    """Return the error that replaces the reply to an unknown message."""
     metadata = Metadata(run_id, "", SERVER, SERVER, message_id, "", 0.0, 0.0, MessageType.QUERY)
     error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "no such message, or its reply was fetched")
     return make_message(metadata, error=error)

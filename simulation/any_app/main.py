@@ -1,4 +1,4 @@
-"""The command `python -m simulation`: its options, the run, the summary at its end."""
+"""The command `python -m simulation`: it parses the options, runs the app, prints a summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOPPED = 130  # exit code after Ctrl-C
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line."""
+    """A parser that reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError`."""
@@ -60,10 +60,11 @@ def words() -> argparse.Namespace:
 
 
 def main(began: float) -> int:
-    """Run the app of the command line; return an exit code. `began`: a `time.monotonic` value.
+    """Run the app of the command line; return an exit code.
 
-    2: a mistake in the options or in the app's folder; 1: its ServerApp raised, or no reply was
-    usable; 128 plus a signal's number (130: Ctrl-C): stopped.
+    `began`: when the command started, by `time.monotonic`. The exit code is 2 for a mistake in the
+    options or in the app's folder. It is 1 if the ServerApp raised, or if no reply was usable. It
+    is 128 plus the signal's number after a signal (130 for Ctrl-C).
     """
     verbose = "--verbose" in sys.argv
     try:
@@ -93,7 +94,7 @@ def main(began: float) -> int:
 
 
 def summary(app: App, given: argparse.Namespace, outcome: Outcome, seconds: float) -> str:
-    """Return the summary at the end: the app, the nodes, the time and the traffic, a line each."""
+    """Return the summary: the app and its nodes, the time and the traffic, one line each."""
     counts = outcome.counts
     virtual, last = f"{outcome.virtual_seconds:.2f}", f"{outcome.last_arrival:.2f}"
     later = f"; {last} s until all that was sent is there"

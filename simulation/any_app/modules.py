@@ -1,4 +1,4 @@
-"""Lets Python find an app's modules in its own folder first, whatever their names."""
+"""Makes Python search an app's modules in the app's folder first, whatever their names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OURS |= {"task", "tests", *LIBRARY}  # the packages in HOME
 
 
 class OneFolderFinder(MetaPathFinder):
-    """Finds top-level modules of some names in one folder."""
+    """Finds top-level modules with certain names in one folder."""
 
     def __init__(self, folder: Path, names: set[str]) -> None:
         self._folder, self._names = str(folder), names
@@ -25,17 +25,17 @@ class OneFolderFinder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a module's spec; None for a module that is not this finder's."""
+        """Return a module's spec; None for a module with another name."""
         return PathFinder.find_spec(name, [self._folder]) if name in self._names else None
 
 
 def enter(folder: Path) -> None:
     """Make `import` search an app's folder before all others, as Flower does.
 
-    Of this project's packages it finds `LIBRARY` alone, unless the app has a module of that name.
-    If this project is installed among other packages, the app's modules still come first. That
-    holds even for a folder without an `__init__.py`, which Python otherwise ranks behind any
-    package on `sys.path`.
+    Of this project's packages, `import` then finds only `LIBRARY`, unless the app has a module of
+    that name. The app's modules have priority even if this project is installed, and even for a
+    folder without an `__init__.py`. Without this function, Python prefers any package on `sys.path`
+    to such a folder.
     """
     path, ours = str(folder), {str(HOME)} - {str(folder)}
     if sys.path[:1] != [path]:

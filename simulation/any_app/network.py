@@ -1,4 +1,4 @@
-"""The networks of `conf/network/`, by name."""
+"""Reads a network of `conf/network/` by its name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FOLDER = Path(__file__).parents[2] / "conf" / "network"
 
 
 class Speeds(NamedTuple):
-    """A device class: its share of the nodes, and how fast they are."""
+    """A device class: its share of the nodes, and its speed relative to the reference device."""
 
     share: float
     speed: float
 
 
 def network_named(name: str) -> Ideal:
-    """Return the network that `network=NAME` selects in `run.py`. Raises `UsageError`."""
+    """Return the network that `network=NAME` selects in `run.py`, or raise `UsageError`."""
     names = sorted(path.stem for path in FOLDER.glob("*.yaml"))
     if name not in names:
         raise UsageError(f"--network: there is no {name}; there are: {', '.join(names)}")

@@ -20,21 +20,22 @@ from .generators import seeded
 
 @dataclass(frozen=True)
 class GuestNode:
-    """Calls the app's ClientApp; the engine calls this in place of it, in any process.
+    """Calls the app's ClientApp; the engine calls this object instead of the ClientApp.
 
-    It copies contents: a message's content is not shared with other nodes, nor a reply's with the
-    node's state. It seeds the global generators by (`seed`, node, number of the node's message). It
-    logs what the ClientApp raises with its traceback, as in Flower's simulation.
+    It copies the content of a message, so nodes do not share it. It copies the reply, so the reply
+    does not share data with the node's state. It seeds the global generators by (`seed`, node,
+    number of the node's message). It logs an exception of the ClientApp with the traceback, as
+    Flower's simulation does.
     """
 
     app: App
     seed: int
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Return the reply; raise what the ClientApp raises, and an error for an invalid reply."""
+        """Return the ClientApp's reply; raise its exception, or an error for an invalid reply."""
         given = context.run_config
         context.run_config = dict(given)
-        if self.app.client_app.partition(":")[0] not in sys.modules:  # a new worker
+        if self.app.client_app.partition(":")[0] not in sys.modules:  # a new worker process
             with seeded(self.seed), suppress(UsageError):  # the call below then raises
                 self.app.load_both()
         client_app = self.app.load(self.app.client_app, ClientApp)

@@ -1,4 +1,4 @@
-"""Flower's old API with a fixed set of nodes: its client manager would wait a day for more."""
+"""Ends waits for too many nodes in Flower's old API, where the client manager waits a day."""
 
 from __future__ import annotations
 

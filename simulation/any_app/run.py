@@ -1,4 +1,4 @@
-"""One run of any Flower app on the local engine."""
+"""Runs any Flower app on the local engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .old_api import bounded_wait
 
 
 class Outcome(NamedTuple):
-    """A run's totals: virtual seconds, the ServerApp's messages and replies, the unfetched bytes.
+    """The totals of a run: its virtual seconds, and the counts of messages, replies and bytes.
 
     `last_arrival`, `unfetched_bytes`: see `GuestGrid`.
     """
@@ -38,13 +38,13 @@ class Outcome(NamedTuple):
 
 
 def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) -> Outcome:
-    """Run an app to its end, in this process and its workers; `workers` as in `run_local`.
+    """Run an app to its end, in this process and its workers; `workers` is as in `run_local`.
 
     This process imports the app's modules. Raises `UsageError` for an app that cannot be loaded,
-    `EngineError` if its ServerApp raises; the log then has the traceback, as with Flower.
+    and `EngineError` if the ServerApp raises. Then the log has the traceback, as in Flower.
     """
     with seeded(seed):
-        server_app, _ = app.load_both()  # shows mistakes now; forked workers share it
+        server_app, _ = app.load_both()  # reports mistakes early; forked workers share the modules
     grids = list[GuestGrid]()
 
     def serve(grid: Grid, context: Context) -> None:
@@ -72,7 +72,7 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
         serve,
         GuestNode(app, seed),
     )
-    sys.stdout.flush()  # else each fork would print the buffer again
+    sys.stdout.flush()  # else each forked process would print the buffer again
     run_local(job, workers=workers)
     grid = grids[0]
     return Outcome(grid.virtual_seconds, grid.last_arrival, grid.counts, grid.unfetched_bytes)

@@ -1,8 +1,8 @@
-"""Sends objects between processes: small parts by a pipe, large buffers by shared memory.
+"""Sends objects between processes: small parts through a pipe, large buffers by shared memory.
 
-A pipe moves a large buffer in many small steps; memory that both processes map needs one copy in
-and one copy out. The mapped files are in /dev/shm while it has room, else on disk. They are removed
-when the run ends.
+A pipe moves a large buffer in many small steps. Shared memory needs one copy into it and one copy
+out of it. The shared memory consists of mapped files. They are in /dev/shm while it has room, else
+on disk. They are removed when the run ends.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..errors import EngineError
 from .node_host import log
 from .temp_dirs import TempDirs, sweep
 
-LARGE = 1 << 15  # bytes: buffers of at least this size go by shared memory
+LARGE = 1 << 15  # bytes: buffers of at least this size use shared memory
 MEMORY = "/dev/shm"
-SPARE = 4  # 1/SPARE of /dev/shm stays free for others, for example torch's DataLoader
+SPARE = 4  # 1/SPARE of /dev/shm stays free for other programs, such as torch's DataLoader
 
 
 class _Pickler(pickle.Pickler):
@@ -45,17 +45,17 @@ def _array(dtype: str, shape: tuple[int, ...], stype: str, data: Any) -> Array:
 
 
 class Placed(NamedTuple):
-    """The place of written buffers: the number of the path, and the buffers' sizes in bytes."""
+    """Where buffers were written: the index of the path, and the buffers' sizes in bytes."""
 
     place: int
     sizes: list[int]
 
 
 class Shared:
-    """A mapped file that grows as needed; one process writes it, one other reads it.
+    """A mapped file that grows as needed. One process writes it, and another process reads it.
 
-    `paths`: the possible places, the preferred one first. If one has no room, the file moves to the
-    next and stays there.
+    `paths`: the possible paths of the file, the preferred one first. If the folder of a path has no
+    room, the file moves to the next path and stays there.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -64,7 +64,7 @@ class Shared:
         self.place = 0
 
     def write(self, buffers: list[memoryview]) -> Placed:
-        """Write buffers end to end. Raises `EngineError` if no path has room for them."""
+        """Write buffers one after another. Raises `EngineError` if no path has room for them."""
         sizes = [view.nbytes for view in buffers]
         if not sum(sizes):
             return Placed(self.place, sizes)
@@ -98,7 +98,7 @@ class Shared:
 
     def _larger(self, size: int) -> mmap.mmap:
         """Return a mapping of at least `size` bytes, all of them reserved."""
-        size += size // 8  # spare room: payloads differ, and growing for each new largest is slow
+        size += size // 8  # spare room: payload sizes vary, and growing the file often is slow
         problem: OSError | None = None
         for place in range(self.place, len(self._paths)):
             path = self._paths[place]
@@ -119,12 +119,12 @@ class Shared:
 
 
 def _mapping(path: Path, size: int, last: bool) -> mmap.mmap:
-    """Map a file of at least `size` bytes. Raises `OSError` if its folder lacks the room.
+    """Map a file of at least `size` bytes. Raises `OSError` if its folder has no room.
 
-    If it is the last possible place (`last`), it may use all of the free space.
+    `last`: this is the last possible path, so the file may use all of the free space.
 
-    It reserves the bytes now: in a sparse file, a process that writes when no room is left gets
-    SIGBUS and ends without a message.
+    The function reserves the bytes now. Otherwise, on a full disk, a process that writes to the
+    file would get SIGBUS and end without a message.
     """
     with path.open("a+b") as file:
         there = file.seek(0, os.SEEK_END)
@@ -147,10 +147,11 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 class Channel:
-    """Sends and receives objects over a pipe and `slots` shared files, in rotation.
+    """Sends and receives objects over a pipe and `slots` shared files, which it uses in rotation.
 
-    A file is overwritten only after its content has been read, so a sender may have at most `slots`
-    unread objects: that is the worker's window. `folders`: for the files, see `Shared`.
+    A file must be read before it is overwritten. So a sender must have at most `slots` unread
+    objects, which the worker's `WINDOW` ensures. `folders`: the possible folders of the files, the
+    preferred one first.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Channel:
 
     @property
     def moved(self) -> bool:
-        """Whether one of the files is not in the first folder."""
+        """Whether a file is not in the preferred folder."""
         return any(shared.place for shared in self._shared)
 
     def _next(self) -> Shared:
@@ -173,8 +174,8 @@ class Channel:
     def send(self, obj: Any) -> None:
         """Send an object.
 
-        Raises `OSError` if the other end is gone, `EngineError` if there is no room for the object.
-        After an `EngineError` the other end has received nothing, and the channel stays usable.
+        Raises `OSError` if the other end is closed, and `EngineError` if the object has no room.
+        After an `EngineError` the other end has received nothing, and the channel is still usable.
         """
         buffers: list[pickle.PickleBuffer] = []
         head = BytesIO()
@@ -188,7 +189,7 @@ class Channel:
         self._connection.send_bytes(pickle.dumps((*laid, head.getbuffer().tobytes())))
 
     def receive(self) -> Any:
-        """Wait for an object. Raises `EOFError` or `OSError` if the other end is gone."""
+        """Wait for an object. Raises `EOFError` or `OSError` if the other end is closed."""
         place, sizes, head = pickle.loads(self._connection.recv_bytes())
         return pickle.loads(head, buffers=self._next().read(Placed(place, sizes)))
 
@@ -223,7 +224,7 @@ class Folders:
         return [scratch.path for scratch in self._scratch]
 
     def tell_of(self, channel: Channel) -> None:
-        """Log, once, that files of a channel had to move to disk."""
+        """Log that a channel's files had to move to disk; log this only once."""
         if channel.moved and not self._told:
             self._told = True
             memory, disk = (path.parent for path in (self.paths[0], self.paths[-1]))

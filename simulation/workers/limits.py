@@ -1,4 +1,4 @@
-"""Limits of a worker process: one core, an amount of memory; they emulate small devices."""
+"""Limits a worker process to one core or to some memory, to emulate small devices."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..errors import UsageError
 class Limits(NamedTuple):
     """The limits of one process.
 
-    `memory_mb`: resident megabytes, Python and torch included, without pages mapped from files,
-    which the system can drop; `pin`: run on one core.
+    `memory_mb`: megabytes of resident memory. This includes Python and torch, but not pages that
+    are mapped from files, which the system can drop. `pin`: the process runs on one core.
     """
 
     memory_mb: float | None = None
     pin: bool = False
 
     def check(self) -> None:
-        """Raise `UsageError` for invalid limits, or for limits that this system does not have."""
+        """Raise `UsageError` for limits that are invalid or not supported by this system."""
         if self.memory_mb is not None and not 0 < self.memory_mb < float("inf"):
             raise UsageError(f"engine.memory_mb must be above 0, not {self.memory_mb:g}")
         if (self.memory_mb is not None or self.pin) and sys.platform != "linux":
@@ -33,16 +33,16 @@ class Limits(NamedTuple):
             )
 
     def apply(self, number: int) -> None:
-        """Limit this process, the worker `number`.
+        """Limit this process, which is the worker `number`.
 
-        It may allocate as much as the limit exceeds what is resident now. The system refuses more,
-        and torch and numpy then raise as on a machine without free memory.
+        The process may allocate the difference between the limit and its resident memory now. The
+        system refuses more. torch and NumPy then raise, as on a machine without free memory.
         """
         if self.pin:
             cores = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(0, {cores[number % len(cores)]})
         if self.memory_mb is not None:
-            import resource  # not above: not every system has it
+            import resource  # not at the top: some systems do not have it
 
             used = {name: 1024 * size for name, size in _status().items()}
             room = max(int(1e6 * self.memory_mb) - used["RssAnon"], 0)

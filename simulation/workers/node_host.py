@@ -1,4 +1,4 @@
-"""The nodes of one process: a ClientApp, and each node's Context from its first message on."""
+"""Hosts the nodes of one process: it calls the ClientApp and keeps the nodes' Contexts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_object(reference: str) -> Any:
 
 @dataclass(frozen=True)
 class NodeHostSpec:
-    """What a process needs to host nodes; it is sent to worker processes.
+    """The data that a process needs to host nodes; worker processes receive it.
 
     `client_app` is a reference (`client.app:app`) or, within one machine, the app itself.
     """
@@ -40,13 +40,13 @@ class NodeHostSpec:
 
 
 class NodeHost:
-    """Answers messages for the nodes whose state lives in this process."""
+    """Answers messages for the nodes of this process, and holds their states."""
 
     def __init__(self, spec: NodeHostSpec) -> None:
         app = spec.client_app
         self._app = cast(Answering, load_object(app)) if isinstance(app, str) else app
         self._spec = spec
-        self.contexts: dict[int, Context] = {}  # node -> Context, of nodes with state
+        self.contexts: dict[int, Context] = {}  # node -> Context, for nodes with state
 
     def answer(self, message: Message) -> tuple[Message, bool]:
         """Return the node's reply, and whether the node has state in this process.
@@ -73,15 +73,15 @@ class NodeHost:
 
     @property
     def states(self) -> dict[int, RecordDict]:
-        """Return the states of the nodes that have one, by node."""
+        """Return the states of all nodes with state, by node."""
         return {node: context.state for node, context in self.contexts.items()}
 
     def load(self, states: Mapping[int, RecordDict]) -> None:
-        """Replace all states by these, by node."""
+        """Replace the states of all nodes; `states` has the new ones by node."""
         self.contexts = {node: self._new_context(node, state) for node, state in states.items()}
 
     def _new_context(self, node: int, state: RecordDict | None = None) -> Context:
-        """Make a node's Context; the host keeps it only if the app has put state into it."""
+        """Make a node's Context. The host stores it only if the app has put state into it."""
         spec = self._spec
         return Context(
             run_id=spec.run_id,

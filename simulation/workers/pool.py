@@ -22,18 +22,18 @@ from .work_queue import WorkQueue
 from .worker import WINDOW, end_group, hold_stops, message_of, work
 
 NO_LIMITS = Limits()
-THREADED = frozenset({"jax", "tensorflow"})  # they start threads; a forked child would deadlock
-BULK = 8  # replies that `get` waits for at most in bulk; with 50, workers were idle meanwhile
+THREADED = frozenset({"jax", "tensorflow"})  # they start threads, so a forked child may deadlock
+BULK = 8  # the most replies for which `get` waits in bulk; with 50, workers became idle
 
 
 class Pool(Protocol):
-    """Takes messages; returns replies in the order in which they become ready."""
+    """Takes messages; returns replies in the order in which they are ready."""
 
     def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
-        """Queue a message; its `message_id` is set and unique.
+        """Queue a message, which must have a unique `message_id`.
 
-        `anew`: drop the node's state first. `due`: a hint; messages with a lower number are
-        answered first.
+        `anew`: drop the node's state first. `due`: a hint. The pool answers messages with a lower
+        number first.
         """
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:
@@ -43,26 +43,27 @@ class Pool(Protocol):
         """
 
     def drain(self) -> Iterator[Message]:
-        """Answer all queued messages; yield the replies that were not fetched yet."""
+        """Answer all queued messages; yield the replies that are not fetched yet."""
 
     def states(self) -> dict[int, RecordDict]:
-        """Return the nodes' states by node, read-only; all messages must have been answered.
+        """Return the nodes' states by node. Do not change them.
 
-        Raises `OSError` if there is no memory or disk for the transfer.
+        All messages must have been answered. Raises `OSError` if memory or disk space for the
+        transfer is missing.
         """
 
     def load(self, states: Mapping[int, RecordDict]) -> None:
-        """Load the nodes' states; to be called before the first message."""
+        """Load the nodes' states. Call it before the first message."""
 
     def tend(self) -> None:
         """Send messages to idle workers and store their replies, without waiting."""
 
     def close(self) -> None:
-        """End the pool; replies that were not fetched are lost."""
+        """End the pool; unfetched replies are lost."""
 
 
 class InProcess:
-    """One host in this process; it answers a message when its reply is fetched."""
+    """A pool of one host in this process; it answers a message when `get` asks for a reply."""
 
     def __init__(self, spec: NodeHostSpec) -> None:
         self._host = NodeHost(spec)
@@ -85,7 +86,7 @@ class InProcess:
             yield from self.get()
 
     def states(self) -> dict[int, RecordDict]:
-        """Return the nodes' states: the records themselves, no copies."""
+        """Return the nodes' states, not copies of them."""
         return self._host.states
 
     def load(self, states: Mapping[int, RecordDict]) -> None:
@@ -93,7 +94,7 @@ class InProcess:
         self._host.load(states)
 
     def tend(self) -> None:
-        """Do nothing: this pool has no worker that could be idle."""
+        """Do nothing: this pool has no workers."""
 
     @property
     def contexts(self) -> dict[int, Context]:
@@ -105,7 +106,7 @@ class InProcess:
 
 
 def _private(message: Message) -> Message:
-    """Return a message with its own content dict: many messages share one content."""
+    """Return the message with a copy of its content, which other messages may share."""
     return message_of(message.content.copy(), message.metadata)
 
 
@@ -116,11 +117,11 @@ class _Worker:
     messages: Channel
     replies: Channel
     inflight: dict[str, Message] = field(default_factory=dict)
-    content: RecordDict | None = None  # the content that it was sent last
+    content: RecordDict | None = None  # the content that the worker received last
 
 
 class Processes:
-    """Hosts in `count` worker processes with one torch thread each."""
+    """A pool of `count` hosts in worker processes, with one torch thread each."""
 
     def __init__(
         self, spec: NodeHostSpec, count: int, method: str | None = None, limits: Limits = NO_LIMITS
@@ -131,7 +132,7 @@ class Processes:
         self._folders = Folders()
         self._started = 0
         self._workers: list[_Worker] = []
-        self._ready = DefaultSelector()  # for the whole run: `wait` would make one for each reply
+        self._ready = DefaultSelector()  # for the whole run: `wait` would create one for each reply
         for index in range(count):
             self._workers.append(self._start(index))
         self._queue = WorkQueue(count)
@@ -146,11 +147,11 @@ class Processes:
         self._feed_all()
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:
-        """Wait for replies, send new work to their workers, yield the replies.
+        """Wait for replies, send new messages to their workers, yield the replies.
 
-        In bulk it waits for at most half as many replies as messages are queued, so that workers
-        are rarely idle meanwhile. Taking one reply at a time would interrupt the workers often, and
-        both sides would find their caches cold.
+        In bulk, it waits for several replies: at most half the number of queued messages, so that
+        workers are rarely idle. Taking one reply at a time would interrupt the workers often. This
+        would be slower, because the CPU's caches lose their contents.
         """
         if not self._replies and not self._queue.under_way:
             raise RuntimeError("there is nothing to wait for")
@@ -172,7 +173,7 @@ class Processes:
             try:
                 worker.messages.send((None, None, False))
                 told, states, _ = worker.replies.receive()
-            except (EOFError, OSError):  # it died, and its nodes' states with it
+            except (EOFError, OSError):  # the worker died, and its nodes' states are lost
                 self._revive(index)
                 continue
             if told is None:
@@ -182,7 +183,7 @@ class Processes:
         return found
 
     def load(self, states: Mapping[int, RecordDict]) -> None:
-        """Restart the workers, each with a share of the nodes and of their states."""
+        """Restart the workers; each gets the states of a share of the nodes."""
         homes = {node: place % len(self._workers) for place, node in enumerate(sorted(states))}
         self._queue.settle(homes)
         for index, worker in enumerate(self._workers):
@@ -191,11 +192,11 @@ class Processes:
             self._workers[index] = self._start(index, own)
 
     def tend(self) -> None:
-        """Take the replies that are ready; send new work to their workers."""
+        """Take the replies that are ready; send new messages to their workers."""
         self._receive(wait=False)
 
     def _receive(self, wait: bool) -> None:
-        """Take the replies that are ready, or wait for one; send new work to their workers."""
+        """Take the replies that are ready, or wait for one; send new messages to their workers."""
         for key, _ in self._ready.select(None if wait else 0):
             index: int = key.data
             try:
@@ -216,7 +217,7 @@ class Processes:
         self._ready.close()
         for worker in self._workers:
             worker.connection.close()
-            worker.process.kill()  # it ignores other signals, and its work is not needed
+            worker.process.kill()  # a worker ignores other signals, and its work is not needed
             end_group(worker.process.pid)
         for worker in self._workers:
             worker.process.join()
@@ -244,7 +245,7 @@ class Processes:
         return _Worker(process, here, incoming, outgoing)
 
     def _feed_all(self) -> None:
-        """Send one message to each worker in rotation: none gets two while another has none."""
+        """Fill the workers in rotation, so that none gets two messages while another has none."""
         for depth in range(1, WINDOW + 1):
             for index in range(len(self._workers)):
                 self._feed(index, depth)
@@ -255,13 +256,13 @@ class Processes:
         while len(worker.inflight) < depth and (message := self._queue.take(index)) is not None:
             try:
                 self._send(worker, message)
-            except OSError:  # it died; `get` will notice that
+            except OSError:  # the worker died; `get` will notice this
                 worker.inflight[message.metadata.message_id] = message
                 return
             worker.inflight[message.metadata.message_id] = message
 
     def _send(self, worker: _Worker, message: Message) -> None:
-        """Send a message, without its content if the worker has got that with the last one."""
+        """Send a message; omit its content if the last message to the worker had the same one."""
         content, metadata = message.content, message.metadata
         fresh = worker.content is not content
         worker.content = content
@@ -271,7 +272,7 @@ class Processes:
         self._folders.tell_of(worker.messages)
 
     def _revive(self, index: int) -> None:
-        """Replace a dead worker; answer its messages by errors."""
+        """Replace a dead worker; answer its messages with errors."""
         worker = self._workers[index]
         end_group(worker.process.pid)  # before `join` frees its process id for reuse
         worker.process.join(timeout=5)
@@ -284,7 +285,7 @@ class Processes:
         self._feed_all()
 
     def _end(self, worker: _Worker) -> None:
-        """End a worker, dead or alive, before another one replaces it."""
+        """End a worker, dead or alive, before a new worker replaces it."""
         self._ready.unregister(worker.connection)
         worker.connection.close()
         if worker.process.exitcode is None:
@@ -296,7 +297,7 @@ class Processes:
 
 
 def _start_method() -> str:
-    """Return the start method: "fork" if it is safe, as it takes milliseconds and shares data."""
+    """Return the start method: "fork" if it is safe, because it is fast and shares memory."""
     torch = sys.modules.get("torch")  # an app need not use torch
     cuda = torch is not None and torch.cuda.is_initialized()
     threaded = not THREADED.isdisjoint(sys.modules)
@@ -304,6 +305,6 @@ def _start_method() -> str:
 
 
 def make_pool(spec: NodeHostSpec, workers: int, limits: Limits = NO_LIMITS) -> Pool:
-    """Return a pool of `workers` hosts: in this process if 1 and no limits, else in processes."""
+    """Return a pool of `workers` hosts. A single host without limits is in this process."""
     alone = workers <= 1 and limits == NO_LIMITS
     return InProcess(spec) if alone else Processes(spec, max(workers, 1), limits=limits)

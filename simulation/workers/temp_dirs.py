@@ -1,8 +1,9 @@
-"""Temporary folders of this process, and the removal of those that killed processes have left.
+"""Makes temporary folders for this process, and removes the folders of killed processes.
 
-A killed process leaves its folder behind. A lock on the folder tells whether it is still in use:
-the system releases it when the process and its forks have ended, in whatever way. A process id
-would not suffice: it may belong to a new process by now, and it differs in a container.
+A killed process does not remove its folder. So each process locks its folder while the folder is in
+use. The system releases the lock when the process and its forked children have ended, in any way.
+The process id in the folder's name is not enough. A new process may have the same id, and a process
+in a container sees other ids.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from pathlib import Path
 if sys.platform != "win32":
     import fcntl
 
-_NAME = re.compile(r"edgewire-\d+-run-\w{8}")  # as `TempDirs` makes them
+_NAME = re.compile(r"edgewire-\d+-run-\w{8}")  # the names that `TempDirs` makes
 _TRIES = 5
 
 
 class TempDirs:
-    """A folder in `parent` that `close` removes, or else the next run.
+    """A temporary folder in `parent`. `close` removes it; if not, `sweep` of a later run does.
 
-    Raises `OSError` if it cannot be made.
+    Raises `OSError` if the folder cannot be made.
     """
 
     def __init__(self, parent: str | Path) -> None:
@@ -36,7 +37,7 @@ class TempDirs:
             )
             self.path = Path(self._folder.name)
             self._lock = _locked(self.path, wait=True)
-            if self.path.is_dir():  # no other process has removed it before the lock
+            if self.path.is_dir():  # else another process removed it before it was locked
                 return
             self.close()
         raise OSError(f"no folder in {parent} stays where it is")

@@ -1,4 +1,4 @@
-"""The queue of messages for worker processes: which is next, and which worker may serve it."""
+"""The queue of messages for the worker processes: it decides which worker gets which message."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Entry = tuple[float, int, Message]  # due, unique sequence number: messages are 
 
 
 class WorkQueue:
-    """A priority queue by due time; a node's messages stay in their order of arrival.
+    """A priority queue by due time; the messages of one node keep their order.
 
-    Any worker may serve a node without state: a free worker takes the next message, so the workers
-    end a round together. While a node has messages under way, or once it has state, a single
-    worker, its home, serves it.
+    Any worker may serve a node without state. A free worker takes the next message, so the workers
+    finish a round at about the same time. A node with state, or with messages under way, has a
+    home: the only worker that may serve this node.
     """
 
     def __init__(self, workers: int) -> None:
-        self._anybodys: list[Entry] = []  # a heap, like each worker's own
+        self._anybodys: list[Entry] = []  # a heap of messages that any worker may take
         self._own: list[list[Entry]] = [[] for _ in range(workers)]
         self._home: dict[int, int] = {}  # node -> worker with its state or its messages
         self._stateful: set[int] = set()
@@ -42,7 +42,7 @@ class WorkQueue:
     def put(self, message: Message, due: float) -> None:
         """Add a message; those with a lower `due` are served first."""
         node = message.metadata.dst_node_id
-        # Not before the node's last message: this one may depend on it.
+        # Not before the node's last message, because this message may depend on that one.
         when = self._latest[node] = max(due, self._latest.get(node, -math.inf))
         self._under_way[node] += 1
         home = self._home.get(node)
@@ -50,18 +50,18 @@ class WorkQueue:
         heappush(heap, (when, next(self._numbers), message))
 
     def take(self, worker: int) -> Message | None:
-        """Remove and return the first message that this worker may serve; None if there is none."""
+        """Remove and return the first message that this worker may serve, or None."""
         own = self._own[worker]
         while self._anybodys and not (own and own[0] < self._anybodys[0]):
             entry = heappop(self._anybodys)
             home = self._home.setdefault(entry[2].metadata.dst_node_id, worker)
             if home == worker:
                 return entry[2]
-            heappush(self._own[home], entry)  # the home is working for this node, and takes it next
+            heappush(self._own[home], entry)  # its home takes it later
         return heappop(own)[2] if own else None
 
     def answered(self, node: int, has_state: bool) -> None:
-        """Note a reply; a node without state and without messages may change its worker."""
+        """Record a reply. A node without state and without messages loses its home."""
         self._under_way[node] -= 1
         if has_state:
             self._stateful.add(node)
@@ -71,12 +71,12 @@ class WorkQueue:
                 self._home.pop(node, None)
 
     def settle(self, homes: Mapping[int, int]) -> None:
-        """Set which worker holds the state of which node; to be called before the first message."""
+        """Set the home of each node with state. Call it before the first message."""
         self._home.update(homes)
         self._stateful.update(homes)
 
     def died(self, worker: int, lost: Iterable[Message]) -> None:
-        """Note that a worker has died, with its nodes' states and the `lost` messages."""
+        """Record that a worker has died: its nodes' states and the messages `lost` are lost."""
         self._stateful -= {node for node, home in self._home.items() if home == worker}
         for message in lost:
             self.answered(message.metadata.dst_node_id, False)

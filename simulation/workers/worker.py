@@ -1,4 +1,4 @@
-"""A worker process: it answers its parent's messages for the nodes that it hosts."""
+"""A worker process, which answers its parent's messages for the nodes that it hosts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .limits import Limits
 from .node_host import NodeHost, NodeHostSpec
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PARENT_LOOK_SECONDS = 0.5  # between two checks that the parent lives; `getppid` is cheap
-WINDOW = 2  # messages that a worker has at a time: one that it answers, and the next one
+PARENT_LOOK_SECONDS = 0.5  # between two checks whether the parent has ended
+WINDOW = 2  # messages that a worker has at a time: the current one and the next one
 
 
 def message_of(content: RecordDict, metadata: Metadata) -> Message:
-    """Return a message with this metadata unchanged, as Flower's own transports make it."""
+    """Return a message with exactly this metadata, as Flower's transports make it."""
     return Message(content=content, metadata=metadata)  # type: ignore[call-overload,no-any-return]
 
 
@@ -42,13 +42,16 @@ def work(
     index: int,
     states: Mapping[int, RecordDict],
 ) -> None:
-    """Answer messages until the other end closes; runs in a worker process."""
+    """Answer messages in a worker process, until the other end closes the connection."""
     ignore_stops()
     end_with_parent()
-    multiprocessing.current_process().daemon = False  # a daemon cannot start a DataLoader's
-    for other in others:  # inherited by fork: while they are open, the parent's end is not seen
+    # A daemon may not start processes, for example those of a DataLoader.
+    multiprocessing.current_process().daemon = False
+    # While these connections, inherited by fork, are open, no worker notices the parent's end.
+    for other in others:
         other.close()
-    if hasattr(os, "register_at_fork"):  # the app's forks must not hold this end open, either
+    # The app's forked processes must not keep the connection open either.
+    if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=connection.close)
     limits.apply(index)
     host, content = NodeHost(spec), RecordDict()
@@ -71,13 +74,13 @@ def work(
 
 
 def ignore_stops() -> None:
-    """Ignore signals to stop: the parent ends its workers after it has written a checkpoint.
+    """Ignore stop signals: the parent ends its workers after it has written a checkpoint.
 
-    A shell, `timeout` and a terminal signal the whole process group, so a worker, with its app's
-    processes, leaves the group. systemd and Slurm signal every process, so a worker installs a
-    handler that does nothing. It is not `SIG_IGN`, which programs that the app executes would
-    inherit. A process that the app forks (a DataLoader's, a pool's) gets the default handlers back:
-    else nothing could end it.
+    A shell, `timeout` and a terminal send a signal to the whole process group. So a worker leaves
+    this group, together with the processes of its app. systemd and Slurm send a signal to every
+    process. So a worker installs a handler that does nothing. The handler is not `SIG_IGN`, because
+    programs that the app executes would inherit `SIG_IGN`. A process that the app forks, for
+    example for a DataLoader, gets the default handlers back. Otherwise nothing could end it.
     """
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
@@ -93,33 +96,35 @@ def ignore_stops() -> None:
 
 
 def hold_stops(how: int) -> None:
-    """Block signals to stop in this thread (`SIG_BLOCK`), or unblock them again (`SIG_UNBLOCK`).
+    """Block stop signals in this thread (`SIG_BLOCK`), or unblock them (`SIG_UNBLOCK`).
 
-    A process inherits its parent's mask, so no signal reaches a worker before `ignore_stops`.
+    A process inherits its parent's signal mask, so no stop signal reaches a worker before it calls
+    `ignore_stops`.
     """
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(how, STOPS)
 
 
 def _hear_stops() -> None:
-    """Restore the default handlers in a forked process; a signal since the fork then ends it."""
+    """Restore the default handlers in a forked process. A signal since the fork then ends it."""
     for number in STOPS:
         signal.signal(number, signal.SIG_DFL)
     hold_stops(signal.SIG_UNBLOCK)
 
 
 def end_group(worker: int) -> None:
-    """Send SIGTERM to the processes that a worker's app has started; the worker ignores it.
+    """Send SIGTERM to the processes that a worker's app has started. The worker ignores SIGTERM.
 
-    It is not SIGKILL: a resource tracker, which ignores SIGTERM, cleans up after the others.
+    It does not send SIGKILL: Python's resource tracker ignores SIGTERM, and must still clean up
+    after the other processes.
     """
     if hasattr(os, "killpg"):
-        with contextlib.suppress(OSError):  # no such group: the worker has only just started
+        with contextlib.suppress(OSError):  # no such group: the worker has not made it yet
             os.killpg(worker, signal.SIGTERM)
 
 
 def end_with_parent() -> None:
-    """End this process soon after its parent, even in the middle of a message."""
+    """End this process soon after its parent has ended, even while it answers a message."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -132,7 +137,7 @@ def end_with_parent() -> None:
 
 
 def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> None:
-    """Send a reply; if there is no room for it, send that fact, and the parent reports it."""
+    """Send a reply. If it has no room, send the error message, which the parent reports."""
     try:
         replies.send((message_id, content, has_state))
     except EngineError as error:
@@ -140,7 +145,7 @@ def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> 
 
 
 def _tell(replies: Channel, host: NodeHost) -> None:
-    """Send the nodes' states, or the message that there is no memory for a copy of them."""
+    """Send the nodes' states, or an error message if memory for their copy is missing."""
     try:
         _reply(replies, "", host.states, True)
     except MemoryError:

@@ -1,8 +1,8 @@
 """Makes the folder `simulation/` importable as `edgewire_engine`, a name that no app uses.
 
-An app may have a `simulation` module of its own. All imports within the folder are relative, so
-`import edgewire_engine.grid` works once this file's parent folder is on `sys.path`. A spawned
-worker has the folder on its own `sys.path`, too.
+An app may also have a module with the name `simulation`. All imports within the folder are
+relative, so `import edgewire_engine.grid` works once the folder `alias/` is on `sys.path`. A
+spawned worker has `alias/` on its `sys.path`, too.
 """
 
 from pathlib import Path
