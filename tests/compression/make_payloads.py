@@ -1,4 +1,4 @@
-"""Write the stored payloads of version 1 for methods that have none yet; never changes one.
+"""Writes the stored payloads of version 1 for methods that have none yet; never changes one.
 
 Run it once when a method is added: python tests/compression/make_payloads.py
 """
@@ -27,7 +27,7 @@ LAYOUT = Layout(
 
 
 def update() -> np.ndarray:
-    """Return (LAYOUT.size,) float32 of exact arithmetic: the same on every machine."""
+    """Return (LAYOUT.size,) float32 of integer arithmetic: equal on every machine."""
     counts = np.arange(LAYOUT.size, dtype=np.int64)
     values = ((counts * counts * 31 + counts * 7) % 61 - 30).astype(np.float32)
     for tensor in range(len(LAYOUT)):
@@ -37,7 +37,7 @@ def update() -> np.ndarray:
 
 
 def combinations() -> list[tuple[str, str, str]]:
-    """Return what a decoder can tell apart, and each sparsifier once."""
+    """Return all combinations that a decoder distinguishes, and each sparsifier once."""
     return sorted(
         {
             *product(["dense"], names("quantizer"), names("coder")),
@@ -48,14 +48,14 @@ def combinations() -> list[tuple[str, str, str]]:
 
 
 def options(sparsifier: str) -> dict[str, float]:
-    """Return options with which enough is selected for every coder to have work."""
+    """Return options that select enough entries for every coder."""
     return {"density": 0.25} if sparsifier == "topk" else {}
 
 
 def many() -> tuple[np.ndarray, Layout, float]:
-    """Return an update of thousands of entries among zeros, its layout, and their share.
+    """Return an update of 5,000 entries among zeros, its layout, and the share of nonzero entries.
 
-    So many indices are coded in another way than few.
+    Many indices are coded differently from few indices.
     """
     counts = np.arange(5000, dtype=np.int64)
     values = np.zeros(100_000, dtype=np.float32)
@@ -65,7 +65,7 @@ def many() -> tuple[np.ndarray, Layout, float]:
 
 
 def own() -> tuple[NativeTensor, ...]:
-    """Return a tensor of each type that numpy has, before, among and behind those of LAYOUT."""
+    """Return a tensor of each NumPy dtype, placed before, among and after those of LAYOUT."""
     kinds = [name for name in DTYPES if name != "bfloat16"]
     return tuple(
         NativeTensor(
@@ -76,13 +76,13 @@ def own() -> tuple[NativeTensor, ...]:
 
 
 def paths(combination: tuple[str, str, str]) -> tuple[Path, Path]:
-    """Where a combination's payload and the values that it decodes to are stored."""
+    """Return the paths of a combination's payload and of the values that it decodes to."""
     stem = "v1-" + "-".join(combination)
     return FOLDER / f"{stem}.ewp", FOLDER / f"{stem}.npy"
 
 
 def main() -> None:
-    """Fill the gaps."""
+    """Write the missing files."""
     MANY.parent.mkdir(parents=True, exist_ok=True)
     for combination in combinations():
         payload_path, values_path = paths(combination)

@@ -1,6 +1,6 @@
-"""Payloads taken apart, and put together again with something else in their parts.
+"""Takes payloads apart and builds them again with changed parts.
 
-Lengths, padding and what the coders wrap are right: what is wrong gets as far as it can.
+Lengths, padding and codings stay valid, so that the decoder reads the changed part.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ NUMBERS = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 1 << 14, 1 << 16, 1 << 
 
 
 def streams_of(parsed, before):
-    """Return what each stream of a payload holds, and its spec, in their order."""
+    """Return the content and the spec of each of a payload's streams, in order."""
     layout, specs = parsed.layout, []
     if parsed.exact:
         cut = separate(layout, parsed.exact)
@@ -34,7 +34,7 @@ def streams_of(parsed, before):
 
 
 class Surgery:
-    """Ways to change a part, all drawn from one generator; returns a payload's body, unsealed."""
+    """Random changes of a payload's parts, from one generator; returns a body without checksum."""
 
     def __init__(self, seed):
         self.draw = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ class Surgery:
                      self.parameters, self.selection, self.methods, self.exact)  # fmt: skip
 
     def __call__(self, payload, before):
-        """Return another payload's body."""
+        """Return the body of a changed payload."""
         parsed = parse(payload, None, 1 << 28)
         self.ids, self.params = list(payload[4:7]), list(parsed.params)
         self.chosen, self.repeated = parsed.selected, parsed.repeated
@@ -59,12 +59,12 @@ class Surgery:
         return int(self.draw.integers(count))
 
     def stream(self):
-        """Return the number of a stream that is not empty, or None."""
+        """Return the number of a random stream that is not empty, or None."""
         full = [place for place, (array, _) in enumerate(self.listed) if array.size]
         return full[self.some(len(full))] if full else None
 
     def extreme(self, dtype):
-        """Return one entry: a number at a type's borders, or any bits."""
+        """Return one entry: a number at the limits of its type, or random bits."""
         patterns = (b"\x00", b"\x01", b"\x7f", b"\x80", b"\xff", self.draw.bytes(1))
         raw = patterns[self.some(len(patterns))] * dtype.itemsize
         raw = raw[:-1] + (b"\x7f" if self.some(3) == 0 else raw[-1:])
@@ -125,11 +125,11 @@ class Surgery:
         self.tensors = [tensor for tensor in range(5) if self.some(2)]
 
     def coded(self, array, spec):
-        """Return a stream as it stands in a payload: coded, if that makes it smaller, or not."""
+        """Return a stream as stored in a payload: coded if that makes it smaller."""
         try:
             coder = by_id("coder", self.ids[2])()
             coded = coder.encode(array, spec) if self.some(4) else None
-        except (PayloadError, ValueError, IndexError):  # a coder may expect what its stream is not
+        except (PayloadError, ValueError, IndexError):  # this coder may not accept the stream
             coded = None
         if coded is None or len(coded) >= array.nbytes:
             return array.tobytes(), False

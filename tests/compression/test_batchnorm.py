@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics arrive exactly, whatever happens to the rest."""
+"""BatchNorm's running statistics arrive exactly, with every method."""
 
 from itertools import product
 
@@ -25,11 +25,12 @@ VARIANCES = slice(120, 126)
 
 def update(seed=0):
     values = np.random.default_rng(seed).normal(size=LAYOUT.size).astype(np.float32)
-    values[VARIANCES] = -np.geomspace(1e-4, 1, 6)  # from these values to nearly 0
+    # Change the variances from these values to nearly 0.
+    values[VARIANCES] = -np.geomspace(1e-4, 1, 6)
     return values
 
 
-def test_statistics_are_known_by_their_names():
+def test_statistics_are_found_by_their_names():
     assert exact_tensors(LAYOUT) == (0, 3, 4)
     cut = separate(LAYOUT, (0, 3, 4))
     assert cut.layout.names == ("0.weight", "1.weight", "2.weight")
@@ -41,7 +42,7 @@ def test_statistics_are_known_by_their_names():
 @pytest.mark.parametrize(
     "combination", list(product(methods("sparsifier"), methods("quantizer"))), ids="-".join
 )
-def test_they_arrive_exactly(combination):
+def test_statistics_arrive_exactly(combination):
     for feedback in (False, True):
         check_exactly(make_codec(*combination, feedback=feedback))
 
@@ -70,9 +71,9 @@ def test_a_model_of_statistics_alone():
 
 
 def with_exact(payload, table, reseal):
-    """Return a payload with another table of exact tensors, right checksum."""
+    """Return a payload with another table of exact tensors and a valid checksum."""
     body = payload[:-8]
-    own = bytes((3, 0, 2, 0))  # three: 0, 3, 4
+    own = bytes((3, 0, 2, 0))  # three tensors: 0, 3, 4
     at = body.index(own, 8)
     return reseal(body[:at] + table + body[at + len(own) :])
 
@@ -122,7 +123,7 @@ def random_statistics(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_statistics_are_as_far_off_as_the_layers_outputs(seed):
+def test_the_distance_of_statistics_is_that_of_the_layers_outputs(seed):
     one, other, around = (random_statistics(3 * seed + i).astype(np.float64) for i in range(3))
     root = lambda x: np.sqrt(np.mean(np.square(x)))  # noqa: E731
     expected = [
@@ -137,7 +138,7 @@ def test_statistics_are_as_far_off_as_the_layers_outputs(seed):
 
 @pytest.mark.parametrize("huge", [2.0, 1e5, 1e30])
 @pytest.mark.parametrize("entry", [0, 3, 6, 8])
-def test_one_channel_of_them_is_seen_and_shortened(huge, entry):
+def test_one_false_channel_is_found_and_limited(huge, entry):
     start = np.abs(random_statistics(1)) + 1
     end = start.copy()
     end[entry] *= np.float32(huge)
@@ -149,7 +150,7 @@ def test_one_channel_of_them_is_seen_and_shortened(huge, entry):
     assert (half <= end * (1 + 1e-6)).all()
 
 
-def test_a_counter_is_no_distance_and_none_is_0():
+def test_a_counter_has_no_distance():
     start, end = random_statistics(1), random_statistics(1)
     end[-1] += 1e6
     assert scale_of(SCALED).distance(start, end, start) == 0

@@ -1,4 +1,4 @@
-"""Memory of the costliest valid payloads: no more than twice what comes out, whatever is sent."""
+"""The costliest valid payloads take no more memory than twice the decoded update."""
 
 import tracemalloc
 from itertools import product
@@ -24,7 +24,7 @@ SHAPES = {
 }
 LAYOUT = Layout(tuple(SHAPES), tuple(SHAPES.values()), ("float32",) * len(SHAPES))
 SIZE = LAYOUT.size
-BESIDE = 1 << 17  # bytes that any payload may take
+BESIDE = 1 << 17  # bytes that any payload may take besides
 HARD = {"powersgd": {"rank": 64}, "int4": {"block": 16}, "qsgd": {"bucket": 16}}
 EVERY = np.arange(SIZE, dtype=np.uint32)
 DRAWN = np.random.default_rng(5).random(SIZE)
@@ -39,7 +39,7 @@ VALUES = (np.random.default_rng(6).standard_t(3, SIZE) * 1e-3).astype(np.float32
 
 
 def peak(run):
-    """Return what a call allocates at most, bytes, and what it returns."""
+    """Return the peak memory of a call in bytes, and the call's result."""
     run()
     tracemalloc.start()
     try:
@@ -55,7 +55,7 @@ def result_bytes(update):
 
 
 def check(payload, layout=LAYOUT):
-    """Assert the bounds: of decoding, and of what a server then does with the update."""
+    """Assert the memory bounds of decoding and of the server's use of the update."""
     used, update = peak(lambda: decode_update(payload, layout))
     assert used <= 2 * result_bytes(update) + BESIDE
     for make in (lambda: decode_update(payload, layout).dense(),
@@ -95,7 +95,7 @@ def test_names_and_tensors_in_their_own_type(coder):
         assert len(update.own) == 3
 
 
-def test_what_a_method_may_repeat_comes_without_the_statistics():
+def test_repeated_indices_exclude_the_statistics():
     indices = SELECTIONS["half"]
     payload = make_codec(quantizer="int8").encode_sparse(indices, VALUES[indices], LAYOUT)
     used, update = peak(lambda: decode_update(payload, LAYOUT))
@@ -106,7 +106,7 @@ def test_what_a_method_may_repeat_comes_without_the_statistics():
 
 
 def frame(size, block):
-    """Return a zstd frame of zeros in blocks of so many bytes, each one byte that is repeated."""
+    """Return a zstd frame of zeros; each block of `block` bytes is one repeated byte."""
     body, last = b"", size - (size - 1) // block * block
     for start in range(0, size, block):
         left = start + block >= size
@@ -133,7 +133,7 @@ def test_zstds_own_blocks_are_never_too_many(level):
     np.testing.assert_array_equal(Zstd.decode(memoryview(coded), spec), data)
 
 
-def test_names_are_short_and_tensors_as_many_as_allowed():
+def test_names_and_the_number_of_tensors_are_limited():
     name = "n" * 1024
     good = Layout((name, "b"), ((3,), (2,)), ("float32",) * 2)
     payload = make_codec().encode(np.ones(5, dtype=np.float32), good, names=True)

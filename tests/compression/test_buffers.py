@@ -1,4 +1,4 @@
-"""Scratch arrays that are kept."""
+"""Reuse of scratch arrays."""
 
 import threading
 
@@ -15,7 +15,7 @@ def no_buffers():
     buffers.release()
 
 
-def test_workspace_is_kept_and_grows(no_buffers):
+def test_workspace_is_reused_and_grows(no_buffers):
     first = buffers.workspace("a", 100, np.float32)
     assert first.shape == (100,)
     assert first.dtype == np.float32
@@ -41,7 +41,7 @@ def test_workspace_is_bounded(no_buffers, monkeypatch):
     monkeypatch.setattr(buffers, "LIMIT", 1000)
     a, b = (buffers.workspace(name, 400, np.uint8) for name in "ab")
     a[:], b[:] = 1, 2
-    assert np.shares_memory(a, buffers.workspace("a", 400, np.uint8))  # b is the oldest now
+    assert np.shares_memory(a, buffers.workspace("a", 400, np.uint8))  # b is now the oldest
     buffers.workspace("c", 300, np.uint8)
     assert list(buffers.buffers()) == ["a", "c"]
     assert (b == 2).all()

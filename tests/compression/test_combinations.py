@@ -1,4 +1,4 @@
-"""What holds for every combination of registered methods."""
+"""Tests of every combination of registered methods."""
 
 import random
 from itertools import product
@@ -26,14 +26,14 @@ from compression.batchnorm import exact_tensors, separate
 from compression.decoder import parts_of
 from tests.compression.quantizers.values import SPECIAL
 
-# Sparsifiers meet quantizers, and both sorts of selection meet every pair that a decoder can see.
+# Each sparsifier with each quantizer, and both kinds of selection with each quantizer and coder.
 COMBINATIONS = sorted(
     {
         *product(methods("sparsifier"), methods("quantizer"), ["entropy"]),
         *product(["dense", "topk"], methods("quantizer"), methods("coder")),
     }
 )
-# What a decoder can tell apart.
+# The combinations that a decoder distinguishes.
 DECODERS = [c for c in COMBINATIONS if c[0] in ("dense", "topk")]
 every_decoder = pytest.mark.parametrize(
     ("sparsifier", "quantizer", "coder"), DECODERS, ids=["-".join(c) for c in DECODERS]
@@ -44,7 +44,7 @@ every_combination = pytest.mark.parametrize(
 
 
 def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:
-    """Decode what is encoded; every value within the quantizer's own bound."""
+    """Assert that each decoded value is within the quantizer's error bound."""
     before = update.copy()
     payload = codec.encode(update, layout, seed=3)
     np.testing.assert_array_equal(update, before)
@@ -128,7 +128,7 @@ def test_float32_is_exact(coder, lenet, update_for):
 
 
 @every_decoder
-def test_what_is_not_finite_is_refused(sparsifier, quantizer, coder, lenet):
+def test_values_that_are_not_finite_are_refused(sparsifier, quantizer, coder, lenet):
     codec = make_codec(sparsifier, quantizer, coder)
     for bad, tensor in product([np.nan, np.inf, -np.inf], [0, 7, 9]):
         update = np.zeros(lenet.size, dtype=np.float32)
@@ -160,7 +160,7 @@ def test_numpy_settings_do_not_matter(sparsifier, quantizer, coder, make_layout)
 
 
 @every_combination
-def test_random_states_are_left_alone(sparsifier, quantizer, coder, mixed, update_for):
+def test_global_random_states_are_unchanged(sparsifier, quantizer, coder, mixed, update_for):
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     decode(make_codec(sparsifier, quantizer, coder).encode(update_for(mixed), mixed, seed=9))
     assert random.getstate() == states[0]
@@ -169,16 +169,16 @@ def test_random_states_are_left_alone(sparsifier, quantizer, coder, mixed, updat
 
 
 @every_decoder
-def test_coding_never_costs(sparsifier, quantizer, coder, lenet, mixed):
+def test_coding_never_makes_a_payload_larger(sparsifier, quantizer, coder, lenet, mixed):
     for layout, noise in product((lenet, mixed), (False, True)):
         draw = np.random.default_rng(0).integers(0, 1 << 32, layout.size, dtype=np.uint32)
         update = np.zeros(layout.size, dtype=np.float32)
-        if noise:  # random bits, less those of NaN and infinity
+        if noise:  # random bits, without those of NaN and infinity
             update = (draw & 0xBFFFFFFF).view(np.float32)
         sizes = [
             len(make_codec(sparsifier, quantizer, c).encode(update, layout)) for c in ("raw", coder)
         ]
-        # Shorter streams have shorter lengths before them: only the padding may differ.
+        # Shorter streams have shorter length fields, so only the padding may differ.
         assert sizes[1] <= sizes[0]
         if not noise and layout is lenet and coder != "raw" and sparsifier == "dense":
             assert sizes[1] < sizes[0] / 10

@@ -1,4 +1,4 @@
-"""The payload as a format: sizes, names, limits, and one written by hand."""
+"""The payload's format: sizes, names, limits, and a payload written by hand."""
 
 import struct
 
@@ -18,7 +18,7 @@ from compression.base import Rng
 from compression.registry import get
 
 
-def test_what_is_around_the_values_is_small(lenet, make_layout):
+def test_the_overhead_of_a_payload_is_small(lenet, make_layout):
     update = np.zeros(lenet.size, dtype=np.float32)
     assert len(make_codec("dense", "int8", "raw").encode(update, lenet)) <= lenet.size + 120
     assert len(make_codec("dense", "float32", "raw").encode(update, lenet)) <= 4 * lenet.size + 80
@@ -111,19 +111,19 @@ def test_more_tensors_than_the_format_holds(make_layout):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_draws_of_two_stages_are_apart(seed):
+def test_two_stages_draw_independent_numbers(seed):
     one, other = Rng(seed, 0).generator, Rng(seed, 1).generator
     assert (one.random(8) != other.random(8)).all()
 
 
 def test_the_format_by_hand():
-    """A payload written without the package, from docs/payload.md alone."""
+    """The decoder reads a payload that was written from docs/payload.md alone."""
     values = [1.0, -2.5, 1e-3]
     body = b"EWP\x01" + bytes([0, 0, 0, 1])  # dense, float32, raw, with names
     body += bytes([2, 2, 1, 2, 0])  # two tensors: (1, 2) and ()
     names = bytes([0, 1]) + b"w" + bytes([7, 4]) + b"step"
     body += bytes([len(names)]) + names
-    body += bytes([0, 0, 1, 12 << 1])  # everything, no parameters, one stream of 12 bytes as it is
+    body += bytes([0, 0, 1, 12 << 1])  # all entries, no parameters, one uncoded stream of 12 bytes
     body += bytes(-len(body) % 8) + struct.pack("<3f", *values)
     payload = body + struct.pack("<Q", xxh3_64_intdigest(body))
     vector, layout = decode(payload)

@@ -1,7 +1,6 @@
-"""Drawn selections against their laws.
+"""Random selections follow their probability laws.
 
-The bounds of the statistical tests reject a right law about once in a million seeds each; the
-seeds are fixed.
+Each statistical test rejects a correct law for about one seed in a million; the seeds are fixed.
 """
 
 import itertools
@@ -19,12 +18,12 @@ Z = 4.9  # two-sided, one in a million
 
 
 def chi_square_bound(df):
-    """Wilson & Hilferty's quantile, at one in a million."""
+    """Return Wilson & Hilferty's quantile at one in a million."""
     return df * (1 - 2 / (9 * df) + Z * math.sqrt(2 / (9 * df))) ** 3
 
 
 @pytest.mark.parametrize("n", [1, 50, 10_001, 12_000, 400_000])
-def test_uniform_is_a_set(n):
+def test_a_uniform_draw_is_a_set(n):
     draw = np.random.default_rng(1)
     for k in {0, 1, n // 1000, n // 50, n // 40, n // 10, n // 2, n - 1, n}:
         found = uniform(n, k, draw)
@@ -44,7 +43,7 @@ def test_uniform_law(n, k, times):
         found = uniform(n, k, draw)
         counts[found] += 1
         neighbours += np.count_nonzero(np.diff(found.astype(np.int64)) == 1)
-    # Entries of one draw exclude each other a little: hence n - 1 degrees, not n.
+    # Entries of one draw exclude each other slightly: hence n - 1 degrees of freedom, not n.
     spread = ((counts - times * share) ** 2).sum() / (times * share * (1 - share)) * (n - 1) / n
     assert spread < chi_square_bound(n - 1)
     expected = times * k * (k - 1) / n  # (n - 1) pairs, each with k (k - 1) / (n (n - 1))
@@ -52,7 +51,7 @@ def test_uniform_law(n, k, times):
 
 
 def set_probability(weights, members):
-    """Of successive sampling: over all orders, the product of w / sum of those still there."""
+    """Return a set's probability in successive sampling, summed over all orders of its members."""
     total, probability = sum(weights), 0.0
     for order in itertools.permutations(members):
         left, product = total, 1.0
@@ -67,7 +66,8 @@ def set_probability(weights, members):
 @pytest.mark.parametrize("weights", [(1, 2, 3, 4, 5), (200_000, 90_000, 3, 1, 1, 20_000)])
 def test_weighted_law_of_small_sets(monkeypatch, weights, horizon):
     draw, k, times = np.random.default_rng(3), 3, 1000
-    scaled = horizon * k / sum(weights)  # too early for most: several rounds
+    # Too early for most clocks, so the draw needs several rounds.
+    scaled = horizon * k / sum(weights)
     monkeypatch.setattr(topk, "horizon", lambda weights, k: scaled)
     given_weights = np.array(weights, dtype=np.float32)
     counts = dict.fromkeys(itertools.combinations(range(len(weights)), k), 0)
@@ -75,7 +75,7 @@ def test_weighted_law_of_small_sets(monkeypatch, weights, horizon):
         counts[tuple(weighted(given_weights, k, draw).tolist())] += 1
     expected = {members: times * set_probability(weights, members) for members in counts}
     assert sum(expected.values()) == pytest.approx(times)
-    # Sets expected less than five times are taken together.
+    # Sets with an expected count below five are pooled.
     rare = [members for members, count in expected.items() if count < 5]
     cells = [(counts[m], e) for m, e in expected.items() if e >= 5]
     if rare:
@@ -96,7 +96,7 @@ def test_weighted_law_of_large_sets(k, times, scale, dtype):
     counts = np.zeros(5)
     for _ in range(times):
         counts += np.bincount(owner[weighted(weights, k, draw)], minlength=5)
-    # Given the time at which the k-th rings, entry i has rung by then with 1 - exp(-t w_i).
+    # If the k-th clock rings at t, clock i has rung by then with probability 1 - exp(-t w_i).
     low, high = 0.0, 1.0
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
@@ -120,7 +120,7 @@ def test_clocks_before_a_horizon(share, dtype):
         assert abs(count - expected) < Z * math.sqrt(expected * (1 - chances[weight - 1])) + 1
 
 
-def test_weighted_favours_no_place():
+def test_weighted_draws_do_not_depend_on_the_position():
     draw, n, k = np.random.default_rng(8), N, 9
     weights = np.ones(n, np.float32)
     found = np.concatenate([weighted(weights, k, draw) for _ in range(150)])
@@ -159,7 +159,7 @@ def drawn(seed):
     ]
 
 
-def test_a_seed_decides_and_nothing_else():
+def test_a_draw_depends_on_the_seed_only():
     state = np.random.get_state()[1].copy()  # noqa: NPY002
     first = drawn(1)
     for buffer in buffers.buffers().values():
@@ -171,7 +171,7 @@ def test_a_seed_decides_and_nothing_else():
 
 
 @pytest.mark.parametrize("n", [1000, 20_000, N])
-def test_results_are_not_scratch_and_arguments_are_left_alone(n):
+def test_results_are_not_scratch_arrays_and_arguments_are_unchanged(n):
     draw, values = np.random.default_rng(0), heavy()[:n]
     values.flags.writeable = False
     weights = np.abs(values)

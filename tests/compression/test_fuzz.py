@@ -1,9 +1,9 @@
-"""Random damage. 2,000 payloads by default, more with --mutations.
+"""Random damage to payloads: 2,000 by default, more with --mutations.
 
-All of these have a right checksum: they are refused, or are another valid payload; then the vector
-is finite and of the declared shape. Half of them are damaged byte by byte, half part by part, with
-lengths and coding right (`surgery`). With the checksum that was there damage is always refused.
-Time and memory are bounded throughout.
+All damaged payloads get a valid checksum. The decoder must refuse each one or read a valid payload;
+then the vector is finite and has the declared shape. Half of them are damaged byte by byte, half
+part by part with valid lengths and coding (`surgery`). With the original checksum every damage is
+refused. Time and memory are bounded.
 """
 
 import time
@@ -19,16 +19,17 @@ from compression.layout import Layout
 from compression.native_tensors import NativeTensor
 from tests.compression.surgery import Surgery
 
-# A decoder sees quantizer, coder and the sort of selection, not what made the selection.
+# A decoder knows the quantizer, the coder and the kind of selection, not the sparsifier.
 TARGETS = list(product(["dense", "topk", "repeated"], methods("quantizer"), methods("coder")))
 MAX_SIZE = 1 << 14
-SLOWEST = 5.0  # seconds for one payload, on a busy machine
-TALLY: dict[tuple[str, str, str], list[int]] = {}  # target -> accepted, by sort of damage
+SLOWEST = 5.0  # seconds for one payload on a busy machine
+# Target -> accepted payloads, for each kind of damage.
+TALLY: dict[tuple[str, str, str], list[int]] = {}
 OWN = (np.arange(6, dtype=np.int64).reshape(2, 3), np.ones(5), np.ones(4, dtype=np.bool_))
 
 
 class Damage:
-    """Ways to spoil a payload, all drawn from one generator."""
+    """Random kinds of damage to a payload, from one generator."""
 
     def __init__(self, seed: int, others: list[bytes]) -> None:
         self.draw = np.random.default_rng(seed)
@@ -42,7 +43,7 @@ class Damage:
         return body
 
     def place(self, body: bytes) -> int:
-        """Half of the damage goes to the header, which is short."""
+        """Return a random place; half of the time it is in the header, which is short."""
         end = min(len(body), 48) if self.draw.random() < 0.5 else len(body)
         return int(self.draw.integers(max(end, 1)))
 
@@ -84,8 +85,9 @@ class Damage:
 
 
 def encode(target, update, layout, names):
-    """Return a payload of a target, the indices that its decoder must know, its model, and which
-    tensors of that are in their own type: one with names has such as well.
+    """Return (payload, indices that the decoder must know, model, tensors in their own type).
+
+    A payload with names also has tensors in their own type.
     """
     kind, quantizer, coder = target
     given = [NativeTensor(len(layout) + i, f"own {i}", array) for i, array in enumerate(OWN)]
@@ -108,7 +110,7 @@ def encode(target, update, layout, names):
 
 @pytest.fixture(scope="module")
 def payloads(mixed, make_layout, update_for):
-    """Payloads of each target, by target, for a mixed and for a plain layout."""
+    """Return payloads of each target, for a mixed and for a plain layout."""
     layouts = (mixed, make_layout([(30, 40), (40,)]))
     return {
         target: [
@@ -121,7 +123,7 @@ def payloads(mixed, make_layout, update_for):
 
 
 def check(payload, layout, before, own) -> bool:
-    """Decode; return whether the payload was accepted."""
+    """Decode a payload; return whether it was accepted."""
     tracemalloc.reset_peak()
     start, _ = tracemalloc.get_traced_memory()
     started = time.perf_counter()
@@ -177,7 +179,7 @@ def test_damaged_payloads(target, payloads, reseal, pytestconfig):
 
 
 def test_some_damage_was_another_valid_payload():
-    if len(TALLY) == len(TARGETS):  # not when a single target was asked for
+    if len(TALLY) == len(TARGETS):  # not if the run has a single target
         for accepted in zip(*TALLY.values(), strict=True):
             assert sum(accepted) > len(TARGETS) / 3, "nothing gets past the header"
 

@@ -1,4 +1,4 @@
-"""Payloads made with intent: each is refused with a PayloadError, before memory is allocated."""
+"""Hostile payloads raise `PayloadError` before the decoder allocates memory."""
 
 import re
 import time
@@ -27,7 +27,7 @@ def layout(make_layout):
 
 @pytest.fixture
 def craft(reseal):
-    """Put a payload together from whatever parts a test wants to be wrong."""
+    """Return a function that builds a payload from given parts, valid or not."""
 
     def build(
         bodies=(),
@@ -53,7 +53,7 @@ def craft(reseal):
 
 @pytest.fixture
 def refused(layout):
-    """Assert that decoding fails, quickly and in little memory, with and without the layout."""
+    """Return a function that asserts: decoding fails fast, in little memory."""
 
     def check(payload, match, both=True, memory=MEGABYTE // 4):
         for known in (layout, None) if both else (None,):
@@ -80,7 +80,7 @@ SCALE = np.ones(1, dtype="<f4").tobytes()
 LEVELS = bytes(SIZE)
 
 
-def test_the_craft_itself_is_right(craft, layout):
+def test_the_payload_builder_makes_valid_payloads(craft, layout):
     for known in (layout, None):
         assert decode(craft([(FLOATS, 0)]), known)[0].tobytes() == FLOATS
         coded = zstd.compress(LEVELS)
@@ -88,7 +88,7 @@ def test_the_craft_itself_is_right(craft, layout):
 
 
 def zstd_with_window(log: int) -> zstd.ZstdCompressor:
-    """Return a compressor that does not know the size in advance and so declares this window."""
+    """Return a compressor that does not know the size, so that it declares this window."""
     return zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: log})
 
 
@@ -119,7 +119,7 @@ def test_zstd_bombs(craft, refused, make_layout, declared, window_log):
     assert len(bomb) < BOMB // 200
     payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, 2))
     refused(payload, "no smaller than uncoded")
-    # With a model just large enough for the frame to be looked at.
+    # The model is just large enough for the decoder to read the frame.
     size = len(bomb) + 100
     tables = b"\x01\x01" + varint(size)
     payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, 2), tables=tables)
@@ -134,13 +134,13 @@ def test_zlib_bomb(craft, refused):
     size = len(bomb) + 100
     tables = b"\x01\x01" + varint(size)
     payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, 1), tables=tables)
-    # Inflating costs no more than the model that the payload claims to be for.
+    # Inflating takes no more memory than the model that the payload declares.
     refused(payload, "zlib stream of another length", both=False, memory=4 * size + MEGABYTE // 4)
 
 
 @pytest.mark.parametrize("coder", [1, 2])
 @pytest.mark.parametrize("length", [0, SIZE - 1, SIZE + 1, 4 * SIZE])
-def test_coded_streams_of_another_length(craft, refused, coder, length):
+def test_coded_streams_of_a_wrong_length(craft, refused, coder, length):
     body = zlib.compress(bytes(length)) if coder == 1 else zstd.compress(bytes(length))
     refused(craft([(SCALE, 0), (body, 1)], ids=(0, 2, coder)), "of another length|broken zstd")
 
@@ -173,7 +173,7 @@ def test_a_coded_stream_under_raw(craft, refused):
     "dimensions",
     [[1 << 60], [1 << 30, 1 << 30], [0, 1 << 60], [1 << 62, 0, 1 << 62], [1 << 28, 2]],
 )
-def test_shapes_beyond_all_bounds(craft, refused, dimensions, layout):
+def test_shapes_beyond_the_limits(craft, refused, dimensions, layout):
     tables = b"\x01" + varint(len(dimensions)) + b"".join(map(varint, dimensions))
     payload = craft([(FLOATS, 0)], tables=tables)
     refused(payload, "payload declares more than", both=False)
@@ -186,7 +186,7 @@ def test_shapes_beyond_all_bounds(craft, refused, dimensions, layout):
     [
         (varint(1 << 62), "tensors"),
         (varint(16_385) + bytes(16_385), "tensors"),
-        (b"\x02\x01" + varint(SIZE), "goes on"),  # the selection is taken for a 0-d tensor
+        (b"\x02\x01" + varint(SIZE), "goes on"),  # the selection is read as a 0-d tensor
         (b"\x01" + varint(33) + b"\x01" * 33, "33 dimensions"),
         (b"\x01" + varint(1 << 62), "dimensions"),
         (b"\x01\x01\xe8\x87\x00", "needless bytes"),
@@ -250,7 +250,7 @@ def test_bad_headers(craft, refused, parts, match):
     refused(craft([(FLOATS, 0)], **parts), match)
 
 
-def test_a_stream_of_another_size(craft, refused):
+def test_a_stream_of_a_wrong_size(craft, refused):
     refused(craft([(FLOATS[:-4], 0)]), "3996 bytes instead of 4000")
     refused(craft([(FLOATS + bytes(4), 0)]), "4004 bytes instead of 4000")
     refused(craft([(b"", 0)]), "0 bytes instead of 4000")
@@ -258,7 +258,7 @@ def test_a_stream_of_another_size(craft, refused):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite(craft, refused, value):
-    floats = np.full(SIZE, 2e38, dtype="<f4")  # a finite vector whose sum is not
+    floats = np.full(SIZE, 2e38, dtype="<f4")  # a finite vector with a sum beyond float32
     assert decode(craft([(floats.tobytes(), 0)]))[0].sum(dtype=np.float64) > 1e41
     floats[SIZE // 2] = value
     refused(craft([(floats.tobytes(), 0)]), "NaN or infinity")
@@ -290,7 +290,7 @@ def test_good_indices(craft):
     assert np.count_nonzero(vector) == 3
 
 
-def test_what_is_no_payload(craft, layout):
+def test_bytes_that_are_no_payload(craft, layout):
     good = craft([(FLOATS, 0)])
     for wrong in (b"", b"EWP", b"EWP\x01", bytes(1000), b"PK\x03\x04" + good, good[1:]):
         with pytest.raises(PayloadError, match="no payload"):

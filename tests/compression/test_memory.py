@@ -1,4 +1,4 @@
-"""What nodes keep: sent + kept == given, for every method that keeps anything, whatever is lost."""
+"""For every method with a memory, sent plus kept equals given, whatever is lost."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from compression.batchnorm import exact_tensors, separate
 from compression.registry import get
 
 KEEPING = [name for name in methods("sparsifier") if get("sparsifier", name)().kept is not None]
-# Options with which everything is sent at once.
+# Options that send every entry at once.
 EVERYTHING = {
     "cesgd": {"density": 1.0},
     "dense": {},
@@ -22,7 +22,7 @@ EVERYTHING = {
     "threshold": {"threshold": 0.0, "sent": "value"},
     "topk": {"density": 1.0},
 }
-# Other ways of each method that hold to the same rules.
+# Other options that must follow the same rules.
 VARIANTS = [
     *((name, {}) for name in KEEPING),
     ("topk", {"scope": "tensor", "density": 0.1}),
@@ -45,7 +45,7 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=ids)
 
 @pytest.fixture(scope="module")
 def normed():
-    """A model with BatchNorm in its middle: two runs of trained entries."""
+    """Return a model with BatchNorm in its middle, so it has two runs of trained entries."""
     names = (
         "conv.weight",
         "bn.weight",
@@ -64,13 +64,13 @@ def updates(layout, steps=6):
 
 
 def trained_of(layout):
-    """Return the positions of what sparsifiers see."""
+    """Return the positions of the entries that sparsifiers receive."""
     cut = separate(layout, exact_tensors(layout))
     return cut.gather(np.arange(layout.size))
 
 
 def given_by(codec, update, layout, memory, loss):
-    """Return what a step shares out, by the method's own rule, on a copy of its memory."""
+    """Return the vector that one step divides into sent and kept, by the method's own rule."""
     copy = {name: array.copy() for name, array in memory.items()}
     trained = update[trained_of(layout)]
     if codec.sparsifier.kept is None:
@@ -88,7 +88,7 @@ def close(left, right, scale):
 
 
 @every_variant
-def test_what_is_sent_and_what_is_kept_is_what_was_given(variant, normed, lenet):
+def test_sent_plus_kept_equals_given(variant, normed, lenet):
     name, options = variant
     codec = make_codec(name, "float32", "raw", **options)
     for layout in (lenet, normed):
@@ -109,7 +109,7 @@ def test_what_is_sent_and_what_is_kept_is_what_was_given(variant, normed, lenet)
 
 @pytest.mark.parametrize("quantizer", methods("quantizer"))
 @pytest.mark.parametrize("name", methods("sparsifier"))
-def test_feedback_keeps_what_any_quantizer_loses(name, quantizer, normed):
+def test_feedback_keeps_every_quantizers_error(name, quantizer, normed):
     codec = make_codec(name, quantizer, "raw", feedback=True)
     memory, before = {}, None
     for number, update in enumerate(updates(normed, 3)):
@@ -137,7 +137,7 @@ def test_a_lost_payload_is_put_back(variant, quantizer, normed):
 
 @pytest.mark.parametrize("name", methods("sparsifier"))
 @pytest.mark.parametrize("feedback", [False, True])
-def test_memory_is_what_is_declared(name, feedback, lenet, normed):
+def test_memory_has_the_declared_size(name, feedback, lenet, normed):
     codec = make_codec(name, "float32", "raw", feedback=feedback)
     for layout in (lenet, normed):
         memory: dict[str, np.ndarray] = {}
@@ -147,7 +147,7 @@ def test_memory_is_what_is_declared(name, feedback, lenet, normed):
 
 
 @pytest.mark.parametrize("quantizer", methods("quantizer"))
-def test_memory_of_quantizers_is_what_is_declared(quantizer, lenet):
+def test_memory_of_quantizers_has_the_declared_size(quantizer, lenet):
     codec = make_codec("dense", quantizer, "raw")
     memory: dict[str, np.ndarray] = {}
     for number, update in enumerate(updates(lenet, 2)):
@@ -197,7 +197,7 @@ REPEATING = [name for name in methods("sparsifier") if get("sparsifier", name).r
 
 
 @pytest.mark.parametrize("name", REPEATING)
-def test_an_index_set_that_stays_is_not_sent_again(name, lenet):
+def test_an_unchanged_index_set_is_not_sent_again(name, lenet):
     options = {"cap": 0.0} if name == "esgd" else {}
     codec = make_codec(name, "float32", "raw", **options)
     memory: dict[str, np.ndarray] = {}
@@ -212,7 +212,7 @@ def test_an_index_set_that_stays_is_not_sent_again(name, lenet):
     for wrong in (None, indices[:-1], indices + np.uint32(1)):
         with pytest.raises(PayloadError, match="repeats indices"):
             decode_update(short, lenet, before=wrong)
-    # Where the receiver may not have them they are sent, although they are the same.
+    # The receiver may not know the indices, so they are sent although they are unchanged.
     full = codec.encode(third, lenet, memory=memory, loss=0.5, as_before=False)
     np.testing.assert_array_equal(decode_update(full, lenet).indices, indices)
 

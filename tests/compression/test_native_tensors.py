@@ -1,4 +1,4 @@
-"""Tensors of their own type: every value of every type comes back, and hostile tables do not."""
+"""Tensors in their own type: every value of every type is restored, hostile tables are refused."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def tensors(kind):
 
 
 def model_of(own):
-    """Return the layout of w, the own tensors, b."""
+    """Return the layout of w, the tensors in their own type, and b."""
     names = ("w", *(each.name for each in own), "b")
     shapes = (LAYOUT.shapes[0], *(each.array.shape for each in own), LAYOUT.shapes[1])
     return Layout(names, shapes, ("float32", *(each.array.dtype.name for each in own), "float32"))
@@ -34,7 +34,7 @@ def encoded(own, codec=INT8):
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_every_value_of_every_type_comes_back(data):
+def test_every_value_of_every_type_is_restored(data):
     kinds = data.draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
     own = [NativeTensor(1 + i, f"t{i}", data.draw(tensors(kind))) for i, kind in enumerate(kinds)]
     payload = encoded(own)
@@ -59,17 +59,17 @@ def test_beside_a_selection_with_a_memory(sparsifier):
         update = decode_update(payload, model_of(own), own=(1,))
         np.testing.assert_array_equal(update.own[0].array, own[0].array)
         if codec.keeps:
-            codec.restore(payload, LAYOUT, memory)  # the layout that it was encoded with
+            codec.restore(payload, LAYOUT, memory)  # the layout of the encoder
 
 
-def test_a_vector_of_nothing_beside_integers():
+def test_an_empty_vector_beside_integers():
     empty = Layout((), (), ())
     own = [NativeTensor(0, "steps", np.arange(5))]
     payload = INT8.encode(np.empty(0, np.float32), empty, names=True, own=own)
     np.testing.assert_array_equal(decode_update(payload).own[0].array, np.arange(5))
 
 
-def test_nan_is_refused_before_the_memory_hears_of_it():
+def test_nan_is_refused_before_the_memory_changes():
     memory = {}
     own = [NativeTensor(1, "half", np.array([np.nan], np.float16))]
     with pytest.raises(PayloadError, match="update holds NaN in half"):
@@ -86,7 +86,7 @@ def test_nan_is_refused_before_the_memory_hears_of_it():
         (LAYOUT, "another model"),
     ],
 )
-def test_another_models_are_refused(model, match):
+def test_tensors_of_another_model_are_refused(model, match):
     with pytest.raises(PayloadError, match="another model"):
         decode_update(encoded([NativeTensor(1, "t", np.arange(3))]), model)
 
@@ -98,7 +98,7 @@ def test_declared_sizes_are_bounded_before_anything_is_allocated():
         decode_update(payload, max_size=1000)
 
 
-def test_any_flipped_bit_and_any_cut_is_noticed():
+def test_any_flipped_bit_and_any_cut_is_detected():
     payload = encoded(
         [NativeTensor(1, "t", np.arange(3)), NativeTensor(2, "on", np.array([True, False]))]
     )
@@ -111,8 +111,8 @@ def test_any_flipped_bit_and_any_cut_is_noticed():
             decode_update(payload[:position])
 
 
-def test_hostile_tables_with_a_right_checksum(reseal):
-    """Whatever a byte of the table is changed to: refused, or another valid table."""
+def test_hostile_tables_with_a_valid_checksum(reseal):
+    """With any byte of the table changed, a payload is refused or has another valid table."""
     payload = encoded(
         [NativeTensor(1, "t", np.arange(3)), NativeTensor(2, "on", np.array([True, False]))]
     )

@@ -1,4 +1,4 @@
-"""A payload is taken as it was asked for: which tensors, and in which part each travels."""
+"""A payload is accepted only with the requested tensors, each in the requested part."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ NAMES = st.sampled_from(["w", "W", "b", "bn.running_mean"])
 
 @st.composite
 def models(draw):
-    """Return a model's layout, and which of its tensors travel in their own type."""
+    """Return a model's layout, and the tensors in their own type."""
     names = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
     shapes = tuple(draw(SHAPES) for _ in names)
     dtypes = tuple(draw(st.sampled_from(KINDS)) for _ in names)
@@ -36,8 +36,9 @@ def sent(layout, own, codec, names):
 
 
 def told(layout, own, names):
-    """Return what a payload says of its tensors: of those in the vector, names and types if asked
-    for; of the others always.
+    """Return what a payload declares: for each tensor its part and shape, perhaps name and dtype.
+
+    Tensors in their own type always have a name and a dtype, those in the vector only with `names`.
     """
     columns = zip(layout.names, layout.dtypes, layout.shapes, strict=True)
     return [
@@ -48,7 +49,7 @@ def told(layout, own, names):
 
 @settings(deadline=None, max_examples=400)
 @given(models(), models(), st.booleans(), st.sampled_from(CODECS))
-def test_it_is_taken_if_it_says_what_was_asked_and_else_refused(asked, other, names, codec):
+def test_a_payload_is_accepted_only_if_it_declares_what_was_requested(asked, other, names, codec):
     for layout, own in (asked, other, (asked[0], other[1][: len(asked[0])])):
         if own and own[-1] >= len(layout):
             continue
@@ -67,7 +68,7 @@ def test_it_is_taken_if_it_says_what_was_asked_and_else_refused(asked, other, na
             assert "\n" not in str(error.value)
 
 
-def test_nothing_is_in_its_own_type_unless_that_was_asked():
+def test_tensors_in_their_own_type_must_be_requested():
     layout = Layout(("w", "b"), ((3,), (2,)), ("float32",) * 2)
     payload = sent(layout, (0,), CODECS[0], names=False)
     for refusing in (decode, decode_update, expect):
@@ -78,7 +79,7 @@ def test_nothing_is_in_its_own_type_unless_that_was_asked():
     assert decode_update(payload, layout, own=(0,)).own[0].name == "w"
 
 
-def test_what_a_method_sends_exactly_is_asked_for_too():
+def test_exact_tensors_must_be_requested_too():
     layout = Layout(("w", "bn.running_mean"), ((3,), (2,)), ("float32",) * 2)
     vector = np.ones(5, np.float32)
     exactly = {codec: codec.exact_tensors(layout) for codec in CODECS}

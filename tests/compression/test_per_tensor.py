@@ -1,4 +1,4 @@
-"""The largest of each tensor against brute force."""
+"""The largest entries of each tensor, compared with a brute-force search."""
 
 import numpy as np
 import pytest
@@ -30,14 +30,14 @@ def test_largest_of_each(values, data):
 @pytest.mark.parametrize(
     "sizes",
     [
-        [5, TINY, TINY + 1, 1, 30],  # small ones on both sides of a large one
-        [3 * TINY, 7, 2 * TINY],  # one small: not worth going through together
+        [5, TINY, TINY + 1, 1, 30],  # small tensors on both sides of a large one
+        [3 * TINY, 7, 2 * TINY],  # one small tensor: not worth grouping
         [40, 0, 900, 2],
         [9 * TINY],
     ],
 )
 def test_small_and_large_tensors(sizes, levels):
-    """`levels` 0: no two magnitudes are equal; 2: nearly all are."""
+    """`levels` 0: no two magnitudes are equal; `levels` 2: nearly all are equal."""
     random = np.random.default_rng(levels)
     values = random.standard_normal(sum(sizes)).astype(np.float32)
     values = np.rint(levels * values).astype(np.float32) if levels else values
@@ -48,7 +48,7 @@ def test_small_and_large_tensors(sizes, levels):
         expect(largest_of_each(values, segments, counts), of_each(values, segments, counts))
 
 
-def test_more_than_there_are_is_refused():
+def test_a_count_beyond_the_tensor_is_refused():
     values, segments = np.zeros(10, np.float32), np.array([0, 4, 10])
     with pytest.raises(ValueError, match="cannot select 5 of 4"):
         largest_of_each(values, segments, np.array([5, 1]))

@@ -9,7 +9,7 @@ from compression.coders.zstd import Zstd
 from compression.registry import STAGES, by_id, get, register
 
 METHODS = [(stage, name) for stage in STAGES for name in names(stage)]
-# Ids stand in payloads that exist: they never change.
+# Stored payloads contain these ids, so they never change.
 IDS = {
     "sparsifier": {
         "dense": 0,
@@ -38,7 +38,7 @@ IDS = {
 }
 
 
-def test_ids_stay():
+def test_ids_never_change():
     for stage, methods in IDS.items():
         for name, number in methods.items():
             assert get(stage, name).id == number
@@ -71,7 +71,7 @@ def test_options_reach_their_method():
     assert make_codec(coder="zstd", level=None).coder == Zstd()
 
 
-def test_an_option_nobody_has_is_one_line():
+def test_an_unknown_option_gives_one_line():
     with pytest.raises(ValueError, match="option level does not go with") as error:
         make_codec("dense", "int8", "raw", level=3)
     message = str(error.value)
@@ -86,7 +86,7 @@ def test_a_wrong_value_is_refused(level):
         make_codec(coder="zstd", level=level)
 
 
-def test_option_fields_are_the_union():
+def test_option_fields_are_the_union_of_all_methods():
     found = {option: (kind, owners) for option, kind, owners in option_fields()}
     assert found["level"] == (int, ["zstd"])
     for stage, name in METHODS:

@@ -1,4 +1,4 @@
-"""Entries at indices, block by block: the very bits that numpy gives, in little memory."""
+"""Writing entries at indices, block by block: bit for bit as numpy does, in little memory."""
 
 import tracemalloc
 
@@ -14,7 +14,7 @@ SPECIAL = np.array([0.0, -0.0, 1e-45, -1e-45, 1e37, -1e37, 1.0, -1.0], dtype=np.
 
 
 def drawn(size, share=0.9):
-    """Return a vector, indices into it, and values for these."""
+    """Return a vector, indices into it, and values for these indices."""
     draw = np.random.default_rng(size)
     indices = np.flatnonzero(draw.random(size) < share).astype(np.uint32)
     vector, values = (draw.choice(SPECIAL, n) for n in (size, len(indices)))
@@ -28,7 +28,7 @@ def same(left, right):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("share", [0.01, 0.9, 1.1])
-def test_the_bits_are_numpys(size, share):
+def test_the_bits_equal_numpys(size, share):
     vector, indices, values = drawn(size, share)
     mine, theirs = vector.copy(), vector.copy()
     put_at(mine, indices, values)
@@ -46,7 +46,7 @@ def test_the_bits_are_numpys(size, share):
 
 
 @pytest.mark.parametrize("size", SIZES[2:])
-def test_what_does_not_increase_is_found_anywhere(size):
+def test_indices_that_do_not_increase_are_found_anywhere(size):
     indices = np.arange(0, 2 * size, 2, dtype=np.uint32)
     assert increase(indices)
     assert increase(indices[:1])
@@ -65,12 +65,12 @@ def test_counting_up(size):
 
 
 @given(st.sets(st.integers(0, 40)), st.lists(st.integers(0, 41), max_size=5))
-def test_how_many_lie_below(places, bounds):
+def test_counts_of_indices_below_a_bound(places, bounds):
     indices = np.array(sorted(places), dtype=np.uint32)
     assert find(indices, bounds) == [sum(place < bound for place in places) for bound in bounds]
 
 
-def test_nothing_is_made_that_is_as_large_as_the_indices():
+def test_no_array_as_large_as_the_indices_is_allocated():
     vector, indices, values = drawn(20 * BLOCK)
     tracemalloc.start()
     put_at(vector, indices, values)

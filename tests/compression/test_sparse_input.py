@@ -1,4 +1,4 @@
-"""What is sparse already needs no selecting, and is written as a selection of it would be."""
+"""A sparse update is not selected again; its payload equals that of such a selection."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ CODERS = methods("coder")
 
 
 def sparse(layout, share, seed=0):
-    """Return an index set and its values, not one of them 0."""
+    """Return an index set and its values, none of which is 0."""
     draw = np.random.default_rng(seed)
     indices = np.flatnonzero(draw.random(layout.size) < share).astype(np.uint32)
     values = draw.standard_t(3, size=len(indices)).astype(np.float32)
@@ -42,7 +42,7 @@ def whole(layout, indices, values):
 
 
 def statistics(layout):
-    """Return (n,) bool: which entries are running statistics."""
+    """Return (n,) bool: True for entries that are running statistics."""
     found = np.zeros(layout.size, dtype=np.bool_)
     for tensor in exact_tensors(layout):
         found[layout.offsets[tensor] : layout.offsets[tensor + 1]] = True
@@ -56,7 +56,7 @@ def statistics(layout):
     share=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
     seed=st.integers(0, 2**32),
 )
-def test_an_exact_codec_gives_back_what_it_was_given(layout, coder, share, seed):
+def test_an_exact_codec_restores_its_input(layout, coder, share, seed):
     codec, (indices, values) = make_codec(coder=coder), sparse(layout, share, seed)
     assert codec.exact
     update = decode_update(codec.encode_sparse(indices, values, layout), layout)
@@ -69,8 +69,8 @@ def test_an_exact_codec_gives_back_what_it_was_given(layout, coder, share, seed)
 @every_layout
 @every_quantizer
 @pytest.mark.parametrize("count", [0, 1, 60])
-def test_it_is_what_a_sparsifier_that_selects_just_these_sends(quantizer, layout, count):
-    """Of an update that is 0 elsewhere topk selects the entries that are not."""
+def test_the_payload_equals_that_of_a_sparsifier_with_these_entries(quantizer, layout, count):
+    """topk selects the entries that are not 0, so both payloads decode to the same update."""
     cut = separate(layout, exact_tensors(layout))
     trained = np.flatnonzero(~statistics(layout))
     draw = np.random.default_rng(count)
@@ -81,7 +81,7 @@ def test_it_is_what_a_sparsifier_that_selects_just_these_sends(quantizer, layout
     selecting = make_codec("topk", quantizer, "raw", feedback=False, density=density)
     found = decode_update(given.encode_sparse(indices, values, layout, seed=5), layout)
     expected = np.zeros(layout.size, dtype=np.float32)
-    if count:  # topk sends one entry at least
+    if count:  # topk sends at least one entry
         payload = selecting.encode(whole(layout, indices, values), layout, seed=5)
         expected = decode_update(payload, layout).dense()
     np.testing.assert_array_equal(found.dense(), expected)
@@ -121,7 +121,9 @@ FALLING_BACK = [("topk", False), ("randomk", False), ("threshold", False), ("den
 @every_layout
 @pytest.mark.parametrize("quantizer", ["float32", "int8", "sign"])
 @pytest.mark.parametrize(("sparsifier", "feedback"), FALLING_BACK)
-def test_who_selects_or_feeds_back_gets_the_whole_vector(sparsifier, feedback, quantizer, layout):
+def test_selecting_or_feedback_methods_get_the_whole_vector(
+    sparsifier, feedback, quantizer, layout
+):
     codec = make_codec(sparsifier, quantizer, "raw", feedback=feedback)
     memories = {}, {}
     for number in range(4):
@@ -147,7 +149,7 @@ def test_every_entry_is_the_dense_encoding(quantizer, layout):
 
 
 @every_quantizer
-def test_what_is_given_is_not_changed(quantizer):
+def test_the_input_is_not_changed(quantizer):
     codec = make_codec("dense", quantizer, feedback=False)
     indices, values = sparse(NORMED, 0.3)
     indices.flags.writeable = values.flags.writeable = False
@@ -168,7 +170,7 @@ def test_values_that_are_not_finite_are_refused(bad, sparsifier, layout):
 
 @st.composite
 def cuts(draw):
-    """Return a layout of a few tensors, and which of them are exact."""
+    """Return a layout of a few tensors, and the tensors that are exact."""
     sizes = draw(st.lists(st.integers(0, 6), min_size=1, max_size=7))
     exact = tuple(t for t in range(len(sizes)) if draw(st.booleans()))
     names = tuple(f"t{t}" for t in range(len(sizes)))
@@ -194,7 +196,7 @@ def test_narrow_undoes_widen(cut, data):
 
 @settings(deadline=None, max_examples=150)
 @given(cut=cuts(), data=st.data())
-def test_widen_undoes_narrow_but_for_statistics_that_were_absent(cut, data):
+def test_widen_undoes_narrow_except_for_absent_statistics(cut, data):
     layout, exact = cut
     parts = separate(layout, exact)
     places = st.integers(0, layout.size - 1) if layout.size else st.nothing()

@@ -1,4 +1,4 @@
-"""Exact selections against brute force."""
+"""Exact selections, compared with a brute-force search."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ def brute(values, k):
 
 @cache
 def hard_vectors():
-    """Vectors by name, and their indices by magnitude."""
+    """Return vectors by name, and their indices sorted by magnitude."""
     draw, x = np.random.default_rng(6), heavy()
     places = np.arange(N)
     found = {
@@ -82,7 +82,7 @@ def test_largest_of_hard_vectors():
 
 
 def misleading(low, high, share, size=10_000):
-    """Return how a sample is drawn that takes these for what the k-th largest is between."""
+    """Return a sampling function that suggests wrong bounds of the k-th largest value."""
     at = size - rank(size, share, -1)
     assert 0 < size - rank(size, share) < at < size
     found = np.repeat(np.array([low, high], np.int32), (at, size - at))
@@ -90,7 +90,7 @@ def misleading(low, high, share, size=10_000):
 
 
 @pytest.mark.parametrize("name", ["heavy tails", "few levels", "all equal"])
-def test_a_sample_that_misleads_costs_time_only(monkeypatch, name):
+def test_a_misleading_sample_costs_time_only(monkeypatch, name):
     (values, order), k = hard_vectors()[name], 3000
     expected, kth = np.sort(order[:k]), int(np.abs(values[order[k - 1]]).view(np.int32))
     for below, beyond in itertools.product([-(2**22), -1, 0, 1, 2**22, 2**31], repeat=2):
@@ -99,7 +99,7 @@ def test_a_sample_that_misleads_costs_time_only(monkeypatch, name):
         expect(largest(values, k), expected)
 
 
-def test_subnormal_numbers_stay_apart_where_they_are_flushed():
+def test_subnormal_numbers_are_distinguished_even_if_flushed_to_zero():
     torch = pytest.importorskip("torch")
     values = (np.arange(1, 501) * TINIEST).astype(np.float32)
     expected = brute(values, 100)
@@ -138,7 +138,7 @@ def test_above_over_blocks():
 
 
 @pytest.mark.parametrize("k", [-1, 6])
-def test_counts_that_cannot_be(k):
+def test_impossible_counts_are_refused(k):
     draw, values = np.random.default_rng(0), np.zeros(5, np.float32)
     for select in (
         lambda: largest(values, k),

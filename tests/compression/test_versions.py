@@ -1,4 +1,4 @@
-"""Payloads of the past still decode, to the same values."""
+"""Stored payloads of earlier versions still decode to the same values."""
 
 import runpy
 from pathlib import Path
@@ -18,7 +18,7 @@ FILES = sorted(STORE["FOLDER"].glob("*.ewp"))
 def test_stored_payloads_decode(path):
     vector, layout = decode(path.read_bytes())
     expected = np.load(path.with_suffix(".npy"))
-    # Matrix products may differ in their last bits from machine to machine.
+    # Matrix products may differ in their last bits between machines.
     near = 1e-5 * np.abs(expected).max() if path.stem.split("-")[2] in PRODUCTS else 0
     np.testing.assert_allclose(vector, expected.astype(np.float32), rtol=0, atol=near)
     assert layout == STORE["LAYOUT"]
@@ -52,11 +52,11 @@ def test_every_combination_is_stored(combination):
 
 
 @pytest.mark.parametrize("quantizer", ["float32", "float16", "int8"])
-def test_stored_values_are_the_update(quantizer):
+def test_stored_values_equal_the_update(quantizer):
     codec = make_codec("dense", quantizer, "raw")
     update, layout = STORE["update"](), STORE["LAYOUT"]
     payload_path, values_path = STORE["paths"](("dense", quantizer, "raw"))
     error = np.abs(np.load(values_path).astype(np.float64) - update)
     assert (error <= codec.quantizer.error_bound(update, parts_of(None, layout))).all()
-    # Uncoded bytes depend on nothing but the format.
+    # Uncoded bytes depend on the format only.
     assert codec.encode(update, layout, seed=1, names=True) == payload_path.read_bytes()

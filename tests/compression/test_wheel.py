@@ -1,4 +1,4 @@
-"""The library as others have it: installed without torch, or as a folder deep in an app."""
+"""The library as users install it: as a wheel without torch, or as a folder within an app."""
 
 import json
 import re
@@ -40,7 +40,7 @@ print([n for n in found if not sys.modules[n].__file__.startswith(library)])
 
 
 def call(*words, cwd=None):
-    """Run a program and return what it printed. Skips where packages cannot be fetched."""
+    """Run a program and return its output. Skips the test if packages cannot be downloaded."""
     if words[0] is None:
         pytest.skip("uv is not installed")
     done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=120)
@@ -60,7 +60,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture
 def environment(tmp_path):
-    """An empty environment's python, and a function that installs into it."""
+    """Return an empty environment's python, and a function that installs packages into it."""
     call(UV, "venv", "-q", "--python", sys.executable, tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
     return python, lambda *what: call(UV, "pip", "install", "-q", "--python", python, *what)
@@ -94,6 +94,6 @@ def test_its_example_runs_in_a_flower_app_without_torch(wheel, environment, tmp_
     assert 2 * sent < plain
 
 
-def test_a_copy_of_the_folder_works_under_another_name_deep_in_an_app(tmp_path):
+def test_a_copy_of_the_folder_works_under_another_name_within_an_app(tmp_path):
     shutil.copytree(FOLDER, tmp_path / "app" / "vendor" / "squeeze")
     assert call(sys.executable, "-c", ANYWHERE, cwd=tmp_path) == "4\n[]\n"

@@ -1,4 +1,4 @@
-"""Vectors that selections are tried on, and how what they find is compared."""
+"""Vectors for tests of selections, and how their results are compared."""
 
 from functools import cache
 

@@ -37,7 +37,7 @@ def wrapped(data: np.ndarray, delta: DeltaSpec, mode: ModeSpec) -> bytes:
 
 
 def refused(coded: bytes, spec: Spec, match: str = "payload holds") -> None:
-    """Assert that decoding fails, quickly and in little memory."""
+    """Assert that decoding raises `PayloadError`, quickly and in little memory."""
     tracemalloc.start()
     started = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""bfloat16: rounding, ends of float32, hostile streams."""
+"""bfloat16: rounding, extreme float32 values, hostile streams."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from compression.quantizers.bfloat16 import BFloat16
 from compression.quantizers.scaling import BLOCK
 from tests.compression.quantizers.values import whole
 
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def test_bfloat16_rounds_as_torch_does():
     draw = np.random.default_rng(0)
     bits = draw.integers(0, 1 << 32, 2 * BLOCK + 3, dtype=np.uint32)
-    bits[::3] &= 0xFFFF8000  # halfway between two
+    bits[::3] &= 0xFFFF8000  # halfway between two values
     bits[:8] = [0, 1 << 31, 1, 0x8000, 0x8001, 0x7F7F7FFF, 0x007FFFFF, 0x80008000]
     values = bits.view(np.float32)[np.isfinite(bits.view(np.float32))]
     expected = torch.from_numpy(values.copy()).to(torch.bfloat16).float().numpy()

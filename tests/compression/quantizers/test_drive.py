@@ -1,4 +1,4 @@
-"""DRIVE: the rotation, the figures of the paper, the bound, and payloads made with intent."""
+"""DRIVE: the rotation, the paper's figures, the error bound, and hostile payloads."""
 
 import tracemalloc
 
@@ -9,7 +9,7 @@ from compression.base import Kind, PayloadError, Rng, TensorSlices
 from compression.quantizers.drive import Drive
 from compression.quantizers.rotation import CHUNK, batches, random_bits, runs, transform
 
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MOST = float(np.finfo(np.float32).max)
 both_scales = pytest.mark.parametrize("scale", ["unbiased", "least"])
@@ -33,7 +33,7 @@ def nmse(decoded, values):
 
 
 def philox(key, counter):
-    """Philox4x64-10 as in the paper of Salmon et al. (2011), one block of four words."""
+    """Return one block of Philox4x64-10 (Salmon et al., 2011): four words."""
     mask = (1 << 64) - 1
     words = [counter, 0, 0, 0]
     keys = [key, 0]
@@ -69,8 +69,8 @@ def test_the_transform_is_hadamards(size):
     np.testing.assert_array_equal(back, rows * size)
 
 
-def test_the_value_by_hand():
-    """Decoding as docs/payload.md has it, without the package: two tensors, of 5 and 11."""
+def test_decoding_by_hand():
+    """A decoder after docs/payload.md alone gives the same values, for tensors of 5 and 11."""
     parts = parts_of(5, 11)
     seed = np.array([77], dtype="<u8")
     scales = np.array([0.5, 3], dtype="<f4")
@@ -119,7 +119,7 @@ def drawn(kind, size=1 << 16):
 
 
 @pytest.mark.parametrize("kind", ["gauss", "log-normal", "laplace", "t3"])
-def test_errors_are_those_of_the_paper(kind):
+def test_errors_equal_the_papers(kind):
     values = drawn(kind)
     unbiased, least = (nmse(round_trip(values, scale=s), values) for s in ("unbiased", "least"))
     assert unbiased == pytest.approx(np.pi / 2 - 1, abs=0.02)
@@ -128,7 +128,7 @@ def test_errors_are_those_of_the_paper(kind):
 
 def test_the_rotation_helps_heavy_tails():
     values = drawn("log-normal")
-    plain = np.abs(values).mean() * np.sign(values)  # the best that signs alone can do
+    plain = np.abs(values).mean() * np.sign(values)  # the best reconstruction from signs alone
     assert nmse(plain, values) > 0.6
     assert nmse(round_trip(values, scale="least"), values) < 0.38
 
@@ -145,7 +145,7 @@ def test_least_is_the_scale_of_least_error():
 
 
 def test_the_mean_of_many_nodes():
-    """1 / N down to a floor, which for such vectors is below 0.0005."""
+    """The mean's error falls as 1 / N to a floor, which is below 0.0005 for these vectors."""
     values = drawn("t3", 512)
     total = np.zeros(512)
     errors = {}
@@ -157,8 +157,8 @@ def test_the_mean_of_many_nodes():
     assert errors[1000] < 0.571 / 1000 + 5e-4
 
 
-def test_where_the_rotation_is_not_uniform():
-    """Whatever the seed, the smaller one of two is lost: why ``unbiased`` stays False."""
+def test_two_values_are_decoded_with_a_bias():
+    """With every seed the smaller one of two values is lost; so ``unbiased`` is False."""
     values = np.zeros(64, dtype=np.float32)
     values[[5, 40]] = 1, 0.5
     expected = np.where(np.arange(64) == 5, 1.25, 0)
@@ -207,8 +207,8 @@ def test_errors_stay_within_the_bound(name, scale):
             assert decoded.any() <= values.any()
 
 
-def test_a_rotation_that_leaves_one_direction():
-    """The worst case of the unbiased scale: eight values, rotated onto an axis."""
+def test_the_bound_holds_in_the_worst_case():
+    """The worst case of the unbiased scale: eight values that are rotated onto an axis."""
     values = np.full(8, 0.1, dtype=np.float32)
     norm = np.linalg.norm(values)
     errors = [np.abs(round_trip(values, seed=seed) - values).max() / norm for seed in range(200)]
@@ -237,11 +237,12 @@ def test_same_seed_same_bytes():
     for one, two in zip(first, again, strict=True):
         assert one.tobytes() == two.tobytes()
     assert first[0] != other[0]
-    assert 450 < np.bitwise_count(first[2] ^ other[2]).sum() < 850  # of 1536: they are unrelated
+    # Of 1536 bits: about half differ.
+    assert 450 < np.bitwise_count(first[2] ^ other[2]).sum() < 850
     assert values.tobytes() == before.tobytes()
 
 
-def test_what_the_decoder_refuses():
+def test_the_decoder_refuses_invalid_streams():
     parts = parts_of(100)
     seed, _, bits = Drive().encode(drawn("gauss", 100), parts, {}, Rng(0, 1))
     for scale in (np.nan, np.inf, -np.inf, -1.0, -0.0):
@@ -266,7 +267,7 @@ def test_bits_of_any_content_are_values():
         assert (np.abs(decoded) <= scales.max() * CHUNK).all()
 
 
-def test_selected_values_have_no_shape():
+def test_selected_values_ignore_the_shape():
     values = drawn("gauss", 1200)
     plain = parts_of(1200)
     shaped = TensorSlices(plain.segments, ((30, 40),))

@@ -8,7 +8,7 @@ from compression.quantizers.int4 import Int4
 from compression.quantizers.scaling import BLOCK
 from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
 
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
@@ -23,7 +23,7 @@ def test_int4_is_the_plain_formula(block):
     for number, start in enumerate(range(0, len(values), block)):
         part = values[start : start + block]
         most = float(np.abs(part).max() / np.float32(7))
-        unit = 2.0 ** (np.floor(np.log2(most)) - 7)  # of a bfloat16 of this size
+        unit = 2.0 ** (np.floor(np.log2(most)) - 7)  # the spacing of bfloat16 at this magnitude
         scale = np.ceil(most / unit) * unit
         assert halves[number] == np.float32(scale).view(np.uint32) >> 16
         expected = np.rint(part / np.float32(scale))
@@ -53,7 +53,7 @@ def hostile_int4(scale=0x3F80, byte=0x11, last=0x01):
     return np.array([scale], dtype="<u2"), np.array([byte, last], dtype="u1")
 
 
-def test_int4_takes_what_is_right():
+def test_int4_accepts_valid_streams():
     decoded = Int4.decode((64,), hostile_int4(byte=0x97, last=0x0F), parts_of((3,)))
     assert decoded.tolist() == [7, -7, -1]
     top = Int4.decode((64,), hostile_int4(scale=0x7E12, byte=0x97), parts_of((3,)))

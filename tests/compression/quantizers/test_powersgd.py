@@ -1,4 +1,4 @@
-"""PowerSGD: the iteration, its memory, the warm start, the bound."""
+"""PowerSGD: the iteration, its memory, the warm start, the error bound."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from compression.layout import Layout
 from compression.quantizers.powersgd import PowerSgd
 from tests.compression.quantizers.values import MOST, parts_of, selected
 
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
@@ -30,7 +30,7 @@ def normal(*shape, seed=0):
 
 
 def decaying(rows, cols, seed=0):
-    """A matrix with singular values 1, 0.7, 0.49, ..."""
+    """Return a matrix with singular values 1, 0.7, 0.49, ..."""
     draw = np.random.default_rng(seed)
     left, right = (np.linalg.qr(draw.normal(size=(n, min(rows, cols))))[0] for n in (rows, cols))
     return (left * 0.7 ** np.arange(min(rows, cols)) @ right.T).astype(np.float32)
@@ -51,8 +51,8 @@ def test_a_matrix_of_this_rank_is_exact(rank, shape):
         assert relative(decoded, values) < 1e-5
 
 
-def test_the_streams_are_the_iteration():
-    """P = M Q made orthonormal, Q = M^T P, value = scale P Q^T; tensors end to end."""
+def test_the_streams_equal_one_power_iteration():
+    """P = M Q made orthonormal, Q = M^T P, value = scale P Q^T; all tensors' P are one stream."""
     shapes = ((20, 30), (7,), (12, 3, 5), (), (3, 4))
     parts = parts_of(*shapes)
     values = normal(int(parts.segments[-1]))
@@ -86,7 +86,7 @@ def test_error_falls_with_rank():
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_warm_start_comes_to_the_best_approximation(rank):
+def test_warm_start_converges_to_the_best_approximation(rank):
     m = decaying(50, 70)
     best = np.sqrt((np.linalg.svd(m, compute_uv=False)[rank:] ** 2).sum()) / np.linalg.norm(m)
     memory = {}
@@ -100,7 +100,7 @@ def test_warm_start_comes_to_the_best_approximation(rank):
     assert cold > 1.02 * best
 
 
-def test_the_memory_is_what_it_says():
+def test_the_memory_has_the_declared_size():
     shapes = ((20, 30), (7,), (0, 5), (12, 3, 5), (2, 2))
     layout = Layout(tuple("abcde"), shapes, ("float32",) * 5)
     parts = TensorSlices(layout.offsets, layout.shapes)
@@ -127,7 +127,7 @@ def test_a_memory_that_does_not_fit_is_started_anew(other):
     assert memory["powersgd"].shape == (60,)
 
 
-def test_steps_of_zeros_and_of_low_rank_do_no_harm():
+def test_steps_of_zeros_and_of_low_rank_do_not_break_the_memory():
     parts = parts_of((20, 30))
     values = (normal(20, 2) @ normal(2, 30, seed=1)).reshape(-1)
     memory = {}
@@ -136,7 +136,7 @@ def test_steps_of_zeros_and_of_low_rank_do_no_harm():
     assert not round_trip(np.zeros(600, dtype=np.float32), parts, memory=memory).any()
     np.testing.assert_array_equal(memory["powersgd"], before)
     spike = np.zeros(600, dtype=np.float32)
-    spike[77] = 1  # leaves one direction only
+    spike[77] = 1  # only one direction remains
     round_trip(spike, parts, memory=memory)
     assert relative(round_trip(values, parts, memory=memory), values) < 1e-5
     memory["powersgd"][:] = 0
@@ -145,7 +145,7 @@ def test_steps_of_zeros_and_of_low_rank_do_no_harm():
 
 @pytest.mark.parametrize("size", [1, 17, 18, 24, 25, 26, 600, 10_001])
 def test_selected_values(size):
-    """Near a square, row by row; no memory."""
+    """Selected values are filled row by row into a nearly square matrix, without a memory."""
     memory = {}
     values = normal(size)
     parts = selected(0, size, 3)
@@ -160,7 +160,7 @@ def test_selected_values(size):
         assert relative(decoded[:-3], values) < 1
         pattern = np.outer(np.arange(rows) + 1, np.arange(cols) - 0.5).astype(np.float32).ravel()
         decoded = round_trip(pattern[:size], selected(size))
-        # What is added to the last row makes the rank 2.
+        # The padding of the last row raises the rank to 2.
         assert relative(decoded, pattern[:size]) < 1e-5
     else:
         assert (scales, p, q, raw) == (0, 0, 0, size + 3)
@@ -240,8 +240,8 @@ def test_same_seed_same_bytes():
     assert values.tobytes() == before.tobytes()
 
 
-def test_it_wants_error_feedback():
-    """With it the mean of what arrives comes to the gradient, in spite of the low rank."""
+def test_error_feedback_recovers_the_gradient():
+    """With error feedback the mean of decoded values approaches the gradient."""
     assert PowerSgd.feedback
     gradient, parts = normal(600), parts_of((20, 30))
     errors = []

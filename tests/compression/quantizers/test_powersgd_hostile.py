@@ -1,4 +1,4 @@
-"""PowerSGD: ranks, parameters and numbers that no encoder makes; memory of decoding."""
+"""PowerSGD refuses ranks, parameters and numbers that no encoder produces, in little memory."""
 
 import tracemalloc
 
@@ -9,12 +9,12 @@ from compression.base import PayloadError, Rng
 from compression.quantizers.powersgd import PowerSgd
 from tests.compression.quantizers.values import MOST, normal, parts_of, selected
 
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 @pytest.mark.parametrize("rank", [0, 65, 1 << 40])
-def test_ranks_that_no_encoder_has(rank):
+def test_ranks_that_no_encoder_produces(rank):
     parts = parts_of((20, 30))
     with pytest.raises(PayloadError, match="rank"):
         PowerSgd.specs((rank,), parts)
@@ -25,7 +25,7 @@ def test_ranks_that_no_encoder_has(rank):
 
 
 @pytest.mark.parametrize("params", [(), (2, 2)])
-def test_another_number_of_parameters(params):
+def test_a_wrong_number_of_parameters(params):
     with pytest.raises(PayloadError, match="quantizer parameters"):
         PowerSgd.specs(params, parts_of((20, 30)))
 
@@ -37,7 +37,7 @@ def test_another_number_of_parameters(params):
         *[(0, -1.0), (0, -0.0), (1, 2.1), (1, -2.1), (2, 4e4), (2, -4e4)],
     ],
 )
-def test_numbers_that_no_encoder_makes(stream, value):
+def test_numbers_that_no_encoder_produces(stream, value):
     parts = parts_of((20, 30), (5,))
     streams = list(PowerSgd().encode(normal(605), parts, {}, Rng(0, 1)))
     streams[stream][-1] = value

@@ -1,4 +1,4 @@
-"""QSGD: ends of float32, hostile streams."""
+"""QSGD: extreme float32 values, hostile streams."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from compression.base import PayloadError, Rng
 from compression.quantizers.qsgd import Qsgd
 from tests.compression.quantizers.values import LEAST, MOST, parts_of, whole
 
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
@@ -29,7 +29,7 @@ def test_qsgd_refuses_levels_beyond_the_highest(top, level):
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("levels", [1, 7, 127])
 def test_qsgd_at_extreme_scales(levels, norm, largest):
-    """Finite, and no coarser than the formula and float32 allow."""
+    """Decoded values are finite, with no larger error than the formula and float32 allow."""
     values = (np.linspace(-1, 1, 64) * largest).astype(np.float32)
     quantizer = Qsgd(levels, 64, norm)
     streams = quantizer.encode(values, whole(values), {}, Rng(0, 1))

@@ -1,4 +1,4 @@
-"""What holds for one quantizer only; what holds for all is in test_decoder.py."""
+"""Tests of int8 and float16 alone; tests of all quantizers are in test_decoder.py."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from compression.quantizers.int8 import Int8
 from compression.quantizers.scaling import BLOCK, blocks, magnitudes
 
 RNG = Rng(0, 1)
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 MOST = float(np.finfo(np.float32).max)
 LEAST = float(np.finfo(np.float32).smallest_subnormal)
@@ -56,7 +56,7 @@ def test_extreme_scales(quantizer, largest):
     decoded = quantizer.decode((), streams, parts)
     error = np.abs(decoded.astype(np.float64) - values)
     assert (error <= quantizer.error_bound(values, parts)).all()
-    # The smallest values cannot be finer than float32 itself; others keep 7 bits.
+    # The smallest values have the spacing of float32 itself; others keep 7 bits.
     assert error.max() <= max(largest / 250, LEAST)
 
 

@@ -8,7 +8,7 @@ from compression.quantizers.scaling import BLOCK
 from compression.quantizers.sign import Sign
 from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
 
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 

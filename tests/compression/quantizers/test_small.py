@@ -1,4 +1,4 @@
-"""What holds for bfloat16, int4, QSGD, TernGrad and 1-bit SGD alike."""
+"""Tests of bfloat16, int4, QSGD, TernGrad and 1-bit SGD together."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from compression.quantizers.sign import Sign
 from compression.quantizers.ternary import Ternary
 from tests.compression.quantizers.values import SPECIAL, normal, parts_of, whole
 
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
@@ -73,8 +73,8 @@ def test_sizes(quantizer, expected):
 
 
 @every_quantizer
-def test_errors_shrink_with_the_values(quantizer):
-    """A factor of two changes exponents only, so bounds are as tight at all sizes."""
+def test_bounds_scale_with_the_values(quantizer):
+    """Scaling by a power of two changes exponents only, so the bounds scale too."""
     values = normal(1000)
     bound = quantizer.error_bound(values, whole(values))
     for factor in (2.0**-100, 2.0**100):
@@ -113,7 +113,7 @@ def test_options_out_of_range(make, message):
         (Sign, [(), (2,), (1 << 62,), (0, 0)]),
     ],
 )
-def test_params_that_no_encoder_makes(quantizer, wrong):
+def test_params_that_no_encoder_produces(quantizer, wrong):
     for params in wrong:
         with pytest.raises(PayloadError):
             quantizer.specs(params, parts_of((100,)))

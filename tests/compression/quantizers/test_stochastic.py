@@ -1,7 +1,7 @@
 """QSGD and TernGrad decode to the given values on average.
 
-False alarms: each check of many coordinates has a probability of at most 1e-6 (Hoeffding's bound,
-Bonferroni over the coordinates: no approximation), and the seeds are fixed.
+Each check of many coordinates gives a false alarm with probability at most 1e-6. The bound is
+Hoeffding's, with Bonferroni over the coordinates, so it is no approximation. The seeds are fixed.
 """
 
 import numpy as np
@@ -13,11 +13,11 @@ from compression.quantizers.qsgd import Qsgd
 from compression.quantizers.ternary import Ternary
 from compression.registry import get
 
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 ALARM = 1e-6
 LEAST = float(np.finfo(np.float32).smallest_subnormal)
-TILES, SEEDS = 250, 24  # 6,000 draws a coordinate
+TILES, SEEDS = 250, 24  # 6,000 draws for each coordinate
 N = 1024
 
 QSGDS = [
@@ -30,7 +30,7 @@ QSGDS = [
 
 
 def some_values() -> np.ndarray:
-    """Normal, small, and zero values: 64 buckets of 16, 2 of 512."""
+    """Return normal, small, and zero values: 64 buckets of 16, 2 of 512."""
     draw = np.random.default_rng(1)
     values = draw.normal(size=N)
     values[::7] *= 1e-3
@@ -40,7 +40,7 @@ def some_values() -> np.ndarray:
 
 
 def means(quantizer, values: np.ndarray) -> np.ndarray:
-    """(N,) means of what the values decode to; a tile makes the same scales as any other."""
+    """Return (N,) means of decoded values; the values are tiled, and all tiles have equal scales."""
     tiled = np.tile(values, TILES)
     parts = TensorSlices(np.array([0, len(tiled)]))
     total = np.zeros(len(values))
@@ -52,7 +52,7 @@ def means(quantizer, values: np.ndarray) -> np.ndarray:
 
 
 def check_unbiased(found: np.ndarray, expected: np.ndarray, steps: np.ndarray) -> None:
-    """Compare means of draws that lie within one step, coordinate by coordinate and pooled."""
+    """Compare means of draws within one step: for each coordinate, and pooled over all."""
     draws = TILES * SEEDS
     error = (found - expected) / steps
     assert np.abs(error).max() <= np.sqrt(np.log(2 * len(error) / ALARM) / (2 * draws))
@@ -63,7 +63,7 @@ def check_unbiased(found: np.ndarray, expected: np.ndarray, steps: np.ndarray) -
 
 
 def steps_of(quantizer: Qsgd, values: np.ndarray) -> np.ndarray:
-    """(k,) float64: norm / levels of each value's bucket, straight from the paper."""
+    """Return (k,) float64: norm / levels of each value's bucket, as in the paper."""
     buckets = np.array_split(values.astype(np.float64), len(values) // quantizer.bucket)
     order = np.inf if quantizer.norm == "max" else 2
     norms = [np.linalg.norm(bucket, order) for bucket in buckets]
@@ -71,12 +71,12 @@ def steps_of(quantizer: Qsgd, values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", [n for n in names("quantizer") if get("quantizer", n).unbiased])
-def test_what_is_declared_unbiased_is(name):
-    """At its default options; bounded values, so that a clipping at 2.5 sigma clips nothing."""
+def test_methods_declared_unbiased_are_unbiased(name):
+    """With default options; the values are bounded, so clipping at 2.5 sigma changes nothing."""
     quantizer = get("quantizer", name)()
     values = np.random.default_rng(2).uniform(-1, 1, N).astype(np.float32)
     bound = quantizer.error_bound(values, TensorSlices(np.array([0, N])))
-    # The largest value is sure, its bound 0.
+    # The largest value is certain, so its bound is 0.
     check_unbiased(means(quantizer, values), values, 2 * bound + 1e-6)
 
 
@@ -105,14 +105,14 @@ def test_qsgd_takes_a_neighbouring_level(quantizer):
 def test_qsgd_is_unbiased_at_the_ends_of_float32(factor, norm):
     values = (some_values() * factor).astype(np.float32)
     quantizer = Qsgd(7, 512, norm)
-    # float32's largest stands for a norm beyond it; among subnormals scales are rounded up.
+    # A norm beyond float32 is stored as float32's largest value; subnormal scales are rounded up.
     steps = np.minimum(steps_of(quantizer, values), np.finfo(np.float32).max / 7)
     steps = np.ceil(steps / LEAST) * LEAST
     check_unbiased(means(quantizer, values), values.astype(np.float64), steps)
 
 
 def test_qsgd_over_l2_is_sparse():
-    """Lemma 3.1 of the paper: at most s (s + sqrt(n)) levels that are not 0 on average."""
+    """Lemma 3.1 of the paper: on average at most s (s + sqrt(n)) levels are not 0."""
     values = np.random.default_rng(0).normal(size=512 * 200).astype(np.float32)
     for levels in (1, 4):
         quantizer = Qsgd(levels, 512, "l2")
@@ -130,7 +130,7 @@ def test_ternary_is_unbiased_for_clipped_values(clip):
     check_unbiased(means(Ternary(clip), values), clipped, np.full(N, limit))
 
 
-def test_rounding_to_nearest_would_not_pass():
+def test_the_check_finds_rounding_to_nearest_and_small_biases():
     values = some_values()
     steps = steps_of(Qsgd(), values)
     with pytest.raises(AssertionError):

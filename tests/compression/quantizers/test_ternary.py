@@ -7,7 +7,7 @@ from compression.base import PayloadError, Rng
 from compression.quantizers.ternary import Ternary
 from tests.compression.quantizers.values import normal, parts_of, whole
 
-# Codec.encode and decode see to this for all methods.
+# Codec.encode and Codec.decode suppress these warnings for all methods.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
@@ -31,8 +31,8 @@ def test_ternary_scales_are_those_of_each_tensor(clip):
     assert scales[1] == 0
 
 
-def test_ternary_clips_no_tensor_away():
-    """About its mean, one entry has no deviation; about 0 it has."""
+def test_ternary_keeps_tensors_of_one_entry():
+    """The clip uses deviations about 0, because one entry has no deviation about its mean."""
     values = np.float32([0.5, -2, 3, 3, 3])
     parts = parts_of((), (1,), (3,))
     streams = Ternary().encode(values, parts, {}, Rng(0, 1))

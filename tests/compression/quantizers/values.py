@@ -1,4 +1,4 @@
-"""Values, special ones too, and parts that quantizers are tried on."""
+"""Values for tests of quantizers, special ones included, and their division into tensors."""
 
 import numpy as np
 

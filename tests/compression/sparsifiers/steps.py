@@ -1,4 +1,4 @@
-"""A layout, updates and steps that sparsifiers are tried on."""
+"""A layout, updates and steps for tests of sparsifiers."""
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def make(name, **options):
 
 
 def run(sparsifier, steps, losses=None):
-    """Yield (update, selection, memory) of some steps."""
+    """Yield (update, selection, memory) for each of `steps` steps."""
     memory = {}
     for number in range(steps):
         loss = None if losses is None else losses[number]

@@ -1,4 +1,4 @@
-"""What holds for all sparsifiers: counts, order, options, and when a loss falls."""
+"""Tests of all sparsifiers: counts, order, options, and when a loss falls."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_selections_are_in_order_and_never_change_the_update(name):
 
 
 @pytest.mark.parametrize("name", ["cesgd", "esgd"])
-def test_a_loss_falls_only_between_two_that_are_known(name):
+def test_a_loss_falls_only_between_two_known_losses(name):
     losses = [-1.0, -2.0, None, 5.0, 4.0, float("nan"), 3.0, float("inf"), 1.0]
     options = {"cap": 0.0} if name == "esgd" else {}
     same = [s.same for _, s, _ in run(make(name, **options), len(losses), losses)]
@@ -69,7 +69,7 @@ def test_a_loss_falls_only_between_two_that_are_known(name):
         ("dgc", {"momentum": 1.1}),
     ],
 )
-def test_options_out_of_range_are_one_line(name, options):
+def test_options_out_of_range_give_one_line(name, options):
     with pytest.raises(ValueError, match=f"option {next(iter(options))} of {name}") as error:
         make_codec(name, **options)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""CE-SGD: the set while the loss falls, the chances of each operator, speculation."""
+"""CE-SGD: its set stays while the loss falls; each operator's probabilities; speculation."""
 
 from itertools import pairwise
 
@@ -22,17 +22,18 @@ def test_cesgd_keeps_its_set_while_the_loss_falls(operator):
     assert [same for _, same in sets] == [False, True, True, False, True]
     assert sets[0][0] == sets[1][0] == sets[2][0] != sets[3][0]
     assert sets[3][0] == sets[4][0]
-    counts = (3, 2) if operator == "map" else (2, 1)  # every V, or those with a falling loss
+    # All selections, or only those with a falling loss.
+    counts = (3, 2) if operator == "map" else (2, 1)
     expected = np.zeros(N)
     for (indices, _), count in zip((sets[0], sets[3]), counts, strict=True):
         expected[indices] += count
     np.testing.assert_array_equal(memory["map"], expected)
-    # V0 has density 0.12: within 5 standard deviations.
+    # The first selection has density 0.12: its size is within 5 standard deviations.
     assert abs(len(sets[0][0]) - 0.12 * N) < 5 * np.sqrt(0.12 * 0.88 * N)
 
 
 def test_the_map_is_the_sum_of_every_selection():
-    """Equation 7, whatever the loss did; what was sent first is then sent always."""
+    """Equation 7 adds every selection, whatever the loss; first entries are always sent again."""
     total, first = np.zeros(N), None
     losses = [5, 6, 7, 6, 8, 9]
     for _, (indices, _, _), memory in run(make("cesgd", operator="map", density=0.3), 6, losses):
@@ -43,7 +44,7 @@ def test_the_map_is_the_sum_of_every_selection():
 
 
 def chances_of(weights, total):
-    """min(1, c w) with the sum `total`: c by bisection."""
+    """Return min(1, c w) with the sum `total`; c is found by bisection."""
     low, high = 0.0, 1e9
     for _ in range(200):
         c = (low + high) / 2
@@ -53,7 +54,7 @@ def chances_of(weights, total):
 
 @pytest.mark.parametrize("density", [0.05, 0.34, 0.9])
 @pytest.mark.parametrize("operator", ["proportional", "largest"])
-def test_cesgds_own_operators_send_the_density(operator, density):
+def test_cesgds_operators_send_the_density(operator, density):
     sparsifier = make("cesgd", operator=operator, density=density, speculative=0.0)
     sent = [len(s.indices) / N for _, s, _ in run(sparsifier, 200, [1.0] * 200)]
     assert np.mean(sent) == pytest.approx(density, rel=0.05)
@@ -62,7 +63,7 @@ def test_cesgds_own_operators_send_the_density(operator, density):
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_cesgd_draws_with_its_probabilities(operator, scope):
-    """z-test over 3,000 draws of each coordinate; false alarm 1 in 10^6 for all together."""
+    """A z-test over 3,000 draws of each coordinate; false alarm 1 in 10^6 for all together."""
     sparsifier = make("cesgd", operator=operator, speculative=0.0, scope=scope)
     g, draws = update(), 3000
     weights = np.random.default_rng(5).integers(0, 9, N).astype(np.float32)
@@ -84,11 +85,11 @@ def test_cesgd_draws_with_its_probabilities(operator, scope):
     assert (np.abs(drawn / draws - p) < 6.2 * spread + 1e-3).all()
 
 
-def test_cesgd_speculates_on_seldom_seen_coordinates():
+def test_cesgd_speculates_on_rarely_sent_coordinates():
     sparsifier = make("cesgd", operator="map", speculative=0.05)
     weights = np.zeros(N, dtype=np.float32)
     weights[: N // 2] = 10
-    weights[LAYOUT.offsets[1:-1]] = 10  # no tensor without any
+    weights[LAYOUT.offsets[1:-1]] = 10  # every tensor has an entry that was seen
     memory = {"loss": np.array([1.0]), "map": weights.copy(), "sent": np.zeros(N, bool)}
     indices, _, _ = sparsifier.select(update(), SparsifyContext(LAYOUT, memory, Rng(0, 0), 2.0))
     rare = indices[weights[indices] == 0]

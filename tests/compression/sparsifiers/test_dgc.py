@@ -1,4 +1,4 @@
-"""DGC: its algorithm step by step, and which layers it makes sparse."""
+"""DGC: its algorithm step by step, and the layers that it makes sparse."""
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def test_dgc_of_convolutions_only():
     assert np.diff(np.searchsorted(indices, LAYOUT.offsets)).tolist() == [3, 4, 600]
 
 
-def test_dgc_of_all_layers_is_the_same_beside_dgc_of_convolutions_in_one_process():
+def test_two_dgc_variants_in_one_process_do_not_affect_each_other():
     def sent(layers):
         return next(run(make("dgc", sparsity=0.993, layers=layers), 1))[1][0]
 

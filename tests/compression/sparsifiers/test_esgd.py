@@ -1,4 +1,4 @@
-"""eSGD: its algorithms coordinate by coordinate, and the draw by hidden weight."""
+"""eSGD: its algorithms coordinate by coordinate, and its draw by hidden weights."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.compression.sparsifiers.steps import LAYOUT, N, make, update
 
 
 def esgd_by_hand(g, state, loss, rng, drop, literal):
-    """Algorithms 1 and 2 of eSGD, coordinate by coordinate; the draws are given as a set."""
+    """Algorithms 1 and 2 of eSGD, coordinate by coordinate; `rng` gives the drawn set."""
     k, tau = count(1 - drop, N), np.abs(g).mean(dtype=np.float64)
     chosen = sorted(state["S"])
     better = loss < state["loss"]
@@ -45,7 +45,7 @@ def test_esgd_follows_its_algorithm(residual):
             g, state, loss, sorted(sent), 0.75, residual == "ema"
         )
         if better and fresh:
-            # The set of the last step, its lowest H displaced by the large residuals.
+            # The last step's set, without its lowest H, plus the large residuals.
             assert set(queue) <= sent
             assert sent - set(queue) <= set(chosen)
             kept, gone = sent & set(chosen), set(chosen) - sent
@@ -63,7 +63,7 @@ def test_esgd_follows_its_algorithm(residual):
 
 
 def test_esgd_prefers_coordinates_of_high_hidden_weight():
-    """H + 1 = 1001 for one in ten: drawn nearly always. False alarm far below 1 in 10^6."""
+    """One coordinate of ten has H + 1 = 1001, so it is nearly always drawn."""
     sparsifier = make("esgd", drop=0.9, cap=0.0)
     memory = {}
     sparsifier.select(update(), SparsifyContext(LAYOUT, memory, Rng(0, 0), 1.0))

@@ -1,4 +1,4 @@
-"""Top-k, threshold, gradient dropping, random-k and selective: the rule of each."""
+"""The rules of top-k, threshold, gradient dropping, random-k and selective."""
 
 import numpy as np
 
@@ -41,14 +41,14 @@ def test_a_sampled_threshold_drops_about_the_share():
     chosen = make("gradient_dropping", cut="sampled", drop=0.99).select(
         g, SparsifyContext(big, {}, Rng(1, 0))
     )
-    # 10 of a sample of 1,000 lie above the threshold: the share sent is 1 % +- 5 * 0.32 %.
+    # 10 entries of a sample of 1,000 exceed the threshold: the share sent is 1 % +- 5 * 0.32 %.
     assert 0 < len(chosen.indices) < 0.026 * big.size
     floor = np.abs(chosen.values).min()
     assert (np.abs(np.delete(g, chosen.indices)) <= floor).all()
 
 
-def test_a_rescaled_random_selection_keeps_nothing_and_is_right_on_average():
-    """z-test of each coordinate's mean over 4,000 draws; false alarm 1 in 10^6 for all together."""
+def test_a_rescaled_random_selection_is_unbiased_and_keeps_no_residual():
+    """A z-test of each coordinate's mean, 4,000 draws; false alarm 1 in 10^6 for all together."""
     for scope in ("global", "tensor"):
         sparsifier = make("randomk", density=0.25, rescale=True, scope=scope)
         g, total, draws = update(), np.zeros(N), 4000
