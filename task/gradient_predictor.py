@@ -1,7 +1,8 @@
 """The synthetic-gradient module, which predicts the gradient of a segment's output.
 
 Jaderberg et al. 2017 ("Decoupled neural interfaces using synthetic gradients"), section 2.1 and
-appendix: one hidden layer, an output layer that begins at zero, conditioned on the labels.
+appendix. The module has one hidden layer and an output layer that is initialised to zero. It is
+conditioned on the labels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pictures of tables; each file carries a digest of its data, so that changes are detected."""
+"""Draws pictures of tables; each file holds a digest of its data, which shows changes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Picture(ABC):
 
     @property
     def digest(self) -> str:
-        """The digest of the data, which the file carries."""
+        """The digest of the data, which the file holds."""
         content = [type(self).__name__, *map(asdict, self.rows)]
         return hashlib.sha256(json.dumps(content, default=list).encode()).hexdigest()
 
     def is_in(self, file: Path) -> bool:
-        """Return whether a file exists and carries this digest."""
+        """Return whether a file exists and holds this digest."""
         return file.is_file() and self.digest.encode() in file.read_bytes()
 
     def save(self, file: Path) -> None:

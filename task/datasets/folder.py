@@ -20,7 +20,7 @@ MEAN, STD = (0.5,) * 3, (0.25,) * 3  # the same for any photos, on every device
 
 @DATASETS.register("imagefolder")
 def imagefolder(request: Request) -> Data:
-    """3 x size x size (default 32) from `root`, classes in the order of their names.
+    """3 x size x size (default size 32) from `root`; the classes are sorted by name.
 
     The images are in root/train/CLASS/* and root/test/CLASS/*, or in root/CLASS/*. In the second
     case a fixed 20 % of each class become the test set. The mean is 0.5 and the deviation 0.25 for
@@ -94,8 +94,8 @@ def load_folder(
 
     Args:
         path: folder of class folders, which are searched at any depth.
-        classes: the names that all nodes use; ids follow their sorted order, and a node may lack
-            some of them. None takes the names of the folders in `path`.
+        classes: the names that all nodes use, which give the class ids in sorted order. A node may
+            lack some of these folders. None takes the names of the folders in `path`.
         size: side in pixels.
         channels: 3 (RGB) or 1 (grey).
 
