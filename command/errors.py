@@ -159,9 +159,9 @@ def unknown_key(key: str, reason: str) -> str:
 def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
     """Return the known key that is most similar to `key`; None if no key is similar.
 
-    It searches the key's own group first. If the group lacks the key, the right key may be a key of
-    the run (`lr` for `optimizer.lr`), or a key of another choice of the group. If the run lacks the
-    key, the right key may be a key of a group (`optimizer.momentum` for `momentum`).
+    It searches the key's own group first. If the group lacks the key, it searches the keys of the
+    run (`lr` for `optimizer.lr`) and of the group's other choices. For a key without a group, it
+    also searches the keys of all groups (`optimizer.momentum` for `momentum`).
     """
     group, _, name = key.rpartition(".")
     ends = sorted(k for k in known if k.endswith(f".{key}") and not group)

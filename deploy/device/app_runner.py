@@ -47,8 +47,8 @@ def answered(
     """Run the app on a message; return the reply as a bundle.
 
     `load`: returns the app. If `load` or the app raises an error, the reply is an error reply, as
-    on Flower's own nodes, and `failing` logs the error. `context` holds what the app has stored,
-    even after an error. Raises `OtherApp` if `load` raises it.
+    on Flower's own nodes. `failing` logs this error. `context` holds what the app has stored, even
+    after an error. Raises `OtherApp` if `load` raises it.
     """
     TaskIdentity.run_id, TaskIdentity.node_id = context.run_id, context.node_id
     TaskIdentity.task_id = message.metadata.dst_task_id or context.run_id

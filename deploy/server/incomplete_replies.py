@@ -3,7 +3,8 @@
 A node may first announce a reply, and then send its objects one by one, or stop sending. A
 SuperLink hands out a reply as soon as the node has announced it. This module hands out a reply when
 it is complete. Complete replies do not wait for incomplete ones. If a reply's objects stop
-arriving, the reply is handed out without the missing objects, and counts as a failure of its node.
+arriving, the reply is handed out without the missing objects. It then counts as a failure of its
+node.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Refuses a large request to the Fleet API before reading it, unless a registered node signed it.
 
 Flower reads a whole request before it authenticates the sender, and so do this project's own calls.
-So anyone who reaches the port could fill the server's memory. Thin requests are an exception: their
-signature is at the start of the body, and `deploy.server.api` checks it before it reads the rest.
+So anyone who reaches the port could fill the server's memory. The thin calls of `deploy.server.api`
+are an exception. Their signature is at the start of the body, and the server checks the signature
+before it reads the rest.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ THIN_CALLS = f"{FLEET}edgewire/thin/"
 class SignedUploads:
     """Wraps an ASGI app: large requests to the Fleet API get status 401 unless they are signed.
 
-    A large signed request gets status 411 if it does not state its length, and status 413 if its
-    length exceeds 2 GB (`LIMIT`).
+    A large signed request gets status 411 if it does not state its length. It gets status 413 if
+    its length exceeds 2 GB (`LIMIT`).
     """
 
     def __init__(self, app: App) -> None:
