@@ -159,9 +159,9 @@ def unknown_key(key: str, reason: str) -> str:
 def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
     """Return the known key that is most similar to `key`; None if no key is similar.
 
-    It searches the key's own group first. If the group lacks the key, it searches the keys of the
-    run (`lr` for `optimizer.lr`) and of the group's other choices. For a key without a group, it
-    also searches the keys of all groups (`optimizer.momentum` for `momentum`).
+    For a key in a group it searches the keys of the run (`lr` for `optimizer.lr`), then the group's
+    keys, then the keys of the group's other choices. For a key without a group it searches keys of
+    this name in all groups (`optimizer.momentum` for `momentum`), then similar keys of the run.
     """
     group, _, name = key.rpartition(".")
     ends = sorted(k for k in known if k.endswith(f".{key}") and not group)
