@@ -30,7 +30,7 @@ def run(command, monkeypatch, left_over):
 
 
 def test_local_and_ray_give_the_same_weights(run):
-    """Messages of Flower's strategies, residuals and replicas, which Ray moves."""
+    """Weights are equal although Ray moves residuals and replicas between processes."""
     overrides = [
         "compression=topk",
         "compression.quantizer=int8",
@@ -53,7 +53,7 @@ def test_local_and_ray_give_the_same_weights(run):
 
 
 def test_steps_are_equal_for_any_number_of_workers(run):
-    """Replicas, residuals and index sets, which move between processes or stay in one.
+    """Replicas, residuals and index sets are equal, moved between processes or not.
 
     `tests/test_hostile.py` tests these on Ray.
     """

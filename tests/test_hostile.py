@@ -117,7 +117,7 @@ COUNTING = ["model=mlp", "model.name=zoo_cumulative"]
     ids=["fedavg", "sgd", "fedasync"],
 )  # fmt: skip
 def test_false_counters_fail_no_honest_node(words, attack, tmp_path, monkeypatch):
-    """PyTorch divides by the number of mini-batches: by 0 one step after a counter of -1."""
+    """A false counter fails no honest node, although PyTorch divides by the counter."""
     monkeypatch.setattr(MODELS, "members", {**MODELS.members, **makers()})
     honest, _ = trained(tmp_path / "honest", *COUNTING, *words)
     words = [*COUNTING, *words]
@@ -208,7 +208,7 @@ nodes = Nodes()
 
 
 def test_attacks_on_ray_give_the_same_run_as_locally(tmp_path, monkeypatch, left_over):
-    """Replicas, residuals and index sets are tested in processes between which Ray moves them.
+    """A run under attack is equal on Ray, which moves replicas, residuals and index sets.
 
     The model has all kinds of state, because Ray's processes get messages of all nodes in any
     order.

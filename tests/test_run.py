@@ -64,7 +64,7 @@ def test_a_run_leaves_its_result_history_and_weights(command):
 
 
 def test_the_default_run_learns_and_compresses(command):
-    """The computed time over a link equals the time on a network with that link."""
+    """The default run's computed time over a link is its time on a network with that link."""
     code, printed, folder = command("engine.workers=1")
     result = result_of(folder)
     assert code == 0
@@ -204,7 +204,7 @@ def test_help_explains_every_group(cli):
 
 @pytest.mark.usefixtures("listening")
 def test_a_stopped_run_leaves_no_process(tmp_path):
-    """Other signals are in `tests/command/test_stops.py`."""
+    """SIGINT leaves no process; other signals are in `tests/command/test_stops.py`."""
     command = [sys.executable, "run.py", "rounds=100000", "engine.workers=2"]
     folder = tmp_path / "run"
     started = subprocess.Popen(

@@ -39,7 +39,7 @@ def test_ratio_survives_one_disturbed_block() -> None:
     assert result["a"]["ratio"] == 1.0
 
 
-def test_each_block_runs_the_rounds_asked_for() -> None:
+def test_each_block_runs_the_requested_rounds() -> None:
     requests, reports, ran = iter([2, 3, 0]), [], 0
     turns = Turns(lambda: next(requests), reports.append)
     while turns.lap():

@@ -24,7 +24,7 @@ NODES = 4
 
 
 class Functional(nn.Module):
-    """A model with functional dropout, which is not among its modules and drops in eval mode."""
+    """A model with functional dropout: no module shows it, and it drops in eval mode too."""
 
     def __init__(self, features, classes):
         super().__init__()
@@ -132,7 +132,7 @@ def test_the_processs_own_random_states_are_unchanged():
 
 
 def test_a_devices_own_generator_is_set_and_put_back(monkeypatch):
-    """No such device exists in the test; fake generators for two devices take its place."""
+    """Fake generators of two devices stand for devices that this machine does not have."""
     generators = {62: torch.Generator(), 63: torch.Generator()}
     kind = SimpleNamespace(default_generators=generators)
     monkeypatch.setattr(torch, "get_device_module", lambda device: kind)

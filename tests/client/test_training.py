@@ -129,7 +129,7 @@ def test_held_back_samples_are_not_trained_on():
 
 
 def test_a_batch_of_one_is_no_trouble_for_batchnorm():
-    """BatchNorm fails on one sample of 1 x 1 features, so it joins the previous batch."""
+    """BatchNorm fails on one sample of 1 x 1 features; a last batch of one joins the one before."""
     t = trainer("model=four_layers", "batch_size=4")
     node = next(n for n in range(NODES) if len(t.samples.partition.indices(n)) % 4 != 1)
     x, y = t.samples.of(Node(node, NODES), held_back=False)

@@ -39,7 +39,7 @@ def test_a_diverged_run_names_a_remedy(command, words):
 
 
 def test_a_run_that_fails_leaves_no_result_of_an_earlier_one(command, monkeypatch, tmp_path):
-    """Otherwise the old result would be read, and the new run reported as diverged."""
+    """A failed run removes an older result, which would be read as the new run's."""
     again = f"hydra.run.dir={tmp_path / 'again'}"
     assert command(*QUICK, "lr=1e4", again)[0] == 1
 

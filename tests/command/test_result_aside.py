@@ -1,4 +1,4 @@
-"""An earlier result does not count for a new run; a run that fails to resume gets it back."""
+"""A new run puts an earlier result aside; if a run cannot be resumed, its result comes back."""
 
 import pytest
 

@@ -92,7 +92,7 @@ def test_a_list_of_defaults_is_an_ordinary_value():
 
 
 def test_a_file_of_the_machine_cannot_be_chosen(tmp_path):
-    """Hydra alone would read the file."""
+    """A submitted choice cannot be a path; Hydra alone would read that file."""
     (tmp_path / "mine.yaml").write_text("_target_: torch.optim.SGD\nmomentum: 0.125\n")
     path = "../" * 20 + str(tmp_path / "mine").lstrip("/")
     assert compose_config([f"optimizer={path}"]).optimizer.momentum == 0.125

@@ -37,7 +37,7 @@ def jobs(cases, line=(), params=None, size=None):
     return [[" ".join(job) for job in batch] for batch in sweeper.split_arguments(words, size)]
 
 
-def test_cases_come_one_after_the_other_each_with_the_product_of_the_params():
+def test_each_case_is_run_with_the_product_of_the_params():
     assert jobs(["a=x b=1", "a=y"], params={"seed": "0,1", "c": "2,3"}) == [
         [
             "a=x b=1 seed=0 c=2", "a=x b=1 seed=0 c=3", "a=x b=1 seed=1 c=2", "a=x b=1 seed=1 c=3",
@@ -141,7 +141,7 @@ def test_without_m_an_experiment_is_refused(sweep):
 
 
 def test_an_experiment_without_cases_is_a_preset(sweep, tmp_path):
-    """It can be run alone, and as the base of a sweep."""
+    """An experiment without cases can be run alone, and as the base of a sweep."""
     (tmp_path / "groups" / "experiment" / "plain.yaml").write_text(PLAIN)
     code, error, folder = sweep("experiment=plain", multirun=False)
     assert (code, error) == (0, "")

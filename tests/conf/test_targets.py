@@ -105,7 +105,7 @@ def attributes(package):
 
 
 def test_only_classes_of_a_groups_base_can_be_built():
-    """A node allows the package `task`, whose modules also hold functions and imports."""
+    """Even if a node allows `task`, functions and imports of its modules cannot be built."""
     for name in attributes(task):
         for group in GROUPS:
             try:
@@ -178,7 +178,7 @@ def test_a_built_object_shares_nothing_with_the_configuration():
 
 
 def test_a_text_is_not_interpolated_twice(bait):
-    """A text with an escape is read once: the first reading must not produce an interpolation."""
+    """Text that looks like an interpolation once an escape is removed stays text."""
     told = "${oc.env:" + "EDGEWIRE_TEST_SECRET}"
     with pytest.raises(ConfigError) as caught:
         build("strategy", {**AVERAGING, "update": told})()

@@ -60,7 +60,7 @@ def test_a_run_ends_as_on_the_local_engine(server, command):
 
 
 def test_a_failed_run_gives_one_line(server, command, tmp_path, monkeypatch):
-    """The folder of photos exists at the command but not at the server: one error line."""
+    """If photos exist at the command but not at the server, the run ends with one line."""
     write_photos(tmp_path / "not-there")
     monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path))
     words = [*WORDS, "dataset=imagefolder", "dataset.root=not-there", "dataset.size=8"]

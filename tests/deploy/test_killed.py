@@ -37,7 +37,7 @@ def fab():
 
 
 @pytest.mark.parametrize("bundled", [False, True])
-def test_a_node_killed_at_every_point_goes_on(bundled, fab, tmp_path):
+def test_a_node_killed_at_every_point_continues(bundled, fab, tmp_path):
     link = FakeLink(fab, bundled=bundled, redelivers=True)
     points = POINTS if bundled else POINTS + PLAIN
     names, trigger = [], tmp_path / "trigger"

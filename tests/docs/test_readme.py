@@ -16,7 +16,7 @@ def numbers(text, name):
     return [float(number) for number in re.findall(r"\d+(?:\.\d+)?", line)]
 
 
-def test_the_first_run_sends_what_the_page_says(command):
+def test_the_first_run_sends_the_bytes_on_the_page(command):
     code, printed, _ = command()
     assert code == 0
     for name in LINES:

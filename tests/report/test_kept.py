@@ -59,7 +59,7 @@ def test_the_order_in_which_runs_are_taken_does_not_matter(root, sweep):
     assert kept_file(root, "e").read_bytes() == at_once
 
 
-def test_kept_twice_is_kept_once(root, sweep, capsys):
+def test_a_run_kept_twice_is_stored_once(root, sweep, capsys):
     keep(root, sweep)
     once = kept_file(root, "e").read_bytes()
     capsys.readouterr()

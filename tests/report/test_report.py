@@ -69,7 +69,7 @@ def test_a_short_run_prints_no_line_where_there_is_no_bar(tmp_path, shared):
 
 
 def test_a_log_has_lines(tmp_path, monkeypatch):
-    """In real time, with a run that takes longer than the first line's delay."""
+    """A run that takes longer than the first line's delay logs lines."""
     monkeypatch.setattr(progress, "FIRST_LINE", 0.05)
     screen = io.StringIO()
     (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")

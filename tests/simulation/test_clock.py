@@ -89,7 +89,7 @@ def test_a_network_that_loses_nothing_draws_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(("value", "steps"), [(3, 3.0), (2.5, 2.5), ([1, 2], 0.0)])
-def test_steps_come_from_the_metrics(value, steps):
+def test_steps_are_read_from_the_metrics(value, steps):
     assert steps_of({"num-steps": value}) == steps
     assert steps_of({}) == 0
 
@@ -145,7 +145,7 @@ def test_no_reply_arrives_before_its_bound(network, messages):
     ttl=5,
 )
 def test_a_message_that_will_expire_is_never_begun(network, messages, ttl):
-    """The reference node decides about each message when it could begin."""
+    """The clock equals a node that decides when it could begin with a message."""
     clock, tasks, answered = VirtualClock(network), [], {}
 
     def answer_first():

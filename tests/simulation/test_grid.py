@@ -93,7 +93,7 @@ def test_a_forked_process_ends_with_its_worker_and_hides_no_death(tmp_path, dies
 
 
 def test_a_stop_right_after_a_fork_ends_the_forked_process():
-    """The signal arrives before the default handler is restored."""
+    """A signal ends a forked process even before the default handler is restored there."""
     program = (
         "import os, signal\n"
         "me = os.getpid()\n"
@@ -230,7 +230,7 @@ def test_replies_are_a_list_that_fills_during_iteration(grid, workers):
 
 
 def test_spawned_workers_reply_too():
-    """Where forking is unsafe: with a GPU in use, and on systems other than Linux."""
+    """Workers are spawned where forking is unsafe: with a GPU in use, or not on Linux."""
     pool = Processes(NodeHostSpec("benchmarks.echo:app", NODES, 1, {}), 2, method="spawn")
     g = LocalGrid(pool, NODES)
     replies = g.send_and_receive(messages(g)[:3])

@@ -66,7 +66,7 @@ def test_replies_of_one_moment_are_in_the_order_of_the_request(grid):
     assert g.virtual_seconds == 1.0
 
 
-def test_a_nodes_queue_is_in_the_order_sent_whatever_is_asked_for_first(grid):
+def test_a_nodes_queue_is_in_the_order_sent(grid):
     g = grid(1, Ideal(seconds_per_step=1.0))
     first, second = (g.push_messages(messages(g)[1:2])[0] for _ in range(2))
     (reply,) = g.pull_before([second, first], float("inf"))

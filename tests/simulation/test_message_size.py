@@ -39,7 +39,7 @@ def test_the_link_measures_like_the_engine():
 
 
 def test_values_that_flower_cannot_send_raise_no_error():
-    """Such values may be sent within one process."""
+    """Values that Flower cannot serialise may still be sent within one process."""
     assert record_bytes(MetricRecord({"a": 1 << 70})) == 0
     assert record_bytes(ConfigRecord({"a": "\udc80"})) == 0
 

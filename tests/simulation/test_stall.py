@@ -93,7 +93,7 @@ def test_an_app_that_computes_between_two_calls_does_not_wait(hurry, monkeypatch
 
 
 def test_an_app_with_a_spinner_is_waiting(monkeypatch, said):
-    """A spinner's thread uses CPU time beside a loop that asks every three seconds."""
+    """An app waits even if a spinner's thread uses CPU time beside its loop of requests."""
     seconds = itertools.count()
     monkeypatch.setattr(stall.time, "monotonic", lambda: 3 * next(seconds))
     cpu = itertools.count()

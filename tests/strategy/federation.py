@@ -70,7 +70,7 @@ class Trainer(real.Trainer):
         self.optimizer = server_optimizer_of(self.config)
         self.uplink = real.uplink_of(self.config, LAYOUT)
         self.spoil, self.steps = spoil or {}, steps
-        self.given, self.models = {}, {}  # (node, number) -> gradient, model it is of
+        self.given, self.models = {}, {}  # (node, number) -> gradient, model
 
     def gradient(self, node, model, natives=None, *, number):
         """Return a random gradient and metrics; nodes and numbers count from 1, as at a server."""

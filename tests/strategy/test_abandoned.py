@@ -1,6 +1,6 @@
 """A server continues from a state older than its nodes' states, without the messages under way.
 
-On real nodes a new run replaces one whose ServerApp was killed in this way.
+This happens on real nodes when a new run replaces one whose ServerApp was killed.
 """
 
 from contextlib import suppress

@@ -38,7 +38,7 @@ def test_a_run_ends_when_all_have_crashed(caplog):
     assert f"no node is left after {strategy.traffic.client_updates} of 1000" in caplog.text
 
 
-def test_a_node_that_comes_back_has_lost_its_memory():
+def test_a_returning_node_has_lost_its_memory():
     network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=5.0)
     trainer, begun = Trainer(steps=at_once, **CODECS["topk"]), []
 

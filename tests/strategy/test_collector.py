@@ -94,7 +94,7 @@ def test_the_time_out_starts_anew_in_every_round(quorum):
     assert grid.now == before + 0.25
 
 
-def test_late_answers_belong_to_no_round(lates):
+def test_late_replies_belong_to_no_round(lates):
     exchange, _ = exchange_over()
     exchange(messages(1), 2, 1e9)  # nodes 3, 4 and 5 are still at work
     for number in range(2, 6):

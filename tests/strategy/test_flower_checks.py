@@ -48,7 +48,7 @@ def test_impossible_numbers_are_named(strategy, line):
 
 
 def test_a_strategy_that_would_wait_for_more_nodes_than_there_are_is_refused():
-    """Flower's default is two nodes."""
+    """A strategy that needs two nodes, Flower's default, is refused with one node."""
     assert refused(FedAvg(), nodes=1).endswith("nodes=1, not 2")
     assert refused(FedAvg(), nodes=2) is None
     assert refused(FedAvg(**ALL), nodes=1) is None

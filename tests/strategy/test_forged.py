@@ -55,7 +55,10 @@ NO_LABELS = {
 
 
 def in_turn(node, changes, name):
-    """Return an app: each of `changes` modifies one reply of `node` that holds `name`."""
+    """Return an app: each of `changes` modifies one reply of `node` that holds `name`.
+
+    The first two replies with this name stay unchanged. A change of None leaves its reply alone.
+    """
     left = [None, None, *changes]
 
     def app(message, context):

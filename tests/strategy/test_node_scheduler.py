@@ -30,7 +30,7 @@ def test_a_nodes_messages_are_numbered(turns):
 
 
 def test_a_node_that_keeps_failing_rests_longer_and_longer(turns):
-    """After each failure a node rests longer: while every node sends 0, 1, 3, 7, ... updates."""
+    """After each failure a node rests until every node has sent 0, 1, 3, 7, ... updates."""
     rests = []
     for _ in range(10):
         turns.useless(1)

@@ -108,8 +108,8 @@ def test_a_preset_that_sends_every_entry_has_the_deltas_of_sgd(name, sgd, tmp_pa
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_sgd_is_what_plain_pytorch_does(optimizer, tmp_path):
-    """The reference: four nodes' mean gradient, one torch optimiser, the same mini-batches."""
+def test_sgd_equals_plain_pytorch(optimizer, tmp_path):
+    """SGD equals four nodes' mean gradient in one torch optimiser with the same mini-batches."""
     overrides = ["algorithm=sgd", *SAME, f"strategy/optimizer={optimizer}", "lr=0.01"]
     weights, _, _ = run(tmp_path, *overrides)
     config = configured(*overrides)

@@ -22,8 +22,8 @@ def every(indices):
 
 @settings(deadline=None, max_examples=200)
 @given(events=EVENTS)
-def test_the_staleness_of_a_parameter_is_what_a_full_history_counts(events):
-    """Each event is one node's update from its last model; then it gets the new model."""
+def test_the_staleness_of_a_parameter_equals_a_full_historys(events):
+    """Each event: one node's update from its last model, then the new model to that node."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             staleness, "STEP_COST", 1
@@ -59,7 +59,7 @@ def test_nodes_with_the_same_model_share_one_record():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.2, 1.0])
-def test_the_counts_are_copied_in_proportion_to_what_is_sent(share):
+def test_counts_are_copied_rarely(share):
     """Many small steps share one copy of the counts, so sending costs no more than receiving."""
     size, pushes = 100_000, 400
     policy, random = PerParameter(), np.random.default_rng(0)

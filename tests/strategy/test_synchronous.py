@@ -65,7 +65,7 @@ def test_updates_are_weighed_by_a_metric():
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, ADAM], ids=lambda o: o["_target_"][16:])
 @pytest.mark.parametrize("downlink", DOWNLINKS)
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_nodes_follow_bit_by_bit_whatever_the_downlink(downlink, optimizer, share):
+def test_nodes_follow_bit_by_bit_with_any_downlink(downlink, optimizer, share):
     trainer = Trainer(optimizer=optimizer, sparsifier="topk", density=0.1)
     federation = Federation(trainer)
     strategy = federation.run(

@@ -79,7 +79,7 @@ def test_broken_idx_file_is_named(tmp_path, damage, zipped):
     assert one_line(error).startswith(f"{path} is broken (")
 
 
-# Mtime=0, because test names must not contain the time.
+# `mtime=0`, because test names must not contain the time.
 CUT_SHORT = gzip.compress(b"x" * 1000, mtime=0)[:-9]
 
 

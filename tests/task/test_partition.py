@@ -145,7 +145,7 @@ def test_a_partition_is_the_same_in_another_process():
 
 
 def test_flowers_plots_can_still_be_used():
-    """They load at first use, under their own name."""
+    """Flower's plots load at their first use, under their own name."""
     from flwr_datasets import visualization
 
     plot = visualization.plot_label_distributions

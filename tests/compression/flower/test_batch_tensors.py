@@ -33,7 +33,7 @@ def labels_of(labels):
 
 
 @given(st.integers(1, 4), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(0, 9))
-def test_tensors_come_back_as_they_were(count, shape, seed):
+def test_tensors_are_restored_exactly(count, shape, seed):
     draw = np.random.default_rng(seed)
     tensors = [draw.normal(size=shape).astype(np.float32) for _ in range(count)]
     back = unpack(pack(tensors, EXACT), count, tuple(shape), "x")
@@ -50,7 +50,7 @@ def test_a_wrong_shape_is_refused_with_a_reason(count, shape):
 
 
 @given(st.sampled_from([2, 10, 256, 257, 1000]), st.integers(0, 9))
-def test_labels_come_back_in_as_few_bytes_as_they_need(classes, seed):
+def test_labels_are_restored_and_take_few_bytes(classes, seed):
     labels = np.random.default_rng(seed).integers(0, classes, (2, 300))
     payload = pack_labels(labels, classes)
     np.testing.assert_array_equal(unpack_labels(payload, (2, 300), classes), labels)

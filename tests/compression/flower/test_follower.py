@@ -65,7 +65,7 @@ class Course:
         return self
 
     def ask(self, node, known, model_update=None, **note):
-        """Send a node this update, or that from version `known`; return its reply's content."""
+        """Send `node` an update, by default from version `known`; return its reply's content."""
         model_update, self.number = model_update or self.steps.model_update(known), self.number + 1
         told = written(DownlinkHeader(**{"number": self.number, **model_update.note, **note}))
         orders = ConfigRecord(TrainConfig(0.1, self.number).config())
@@ -128,7 +128,7 @@ def test_updates_that_do_not_fit_are_refused_and_change_nothing(wrong):
     course.assert_follows(1)
 
 
-def test_a_node_without_a_replica_says_so():
+def test_a_node_without_a_replica_reports_it():
     with pytest.raises(PayloadError, match=HEALS):
         Course().go(1).ask(1, 0)
 
@@ -184,7 +184,7 @@ def travelled(state, how):
 
 @pytest.mark.parametrize("how", ["pickled", "copied", "read only"])
 @pytest.mark.parametrize("compression", [{}, TOPK], ids=["dense", "topk"])
-def test_a_node_goes_on_after_its_state_was_transferred(how, compression):
+def test_a_node_continues_after_its_state_was_transferred(how, compression):
     there, here = (Federation(Trainer(optimizer=ADAM, **compression)) for _ in range(2))
 
     def travel(server_round):
@@ -222,7 +222,7 @@ def test_whole_models_leave_no_replica(compression):
 
 
 @pytest.mark.parametrize("update", ["gradient", "delta"])
-def test_an_answer_is_the_update_encoded(update):
+def test_a_reply_is_the_encoded_update(update):
     course = Course(SGD, update)
     content = course.ask(1, None)
     vector, _ = decode(payload_of(content)[1], LAYOUT)
@@ -245,7 +245,7 @@ def test_the_mean_applied_only_where_a_node_sent(drop):
 
 
 @pytest.mark.parametrize("lacks", ["layout", "optimizer"])
-def test_a_node_that_knows_no_layout_or_no_optimizer_says_so(lacks):
+def test_a_node_without_a_layout_or_an_optimizer_reports_it(lacks):
     course = Course().go(1)
     app = CompressionMod("float32", layout=LAYOUT if lacks == "optimizer" else None)
     model_update = course.steps.model_update(None)

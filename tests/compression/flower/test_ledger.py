@@ -29,7 +29,7 @@ both_ways = pytest.mark.parametrize("skips", [True, False])
 
 
 @both_ways
-def test_a_node_has_what_it_confirms_of_what_it_was_sent(skips):
+def test_a_nodes_version_is_the_one_it_confirmed(skips):
     ledger = VersionTracker(Every(skips))
     assert ledger.base_of(7) is None
     ledger.send(7, of(3))
@@ -97,7 +97,7 @@ def test_a_version_on_which_nothing_can_build_is_no_base(skips):
 
 
 @both_ways
-def test_where_messages_name_no_version_nobody_has_one(skips):
+def test_without_versions_in_messages_no_node_has_one(skips):
     ledger = VersionTracker(Every(skips))
     ledger.send(7, of(None))
     ledger.confirm(7, 0)

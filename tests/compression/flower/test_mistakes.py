@@ -219,7 +219,7 @@ def test_methods_that_do_not_preserve_a_clipped_norm_are_refused(name):
 
 
 def test_int8_rounding_of_a_clipped_update_stays_within_the_clip():
-    """Rounding nearly doubles this update; `within_clip` still limits its norm to CLIP."""
+    """Plain int8 rounding would raise this update's norm above CLIP; `within_clip` prevents it."""
     codec, delta = make_codec(quantizer="int8"), np.full(100_000, 0.51, np.float32)
     delta[0] = 127
     delta *= np.float32(CLIP / np.linalg.norm(delta))

@@ -28,7 +28,7 @@ def values_of(arrays):
     return {name: array.numpy() for name, array in arrays.items()}
 
 
-def test_arrays_in_the_answer_to_an_evaluation_travel_as_they_are(caplog):
+def test_arrays_in_the_reply_to_an_evaluation_are_sent_exactly(caplog):
     """Arrays in a reply to an evaluation are sent exactly, and the residual does not change."""
     matrix = np.random.default_rng(2).normal(size=(3, 3)).astype(np.float32)
     seen = []
@@ -111,7 +111,7 @@ def test_a_reply_with_an_unexpected_record_is_left_out_alone(spoil, nodes):
 
 @pytest.mark.parametrize("uneven", [True, False])
 def test_nodes_that_reply_with_different_layers(uneven):
-    """With `uneven=True` nodes may reply with different layers; else one reply is used."""
+    """Nodes may reply with different layers if `uneven=True`; else only one reply is used."""
     names = (HALF_UP, HALF_DOWN, ("conv.bias",))
 
     def train(node, values, state):
@@ -144,7 +144,7 @@ def test_nodes_that_are_sent_different_layers():
 
 
 def test_layers_that_alternate_are_told_apart():
-    """The link tells equal shapes apart by name: each message carries its whole layer."""
+    """Two layers of equal shape differ by name, so each message carries its whole layer."""
     rng, seen = np.random.default_rng(3), []
 
     def train(node, values, state):

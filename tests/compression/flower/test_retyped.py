@@ -61,7 +61,7 @@ def beside(dtype):
 
 
 def left_out(link, caplog, said):
-    """Assert that one reply is left out with `said`; the others have the dtypes that were sent."""
+    """Assert that one reply is left out for the reason `said`; the others have the sent dtypes."""
     sent = initial()
     replies = link.send_and_receive(ask(link, sent))
     assert [reply.has_error() for reply in replies].count(True) == 1
@@ -83,7 +83,7 @@ def test_dtypes_that_the_vector_cannot_hold(dtype, whole, caplog):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint64", "bool", "int64", "uint8"])
-def test_types_that_were_not_asked_for(dtype, caplog):
+def test_dtypes_that_were_not_requested(dtype, caplog):
     left_out(link_of(beside(dtype)), caplog, f"comes as {dtype}, float32 was sent")
 
 

@@ -1,4 +1,4 @@
-"""A timed grid: on a virtual clock the local grid serves it, in real time polling does."""
+"""The local grid is a timed grid on a virtual clock; other grids become one by polling."""
 
 import inspect
 import time
@@ -25,7 +25,7 @@ def local():
 
 @pytest.mark.parametrize("kind", [LocalGrid, GuestGrid, GridWrapper, PolledGrid])
 @pytest.mark.parametrize("name", DECLARED)
-def test_a_timed_grid_has_what_is_declared(kind, name):
+def test_a_timed_grid_has_the_declared_methods(kind, name):
     """Each grid has the declared properties and methods; extra arguments have defaults."""
     declared, found = DECLARED[name], inspect.getattr_static(kind, name)
     assert isinstance(found, property) == isinstance(declared, property)
@@ -46,7 +46,7 @@ def test_a_local_grid_is_used_as_it_is_and_others_are_polled(local):
 
 
 @pytest.mark.parametrize("name", [n for n, m in DECLARED.items() if isinstance(m, property)])
-def test_a_wrapper_says_what_the_grid_in_it_says(local, name):
+def test_a_wrapper_has_the_properties_of_its_grid(local, name):
     local.follow(1000)
     if name == "run":
         assert GridWrapper(local).run.run_id == local.run.run_id

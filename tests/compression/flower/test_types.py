@@ -33,7 +33,7 @@ def record(values):
 
 
 def run(strategy, mod, change, nodes=3, rounds=2, values=VALUES, arrays=record):
-    """Train with nodes that reply `change(node, arrays)`; return model, models sent, traffic."""
+    """Train with nodes that reply `change(node, arrays)`; return model, nodes' models, traffic."""
     app, seen = ClientApp(), []
 
     @app.train(mods=[mod])
@@ -66,7 +66,7 @@ def sheltered(strategy=FedAvg, **options):
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedAvgM, FedAdam, Krum])
 @pytest.mark.parametrize("downlink", [None, INT8, make_codec("topk", density=0.1)])
-def test_all_but_floats_come_back_to_the_last_bit(strategy, downlink):
+def test_all_tensors_except_floats_are_restored_exactly(strategy, downlink):
     strategy = sheltered(strategy, downlink=downlink)
     model, seen, traffic = run(strategy, CompressionMod(INT8), same)
     assert traffic.failures == 0
@@ -108,7 +108,7 @@ def test_a_robust_strategy_takes_integers_that_some_node_sent():
     np.testing.assert_array_equal(model["steps"], LARGE + 2)
 
 
-def test_a_model_of_halves_goes_down_as_halves():
+def test_a_float16_model_is_sent_as_float16():
     values = {"half": np.linspace(-1, 1, 5000, dtype=np.float16)}
     _, _, traffic = run(sheltered(), CompressionMod(INT8), same, values=values)
     flower = len(record(values)["half"].data) * 3 * 2

@@ -70,7 +70,7 @@ def test_the_transform_is_hadamards(size):
 
 
 def test_decoding_by_hand():
-    """A decoder after docs/payload.md alone gives the same values, for tensors of 5 and 11."""
+    """A decoder written from docs/payload.md gives the same values (tensors of 5 and 11)."""
     parts = parts_of(5, 11)
     seed = np.array([77], dtype="<u8")
     scales = np.array([0.5, 3], dtype="<f4")
@@ -158,7 +158,7 @@ def test_the_mean_of_many_nodes():
 
 
 def test_two_values_are_decoded_with_a_bias():
-    """With every seed the smaller one of two values is lost; so ``unbiased`` is False."""
+    """For every seed the smaller of two values decodes to 0, so ``unbiased`` stays False."""
     values = np.zeros(64, dtype=np.float32)
     values[[5, 40]] = 1, 0.5
     expected = np.where(np.arange(64) == 5, 1.25, 0)
@@ -208,7 +208,7 @@ def test_errors_stay_within_the_bound(name, scale):
 
 
 def test_the_bound_holds_in_the_worst_case():
-    """The worst case of the unbiased scale: eight values that are rotated onto an axis."""
+    """In the worst case of the unbiased scale, eight values are rotated onto an axis."""
     values = np.full(8, 0.1, dtype=np.float32)
     norm = np.linalg.norm(values)
     errors = [np.abs(round_trip(values, seed=seed) - values).max() / norm for seed in range(200)]

@@ -40,7 +40,7 @@ def some_values() -> np.ndarray:
 
 
 def means(quantizer, values: np.ndarray) -> np.ndarray:
-    """Return (N,) means of decoded values; the values are tiled, and all tiles have equal scales."""
+    """Return (N,) means of decoded values; they are tiled, and all tiles have equal scales."""
     tiled = np.tile(values, TILES)
     parts = TensorSlices(np.array([0, len(tiled)]))
     total = np.zeros(len(values))
@@ -72,7 +72,7 @@ def steps_of(quantizer: Qsgd, values: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [n for n in names("quantizer") if get("quantizer", n).unbiased])
 def test_methods_declared_unbiased_are_unbiased(name):
-    """With default options; the values are bounded, so clipping at 2.5 sigma changes nothing."""
+    """The values are bounded, so the default clipping at 2.5 sigma changes none of them."""
     quantizer = get("quantizer", name)()
     values = np.random.default_rng(2).uniform(-1, 1, N).astype(np.float32)
     bound = quantizer.error_bound(values, TensorSlices(np.array([0, N])))

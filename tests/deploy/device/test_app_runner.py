@@ -37,7 +37,7 @@ def said_of(failing, caplog):
 
 @pytest.mark.parametrize("kind", [TaskError, ConfigError, PayloadError])
 @pytest.mark.parametrize("hides", [True, False])
-def test_an_error_that_a_user_can_correct_is_one_line(kind, hides, caplog):
+def test_an_error_that_a_user_can_correct_gives_one_line(kind, hides, caplog):
     def failing():
         if hides:
             hidden(kind("no photos in /srv/photos"))

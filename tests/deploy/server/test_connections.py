@@ -132,7 +132,7 @@ def test_trailers_after_an_answer_end_the_connection_without_another(connect):
 
 
 def test_trailers_are_no_headers(connect):
-    """A trailer must not pass for a header: the gate would take `via` from a proxy seriously."""
+    """A trailer is not read as a header; a `via` header would mark the request as forwarded."""
     head = (
         b"POST /v1/control/list-nodes HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n"
     )

@@ -224,7 +224,7 @@ def test_a_model_in_a_config_takes_time(guest):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_threads_wait_at_the_same_virtual_time(guest, workers):
-    """Flower's old API has a thread with separate rounds for each node."""
+    """Each thread has its own rounds (Flower's old API); all wait at one virtual time."""
     grid, replies = guest(Ideal(**LINK), workers), {n: [] for n in range(1, NODES + 1)}
     content = messages(grid, size=SIZE)[0].content
     ready = threading.Barrier(NODES)

@@ -1,4 +1,4 @@
-"""An unusable reply or input of a cut model costs its mini-batch, and the log names the sender."""
+"""An unusable reply or input of a cut model loses one mini-batch; the log names the sender."""
 
 import json
 from itertools import pairwise
@@ -144,7 +144,7 @@ def test_a_node_that_always_fails_ends_the_run_with_its_reason(tmp_path):
 
 @pytest.mark.parametrize("shape", [(64, 7), (63, 128), (64, 2, 64)])
 def test_activations_of_a_wrong_shape_get_one_clear_error(tmp_path, shape):
-    """The node reports wrong activations once, keeps its segment, and trains on."""
+    """A node reports wrong activations in one error, keeps its segment, and trains on."""
     said = []
     wrong = pack([np.ones(shape, np.float32)], PLAIN)
     count = 0
@@ -172,7 +172,7 @@ def test_activations_of_a_wrong_shape_get_one_clear_error(tmp_path, shape):
     assert "\n" not in said[0]
 
 
-def test_a_run_that_diverges_says_so(tmp_path):
+def test_a_diverging_run_reports_it(tmp_path):
     with pytest.raises(PayloadError, match="diverged"):
         run(tmp_path, *QUICK, "lr=1e30", "model=four_layers_plain", "rounds=60")
     assert json.loads((tmp_path / "result.json").read_text())["diverged"]

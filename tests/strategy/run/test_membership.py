@@ -47,7 +47,7 @@ def test_spare_nodes_and_absent_nodes_are_named_once(caplog):
     assert said == [[], [surplus], [], [], [gone], [surplus]]
 
 
-def test_a_resumed_run_goes_on_with_the_nodes_that_it_had():
+def test_a_resumed_run_keeps_its_nodes():
     before = MembershipGrid(Fleet([[5, 7]]), 1, 2)
     before.get_node_ids()
     after = MembershipGrid(Fleet([[3, 5, 7, 9], [9, 5]]), 2, 2)
@@ -64,7 +64,7 @@ def hurry(monkeypatch):
 
 
 def test_a_strategy_that_waits_for_more_nodes_than_take_part_is_stopped(hurry):
-    """Without this error Flower's strategy would log a line a second for ever."""
+    """The run ends with an error; a Flower strategy alone would log a line a second for ever."""
     grid = MembershipGrid(Fleet([[3, 5]]), 1, 2)
     with pytest.raises(ConfigError, match=r"waits for more nodes than nodes=2, .* give more, or"):
         repeat(grid.get_node_ids, membership.ASKS)

@@ -232,7 +232,7 @@ NEVER_CAME = {
 
 
 @pytest.mark.parametrize("name", [*CAME, *NEVER_CAME])
-def test_an_answer_that_cannot_be_used_is_refused_in_one_line(name):
+def test_an_unusable_reply_is_refused_in_one_line(name):
     talk = dialogue()
     (message,) = asked(talk, 7)
     reply = answer(message, sequence=1, version=5)
@@ -249,7 +249,7 @@ def test_an_answer_that_cannot_be_used_is_refused_in_one_line(name):
     assert talk.receipts.last_applied(7) == 0
 
 
-def test_an_answer_that_was_applied_is_not_read_again():
+def test_an_applied_reply_is_not_read_again():
     talk = dialogue()
     (message,) = asked(talk, 7)
     talk.read(answer(message, sequence=1), 7, NUMBER)
@@ -272,7 +272,7 @@ def test_any_number_of_samples_that_can_be_counted_will_do(samples):
     assert talk.read(answer(message, metrics=metrics), 7, NUMBER).metrics["num-examples"] == samples
 
 
-def test_a_node_that_was_forgotten_puts_nothing_back_when_it_comes_again(monkeypatch):
+def test_a_forgotten_node_puts_nothing_back_when_it_returns(monkeypatch):
     monkeypatch.setattr("compression.flower.server.session.SPARE", 1)
     talk = dialogue()
     talk.read(answer(asked(talk, 7)[0], sequence=1), 7, NUMBER)

@@ -54,7 +54,7 @@ def run(strategy, seed, scale):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_no_variance_leaves_the_range_of_what_was_reported(name):
+def test_no_variance_leaves_the_reported_range(name):
     for seed, scale in ((0, 1.5), (1, 100.0)):
         found, low, high = run(STRATEGIES[name](), seed, scale)
         for variance in found:

@@ -141,7 +141,7 @@ def test_factors_below_1_are_refused(options):
         Screening(**options)
 
 
-def test_a_screen_goes_on_from_its_state():
+def test_a_screen_continues_from_its_state():
     state = UpdateFilterState()
     use(UpdateFilter(None, state), [1.0] * 4)
     with pytest.raises(PayloadError):
@@ -240,7 +240,7 @@ def test_screening_of_statistics_can_be_switched_off():
     assert take(StatisticsScreen(Screening(statistics=None)), found)[3] is found[3]
 
 
-def test_a_screen_of_statistics_goes_on_from_its_state():
+def test_a_screen_of_statistics_continues_from_its_state():
     state = StatisticsState()
     take(StatisticsScreen(None, state), reports(0, 10))
     one, other = (StatisticsScreen(None, from_bytes(StatisticsState, to_bytes(state)))
