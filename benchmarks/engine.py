@@ -1,4 +1,4 @@
-"""The time of a round of `engine=local`, compared with a plain loop, pfl and Flower's Ray engine.
+"""Compares the time of a round of `engine=local` with a plain PyTorch loop, pfl and Ray (Flower).
 
     python -m benchmarks.engine              # everything, JSON on stdout (about six minutes)
     python -m benchmarks.engine --no-ray     # without Ray, which takes minutes
@@ -80,7 +80,7 @@ class Paced(Run):
 
 
 class StopRun(Exception):
-    """The comparison is over."""
+    """Raised when the comparison is over."""
 
 
 def serve(workers: int, settings: list[str]) -> None:
@@ -88,7 +88,8 @@ def serve(workers: int, settings: list[str]) -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     composed = compose_config(settings)
     config = to_config(composed)
-    optimizer_of(config, list(model_of(config, data_of(config)).parameters()))  # before the fork
+    # Loads everything once before the fork.
+    optimizer_of(config, list(model_of(config, data_of(config)).parameters()))
 
     def server_app(grid: Grid, context: Context) -> None:
         records = RunLog(str(context.run_config["output"]))

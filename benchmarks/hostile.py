@@ -1,4 +1,4 @@
-"""Time and memory of a server for the most expensive valid payloads and for honest dense ones.
+"""Measures the time and memory that the most expensive valid payloads cost a server.
 
 `python -m benchmarks.hostile` makes payloads of a LeNet-5, a ResNet18 and a ResNet50 with every
 quantizer and every coder, and prints JSON. Honest payloads are dense and have the default options
@@ -42,7 +42,7 @@ TURNS = 5
 
 
 class Case(NamedTuple):
-    """A payload; `named`: it contains the layout, so the receiver need not know the layout."""
+    """A payload. `named`: it contains the layout, and the receiver reads the layout from it."""
 
     name: str
     payload: bytes
@@ -193,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--coders", nargs="+", default=names("coder"), choices=names("coder"))
-    parser.add_argument("--grow", help=argparse.SUPPRESS)  # a fresh process's own
+    parser.add_argument("--grow", help=argparse.SUPPRESS)  # for the fresh process in `resident`
     options = parser.parse_args()
     if options.grow:
         print(grow(options.grow))

@@ -1,4 +1,4 @@
-"""Bytes of one message, separately for convolutions and other layers (Edgify, CE-SGD's Table II).
+"""Measures a message's bytes for convolutions and for other layers (Edgify, CE-SGD's Table II).
 
     python -m benchmarks.layers                     # ResNet18, ResNet50, 10 and 1,000 classes
     python -m benchmarks.layers --models mobilenet,vgg11,wideresnet --classes 100 --methods cesgd

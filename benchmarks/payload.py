@@ -1,4 +1,4 @@
-"""Sizes and speed of payloads, compared with the entropy, zlib, torch.topk and memcpy.
+"""Compares sizes and speed of payloads with the entropy, zlib, torch.topk and memcpy.
 
 `python -m benchmarks.payload` trains LeNet-5, a CNN of 1.2 M parameters and ResNet18 for some
 steps. It encodes their updates, compares the results with targets, and prints JSON. The data are

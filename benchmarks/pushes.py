@@ -1,4 +1,4 @@
-"""The time of an asynchronous update ("push"), compared with the time of its gradient alone.
+"""Compares the time of an asynchronous update ("push") with the time of its gradient alone.
 
     python -m benchmarks.pushes                    # JSON on stdout (about two minutes)
     python -m benchmarks.pushes --algorithm asgd --cycles 10

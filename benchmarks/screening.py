@@ -1,4 +1,4 @@
-"""The share of a run's time that the server's checks of updates take, measured inside the run.
+"""Measures the share of a run's time that the server's checks of updates take.
 
     python -m benchmarks.screening         # JSON on stdout; about two minutes
 

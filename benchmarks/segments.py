@@ -1,4 +1,4 @@
-"""Steps per second of a model cut over two nodes, compared with backpropagation in one process.
+"""Compares training of a model cut over two nodes with backpropagation in one process.
 
     python -m benchmarks.segments                 # JSON on stdout (about twelve minutes)
     python -m benchmarks.segments --words model=four_layers strategy.cuts=[1]

@@ -1,12 +1,13 @@
-"""The CPU time of selecting entries of a vector, compared with torch and NumPy.
+"""Compares the CPU time of selecting entries of a vector with torch and NumPy.
 
     python -m benchmarks.selection       # JSON on stdout, about four minutes
 
-The exit code is 1 if a target is not met. The measurement takes one run on one thread. EdgeWire's
-function and the baseline alternate; a ratio is the median ratio of their CPU times
-(`benchmarks.cpu`). The time is that of the whole call. EdgeWire's call goes from float32 values to
-sorted uint32 indices, torch's call from values to int64 indices in any order. torch.topk needs the
-magnitudes. The output has its time with and without the computation of the magnitudes.
+The exit code is 1 if a target is not met. All functions run on one thread. EdgeWire's function and
+the baseline alternate; a ratio is the median ratio of their CPU times (`benchmarks.cpu`).
+
+The time is that of the whole call. EdgeWire's function takes float32 values and returns sorted
+uint32 indices. torch's function returns int64 indices in any order. torch.topk needs the magnitudes
+as input, so its time is measured with and without the computation of the magnitudes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The time of a step of synchronous SGD, compared with a plain PyTorch loop and with Ray.
+"""Compares the time of a step of synchronous SGD with a plain PyTorch loop and with Ray.
 
     python -m benchmarks.steps                # everything, JSON on stdout (about six minutes)
     python -m benchmarks.steps --no-ray --model mlp --algorithm dgc --cycles 20
@@ -8,9 +8,9 @@ scikit-learn's digits, enlarged, so nothing is downloaded. The algorithms are th
 and dgc at a constant learning rate. dgc sends 0.1 % from the first step on.
 
 The local engine runs the whole application: ServerApp, ClientApp, records, and a message in each
-direction for every node and step. The plain loop only does the same computation, so its losses are
-equal. The programs alternate (`benchmarks.timing`). Ray's rounds are measured between two blocks of
-the local engine.
+direction for every node and step. The plain loop does the same computation without messages, and
+its losses are equal. The programs alternate (`benchmarks.timing`). Ray's rounds are measured
+between two blocks of the local engine.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def draw(table: list[Row], file: Path) -> None:
 
     Each pair of sparsifier and quantizer is drawn with the coder that makes it smallest. The line
     joins the Pareto front: no other pair has fewer bytes and a smaller error. The upper plot has
-    all pairs, with errors on a log scale. The lower plot magnifies errors around 1, where the pairs
-    are that send a small share of the entries.
+    all pairs, with errors on a log scale. The lower plot magnifies errors around 1. Pairs that send
+    a small share of the entries have such errors.
     """
     import matplotlib
 

@@ -177,8 +177,9 @@ def compare(
     """Compare all contestants, each in `cycles` (at least 2) blocks of `rounds` rounds.
 
     Returns for each: `seconds` per round (median), `fastest`, and the number of timed `rounds`. For
-    all but `baseline` also `ratio` (median over the blocks), its `quartiles`, and `ratio_fastest`,
-    the ratio of the fastest rounds. Use `ratio_fastest` if the machine was disturbed all the time.
+    all but `baseline` it also returns `ratio` (median over the blocks), its `quartiles`, and
+    `ratio_fastest`, the ratio of the fastest rounds. Use `ratio_fastest` if the machine was
+    disturbed all the time.
     """
     for run in contestants.values():
         run(warmup)

@@ -28,7 +28,7 @@ DOWN_MBPS, UP_MBPS = 10.0, 2.0  # the modelled link if the network does not limi
 
 
 class Comparison(NamedTuple):
-    """Virtual seconds over a link; `float32`: with the bytes that Flower would have sent."""
+    """Virtual seconds over a link; `line_seconds_float32` is with the bytes that Flower sends."""
 
     line_down_mbps: float | None
     line_up_mbps: float | None
@@ -40,7 +40,7 @@ Times = tuple[float, float]  # virtual seconds with the real bytes, and with Flo
 
 
 class PushedMessages(NamedTuple):
-    """The messages of one call: ids, nodes, bytes, and the bytes that Flower would have sent.
+    """The messages of one call: ids, nodes, bytes, and the bytes that Flower would send.
 
     A reply is too late after `timeout` virtual seconds.
     """
@@ -68,7 +68,7 @@ class BandwidthModelState:
     `arrivals`: node and arrival times of the replies that are not taken yet. `last`: the arrival
     times of each node's last reply. `now`: the arrival times of the last taken reply. `idle`:
     whether no message was under way after the server last took replies. `heard`: the nodes that
-    sent the replies which the server took last.
+    sent these replies.
     """
 
     known: bool

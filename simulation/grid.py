@@ -46,7 +46,7 @@ class LocalGrid(Grid):
         self._line: BandwidthModel | None = None
         self._note = ""  # the name of the header record
         self.stall = StallGuard()
-        self.replied_bytes = 0  # bytes of all replies, with lost and unfetched ones
+        self.replied_bytes = 0  # bytes of all replies, also of lost and unfetched ones
 
     @property
     def virtual_seconds(self) -> float:
@@ -159,7 +159,7 @@ class LocalGrid(Grid):
 
         `ttl`: virtual seconds. A node drops a message that it has not begun with after this time.
         (The `ttl` in a message is on the wall clock.) `in_turn`: the nodes compute their replies in
-        the order of `messages`. Without it, they compute the reply that may arrive first.
+        the order of `messages`. Otherwise they first compute the reply that may arrive first.
         """
         return self._push(messages, ttl, ttl, in_turn)
 
@@ -169,7 +169,7 @@ class LocalGrid(Grid):
         self.settle()
         self.stall.moved()
         state = self._state
-        if not state.sent:  # the remaining bounds are of computed replies
+        if not state.sent:  # the remaining bounds belong to computed replies
             state.bounds.clear()
         messages, sizes = list(messages), dict[int, tuple[Size, float]]()
         followed: list[tuple[str, int, Size]] = []

@@ -38,7 +38,7 @@ class ProcessTree:
     def __init__(self) -> None:
         self._mark = f"{_MARKER}={uuid.uuid4().hex}"
         self._started: list[subprocess.Popen[bytes]] = []
-        self._found: dict[int, str] = {}  # Linux: id of every process seen -> its start
+        self._found: dict[int, str] = {}  # Linux: process id -> start time, for all found processes
 
     def start(
         self, command: list[str], environment: dict[str, str], output: IO[bytes]

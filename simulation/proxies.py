@@ -1,4 +1,4 @@
-"""Proxies: connections to this machine use no proxy, other connections use the environment's.
+"""Makes connections to this machine bypass the proxies that the environment sets.
 
 The variables `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy`, in lower or upper case, apply
 to every connection to another machine. Flower's clients, httpx, gRPC and Ray all read these

@@ -9,7 +9,7 @@ from flwr.app import Message
 
 
 class Replies(Sequence[Message]):
-    """A sequence of the replies to a round's messages, which takes them from a stream on access."""
+    """The replies to a round's messages. The sequence reads them from a stream when needed."""
 
     def __init__(self, stream: Iterator[Message]) -> None:
         self._stream = stream

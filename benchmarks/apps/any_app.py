@@ -1,11 +1,12 @@
-"""Wall time of a whole run of a Flower app, on the local engine and in Flower's simulation (Ray).
+"""Compares the wall time of an app's run on the local engine and in Flower's simulation (Ray).
 
     python -m benchmarks.apps.any_app              # JSON on stdout, about two minutes
     python -m benchmarks.apps.any_app APP --nodes 10 --cycles 5 --run-config 'num-server-rounds=3'
 
-The time is from the start of a Python process to its end. Both have one process (worker or actor)
-for each core. The two runs alternate. Flower's simulation runs as with `flwr run`: a SuperLink, a
-bundle of the app, Ray. It does not install dependencies, which would take minutes more.
+The time is from the start of a Python process to its end. The local engine has one worker per core,
+and Ray has one actor per core. The two runs alternate. Flower's simulation runs as with `flwr run`:
+a SuperLink, a bundle of the app, Ray. But it does not install dependencies, which would take
+minutes more.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
     python -m benchmarks.apps.example_apps FOLDER                      # JSON on stdout, a row a run
     python -m benchmarks.apps.example_apps FOLDER --ways plain int8 --settings settings.json
 
-Each folder in FOLDER with a `pyproject.toml` is an app. The benchmark does not change it. For ways
-other than `plain` it runs a copy that has compression, from `benchmarks.apps.linked_apps`. It
-counts the bytes of every message a second time, record by record, where Flower's own ServerApp and
-ClientApp are called. The server counts what it sends and receives, and each node does the same.
+Each folder in FOLDER with a `pyproject.toml` is an app, which the benchmark does not change. The
+way `plain` runs the app itself. The other ways run a copy with compression, made by
+`benchmarks.apps.linked_apps`. The benchmark counts the bytes of every message a second time, where
+Flower's own ServerApp and ClientApp are called: the server and each node count what they send and
+receive, record by record.
 
 `--settings` is a JSON file with `nodes` and `words` (for `--run-config`) by the app's name, for
 shorter runs: `{"quickstart-pytorch": {"nodes": 4, "words": "num-server-rounds=2"}}`. `--before` is

@@ -17,7 +17,7 @@ from simulation.errors import UsageError
 
 NET = "10.77.0"  # visible only within these namespaces
 SERVER = f"{NET}.1"
-BURST, LATENCY = "16kb", "500ms"  # of the token bucket; the longest delay in its queue
+BURST, LATENCY = "16kb", "500ms"  # size of the token bucket; longest delay in its queue
 
 
 class Lines:

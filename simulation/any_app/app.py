@@ -40,7 +40,7 @@ class App:
     run_config: UserConfig
 
     def load(self, reference: str, kind: type[T]) -> T:
-        """Import a component. Raises `UsageError` if the app's code raises or has another type."""
+        """Import a component. Raises `UsageError` if the import fails or gives no `kind`."""
         enter(self.folder)
         try:
             found = load_object(reference)
@@ -73,7 +73,8 @@ def read_app(path: Path, overrides: list[str]) -> App:
     try:
         config = tomllib.loads(file.read_text(encoding="utf-8"))
         _, problems, _ = validate_config(config, check_module=False)
-    except (ValueError, AttributeError, TypeError) as error:  # the last two: from Flower
+    # Flower's checks raise AttributeError and TypeError for values of unexpected types.
+    except (ValueError, AttributeError, TypeError) as error:
         problems = [str(error)]
     if problems:
         raise UsageError(f"{file}: {'; '.join(p.strip().splitlines()[0] for p in problems)}")

@@ -31,7 +31,7 @@ def network_named(name: str) -> Ideal:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Return a file's values, merged over those of the files in its defaults list."""
+    """Return a file's values; they override those of the files in its defaults list."""
     own: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     merged: dict[str, Any] = {}
     for base in own.pop("defaults", []):

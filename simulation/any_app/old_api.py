@@ -1,4 +1,4 @@
-"""Ends waits for too many nodes in Flower's old API, where the client manager waits a day."""
+"""Raises if an app of Flower's old API waits for too many nodes; Flower would wait for a day."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def end_with_parent() -> None:
 
 
 def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> None:
-    """Send a reply. If it has no room, send the error message, which the parent reports."""
+    """Send a reply. If it has no room, send an error message instead; the parent reports it."""
     try:
         replies.send((message_id, content, has_state))
     except EngineError as error:
